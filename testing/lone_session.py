@@ -191,8 +191,7 @@ class LoneSession:
     def _round(self, unit: int) -> None:
         gradients, committed = self.gradients, self.committed
         gradients.swap()
-        for segment in range(len(gradients.result)):
-            gradients.load_result(segment, BufferName.LATE)
+        gradients.load_results(BufferName.LATE)
         committed.accumulate(gradients.result, first=True)
         divisor = self.waiting_samples / unit
         committed.apply(divisor, step=True, scheduler_steps=self.scheduler_steps)

@@ -16,6 +16,7 @@ from paceline.transport.base import Abort
 from paceline.transport.device_queues import TorchQueues, mark
 from paceline.transport.staging import Staging, cut
 from paceline.worker.state.flags import Flags
+from paceline.worker.state.flat import Segment
 from paceline.worker.state.streams import Streams
 
 from benchmarks.gpu.compiled import HOW
@@ -113,8 +114,8 @@ def _double(hosts: Sequence[torch.Tensor]) -> None:
 
 
 def _found(device: torch.device) -> bool:
-    flags = Flags([device], [device])
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        flags = Flags([Segment(dtype, device, MIB)], [device])
         most = torch.finfo(dtype).max
         for bad in (None, float("nan"), float("inf"), -float("inf")):
             flat = torch.full((MIB,), most, dtype=dtype, device=device)
@@ -147,12 +148,12 @@ def staging(device: torch.device, *, smoke: bool) -> Report:
 def _stages(device: torch.device, numel: int, rounds: int) -> tuple[list[float], float]:
     """Seconds of each stage alone, and of all of them in the ring."""
     far, host, other = torch.ones(numel, device=device), pinned(numel, device), torch.ones(numel)
-    part, ring = other[: MIB // 4], Staging()
+    ring = Staging()
     calls: tuple[Callable[[], object], ...] = (
         lambda: host.copy_(far, non_blocking=True),
         lambda: host.add_(other),
         lambda: far.copy_(host, non_blocking=True),
-        lambda: ring.reduce(lambda piece: _add(piece[0], part), cut([far]), Abort()),
+        lambda: ring.reduce(lambda piece: _add(piece[0], other), cut([far]), Abort()),
     )
     *stages, whole = (seconds(device, call, rounds) for call in calls)
     return stages, whole
@@ -195,7 +196,7 @@ def costs(device: torch.device, *, smoke: bool) -> Report:
     """What a step asks of the device, one by one."""
     report = Report("gpu_costs", "What asking a device costs", ("what", "us"))
     queues, flat = TorchQueues(), torch.ones(MIB, device=device)
-    flags, rounds = Flags([device], [device]), 20 if smoke else 1000
+    flags, rounds = Flags([Segment(flat.dtype, device, MIB)], [device]), 20 if smoke else 1000
     asked: dict[str, Callable[[], object]] = {
         "check of 4 MiB, queued": lambda: flags.find(0, flat),
         "check of 4 MiB, read back": lambda: flat.sum().item(),

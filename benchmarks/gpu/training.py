@@ -34,25 +34,31 @@ class Setup:
     paceline: str
     """spec.collective.backend."""
     layers: int
+    sentences: int
+    """A rank's batch."""
     steps: int
     runs: int
 
 
 def beside_ddp(places: Sequence[torch.device], *, smoke: bool) -> Report:
     """A step of a transformer, DDP and Paceline in turn, DDP with the quickest of its settings."""
-    columns = ("ranks", "DDP over", "its ms", "Paceline over", "its ms", "over DDP", "from", "to")
+    columns = (
+        *("ranks", "sentences", "DDP over", "its ms", "Paceline over", "its ms"),
+        *("over DDP", "from", "to"),
+    )
     report = Report("gpu_training", "A step of a transformer beside DDP", columns)
     for setup in setups(places):
         runs = [_pair(setup, places[0], smoke=smoke) for _ in range(1 if smoke else setup.runs)]
         ratios = [own / other for other, own, _ in runs]
+        theirs = middle(other for other, _, _ in runs)
         report.rows.append(
             (
-                *(setup.ranks, setup.ddp, middle(other for other, _, _ in runs) * 1e3),
+                *(setup.ranks, setup.sentences, setup.ddp, theirs * 1e3),
                 *(setup.paceline, middle(own for _, own, _ in runs) * 1e3),
                 *(middle(ratios), min(ratios), max(ratios)),
             )
         )
-        where = f"{setup.ranks} ranks, {setup.paceline}"
+        where = f"{setup.ranks} ranks, {setup.sentences} sentences, {setup.paceline}"
         report.checks[f"{where}: equal weights on all ranks"] = all(same for *_, same in runs)
         report.bars.append(
             Bar(f"{where}: step over DDP's", middle(ratios), BESIDE_DDP, at_least=False)
@@ -63,10 +69,11 @@ def beside_ddp(places: Sequence[torch.device], *, smoke: bool) -> Report:
 def setups(places: Sequence[torch.device]) -> list[Setup]:
     """Two ranks at least; those that share a GPU go through the host's memory on both sides."""
     if places[0].type == "cpu":
-        return [Setup(2, "gloo", "auto", 2, 5, 1)]
-    shared = Setup(2, "gloo", "auto", 4, 20, 2)
-    own = Setup(len(places), "nccl", "nccl", 8, 100, 3)
-    return [own] if len(places) > 1 else [own, shared]
+        return [Setup(2, "gloo", "auto", 2, 2, 5, 1)]
+    shared = Setup(2, "gloo", "auto", 4, 16, 20, 2)
+    # The first is bound by the launches of its kernels, the second by the GPU.
+    own = [Setup(len(places), "nccl", "nccl", 8, *each) for each in ((16, 100, 3), (128, 30, 3))]
+    return own if len(places) > 1 else [*own, shared]
 
 
 def _pair(setup: Setup, place: torch.device, *, smoke: bool) -> tuple[float, float, bool]:
@@ -76,7 +83,7 @@ def _pair(setup: Setup, place: torch.device, *, smoke: bool) -> tuple[float, flo
         "device": place.type,
         "layers": 2 if smoke else setup.layers,
         "width": 32 if smoke else 1024,
-        "sentences": 2 if smoke else 16,
+        "sentences": 2 if smoke else setup.sentences,
         "words": 16 if smoke else 256,
         "steps": 5 if smoke else setup.steps,
     }

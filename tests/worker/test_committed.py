@@ -313,8 +313,7 @@ class SpectralRank(Rank):
         self.model(x).square().sum().backward()
         self.gradients.attach()
         self.gradients.swap()
-        for segment in range(len(self.gradients.result)):
-            self.gradients.load_result(segment, BufferName.LATE)
+        self.gradients.load_results(BufferName.LATE)
         self.gradients.zero(BufferName.LATE)
         self.committed.accumulate(self.gradients.result, first=True)
         self.committed.apply(1.0, step=True)

@@ -41,8 +41,7 @@ def late(gradients: Gradients) -> list[torch.Tensor]:
 def loaded(
     gradients: Gradients, source: BufferName | None, factor: float = 1.0
 ) -> list[torch.Tensor]:
-    for segment in range(len(gradients.result)):
-        gradients.load_result(segment, source, factor)
+    gradients.load_results(source, factor)
     return gradients.result
 
 

@@ -39,8 +39,7 @@ class Rank:
     def round(self, seed: int, divisor: float = 3.0) -> list[torch.Tensor]:
         """Returns the average of each parameter, float32."""
         fill(list(self.gradients.parameters), seed)
-        for segment in range(len(self.gradients.result)):
-            self.gradients.load_result(segment, BufferName.GRAD, 3.0)
+        self.gradients.load_results(BufferName.GRAD, 3.0)
         views = self.gradients.layout.views(self.gradients.result)
         averages = [view.clone() / divisor for view in views]
         self.committed.accumulate(self.gradients.result, first=True)
@@ -88,7 +87,7 @@ def test_updates_that_a_half_would_round_away_add_up(dtype: torch.dtype) -> None
     for _ in range(4000):
         assert model.weight.grad is not None
         model.weight.grad.fill_(1.0)
-        gradients.load_result(0, BufferName.GRAD)
+        gradients.load_results(BufferName.GRAD)
         committed.accumulate(gradients.result, first=True)
         committed.apply(1.0, step=True)
         committed.copy_to_model()
@@ -106,7 +105,7 @@ def test_a_gradient_keeps_the_type_that_autograd_wants() -> None:
         torch.bfloat16, torch.bfloat16, torch.float32, torch.float32,
     ]  # fmt: skip
     rank.gradients.swap()  # what is late waits in that type too
-    rank.gradients.load_result(0, BufferName.LATE)
+    rank.gradients.load_results(BufferName.LATE)
     assert {flat.dtype for flat in rank.gradients.result} == {torch.float32}
 
 

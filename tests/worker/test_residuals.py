@@ -50,7 +50,7 @@ class Group:
                 parts = torch.randint(-1000, 1001, parameter.shape, generator=draw)
                 assert parameter.grad is not None
                 parameter.grad.add_(parts)
-            rank.load_result(0, source, 1.0, unit if named else 0)
+            rank.load_results(source, 1.0, unit if named else 0)
             if source is not None:
                 new += rank._flats[source][0] * unit
         return new
@@ -156,5 +156,5 @@ def test_only_float32_sums_are_rounded(dtype: torch.dtype) -> None:
     gradients = Gradients([("w", nn.Parameter(torch.zeros(4, dtype=dtype)))], wire=Wire.BFLOAT16)
     (away,) = gradients.rounded_away
     assert (away is None) is (dtype is torch.float64)
-    gradients.load_result(0, BufferName.GRAD, 1.0, 1)
+    gradients.load_results(BufferName.GRAD, 1.0, 1)
     gradients.keep_residuals(1)

@@ -27,9 +27,10 @@ from paceline.transport.solo import NoTransport
 from paceline.worker import comm_thread, engine
 from paceline.worker.comm_thread import CommThread, Interrupts
 from paceline.worker.reduction import Reducer
-from paceline.worker.state import committed, flat
+from paceline.worker.state import bit_sums, committed, flat
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.flags import Flags
+from paceline.worker.state.flat import Segment
 from paceline.worker.state.gradients import Gradients
 from paceline.worker.state.streams import Streams
 from paceline_api.rounds import RoundSettings
@@ -192,7 +193,8 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
 
         return bytes_of
 
-    monkeypatch.setattr(committed, "bytes_of", noted(flat.bytes_of))
+    for reader in (committed, bit_sums):
+        monkeypatch.setattr(reader, "bytes_of", noted(flat.bytes_of))
     return made
 
 
@@ -208,6 +210,8 @@ READING = {
     "the sum for a rank that is behind": ev.SendPart(TO, ANY, with_result=True),
     "the state for a joiner": ev.SendState(TO, STATE),
 }
+CHECK = "aten.linalg_vector_norm.out"
+"""By which a segment is checked on a device."""
 WRITING = {
     "contribute": ev.Reduce(GO, BufferName.GRAD, 0.5),
     "contribute nothing": ev.Reduce(GO, None, 1.0),
@@ -335,7 +339,7 @@ def test_no_step_waits_for_its_device_before_it_is_announced(
                 told = Record()
                 told.entries = record.entries[:said]
                 assert not host_waits(told), told.entries
-                checked = [on for what, on in told.operations() if what == "aten.aminmax.default"]
+                checked = [on for what, on in told.operations() if what == CHECK]
                 assert checked == [OWN]
                 steps += 1
         session.finish()
@@ -365,7 +369,7 @@ def test_a_segment_is_handed_on_and_forecast_while_its_kernels_are_queued(
     assert rank.reducer.reduce(ev.Reduce(go, BufferName.GRAD, 1.0, in_hand=True)) is None
     assert summed.get(timeout=WAIT_S)[-1] == 0
     seen = [(what, on) for _, what, on in record.entries]
-    follow, check = seen.index((f"wait for {MAIN}", OWN)), seen.index(("aten.aminmax.default", OWN))
+    follow, check = seen.index((f"wait for {MAIN}", OWN)), seen.index((CHECK, OWN))
     assert follow < check < seen.index(("sum", OWN))
     assert "synchronize" not in [what for what, _ in seen]
     rank.end()
@@ -399,7 +403,8 @@ def test_what_a_device_finds_travels_with_the_segment_and_is_told_in_time(
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_a_device_finds_what_the_host_finds(dtype: torch.dtype, bad: float) -> None:
-    flags = Flags([CPU, torch.device("meta"), CPU], [CPU])
+    places = (CPU, torch.device("meta"), CPU)
+    flags = Flags([Segment(dtype, place, 100) for place in places], [CPU])
     assert 0 in flags
     assert 1 not in flags
     huge = torch.full((100,), torch.finfo(dtype).max, dtype=dtype)

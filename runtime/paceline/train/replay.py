@@ -194,8 +194,7 @@ class ReplaySession:
                     self._memories[member] = self._gradients.new_memory()
                 case core.Give(member=member, source=source, factor=factor):
                     self._become(member)
-                    for segment in range(len(self._gradients.layout.segments)):
-                        self._gradients.load_result(segment, source, factor)
+                    self._gradients.load_results(source, factor)
                     self._given[member] = [flat.clone() for flat in self._gradients.result]
                     self._keep()
                 case core.Round():

@@ -14,8 +14,9 @@ FIRST: Final = -1
 """Priority: before the kernels of the main thread."""
 PAUSE_MIN_S: Final = 5e-5
 PAUSE_MAX_S: Final = 1e-3
-PAUSE_SHARE: Final = 1 / 8
-"""Of what was waited so far: nothing can wake a thread for a device."""
+PAUSE_SHARE: Final = 1 / 64
+"""Of what was waited so far, which bounds how much later than the device a waiting thread goes on:
+nothing can wake a thread for a device."""
 
 
 class Event(Protocol):

@@ -317,8 +317,7 @@ class Reducer:
     def _sum_all(self, order: ev.Reduce) -> ev.Reduced | ev.ChannelFailed:
         gradients, begun_ns = self._gradients, now_ns()
         with gradients.streams.own():
-            for segment in range(self._last + 1):
-                gradients.load_result(segment, order.source, order.factor, order.unit)
+            gradients.load_results(order.source, order.factor, order.unit)
             failed = self._channel.sum(gradients.result, gradients.rounded_away)
             failed = failed or self._sum_float_buffers(order)
         if failed is not None:
@@ -449,7 +448,7 @@ class Reducer:
             now.given_up = now.given_up or GivenUp.NONFINITE
         with gradients.streams.own():
             source = order.source if now.given_up is None else None
-            gradients.load_result(segment, source, order.factor, order.unit)
+            gradients.load_results(source, order.factor, order.unit, segments=(segment,))
             if source is not None and segment in self._flags and self._is_found(batch, segment):
                 self._flags.put(segment, gradients.result[segment])
         self._notes.opened(segment, now_ns())

@@ -31,7 +31,8 @@ from paceline.core.protocol.snapshot import LogSnapshot
 from paceline.core.rank.events import Published, Written
 from paceline.errors import CheckpointError
 from paceline.worker.checkpoint import format as disk
-from paceline.worker.state.committed import StateCopy, hash_of, hash_of_model
+from paceline.worker.state.bit_sums import hash_of, hash_of_model
+from paceline.worker.state.committed import StateCopy
 from paceline.worker.state.flat import as_reals
 
 log = logging.getLogger("paceline.checkpoint")

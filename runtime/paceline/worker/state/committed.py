@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import zlib
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -30,6 +28,7 @@ from typing import Any, TypeVar
 import torch
 
 from paceline.errors import StateError
+from paceline.worker.state.bit_sums import hash_of, hash_of_model
 from paceline.worker.state.buffers import first_difference, persistent_buffers
 from paceline.worker.state.codec import Decoder, Encoder, Json, as_tensor
 from paceline.worker.state.flat import as_reals, bytes_of, fill_from_bytes
@@ -228,11 +227,7 @@ class Committed:
             self._gradients.result, self._accumulated = self._accumulated, results
         else:
             assert not self._prepared, "an average was made of what is not this sum"
-            for accumulated, result in zip(self._accumulated, results, strict=True):
-                if first:
-                    accumulated.copy_(result)
-                else:
-                    accumulated.add_(result)
+            (torch._foreach_copy_ if first else torch._foreach_add_)(self._accumulated, results)
         self._accumulating = True
 
     def forget_prepared(self) -> None:
@@ -283,14 +278,16 @@ class Committed:
     def _average(self, divisor: float) -> list[torch.Tensor]:
         average = self._gradients.result
         self.binding.point_gradients(self._gradients.as_seen(self._views_of(average)))
-        for segment, (target, accumulated) in enumerate(
-            zip(average, self._accumulated, strict=True)
-        ):
-            if segment in self._prepared:
-                continue
-            if divisor == 1.0:
-                target.copy_(accumulated)
-            else:
+        left = [segment for segment in range(len(average)) if segment not in self._prepared]
+        targets = [average[segment] for segment in left]
+        sums = [self._accumulated[segment] for segment in left]
+        if divisor == 1.0 or self._gradients.streams.devices:
+            # On a device two passes by few kernels are quicker than one by a kernel per segment.
+            torch._foreach_copy_(targets, sums)
+            if divisor != 1.0:
+                torch._foreach_div_(targets, divisor)
+        else:
+            for target, accumulated in zip(targets, sums, strict=True):
                 torch.div(accumulated, divisor, out=target)
         self._prepared.clear()
         return average
@@ -533,19 +530,6 @@ class Committed:
                 fill_from_bytes(flat, part)
         except ValueError as error:
             raise StateError(f"a torn result: {error}") from error
-
-
-def hash_of_model(weights: Sequence[torch.Tensor], frozen: Sequence[int]) -> int:
-    """32 bits: of the weights that are trained, and the hash of each parameter that is not."""
-    return zlib.crc32(array("I", frozen).tobytes(), hash_of(weights))
-
-
-def hash_of(flats: Sequence[torch.Tensor]) -> int:
-    """32 bits, of weights in the order of their memory."""
-    value = 0
-    for flat in flats:
-        value = zlib.crc32(bytes_of(flat), value)
-    return value
 
 
 def _can_lie_in(parameter: torch.Tensor, view: torch.Tensor) -> bool:

@@ -90,7 +90,7 @@ class Gradients:
         )
         self.devices = frozenset(segment.device for segment in self.layout.segments)
         self.streams = Streams(self.devices)
-        self.flags = Flags([s.device for s in self.layout.segments], self.streams.devices)
+        self.flags = Flags(self.layout.segments, self.streams.devices)
         self._zeros = zeros
         self.result = self.new_sums()
         self.rounded_away = self._new_residuals(wire)
@@ -346,8 +346,7 @@ class Gradients:
         assert not self._occupied, "LATE is in use: merge instead"
         flats, views = self._flats, self._views
         if self._has_earlier and self._earlier is not None:
-            for flat, earlier in zip(flats[BufferName.GRAD], self._earlier, strict=True):
-                flat.add_(earlier)
+            torch._foreach_add_(flats[BufferName.GRAD], self._earlier)
             self._has_earlier = False
         if BufferName.LATE not in flats:
             flats[BufferName.LATE] = self.layout.gradient_zeros()
@@ -375,18 +374,15 @@ class Gradients:
     def scale(self, which: BufferName, factor: float) -> None:
         """Multiply in place; 1.0 touches nothing."""
         if factor != 1.0:
-            for flat in self._flats[which]:
-                flat.mul_(factor)
-            if which is BufferName.GRAD and self._has_earlier:
-                for flat in self._earlier or ():
-                    flat.mul_(factor)
+            torch._foreach_mul_(self._flats[which], factor)
+            if which is BufferName.GRAD and self._has_earlier and self._earlier is not None:
+                torch._foreach_mul_(self._earlier, factor)
         if which is BufferName.GRAD:
             self.mark_untouched()
 
     def zero(self, which: BufferName) -> None:
         """Empty this buffer."""
-        for flat in self._flats[which]:
-            flat.zero_()
+        torch._foreach_zero_(self._flats[which])
         if which is BufferName.LATE:
             self._occupied = False
         else:
@@ -429,26 +425,38 @@ class Gradients:
 
     # ---- communication thread ---------------------------------------------------------------
 
-    def load_result(
-        self, segment: int, source: BufferName | None, factor: float = 1.0, unit: int = 0
+    def load_results(
+        self,
+        source: BufferName | None,
+        factor: float = 1.0,
+        unit: int = 0,
+        *,
+        segments: Sequence[int] | None = None,
     ) -> None:
-        """Fill a segment of the scratch from `source` times `factor`, or with zeros. With a `unit`,
-        that of the sum, the residual comes on top."""
-        result = self.result[segment]
+        """Fill the scratch, or these segments of it, from `source` times `factor`, or with zeros.
+        With a `unit`, that of the sum, the residual comes on top.
+
+        All segments in one call cost a device the launch of a few kernels."""
+        asked = range(len(self.result)) if segments is None else segments
+        results = [self.result[segment] for segment in asked]
         if source is None:
-            result.zero_()
+            torch._foreach_zero_(results)
+        elif source is BufferName.GRAD and self._has_earlier:
+            # One after the other: each is the sum of two buffers, in memory of its own.
+            for result, held in zip(results, self._segments_of(source, asked), strict=True):
+                result.copy_(held)
         else:
-            [held] = self._segments_of(source, (segment,))
-            result.copy_(held)
-            if factor != 1.0:
-                result.mul_(factor)
-        if not self.rounded_away:
-            return
-        away, residual = self.rounded_away[segment], self._residuals[segment]
-        if away is not None and residual is not None:
-            away.zero_()
-            if unit:
-                result.add_(residual, alpha=self._residual_unit / unit)
+            torch._foreach_copy_(results, list(self._segments_of(source, asked)))
+        if source is not None and factor != 1.0:
+            torch._foreach_mul_(results, factor)
+        for segment, result in zip(asked, results, strict=True):
+            if not self.rounded_away:
+                break
+            away, residual = self.rounded_away[segment], self._residuals[segment]
+            if away is not None and residual is not None:
+                away.zero_()
+                if unit:
+                    result.add_(residual, alpha=self._residual_unit / unit)
 
     def keep_residuals(self, unit: int) -> None:
         """The last round that was loaded is committed: the residual that it took along has been

@@ -54,12 +54,14 @@ class Controller:
         clock: Callable[[], float],
         epoch: Callable[[], int],
         nodes_fresh: Callable[[], bool],
+        pods_live_s: Callable[[], float | None],
         key_id: Callable[[], str],
     ) -> None:
-        """`key_id`: of the operator's newest key."""
+        """`pods_live_s`: as `Observed` has it. `key_id`: of the operator's newest key."""
         self._store, self._applier, self._coordinators = store, applier, coordinators
         self._clock = clock
         self._epoch, self._nodes_fresh, self._key_id = epoch, nodes_fresh, key_id
+        self._pods_live_s = pods_live_s
         self.memories: dict[Key, Memory] = {}
         self._read: dict[Key, tuple[Mapping[str, Any], Job]] = {}
         """Each job as it was read last, with its object."""
@@ -137,6 +139,7 @@ class Controller:
             nodes=self._store.nodes,
             fabrics=self._store.fabrics,
             nodes_fresh=self._nodes_fresh(),
+            pods_live_s=self._pods_live_s(),
             key_id=self._key_id(),
             epoch=self._epoch(),
         )

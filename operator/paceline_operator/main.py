@@ -37,7 +37,7 @@ from paceline_operator.cluster.scrapers import Scrapers
 from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.tls import certificates_of, metrics_context, operator_context
-from paceline_operator.cluster.wire import NodeObject
+from paceline_operator.cluster.wire import NodeObject, PodObject
 from paceline_operator.controller import Controller
 from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.job import Job
@@ -74,6 +74,7 @@ class Operator:
         self._keys = OwnKeys(self._kube, self._key_changed)
         self._listing = Listing(self._kube, self._store, options.scope)
         self._nodes: observe.Watch[NodeObject] | None = None
+        self._pods: observe.Watch[PodObject] | None = None
         """None: nodes are not looked at."""
         self._election: Election | None = None
         self._stopped = asyncio.Event()
@@ -153,9 +154,8 @@ class Operator:
 
     def _tasks(self) -> list[Any]:
         pods = observe.pod_source(self._store, time.time, self._options.scope)
-        watches: list[observe.Watch[Any]] = [
-            observe.Watch(self._kube, pods, time.time, self.metrics)
-        ]
+        self._pods = observe.Watch(self._kube, pods, time.time, self.metrics)
+        watches: list[observe.Watch[Any]] = [self._pods]
         if self._options.watch_nodes:
             nodes = observe.node_source(self._store, time.time)
             self._nodes = observe.Watch(self._kube, nodes, time.time, self.metrics)
@@ -265,6 +265,7 @@ class Operator:
             clock=time.time,
             epoch=lambda: self._election.epoch if self._election else self._started_epoch,
             nodes_fresh=lambda: self._nodes is not None and self._nodes.fresh,
+            pods_live_s=lambda: self._pods.live_since_s if self._pods is not None else None,
             key_id=lambda: self._keys.newest,
         )
 

@@ -64,6 +64,7 @@ class World(Cluster):
             clock=lambda: self.now_s,
             epoch=lambda: self.epoch,
             nodes_fresh=lambda: True,
+            pods_live_s=lambda: 0.0,
             key_id=lambda: KEY,
         )
         self.relist()

@@ -81,6 +81,7 @@ class Side:
             clock=lambda: cluster.now_s,
             epoch=lambda: 1,
             nodes_fresh=lambda: True,
+            pods_live_s=lambda: 0.0,
             key_id=lambda: KEY,
         )
 

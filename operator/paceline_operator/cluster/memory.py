@@ -42,6 +42,7 @@ class Memory:
         nodes: Mapping[str, Any],
         fabrics: Mapping[str, FabricSpec],
         nodes_fresh: bool,
+        pods_live_s: float | None,
         key_id: str,
         epoch: int,
     ) -> Observed:
@@ -53,6 +54,7 @@ class Memory:
             nodes=nodes,
             fabrics=fabrics,
             nodes_fresh=nodes_fresh,
+            pods_live_s=pods_live_s,
             refusal=self.refusal,
             budget_refusal=self.budget_refusal,
             sent=self.sent,

@@ -45,6 +45,8 @@ SERVER_S: Final = 3000
 PAGE: Final = 500
 RETRY_S: Final = 0.2
 RETRY_MAX_S: Final = 15.0
+BREAK_S: Final = RETRY_MAX_S + 5
+"""A connection that is away for less is no outage: proxies cut connections regularly."""
 
 Item = TypeVar("Item", PodObject, NodeObject, FabricObject)
 T = TypeVar("T")
@@ -88,6 +90,10 @@ class Source(Generic[Item]):
     version: str = ""
     """Where the watch goes on; empty: with a list."""
     heard_s: float = 0.0
+    live_s: float = 0.0
+    """Since when it has been followed without an outage."""
+    lost_s: float | None = None
+    """Since when the connection has been away; None: it is not."""
     synced: bool = False
     denied: str = ""
     """What the operator has no right to; empty once it was let."""
@@ -101,6 +107,8 @@ class Watch(Generic[Item]):
     ) -> None:
         self._kube, self._clock, self._metrics = kube, clock, metrics
         self.source: Source[Item] = source
+        self._asked_s: float | None = None
+        """When the request was made that has no answer yet."""
 
     @property
     def kind(self) -> str:
@@ -119,11 +127,34 @@ class Watch(Generic[Item]):
     def fresh(self) -> bool:
         return self.source.synced and self.age_s < SILENCE_S + 20
 
+    @property
+    def live_since_s(self) -> float | None:
+        """Since when it has shown how things are, without an outage; None: it does not now."""
+        return self.source.live_s if self.source.synced and self.source.lost_s is None else None
+
+    def _lose(self, since_s: float) -> None:
+        """The connection is away. `since_s`: the last moment at which it may have been there."""
+        if self.source.lost_s is None:
+            self.source.lost_s = since_s
+
+    def _failed_s(self) -> float:
+        """Since when the connection may have been away if it has just failed."""
+        return self._clock() if self._asked_s is None else self._asked_s
+
+    def _regain(self) -> None:
+        """The API server answers a list or a watch."""
+        source, now_s = self.source, self._clock()
+        self._asked_s = None
+        if not source.live_s or (source.lost_s is not None and now_s - source.lost_s >= BREAK_S):
+            source.live_s = now_s
+        source.heard_s, source.lost_s = now_s, None
+
     async def run(self) -> None:
         """For ever. Whatever goes wrong begins the watch anew."""
         delay_s = RETRY_S
         while True:
             cause = "ended"
+            self._asked_s = self._clock()
             try:
                 if not self.source.version:
                     await self._list()
@@ -133,8 +164,9 @@ class Watch(Generic[Item]):
                 cause = str(error.code or error.reason)
                 if error.code == 410:
                     self.source.version, delay_s = "", RETRY_S
-                elif error.code:
-                    self.source.version = ""
+                else:
+                    self._lose(self._failed_s())
+                    self.source.version = "" if error.code else self.source.version
                 missing = self.source.optional and error.code in (403, 404)
                 if missing:
                     self._none()
@@ -148,9 +180,11 @@ class Watch(Generic[Item]):
                 )
             except (TimeoutError, aiohttp.SocketTimeoutError):
                 cause = "silent"
+                self._lose(self.source.heard_s)
                 log.warning("watch of %s was silent for %g s", self.source.kind, SILENCE_S)
             except (aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
                 cause = type(error).__name__
+                self._lose(self._failed_s())
                 log.warning("watch of %s: %s: %s", self.source.kind, cause, error)
             self._metrics.watch_restarts.labels(self.source.kind, cause).inc()
             await pause(delay_s * random.uniform(0.5, 1.0))
@@ -172,12 +206,12 @@ class Watch(Generic[Item]):
         self.source.listed(items)
         self.source.version = str(page.metadata.get("resourceVersion") or "")
         self.source.synced = True
-        self.source.heard_s = self._clock()
+        self._regain()
 
     def _none(self) -> None:
         self.source.listed([])
         self.source.synced = True
-        self.source.heard_s = self._clock()
+        self._regain()
 
     async def _follow(self) -> None:
         query = {
@@ -188,7 +222,8 @@ class Watch(Generic[Item]):
             "labelSelector": self.source.selector,
         }
         async with self._kube.stream(self.source.path, query, silence_s=SILENCE_S) as stream:
-            self.source.heard_s, self.source.denied = self._clock(), ""
+            self._regain()
+            self.source.denied = ""
             async for line in _lines(stream):
                 self.source.heard_s = self._clock()
                 self.take(line)

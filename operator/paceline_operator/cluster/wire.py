@@ -212,12 +212,16 @@ def _stuck(container: ContainerStatus, whose: str = "") -> str:
 def node_of(item: NodeObject, before: Node | None, now_s: float) -> Node:
     ready = any(c.type == "Ready" and c.status == "True" for c in item.status.conditions or ())
     since_s = 0.0 if ready else now_s
+    again_s = 0.0
+    if before is not None and ready:
+        again_s = before.ready_again_s if before.ready else now_s
     if before is not None and not before.ready and not ready:
         since_s = before.not_ready_since_s
     return Node(
         name=item.metadata.name,
         ready=ready,
         not_ready_since_s=since_s,
+        ready_again_s=again_s,
         out_of_service=any(t.key == UNREACHABLE for t in item.spec.taints or ()),
         cordoned=item.spec.unschedulable,
         labels=item.metadata.labels or {},

@@ -108,6 +108,8 @@ class Node:
     ready: bool = True
     not_ready_since_s: float = 0.0
     """On the operator's clock: that of the node may be wrong (C4)."""
+    ready_again_s: float = 0.0
+    """When its kubelet came back; 0: it was not away while this operator watched."""
     out_of_service: bool = False
     cordoned: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -159,6 +161,8 @@ class Observed:
     """Profiles by name: the built-in ones, and those of the cluster in their place."""
     nodes_fresh: bool = True
     """The watch of nodes is alive; without it nothing is concluded from nodes (C4)."""
+    pods_live_s: float | None = 0.0
+    """Since when the watch of pods has shown how they are, without an outage; None: it does not."""
     refusal: Refusal | None = None
     budget_refusal: Refusal | None = None
     """Of the disruption budget, which holds up nothing else."""

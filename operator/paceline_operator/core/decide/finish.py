@@ -22,6 +22,8 @@ RESUMABLE: Final = ("StateLost", "Interrupted")
 NOBODY_S: Final = 10.0
 """So long after the last pod has ended a coordinator may still come back with the outcome."""
 END_MARGIN_S: Final = 20.0
+BLIND_LOOK_S: Final = 5.0
+"""From one look to the next while nothing shows whether the pods still run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +175,25 @@ def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
     # Workers that were released, or told of the end, end by themselves, with their logs. Nobody has
     # told the others.
     told = seen.coordinator is not None and seen.coordinator.outcome is not None
-    due_s = ended_s + grace_s if told or job.holds(ConditionType.COMPLETE) else ended_s
+    in_order = told or job.holds(ConditionType.COMPLETE)
     pods = [pod for pod in seen.own(job.uid) if not pod.deleting]
     delete: list[Delete] = []
     looks: list[float] = []
     running = [pod for pod in pods if pod.is_worker and not pod.ended]
-    if policy is not CleanPodPolicy.NONE and running:
+    overdue = True
+    for pod in running:
+        due_s = _shown_since_s(job, seen, pod, ended_s, now_s) + grace_s if in_order else ended_s
+        overdue = overdue and now_s >= due_s
+        if policy is CleanPodPolicy.NONE:
+            continue
         if now_s >= due_s:
-            delete += [Delete(p.name, p.uid, "the job has ended") for p in running]
+            delete.append(Delete(pod.name, pod.uid, "the job has ended"))
         else:
-            looks.append(due_s)
+            looks.append(due_s if seen.pods_live_s is not None else now_s + BLIND_LOOK_S)
     if policy is CleanPodPolicy.RUNNING:
         for pod in (pod for pod in pods if pod.is_worker and pod.lingers):
-            gone_s = max(ended_s, pod.ended_seen_s) + backoff.SIDECAR_S
+            since_s = _shown_since_s(job, seen, pod, max(ended_s, pod.ended_seen_s), now_s)
+            gone_s = since_s + backoff.SIDECAR_S
             looks.append(gone_s)
             if now_s >= gone_s:
                 why = "the job has ended, and only a sidecar of it runs"
@@ -193,7 +201,7 @@ def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
     if policy is CleanPodPolicy.ALL:
         done = [pod for pod in pods if pod.is_worker and pod.ended]
         delete += [Delete(p.name, p.uid, "cleanPodPolicy is All") for p in done]
-    if not running or now_s >= due_s:
+    if overdue:
         # It would be restarted for ever, and nobody asks it any more.
         coordinators = [pod for pod in pods if pod.is_coordinator]
         delete += [Delete(p.name, p.uid, "its outcome stands in the status") for p in coordinators]
@@ -204,3 +212,22 @@ def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
         looks.append(ended_s + ttl_s)
     look = min((at for at in looks if at > now_s), default=None)
     return Changes(delete=tuple(delete), delete_job=delete_job, look_again_s=look)
+
+
+def _shown_since_s(job: Job, seen: Observed, pod: Pod, since_s: float, now_s: float) -> float:
+    """Return since when the operator would have seen that a pod has ended after `since_s`.
+
+    While the API server or the pod's kubelet is away, a pod that has ended is shown as running:
+    its age at that moment says nothing, and to delete it would delete its logs. A node that is
+    away for so long that it counts as lost shows nothing more.
+    """
+    if seen.pods_live_s is None:
+        return now_s
+    since_s = max(since_s, seen.pods_live_s)
+    node = seen.nodes.get(pod.node) if seen.nodes_fresh else None
+    if node is None or node.out_of_service:
+        return since_s
+    if node.ready:
+        return max(since_s, node.ready_again_s)
+    lost_s = job.settings.elasticity.node_lost_ns / 1e9 if job.settings else 60.0
+    return max(since_s, node.not_ready_since_s + lost_s)

@@ -44,7 +44,14 @@ BELOW_MAX: Final = len("/paceline-run-12345678") * 2 + len("/9999.99-9999999-99/
 TRIES: Final = 100
 NOTES_DEPTH: Final = 2
 """From the folder of a run over that of an agent to that of a rank."""
+CLEANERS_S: Final = 4.0
+"""For programs that remove the shared memory of dead processes. torch's ends after 2 s."""
 _MPICH: Final = re.compile(r"mpich_shm_[0-9a-f]+_[0-9]+")
+COMMAND_LINE_MAX: Final = 4096
+"""Bytes of a process's command line that are looked at."""
+_CLEANERS: Final = re.compile(
+    rb"(?:\A|/)torch_shm_manager\0|\0-c\0from [\w.]*resource_tracker import main; ?main\("
+)
 
 
 class Scratch:
@@ -180,6 +187,19 @@ def remove_torch_memory(pid: int) -> None:
                     about = (SHM / name).lstat()
                     if about.st_uid == os.getuid() and about.st_blocks == 0:
                         (SHM / name).unlink()
+
+
+def cleans_up(pid: int) -> bool:
+    """Return True if a process removes the shared memory of others when they have ended.
+
+    Python's resource tracker (semaphores and `SharedMemory` of multiprocessing; joblib has its own)
+    and torch's manager of the sharing strategy `file_system` know the names, which tell nobody
+    else whose they are. Both end by themselves after the processes that they serve, so whoever
+    kills these lets them, for CLEANERS_S at most.
+    """
+    with contextlib.suppress(OSError), Path(f"/proc/{pid}/cmdline").open("rb") as file:
+        return _CLEANERS.search(file.read(COMMAND_LINE_MAX)) is not None
+    return False
 
 
 def _base(spare: Path | None) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from paceline.scratch import PREFIX
 
-from testing.agent_harness import dead, gone, pod, started, until
+from testing.agent_harness import dead, gone, lives, pod, started, until
 
 pytestmark = pytest.mark.processes
 
@@ -40,6 +40,44 @@ if os.fork() == 0:
     os.setsid()  # a worker of a loader that outlives the rank's process group
     leave_and_wait()
 leave_and_wait()
+"""
+USES_MULTIPROCESSING = """
+import multiprocessing, os, time
+from multiprocessing.shared_memory import SharedMemory
+
+def work(turn):
+    if {detached}:
+        os.setsid()
+    with turn:
+        time.sleep(60)
+
+turn = multiprocessing.get_context("spawn").Lock()  # as a loader with this context has many
+memory = SharedMemory(create=True, size=4096)
+multiprocessing.get_context("fork").Process(target=work, args=(turn,)).start()
+print("left", turn._semlock.name.replace("/", "sem."), memory.name, flush=True)
+time.sleep(60)
+"""
+SHARES_FILES_OF_TORCH = """
+import os, time
+import torch
+import torch.multiprocessing
+
+torch.multiprocessing.set_sharing_strategy("file_system")
+shared = torch.ones(1000).share_memory_()
+names = [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")]
+print("left", *names, "", flush=True)
+time.sleep(60)
+"""
+LEAVES_A_CLEANER_THAT_STAYS = """
+import subprocess, sys, time
+command = "from multiprocessing.resource_tracker import main;main(0)"  # reads from stdin
+stays = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE)
+holder = subprocess.Popen(
+    [sys.executable, "-c", "import time; time.sleep(600)"],
+    pass_fds=[stays.stdin.fileno()], start_new_session=True,
+)
+print("left", stays.pid, holder.pid, "", flush=True)
+time.sleep(60)
 """
 ASKS_HYDRA = """
 import os, time
@@ -129,6 +167,80 @@ def test_names_that_torch_left_go_with_the_rank_and_its_workers(
         for pid in pids:
             await gone(pid)
         assert not any(map(exists, left))
+
+    asyncio.run(scenario())
+
+
+def shown(out: bytes) -> list[str]:
+    """What the script has said after "left"."""
+    said = re.search(rb"left ([^\n]*)\n", out)
+    assert said is not None, out
+    return said[1].decode().split()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@pytest.mark.parametrize("detached", [False, True])
+def test_shared_memory_of_multiprocessing_goes_with_a_killed_rank(
+    tmp_path: Path, tmpdir: Path, backend: str, *, detached: bool
+) -> None:
+    """Or with its agent, if a worker that uses it has left the rank's process group."""
+    script = USES_MULTIPROCESSING.replace("{detached}", str(detached))
+
+    async def scenario() -> None:
+        async with pod(tmp_path, script, backend=backend) as (agent, coordinator):
+            rank = await started(coordinator)
+            await agent.printed("left ")
+            await until(lambda: b"\n" in agent.out.partition(b"left ")[2], "a whole line")
+            left = [Path("/dev/shm", name) for name in shown(agent.out)]
+            assert len(left) == 2
+            assert all(map(exists, left))
+            os.kill(rank.pid, signal.SIGKILL)
+            await dead(coordinator)
+            if not detached:
+                await until(lambda: not any(map(exists, left)), "the end of its memory")
+            agent.signal(signal.SIGTERM)
+            await agent.ended()
+            assert not any(map(exists, left))
+
+    asyncio.run(scenario())
+
+
+def test_files_that_torch_shares_by_name_go_with_a_killed_rank(
+    tmp_path: Path, tmpdir: Path
+) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path, SHARES_FILES_OF_TORCH) as (agent, coordinator):
+            rank = await started(coordinator)
+            await agent.printed("left ")
+            await until(lambda: b"\n" in agent.out.partition(b"left ")[2], "a whole line")
+            left = [Path("/dev/shm", name) for name in shown(agent.out)]
+            assert left
+            assert all(map(exists, left))
+            os.kill(rank.pid, signal.SIGKILL)
+            await dead(coordinator)
+            agent.signal(signal.SIGTERM)
+            await agent.ended()
+            assert not any(map(exists, left))
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_counts_as_dead_while_its_memory_is_removed(tmp_path: Path, tmpdir: Path) -> None:
+    """Who removes it ends with the agent at the latest, whoever keeps it waiting."""
+
+    async def scenario() -> None:
+        async with pod(tmp_path, LEAVES_A_CLEANER_THAT_STAYS) as (agent, coordinator):
+            rank = await started(coordinator)
+            await agent.printed("left ")
+            await until(lambda: b"\n" in agent.out.partition(b"left ")[2], "a whole line")
+            stays, holder = map(int, shown(agent.out))
+            os.kill(rank.pid, signal.SIGKILL)
+            await dead(coordinator)
+            assert lives(stays)
+            assert lives(holder)
+            agent.signal(signal.SIGTERM)
+            await agent.ended()
+            await gone(stays, holder)
 
     asyncio.run(scenario())
 

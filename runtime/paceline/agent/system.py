@@ -4,7 +4,8 @@ The agent is a child subreaper, so every descendant whose parent ends becomes it
 `waitpid` of the agent is the only place where a death is learnt (D6). A process that is watched
 leads a process group; what is left of the group is killed while the dead leader still holds the
 group's number, and the death counts only when the whole group is gone: a rank that was a shell
-script is not dead as long as the Python below it lives.
+script is not dead as long as the Python below it lives. Members that remove the shared memory of
+the others (`scratch.cleans_up`) do not count and end by themselves, at the latest with the agent.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Reaper:
             _, status = os.waitpid(found.si_pid, 0)
             if on_end is not None:
                 self._sweeping[found.si_pid] = (os.waitstatus_to_exitcode(status), on_end)
-        for pid in [pid for pid in self._sweeping if not _group_exists(pid)]:
+        for pid in [pid for pid in self._sweeping if not _kill_members(pid)]:
             code, on_end = self._sweeping.pop(pid)
             ended.append((on_end, code))
         for on_end, code in ended:
@@ -83,28 +84,71 @@ class Reaper:
 
     async def end_the_rest(self) -> None:
         """SIGKILL to all children, processes that ranks had detached from themselves, and to the
-        children that they leave; wait until they are reaped, REST_S at most."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REST_S):
-                while _kill_children():
-                    self._collected.clear()
-                    await self._collected.wait()
+        children that they leave; wait until they are reaped. Those that clean up after them have
+        CLEANERS_S to end by themselves. Then all are killed, and REST_S is the longest wait."""
+        for spare, patience_s in ((True, scratch.CLEANERS_S), (False, REST_S)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    while _kill_children(spare=spare):
+                        self._collected.clear()
+                        await self._collected.wait()
 
 
-def _kill_children() -> bool:
-    """Return whether there were any."""
+def _kill_children(*, spare: bool) -> bool:
+    """Return whether there were any. `spare`: leave those alone that clean up after others."""
     found = False
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             for pid in (task / "children").read_text().split():
                 found = True
-                os.kill(int(pid), signal.SIGKILL)
+                if not (spare and scratch.cleans_up(int(pid))):
+                    os.kill(int(pid), signal.SIGKILL)
     return found
 
 
 def _kill_group(leader: int) -> None:
+    """Kill what is left of a group whose dead leader has not been reaped yet."""
+    if any(map(scratch.cleans_up, _members(leader))):
+        _kill_members(leader)
+        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def _kill_members(leader: int) -> bool:
+    """Kill the members of a group one by one, but those that clean up after the others. Return
+    whether there were any: one may have been forked while the others were killed."""
+    if not _group_exists(leader):
+        return False
+    members = [pid for pid in _members(leader) if not scratch.cleans_up(pid)]
+    for pid in members:
+        with contextlib.suppress(OSError):
+            process = os.pidfd_open(pid)
+            try:
+                # The number may have been given to another process since it was listed.
+                if _is_member(pid, leader):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            finally:
+                os.close(process)
+    return bool(members)
+
+
+def _members(leader: int) -> list[int]:
+    """Pids of the living processes of a group, whose leader leads its session, too."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208
+    return [pid for pid in pids if _is_member(pid, leader)]
+
+
+def _is_member(pid: int, leader: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False  # gone meanwhile
+    # The name in parentheses may itself hold blanks and parentheses.
+    words = stat.rpartition(")")[2].split()
+    state, group, session, threads = words[0], int(words[2]), int(words[3]), int(words[17])
+    # One whose first thread has ended lives as long as another one runs.
+    return group == session == leader and (state not in ("Z", "X") or threads > 1)
 
 
 def _group_exists(leader: int) -> bool:

@@ -24,6 +24,8 @@ PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 READ_BYTES: Final = 64 * 1024
 TAIL_BYTES: Final = 16 * 1024
+KILLED_S: Final = 5.0
+"""Until a process that was sent SIGKILL is gone; the kernel may hold one for longer."""
 ORPHAN_PASSES_MAX: Final = 50
 """Killing an orphan may reveal its own children. One pass takes a few milliseconds."""
 
@@ -176,22 +178,32 @@ def adopt_orphans(adopt: bool) -> None:
 
 
 async def kill_orphans(known: Callable[[], set[int]]) -> int:
-    """Kill and reap every child of this process that is not `known` by pid. How many there were."""
+    """Kill and reap every child of this process that is not `known` by pid. How many were killed.
+
+    Those that clean up after the others (`scratch.cleans_up`) are left to end by themselves, and
+    are killed if they take longer than CLEANERS_S.
+    """
     killed = 0
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + scratch.CLEANERS_S
     for _ in range(ORPHAN_PASSES_MAX):
         orphans = set(children_of(os.getpid())) - known()
         if not orphans:
             break
-        for pid in orphans:
+        patience_s = until_s - loop.time()
+        spared = set(filter(scratch.cleans_up, orphans)) if patience_s > 0 else set()
+        for pid in orphans - spared:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in orphans:
-            if await _reaped(pid):
+        for pid in orphans - spared:
+            if await _reaped(pid, KILLED_S):
                 killed += 1
+        if spared == orphans:
+            await asyncio.gather(*(_reaped(pid, patience_s) for pid in spared))
     return killed
 
 
-async def _reaped(pid: int) -> bool:
+async def _reaped(pid: int, patience_s: float) -> bool:
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -200,7 +212,7 @@ async def _reaped(pid: int) -> bool:
     loop = asyncio.get_running_loop()
     loop.add_reader(pidfd, ended.set)
     try:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(patience_s):
             await ended.wait()
     except TimeoutError:
         return False  # in an uninterruptible wait of the kernel; the next pass looks again

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -37,6 +36,7 @@ from benchmarks import report as r
 from benchmarks.command import Options, main
 from benchmarks.lab import Lab, Phase, Plan, Ran
 from benchmarks.rounds import Stretch, same_weights, stretches
+from testing.temporary import temporary_folder
 
 PARTS: Final = "abcde"
 MODES: Final[Mapping[str, dict[str, Any]]] = {
@@ -476,8 +476,8 @@ def workplace(emulating: bool) -> Iterator[tuple[Turns, network.Link | None]]:
     with ExitStack() as stack:
         link = stack.enter_context(network.own_network()) if emulating else None
         lab = stack.enter_context(Lab())
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="pl-b10-"))
-        yield Turns(lab, Path(scratch)), link
+        scratch = stack.enter_context(temporary_folder())
+        yield Turns(lab, scratch), link
 
 
 def run(_: Lab, given: Options) -> r.Report:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from paceline.core.collectives.schedules import HALVING_DOUBLING, RING
@@ -26,6 +25,7 @@ from benchmarks import report as r
 from benchmarks.command import Options, main
 from benchmarks.lab import ROOT, Lab
 from benchmarks.reducers import Crew, crews, right
+from testing.temporary import temporary_folder
 
 BITS_PER_S: Final = 10**9
 KIB: Final = (1024, 16 * 1024)
@@ -93,9 +93,9 @@ def add_rows(out: r.Report, crew: Crew, transport: str, given: Options) -> None:
 
 def learn(out: r.Report) -> None:
     found = {}
-    with TemporaryDirectory(prefix="pl-b11-") as scratch:
+    with temporary_folder() as scratch:
         for wire in Wire:
-            folder = Path(scratch) / wire
+            folder = scratch / wire
             words = ["--set", "spec.collective.mode=Full", "--set", "spec.collective.backend=mpi"]
             words += ["--set", f"spec.collective.wire={wire}", "--run-dir", str(folder), "--quiet"]
             subprocess.run(

@@ -9,7 +9,6 @@ the validation points. Grace is 0. The limit is what the delays allow with round
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from benchmarks import report as r
 from benchmarks.command import Options, main
 from benchmarks.lab import ROOT, Lab, Phase, Plan, Ran
 from benchmarks.rounds import NS, same_weights
+from testing.temporary import temporary_folder
 
 SCALE = 4
 WORK_MS = 400 / SCALE
@@ -184,11 +184,11 @@ def run(lab: Lab, given: Options) -> r.Report:
     runs = {(mode, delay): Runs() for delay in size.delays_ms for mode in MODES}
     hashes: list[str] = []
     equal = kept = True
-    with tempfile.TemporaryDirectory(prefix="pl-points-") as scratch:
-        draw_points(size, Path(scratch))
+    with temporary_folder() as scratch:
+        draw_points(size, scratch)
         for _ in range(1 if given.smoke else given.rounds):
             for (mode, delay_ms), found in runs.items():
-                ran = lab.run(plan(size, mode, delay_ms, Path(scratch)))
+                ran = lab.run(plan(size, mode, delay_ms, scratch))
                 found.add(ran)
                 equal = equal and same_weights(ran)
                 kept = kept and bool(ran.probes[0]["kept"])

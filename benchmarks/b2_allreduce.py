@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from paceline.core.collectives.schedules import ALGORITHMS
@@ -32,6 +31,7 @@ from benchmarks.reducers import Crew, crews, right
 from benchmarks.rivals import crew as rivals
 from benchmarks.rivals import rivals as known
 from benchmarks.rivals.environments import NotBuiltError, default_cache, interpreter
+from testing.temporary import temporary_folder
 
 KIB: Final = (4, 64, 1024, 16 * 1024)
 CALLS: Final = {4: 20, 64: 20, 1024: 10, 16 * 1024: 3}
@@ -56,9 +56,9 @@ def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
         ("P", "KiB", "system", "us", "p95", "spread", "limit us", "best rival / this"),
         smoke=given.smoke,
     )
-    with TemporaryDirectory(prefix="pl-b2-") as scratch:
+    with temporary_folder() as scratch:
         for ranks in (2,) if given.smoke else (2, 4, 8):
-            Table(out, ranks, given, Path(scratch)).make()
+            Table(out, ranks, given, scratch).make()
     return out
 
 

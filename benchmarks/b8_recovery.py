@@ -11,7 +11,6 @@ joining node costs.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,6 +24,7 @@ from benchmarks.lab import Lab
 from benchmarks.network import free_port
 from benchmarks.rounds import NS
 from benchmarks.systems import DIE_AT, Line, Run
+from testing.temporary import temporary_folder
 
 STEP_MS = 30
 WIDTH = 8192
@@ -247,9 +247,9 @@ def run(_: Lab, given: Options) -> r.Report:
     found = {name: Found() for name in ("Paceline, mpi", "Paceline, gloo", "torchrun")}
     found |= {"torchrun, node joins": Found()} if not given.smoke else {}
     found |= {"torchft": Found()} if given.torchft else {}
-    with tempfile.TemporaryDirectory(prefix="pl-b8-") as scratch:
+    with temporary_folder() as scratch:
         for number in range(1 if given.smoke else given.rounds):
-            folder = Path(scratch) / str(number)
+            folder = scratch / str(number)
             found["Paceline, mpi"].attempt(paceline, folder / "mpi", "mpi", ranks)
             if not given.smoke:
                 found["Paceline, gloo"].attempt(paceline, folder / "gloo", "gloo", ranks)

@@ -11,13 +11,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import report as r
 from benchmarks.command import Options, main
 from benchmarks.lab import SCRIPTS, Lab, LabError
+from testing.temporary import temporary_folder
 
 WAYS: Final = ("paceline", "nothing", "torch.save", "dcp.save", "dcp.async_save")
 PACELINE: Final = Path(sys.executable).parent / "paceline"
@@ -46,8 +46,7 @@ def job(config: dict[str, Any]) -> dict[str, Any]:
 
 def measure(config: dict[str, Any]) -> dict[str, Any]:
     """The script's figures, and what the rank has said about its checkpoints."""
-    with tempfile.TemporaryDirectory(prefix="pl-bench-") as scratch:
-        folder = Path(scratch)
+    with temporary_folder() as folder:
         (folder / "job.yaml").write_text(json.dumps(job(config)))
         done = subprocess.run(
             [PACELINE, "run", "job.yaml", "--run-dir", "run"],

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from paceline.core.anatomy.samples import PodSamples
 
 from testing.processes import fork_server
 from testing.processes.history import ForkServer, read_all
+from testing.temporary import OwnFolder
 
 ROOT: Final = Path(__file__).parent.parent
 SCRIPTS: Final = Path(__file__).parent / "scripts"
@@ -140,7 +140,7 @@ class Lab:
 
     def __enter__(self) -> Self:
         # A short path: socket files are below it.
-        self._scratch = tempfile.TemporaryDirectory(prefix="pl-bench-")
+        self._scratch = OwnFolder()
         self._runs = 0
         self._fork_server: ForkServer | None = None
         return self
@@ -154,7 +154,7 @@ class Lab:
         if self._fork_server is not None:
             self._fork_server.end_all(0.0)
             self._fork_server.__exit__(kind, error, at)
-        self._scratch.cleanup()
+        self._scratch.close()
 
     def _started(self) -> ForkServer:
         """Return the fork server; the first job starts it."""
@@ -179,7 +179,7 @@ class Lab:
         """Raises LabError. No process of the job lives afterwards."""
         server = self._started()
         self._runs += 1
-        folder = Path(self._scratch.name) / str(self._runs)
+        folder = self._scratch.path / str(self._runs)
         folder.mkdir()
         read_end, write_end = os.pipe()
         env = {**server.env, "TMPDIR": str(folder)}

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +26,7 @@ from benchmarks.lab import ROOT, Lab
 from benchmarks.rehearsal.watch import MIB
 from testing.processes import fork_server, forked
 from testing.processes.history import descendants
+from testing.temporary import temporary_folder
 
 DIGITS: Final = ROOT / "examples" / "digits"
 BACKENDS: Final = ("mpi", "gloo")
@@ -157,9 +157,9 @@ def main() -> int:
     if given.ranks % given.procs:
         parser.error(f"{given.ranks} ranks are no whole number of replicas of {given.procs}")
     wrong = []
-    with Lab() as lab, tempfile.TemporaryDirectory(prefix="pl-large-") as scratch:
+    with Lab() as lab, temporary_folder() as scratch:
         for backend in (given.backend,) if given.backend else BACKENDS:
-            folder = Path(scratch) / backend
+            folder = scratch / backend
             folder.mkdir()
             wrong += run(lab, given.ranks, given.procs, backend, folder)
     for line in wrong:

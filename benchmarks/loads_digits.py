@@ -8,9 +8,7 @@ Steps are emulated: each takes as long as is drawn from the LSTM's load, the sam
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchmarks import report as r
@@ -18,6 +16,7 @@ from benchmarks.command import Options, main
 from benchmarks.lab import Lab, Plan
 from benchmarks.loads import WAYS
 from benchmarks.rounds import same_weights
+from testing.temporary import temporary_folder
 
 LOAD = "lstm"
 ENOUGH = 0.9
@@ -90,9 +89,9 @@ def other(lab: Lab, size: Size, way: str, seed: int) -> dict[str, Any]:
         "workers": size.ranks,
         "ranks": size.ranks + server,
     }
-    with tempfile.TemporaryDirectory(prefix="pl-digits-") as folder:
+    with temporary_folder() as folder:
         found: list[dict[str, Any]] = lab.call(
-            "benchmarks.plain_ranks:run", order, Path(folder), limit_s=LIMIT_S
+            "benchmarks.plain_ranks:run", order, folder, limit_s=LIMIT_S
         )
     return found[-1 if server else 0]
 

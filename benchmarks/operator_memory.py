@@ -14,7 +14,6 @@ import gc
 import http.client
 import re
 import sys
-import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +23,7 @@ from benchmarks.report import Bar, Report
 from testing.fake_cluster.beside import Running, submit, until
 from testing.fake_cluster.loopback import Loopback
 from testing.fake_cluster.stub import Fleet
+from testing.temporary import temporary_folder
 
 RESULTS: Final = Path(__file__).parent / "results"
 JOBS: Final = (100, 300, 1000)
@@ -52,8 +52,8 @@ COLUMNS: Final = (
 def run(sizes: tuple[int, ...], *, smoke: bool) -> Report:
     gc.disable()  # to look through all objects of the stand-ins would hold them up for seconds
     out = Report("operator_memory", "The operator's memory", COLUMNS, smoke=smoke)
-    with tempfile.TemporaryDirectory() as name, Loopback(Path(name)) as plane:
-        operator = Running(plane, OWN, Path(name) / "operator.log")
+    with temporary_folder() as folder, Loopback(folder) as plane:
+        operator = Running(plane, OWN, folder / "operator.log")
         try:
             operator.started(f"--lease-duration={LEASE_S}")
             time.sleep(SMOKE_S)

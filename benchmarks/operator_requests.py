@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from benchmarks.operator_cluster import (
     until_quiet,
 )
 from benchmarks.report import Bar, Report
+from testing.temporary import temporary_folder
 
 RESULTS: Final = Path(__file__).parent / "results"
 SIZES: Final = ("1x8", "1x64", "100x8")
@@ -254,7 +254,7 @@ def run(sizes: tuple[str, ...], *, smoke: bool) -> Report:
     out = Report("operator_requests", "The operator's requests", COLUMNS, smoke=smoke)
     for size in sizes:
         jobs, workers = (int(part) for part in size.split("x"))
-        with tempfile.TemporaryDirectory() as folder, bench(Path(folder) / "operator.log") as b:
+        with temporary_folder() as folder, bench(folder / "operator.log") as b:
             floor = plain(b, jobs, workers)
             ours = with_operator(b, jobs, workers)
         rows(out, size, floor, ours, jobs, workers)

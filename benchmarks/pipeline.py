@@ -14,10 +14,11 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
+
+from testing.temporary import temporary_folder
 
 EXAMPLES: Final = Path(__file__).resolve().parent.parent / "examples"
 PACELINE: Final = Path(sys.executable).parent / "paceline"
@@ -66,8 +67,7 @@ def train(task: Task, ranks: int, collective: dict[str, Any], epochs: int, lr: f
             },
         },
     }
-    with tempfile.TemporaryDirectory(prefix="pl-pipeline-") as scratch:
-        folder = Path(scratch)
+    with temporary_folder() as folder:
         (folder / "job.json").write_text(json.dumps(job))
         at = ["--run-dir", str(folder / "run")]
         order = [str(PACELINE), "run", str(folder / "job.json"), *at, "--quiet"]

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from paceline.transport.factory import LOOPBACK
 from benchmarks.lab import SCRIPTS
 from benchmarks.network import MACHINES, Machine
 from benchmarks.systems import descendants, python_path
+from testing.temporary import temporary_folder
 
 ANSWER_S: Final = 120.0
 START_S: Final = 120.0
@@ -166,8 +166,8 @@ def crews(
     systems: Sequence[str], ranks: int, machines: Sequence[Machine] = ()
 ) -> Iterator[list[Crew]]:
     """One crew of each system, ready; none of their processes lives afterwards."""
-    with tempfile.TemporaryDirectory(prefix="pl-b2-") as folder:
-        made = [Crew(system, ranks, Path(folder), machines) for system in systems]
+    with temporary_folder() as folder:
+        made = [Crew(system, ranks, folder, machines) for system in systems]
         try:
             for crew in made:
                 crew.start()

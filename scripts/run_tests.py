@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from testing.examples import ENV_SHARE
+from testing.temporary import temporary_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = Path(sys.executable).parent / "pytest"
@@ -106,8 +107,8 @@ def main() -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Asked to end, this process ends what it has started and removes its folder.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with tempfile.TemporaryDirectory(prefix="paceline-tests-") as folder:
-        lock = Path(folder) / "build.lock"
+    with temporary_folder() as folder:
+        lock = folder / "build.lock"
         lock.touch()
         module = [sys.executable, "-m", "testing.cluster", "programs-for-tests"]
         with lock.open() as held:  # the builder inherits the lock and releases it by ending

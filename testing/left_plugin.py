@@ -2,9 +2,9 @@
 
 The run gets a TMPDIR of its own, so whatever is in it at the end with a name of Paceline's or MPI's
 is its own; and a word in the environment, which each process below it inherits. What other jobs and
-other test runs of this user do at the same time is none of its business. The run owns its TMPDIR by
-a lock, as runs of Paceline own theirs (`paceline.scratch`): if it is killed, the next one removes
-it. Side by side (`pytest --numprocesses`) the controller looks, when its workers have ended.
+other test runs of this user do at the same time is none of its business. If the run is killed, the
+next one removes its TMPDIR (`testing.temporary`). Side by side (`pytest --numprocesses`) the
+controller looks, when its workers have ended.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from paceline import scratch
 
 from testing import left_files
 from testing.processes import forked_call
+from testing.temporary import PREFIX, OwnFolder
 
 ENV_RUN: Final = "TEST_RUN_OF_PACELINE"
-PREFIX: Final = "plt-"
-"""Of the name of a run's TMPDIR: short, since paths of sockets begin with it."""
-OURS: Final = ("paceline-*", "hydra_*", "mpich_*")
+OURS: Final = ("paceline-*", "hydra_*", "mpich_*", f"{PREFIX}*")
 PATIENCE_S: Final = 10.0
 """Until what the last tests have ended is gone."""
 
@@ -39,9 +37,8 @@ class LeftOvers:
         self._outer = {name: os.environ.get(name) for name in ("TMPDIR", "PYTEST_DEBUG_TEMPROOT")}
         # Folders of single tests stay where pytest puts them, to be looked at.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-        sweep_killed_runs(Path(tempfile.gettempdir()))
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = scratch._lock(self.folder)
+        self._own_folder = OwnFolder()
+        self.folder = self._own_folder.path
         self.mark = f"{ENV_RUN}={self.folder.name}-{os.getpid()}"
         os.environ["TMPDIR"] = str(self.folder)
         os.environ[ENV_RUN] = self.mark.partition("=")[2]
@@ -74,9 +71,7 @@ class LeftOvers:
         os.environ.pop(ENV_RUN, None)
         tempfile.tempdir = None
         self._own.__exit__()
-        scratch.remove([self.folder])
-        if self._lock is not None:
-            os.close(self._lock)
+        self._own_folder.close()
 
     def look(self) -> list[str]:
         until = time.monotonic() + self._patience_s
@@ -89,21 +84,6 @@ class LeftOvers:
         processes = [f"process {text}" for text in processes_with(self.mark)]
         files = sorted(str(path) for pattern in OURS for path in self.folder.glob(pattern))
         return processes + [f"file {path}" for path in files]
-
-
-def sweep_killed_runs(base: Path) -> None:
-    """Remove the TMPDIRs below `base` of runs that were killed, with what others have in them."""
-    for path in base.glob(f"{PREFIX}*"):
-        # One without the file has just been made.
-        if not (path / scratch.LOCK).is_file() or path.stat().st_uid != os.getuid():
-            continue
-        try:
-            lock = scratch._lock(path)
-        except OSError:
-            continue  # of a run that lives, whose folders are its own to look at
-        if lock is not None:
-            os.close(lock)
-            scratch._sweep_one(path)
 
 
 def pids_with(mark: str) -> list[int]:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from testing.left_plugin import ENV_RUN, PREFIX, LeftOvers, sweep_killed_runs
+from testing.left_plugin import ENV_RUN, LeftOvers
+from testing.temporary import PREFIX, sweep
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,7 +30,7 @@ def look() -> Iterator[LeftOvers]:
     tempfile.tempdir = None
 
 
-@pytest.mark.parametrize("prefix", ["paceline-run-", "paceline-", "hydra_"])
+@pytest.mark.parametrize("prefix", ["paceline-run-", "paceline-", "hydra_", PREFIX])
 def test_a_temporary_folder_is_left(look: LeftOvers, prefix: str) -> None:
     assert look.look() == []
     folder = tempfile.mkdtemp(prefix=prefix)
@@ -93,7 +94,7 @@ def test_what_a_failed_test_has_begun_is_ended(tmp_path: Path, ends: str, closed
 
 @pytest.mark.processes
 def test_the_folder_of_a_run_that_goes_on_is_not_removed(look: LeftOvers) -> None:
-    sweep_killed_runs(look.folder.parent)
+    sweep(look.folder.parent)
     assert look.folder.is_dir()
 
 

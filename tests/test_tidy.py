@@ -296,6 +296,24 @@ def words_of(path: Path) -> Iterator[tuple[int, str]]:
                 yield token.start[0], word.lower()
 
 
+def test_temporary_folders_of_tools_have_an_owner() -> None:
+    """What is made beside its own target (`dir=`) is no business of the temporary folder."""
+    tools = ("benchmarks/", "scripts/", "testing/")
+    made = ("TemporaryDirectory", "mkdtemp", "mkstemp", "NamedTemporaryFile")
+    none_of(
+        (
+            f"{name}:{node.lineno}"
+            for name, tree in sources().items()
+            if name.startswith(tools) and name != "testing/temporary.py"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and ast.unparse(node.func).rpartition(".")[2] in made
+            and not any(given.arg == "dir" for given in node.keywords)
+        ),
+        "Use testing.temporary, whose folders go even if their owner is killed:",
+    )
+
+
 def test_words_that_were_given_up_do_not_come_back() -> None:
     none_of(
         (

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import yaml
 
 from benchmarks.network import free_port
 from benchmarks.report import Bar, Report, middle
+from testing.temporary import temporary_folder
 
 ROOT: Final = Path(__file__).parent.parent.parent
 SCRIPT: Final = ROOT / "benchmarks" / "scripts" / "gpu_steps.py"
@@ -95,8 +95,8 @@ def _pair(setup: Setup, place: torch.device, *, smoke: bool) -> tuple[float, flo
 
 def run_ddp(setup: Setup, config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What each rank of a plain script has written."""
-    with tempfile.TemporaryDirectory() as results:
-        order = {**config, "backend": setup.ddp, "results": results}
+    with temporary_folder() as results:
+        order = {**config, "backend": setup.ddp, "results": str(results)}
         common = {
             **os.environ,
             "BENCHMARK": json.dumps(order),
@@ -132,8 +132,8 @@ def run_job(
     ranks: int, collective: Mapping[str, Any], config: Mapping[str, Any], *words: str
 ) -> list[dict[str, Any]]:
     """What each rank of `paceline run` has written. Raises RuntimeError with its output."""
-    with tempfile.TemporaryDirectory() as results:
-        order = {**config, "results": results}
+    with temporary_folder() as results:
+        order = {**config, "results": str(results)}
         container = {
             "name": "trainer",
             "image": "none",
@@ -154,11 +154,11 @@ def run_job(
                 "template": {"spec": {"containers": [container]}},
             },
         }
-        path = Path(results, "job.yaml")
+        path = results / "job.yaml"
         path.write_text(yaml.safe_dump(job))
         program = Path(sys.executable).parent / "paceline"
         done = subprocess.run(
-            [program, "run", path, "--quiet", "--run-dir", Path(results, "run"), *words],
+            [program, "run", path, "--quiet", "--run-dir", results / "run", *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -197,8 +197,8 @@ def through_a_fault(places: Sequence[torch.device], *, smoke: bool) -> Report:
     return report
 
 
-def _read(folder: str) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+def _read(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in folder.glob("*.json")]
 
 
 def _path() -> str:

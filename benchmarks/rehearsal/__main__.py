@@ -10,7 +10,6 @@ import logging
 import resource
 import signal
 import sys
-import tempfile
 from math import ceil, isqrt
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from paceline.core.protocol.tree import TREE_ABOVE
 from benchmarks.rehearsal import figures
 from benchmarks.rehearsal.scenario import Played, Scenario
 from benchmarks.rehearsal.stage import PROCS, RehearsalError, Stage
+from testing.temporary import temporary_folder
 
 FILES_OF_A_PEER = 3
 """Two of a zmq socket that connects, one of a connection that came in."""
@@ -37,7 +37,7 @@ def main() -> int:
     ranks = given.ranks
     step_s = (given.step_ms or STEP_MS_PER_RANK * ranks) / 1000
     processes = given.processes or processes_for(ranks)
-    with tempfile.TemporaryDirectory(prefix="pl-reh-") as folder:
+    with temporary_folder() as folder:
         try:
             played = rehearse(
                 ranks,
@@ -46,7 +46,7 @@ def main() -> int:
                 rounds=given.rounds,
                 quiet_s=given.quiet,
                 limit_s=given.limit,
-                folder=Path(folder),
+                folder=folder,
             )
         except RehearsalError as error:
             print(f"error: {error}", file=sys.stderr)

@@ -14,7 +14,6 @@ import re
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -30,6 +29,7 @@ from benchmarks.rivals import rivals as known
 from benchmarks.rivals.crew import Crew, CrewError, crew
 from benchmarks.rivals.environments import NotBuiltError, default_cache, interpreter
 from benchmarks.rivals.rank import RATE
+from testing.temporary import temporary_folder
 
 DEVICE_FLOPS: Final = 8e12
 PASSES: Final = 3
@@ -119,7 +119,7 @@ def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
     # However it is ended, its processes go with it.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pl-rv-")))
+        scratch = stack.enter_context(temporary_folder())
         size = Size.of(given)
         present = _built(out, given)
         lacking = network.missing()

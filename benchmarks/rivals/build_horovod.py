@@ -9,9 +9,9 @@ import os
 import subprocess
 import sys
 import tarfile
-import tempfile
-from pathlib import Path
 from typing import Final
+
+from testing.temporary import temporary_folder
 
 RELEASE: Final = "horovod==0.28.1"
 LISTS: Final = ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
@@ -36,12 +36,12 @@ def pip(*words: str) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="pl-hvd-") as scratch:
-        pip("download", RELEASE, "--no-binary", ":all:", "--dest", scratch)
-        (archive,) = Path(scratch).glob("*.tar.gz")
+    with temporary_folder() as scratch:
+        pip("download", RELEASE, "--no-binary", ":all:", "--dest", str(scratch))
+        (archive,) = scratch.glob("*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(scratch, filter="data")
-        source = Path(scratch) / archive.name.removesuffix(".tar.gz")
+        source = scratch / archive.name.removesuffix(".tar.gz")
         for name in LISTS:
             text = (source / name).read_text()
             for old, new in PATCHES:

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
 from testing.cluster import prometheus
 from testing.cluster.prerequisites import MissingPrerequisiteError
+from testing.temporary import temporary_folder
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 CHART: Final = ROOT / "charts/paceline"
@@ -133,7 +133,7 @@ def monitor(entry: index.Entry, env: Mapping[str, str]) -> None:
     runner = os.pidfd_open(entry.pid)
     with ExitStack() as parts:
         parts.callback(os.close, runner)
-        folder = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="paceline-monitor-")))
+        folder = parts.enter_context(temporary_folder())
         config = folder / "prometheus.yaml"
         config.write_text(prometheus_config(Path(entry.run_dir).resolve()))
         server = parts.enter_context(prometheus.serving(folder / "data", config))

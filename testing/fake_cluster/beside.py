@@ -12,7 +12,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from testing.cluster.audit import entries
 from testing.cluster.control_plane import ControlPlane
 from testing.cluster.instance import Instance
 from testing.fake_cluster.parts import job_body
+from testing.temporary import temporary_folder
 
 ROOT = Path(__file__).parent.parent.parent
 CRD = ROOT / "crds/manifests/trainingjobs.yaml"
@@ -246,8 +246,8 @@ def server_context(keys: JobKeys) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     found = certificates_of(keys)
     pair = found.server
-    with tempfile.TemporaryDirectory() as folder:
-        certificate, key = Path(folder) / "crt", Path(folder) / "key"
+    with temporary_folder() as folder:
+        certificate, key = folder / "crt", folder / "key"
         certificate.write_text(pair.certificate)
         key.write_text(pair.private_key)
         context.load_cert_chain(certificate, key)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import logging
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
@@ -21,6 +20,7 @@ from typing import Final
 
 from testing.fuzz.mutation import inputs
 from testing.fuzz.target import Reader, Target
+from testing.temporary import temporary_folder
 
 CORPUS: Final = Path(__file__).parent / "corpus"
 """A file for each target, with inputs that were findings once: what it is, and the bytes, as Python
@@ -94,7 +94,7 @@ def run(target: Target, count: int, *, seed: int = 0) -> Report:
         before = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
         stack.callback(logging.disable, before)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-fuzz-")))
+        folder = stack.enter_context(temporary_folder())
         reader = target.start(stack, folder)
         source = islice(inputs(target, known_inputs(target), seed), count)
         while batch := list(islice(source, BATCH)):

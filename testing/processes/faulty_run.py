@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from testing import left_files
 from testing.processes.faulty import TRAINS, Expected, Plan, expected, options_of, script_of
 from testing.processes.history import descendants
 from testing.processes.runs import ForkedRun, Run, forked_paceline, processes_with
+from testing.temporary import temporary_folder
 
 GONE_S = 60.0
 COMMAND = "[python, train.py]"
@@ -39,13 +39,13 @@ def carry_out(folder: Path, plan: Plan) -> Ended:
     """Run the job of a plan in an empty folder, and look at what it has said and left."""
     (folder / "train.py").write_text(script_of(plan))
     # The workers of a loader listen on sockets in it, so its path must be short.
-    with TemporaryDirectory(prefix="f-", dir="/tmp") as temporary:
-        own = left_files.OwnFiles(lambda: descendants(os.getpid()), Path(temporary))
+    with temporary_folder(Path("/tmp")) as temporary:
+        own = left_files.OwnFiles(lambda: descendants(os.getpid()), temporary)
         with own:
-            code, said = _outcome(folder, plan, os.environ | {"TMPDIR": temporary})
+            code, said = _outcome(folder, plan, os.environ | {"TMPDIR": str(temporary)})
         _, explained = forked_paceline(folder, "explain", str(next((folder / "runs").iterdir())))
         wrong = list(_differences(expected(plan), code, said, explained))
-        wrong += [f"left: {each}" for each in _left_behind(folder, Path(temporary), own)]
+        wrong += [f"left: {each}" for each in _left_behind(folder, temporary, own)]
     return Ended(code, said, explained, tuple(wrong))
 
 

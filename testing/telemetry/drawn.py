@@ -12,7 +12,6 @@ import json
 import math
 import re
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from paceline_api.types.enums import Mode
 
 from testing.cluster import prometheus
 from testing.telemetry import story
+from testing.temporary import temporary_folder
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "charts/paceline/dashboards").glob("*.json"))
@@ -92,8 +92,7 @@ def _numbers(series: dict[str, Any]) -> list[float]:
 
 @contextmanager
 def recorded(runs: Iterable[story.Run]) -> Iterator[Looker]:
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
+    with temporary_folder() as folder:
         with (folder / "scraped").open("w") as file:
             for run in runs:
                 file.writelines(story.lines(run))

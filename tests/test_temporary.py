@@ -1,0 +1,128 @@
+"""What a killed test run, benchmark or tool has in the temporary folder is removed by the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from paceline import scratch
+
+from testing.temporary import PREFIX, sweep, temporary_folder
+
+ROOT = Path(__file__).parent.parent
+OWNER = """
+import pathlib, signal, sys
+from testing.temporary import temporary_folder
+with temporary_folder(pathlib.Path(sys.argv[1])) as folder:
+    (folder / "file").write_text("x")
+    print(folder, flush=True)
+    signal.pause()
+"""
+FUZZ = """
+import signal
+from testing.fuzz.driver import run
+from testing.fuzz.target import Target
+
+def start(stack, folder):
+    print(folder, flush=True)
+    signal.pause()
+
+run(Target("none", start, (ValueError,), (b"x",)), 1)
+"""
+PIPELINE = """
+import signal
+from benchmarks import pipeline
+
+def run(order, **_):
+    print(order[-2], flush=True)
+    signal.pause()
+
+pipeline.subprocess.run = run
+pipeline.train(pipeline.SMOKE[0], 1, {}, 1, 0.1)
+"""
+
+
+def started(code: str, base: Path) -> tuple[subprocess.Popen[str], Path]:
+    """An owner and its folder, or what it has in it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(base)],
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(base), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
+    with temporary_folder(tmp_path) as folder:
+        assert folder.parent == tmp_path
+        assert folder.name.startswith(PREFIX)
+        (folder / "file").write_text("x")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.processes
+def test_only_the_folder_of_a_killed_owner_is_removed_by_the_next(tmp_path: Path) -> None:
+    (living, own), (dead, left) = started(OWNER, tmp_path), started(OWNER, tmp_path)
+    try:
+        killed(dead)
+        assert (left / "file").exists()
+        with temporary_folder(tmp_path):
+            assert not left.exists()
+            assert (own / "file").exists()
+    finally:
+        killed(living)
+
+
+@pytest.mark.processes
+def test_a_folder_stays_while_a_job_of_its_killed_owner_works_in_it(tmp_path: Path) -> None:
+    owner, left = started(OWNER, tmp_path)
+    killed(owner)
+    job = subprocess.Popen(["sleep", "600"], cwd=left)
+    try:
+        sweep(tmp_path)
+        assert (left / "file").exists()
+    finally:
+        job.kill()
+        job.wait()
+    sweep(tmp_path)
+    assert not left.exists()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("code", [FUZZ, PIPELINE], ids=["fuzz", "pipeline"])
+def test_what_a_killed_tool_leaves_is_removed_by_the_next(tmp_path: Path, code: str) -> None:
+    tool, _ = started(code, tmp_path)
+    killed(tool)
+    assert list(tmp_path.iterdir()) != []
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_somebody_locks_or_removes_first_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[[Path], int | None] = scratch._lock
+    answers = [BlockingIOError(), None]
+
+    def lock(path: Path) -> int | None:
+        answer = answers.pop(0) if answers else real(path)
+        if isinstance(answer, BlockingIOError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(scratch, "_lock", lock)
+    with temporary_folder(tmp_path) as folder:
+        assert (folder / scratch.LOCK).exists()

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
+from paceline_api.bounded import read_file
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import JobFileError
 from paceline_api.names import ENV_SPEC
@@ -27,6 +28,8 @@ from paceline_api.settings import (
 from paceline_api.types.enums import Wire
 
 JOB_FILE: Final = "job.json"
+FILE_BYTES_MAX: Final = 16 * 2**20
+"""Far more than the settings, the command and the environment of a job file of 1 MB."""
 _HINT: Final = f"{ENV_SPEC} names it; start jobs with `paceline run job.yaml`, which writes it"
 
 
@@ -126,7 +129,7 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
 def read_job_file(path: Path) -> JobFile:
     """Raises JobFileError."""
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=JobFile)
+        file = msgspec.json.decode(read_file(path, FILE_BYTES_MAX), type=JobFile)
     except OSError as error:
         told = (error.strerror or str(error)).lower()
         raise JobFileError(f"{path} cannot be read: {told}", hint=_HINT) from None

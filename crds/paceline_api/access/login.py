@@ -26,6 +26,7 @@ from kubernetes.config.kube_config import ConfigNode, KubeConfigLoader, KubeConf
 
 from paceline_api.access import plugin
 from paceline_api.access.errors import CertificateError, ContextError, KubeconfigError
+from paceline_api.bounded import read_at_most
 
 FILE_BYTES_MAX: Final = 4_000_000
 """Of a kubeconfig: what is larger is something else, and would be read for minutes."""
@@ -123,8 +124,7 @@ def _from_files(files: list[str], context: str | None) -> Login:
     hint = "correct it; `kubectl config view` shows what is in it"
     for file in files:
         with _told(file, hint), Path(file).expanduser().open("rb") as stream:
-            if len(stream.read(FILE_BYTES_MAX + 1)) > FILE_BYTES_MAX:
-                raise ValueError(f"it is larger than {FILE_BYTES_MAX:,} bytes")
+            read_at_most(stream, FILE_BYTES_MAX)
     with _told(text, hint):
         merged = KubeConfigMerger(os.pathsep.join(files))
         known = [item["name"] for item in merged.config["contexts"].value]

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from paceline_api.bounded import read_at_most
 from paceline_api.errors import MISSING, InvalidJobError, JobFileError, SpecError
 from paceline_api.reading.overrides import parse_override, with_overrides
 from paceline_api.reading.problems import spec_errors
@@ -35,14 +36,12 @@ def load_job(file: FilePath, overrides: Iterable[str] = ()) -> TrainingJob:
     hint = "give the path of a YAML file with a TrainingJob"
     try:
         with file.open("rb") as stream:
-            raw = stream.read(FILE_BYTES_MAX + 1)
+            raw = read_at_most(stream, FILE_BYTES_MAX)
     except OSError as error:
         told = (error.strerror or str(error)).lower()
         raise JobFileError(f"{file}: cannot be read: {told}", hint=hint) from None
     if file.suffix in SCRIPTS or raw.startswith(b"#!"):
         raise JobFileError(f"{file}: is a script, not a job file", hint=_script_hint(file))
-    if len(raw) > FILE_BYTES_MAX:
-        raise JobFileError(f"{file}: is larger than {FILE_BYTES_MAX:,} bytes", hint=hint)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:

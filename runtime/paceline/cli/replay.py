@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from paceline_api.bounded import read_file
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, JobFileError, PacelineError
 from paceline_api.jobfile import JOB_FILE, JobFile, read_job_file
 from paceline_api.types.enums import Wire
@@ -32,6 +34,7 @@ EXPLAINED: Final = "error: "
 TELLS: Final = (TRACEBACK, "hint:")
 """Lines that do not say which error it was."""
 STDERR: Final = 2
+RESULT_BYTES_MAX: Final = 64 * 1024
 LEFT_S: Final = 5.0
 """How long a process that the script has left behind may hold its stderr open."""
 
@@ -65,7 +68,7 @@ def replay(run_dir: Path) -> int:
         if not fault.startswith(EXPLAINED):  # else it has been said
             print(f"error: the replay of {run_dir} did not come to its end{fault}", file=sys.stderr)
         return EXIT_FAILURE
-    return _tell(msgspec.json.decode((run_dir / RESULT).read_bytes(), type=ReplayResult))
+    return _tell(_read_result(run_dir / RESULT))
 
 
 def _run(command: list[str], env: dict[str, str], folder: Path, log: Path) -> tuple[int, str]:
@@ -134,6 +137,17 @@ def _environment(spec: JobFile) -> dict[str, str]:
     for name, text in spec.env:
         env[name] = expand(text, env)
     return env
+
+
+def _read_result(path: Path) -> ReplayResult:
+    """Return what the replay has left, in a process of the script. Raises PacelineError."""
+    try:
+        return msgspec.json.decode(read_file(path, RESULT_BYTES_MAX), type=ReplayResult)
+    except (OSError, *UNDECODABLE) as error:
+        raise PacelineError(
+            f"{path} does not hold the result of a replay: {error}",
+            hint="see that the script does not write to the run folder, and replay it again",
+        ) from None
 
 
 def _tell(result: ReplayResult) -> int:

@@ -112,7 +112,7 @@ def explain(name: str, where: Where, output: Output | None) -> int:
 
 
 def exit_code(status: JobStatus) -> int:
-    """For programs: 1 for a job that has failed."""
+    """Return the exit code for programs: 1 for a job that has ended and is not Complete."""
     return 0 if not status.ended or status.state == COMPLETE else EXIT_FAILURE
 
 

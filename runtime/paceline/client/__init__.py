@@ -14,12 +14,13 @@ from paceline_api.types.template import PodTemplate
 
 from paceline.client.aio import AsyncJob, AsyncJobClient
 from paceline.client.client import JobClient
-from paceline.client.errors import JobFailedError
+from paceline.client.errors import EndUnknownError, JobFailedError
 from paceline.client.job import Job
 
 __all__ = [
     "AsyncJob",
     "AsyncJobClient",
+    "EndUnknownError",
     "Job",
     "JobClient",
     "JobFailedError",

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from paceline.client.errors import JobFailedError
+from paceline.client.errors import EndUnknownError, JobFailedError
 from paceline.client.figures import Figures
 from paceline.client.follower import Follower
 from paceline.client.progress import Bar, console_for
 from paceline.clock import wall_s
 from paceline.jobs.core.waiting import reached
 from paceline.jobs.errors import MissingExtraError
-from paceline.jobs.interface import FAILED, JobEvent, Jobs, JobStatus, LogLine, Selection, Until
+from paceline.jobs.interface import (
+    ENDED,
+    FAILED,
+    JobEvent,
+    Jobs,
+    JobStatus,
+    LogLine,
+    Selection,
+    Until,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -49,7 +58,8 @@ class Job:
 
         `timeout_s`: seconds; None waits for as long as it takes. `progress`: show a bar; None for
         where somebody can see it, a notebook or a terminal. Raises JobFailedError for a job that
-        has failed, WaitTimeoutError, and NoSuchJobError if it is deleted meanwhile.
+        has failed, EndUnknownError for one that has ended nobody knows how, WaitTimeoutError, and
+        NoSuchJobError if it is deleted meanwhile.
         """
         wanted = Until(until)
         console = console_for(progress)
@@ -60,6 +70,8 @@ class Job:
                 status = self._until(wanted, timeout_s, bar)
         if status.state == FAILED:
             raise JobFailedError(status)
+        if status.state == ENDED:
+            raise EndUnknownError(status)
         return status
 
     def _until(self, wanted: Until, timeout_s: float | None, bar: Bar | None) -> JobStatus:

@@ -9,11 +9,11 @@ without the old one, whoever still shows it is cut off.
 from __future__ import annotations
 
 import logging
-import os
 import re
-import stat
 from pathlib import Path
 from typing import Final
+
+from paceline_api.bounded import read_file
 
 from paceline.clock import NS_PER_MS, now_ns
 
@@ -91,7 +91,4 @@ class Tokens:
         if identity == self._seen:
             return None
         self._seen = identity
-        if not stat.S_ISREG(state.st_mode):
-            raise ValueError("it is no regular file")
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:  # noqa: PTH123
-            return read_tokens(opened.read(FILE_BYTES_MAX + 1))
+        return read_tokens(read_file(file, FILE_BYTES_MAX))

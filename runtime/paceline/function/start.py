@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from paceline_api.bounded import read_file
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.names import ENV_RUN_DIR
 
 from paceline.function.errors import FunctionError
-from paceline.function.packed import DESCRIPTION, FOLDER, PROGRAM, Description
+from paceline.function.packed import BYTES_MAX, DESCRIPTION, FOLDER, PROGRAM, Description
 from paceline.private_files import append, private_umask
 
 ENVIRONMENT: Final = "function-packages"
@@ -58,8 +59,9 @@ def read(folder: Path) -> Description:
         FunctionError: It is none, or another Python's.
     """
     try:
-        description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=Description)
-        program = (folder / PROGRAM).read_text()
+        data = read_file(folder / DESCRIPTION, BYTES_MAX)
+        description = msgspec.json.decode(data, type=Description)
+        program = read_file(folder / PROGRAM, BYTES_MAX).decode()
     except (OSError, *UNDECODABLE) as error:
         raise FunctionError(
             f"{folder} holds no function: {error}",

@@ -12,6 +12,7 @@ PacelineError (paceline_api.errors)
     |-- NotInstalledError   the cluster has no TrainingJobs, or those of another release
     |-- MissingExtraError   the package `kubernetes` is not installed
     |-- AwayError           the API server, or a run, does not answer
+    |-- UnreadableRunError  a file of a run on this machine cannot be read
     `-- WaitTimeoutError    what was waited for has not come in time
 """
 
@@ -80,6 +81,10 @@ class AwayError(JobsError):
     """The API server, or a run, does not answer."""
 
     code = EXIT_FAILURE
+
+
+class UnreadableRunError(JobsError):
+    """A file of a run on this machine cannot be read."""
 
 
 class WaitTimeoutError(JobsError):

@@ -22,6 +22,10 @@ from paceline.core.status import Status
 
 COMPLETE = "Complete"
 FAILED = "Failed"
+ENDED = "Ended"
+"""How it has ended is not known: what it left of its end is damaged."""
+UNKNOWN = "Unknown"
+"""It runs, and cannot be asked."""
 SUSPENDED = "Suspended"
 SUSPENDING = "Suspending"
 TRAINING = "Training"
@@ -35,7 +39,9 @@ class JobStatus(Struct, frozen=True):
     """Its namespace, or on this machine its run folder."""
     state: str
     """One word: Starting, Training, Resizing, Suspending, Suspended, Complete, Failed, or the
-    reason why it trains with less than was asked for, such as Unschedulable."""
+    reason why it trains with less than was asked for, such as Unschedulable. On this machine also
+    Ended, if what a run has left does not say how it ended, and in a list Unknown, for a run that
+    cannot be asked."""
     message: str = ""
     """What happened, where the word alone does not say it: the last words of a rank that failed."""
     hint: str = ""
@@ -64,8 +70,8 @@ class JobStatus(Struct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """Complete or Failed; neither changes again."""
-        return self.state in (COMPLETE, FAILED)
+        """Return True if it is Complete, Failed or Ended; it does not run again."""
+        return self.state in (COMPLETE, FAILED, ENDED)
 
 
 class Until(StrEnum):

@@ -28,7 +28,6 @@ from paceline_api.types.template import TRAINER
 
 from paceline.clock import NS_PER_S, now_ns, wall_s
 from paceline.core.anatomy.samples import with_steps
-from paceline.core.status import Status
 from paceline.jobs.core import explain, from_run, waiting
 from paceline.jobs.core.lines import parse_line
 from paceline.jobs.errors import (
@@ -39,6 +38,7 @@ from paceline.jobs.errors import (
     NoSuchJobError,
     NoSuchRankError,
     RejectedError,
+    UnreadableRunError,
     WaitTimeoutError,
 )
 from paceline.jobs.interface import (
@@ -53,13 +53,15 @@ from paceline.jobs.interface import (
     Until,
 )
 from paceline.local import control, detached, index, steps
+from paceline.local.last_status import STATUS, LastStatusError, read_last_status
 from paceline.local.printed import PRINTED
 from paceline.local.rundir import LOCK, RUNS, WHAT_RUNS, check, numbered, with_function
-from paceline.local.runner import STATUS
 from paceline.private_files import check_folder
 
 Found = TypeVar("Found")
-_AGENT: Final = re.compile(r"(\S+) (agent-(\d+)-(\d+)) (.*)", re.S)
+SILENT_TOLD: Final = 3
+"""Pods of which an error says why nothing is known."""
+_AGENT: Final = re.compile(r"(\S+) (agent-(\d{1,9})-(\d{1,9})) (.*)", re.S)
 
 
 class LocalJobs:
@@ -101,11 +103,11 @@ class LocalJobs:
         return self.status(entry.run_dir)
 
     def all(self) -> list[JobStatus]:
-        """Those that are running."""
+        """Those that are running; one that cannot be asked hides no other."""
         found = []
         for entry in index.running(self._env):
             with suppress(control.EndedError):
-                found.append(self._running(entry))
+                found.append(self._running_or_unknown(entry))
         return found
 
     def status(self, name: str) -> JobStatus:
@@ -172,7 +174,14 @@ class LocalJobs:
         path = run.folder / PRINTED
         if not path.exists() and run.entry is None:
             return
-        with path.open("rb") as file:
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            raise UnreadableRunError(
+                f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
+                hint=f"the logs of each process are in {run.folder / 'logs'}",
+            ) from None
+        with file:
             yield from chosen.until_now(file.read())
             while follow and run.entry is not None:
                 try:
@@ -217,8 +226,9 @@ class LocalJobs:
         run = self._run(name)
         pods, silent = steps.of_run(run.folder)
         if not (known := with_steps(pods)):
+            without = "".join(f"; {one.pod}: {one.why}" for one in silent[:SILENT_TOLD])
             raise NoSamplesError(
-                f"no steps are known of the run in {run.folder}",
+                f"no steps are known of the run in {run.folder}{without}",
                 hint="ask again when it has made some; "
                 f"`paceline explain {shlex.quote(name)}` says what it waits for",
             )
@@ -283,6 +293,12 @@ class LocalJobs:
     def _running(self, entry: index.Entry) -> JobStatus:
         return _told(_asked(partial(control.look, entry)))
 
+    def _running_or_unknown(self, entry: index.Entry) -> JobStatus:
+        try:
+            return self._running(entry)
+        except AwayError as error:
+            return from_run.unknown(entry.job, entry.run_dir, why=error.message, hint=error.hint)
+
 
 class _Run:
     """One, by its folder; `entry` while it goes on."""
@@ -291,14 +307,25 @@ class _Run:
         self.folder, self.entry = folder, entry
 
     def ended(self) -> JobStatus:
-        """How it ended."""
-        age_s = wall_s() - (self.folder / LOCK).stat().st_mtime
+        """Return how it ended. Raises NoSuchJobError if its folder has gone meanwhile."""
+        folder = str(self.folder)
         try:
-            data = (self.folder / STATUS).read_bytes()
-            status = msgspec.json.decode(data, type=Status)
+            age_s = wall_s() - (self.folder / LOCK).stat().st_mtime
         except OSError:
-            return from_run.lost(self.name(), str(self.folder), age_s)
-        return from_run.ended(str(self.folder), status, age_s)
+            raise NoSuchJobError(
+                f"the run in {folder} was deleted just now", hint="submit it again"
+            ) from None
+        try:
+            status = read_last_status(self.folder)
+            if status.outcome is None:
+                raise LastStatusError(self.folder / STATUS, "has no outcome")
+        except FileNotFoundError:
+            return from_run.lost(self.name(), folder, age_s)
+        except LastStatusError as error:
+            return from_run.end_unknown(
+                self.name(), folder, age_s, why=error.message, hint=error.hint
+            )
+        return from_run.ended(folder, status, status.outcome, age_s)
 
     def job_file(self) -> JobFile | None:
         """None for a run that was not able to write it."""

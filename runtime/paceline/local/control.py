@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
 from paceline_api.decoding import UNDECODABLE
@@ -33,6 +33,7 @@ ROOT: Final = 0
 ASK_S: Final = 5.0
 WAIT_S: Final = 30.0
 """For news, at most; then what is known is the answer."""
+Asked = TypeVar("Asked", "View", "Scaled", "Lines", "Done")
 
 
 class ControlError(PacelineError):
@@ -306,38 +307,41 @@ class Control:
 
 def look(entry: index.Entry, after: int | None = None, wait_s: float = WAIT_S) -> View:
     """`after`: wait for another revision than that, for `wait_s` and WAIT_S at most."""
-    answer = ask(entry, Look(after, wait_s), wait_s=0.0 if after is None else wait_s)
-    assert isinstance(answer, View), answer
-    return answer
+    return ask(entry, Look(after, wait_s), View, wait_s=0.0 if after is None else wait_s)
 
 
 def scale(entry: index.Entry, replicas: int) -> Scaled:
-    answer = ask(entry, ScaleRequest(replicas))
-    assert isinstance(answer, Scaled), answer
-    return answer
+    return ask(entry, ScaleRequest(replicas), Scaled)
 
 
 def more_lines(entry: index.Entry, size: int) -> int:
     """Bytes that are printed, as soon as they are more than `size`, or after a while."""
-    answer = ask(entry, AskLines(size), wait_s=WAIT_S)
-    assert isinstance(answer, Lines), answer
-    return answer.size
+    return ask(entry, AskLines(size), Lines, wait_s=WAIT_S).size
 
 
 def suspend(entry: index.Entry, suspend: bool) -> None:
-    ask(entry, SuspendRequest(suspend))
+    ask(entry, SuspendRequest(suspend), Done)
 
 
 def end(entry: index.Entry) -> None:
     """And remove the run folder."""
-    ask(entry, EndRequest())
+    ask(entry, EndRequest(), Done)
 
 
-def ask(
-    entry: index.Entry, request: Request, *, wait_s: float = 0.0
-) -> View | Lines | Scaled | Done:
-    """`wait_s`: the request's own. Raises RefusedError, EndedError, and ControlError if the runner
-    does not answer."""
+def ask(entry: index.Entry, request: Request, kind: type[Asked], *, wait_s: float = 0.0) -> Asked:
+    """Ask the runner of a job.
+
+    Args:
+        entry: The note that the runner has left.
+        request: What to ask.
+        kind: Type of the answer.
+        wait_s: How long the request itself lets the runner wait for news.
+
+    Raises:
+        RefusedError: The runner does not do it.
+        EndedError: The runner has ended meanwhile.
+        ControlError: The runner does not answer, or with what is no answer to this request.
+    """
     data = b""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(ASK_S + wait_s)
@@ -358,11 +362,39 @@ def ask(
                 f"job {entry.job}: its runner, process {entry.pid}, does not answer {why}",
                 hint=f"see whether it is stopped; the logs are in {entry.run_dir}",
             ) from None
-    if not data:
+    if not data.endswith(b"\n"):  # it ended before it had said all of its answer
         raise EndedError(f"job {entry.job} ended in this moment")
-    answer: Answer = msgspec.json.decode(data, type=Answer)
+    return read_answer(entry, data, kind)
+
+
+def read_answer(entry: index.Entry, data: bytes, kind: type[Asked]) -> Asked:
+    """Return what a runner, perhaps of another version, has answered.
+
+    Args:
+        entry: The note that the runner has left.
+        data: One line of JSON, of at most LINE_MAX bytes.
+        kind: Type of the answer.
+
+    Raises:
+        RefusedError: The runner does not do what it was asked for.
+        ControlError: The bytes are no answer of this kind.
+    """
+    try:
+        answer: Answer = msgspec.json.decode(data, type=Answer)
+    except UNDECODABLE as error:
+        raise _not_understood(entry, str(error)) from None
     if isinstance(answer, Refusal):
         raise RefusedError(
             f"job {entry.job}: {answer.message}", hint=answer.hint, exit_code=EXIT_BAD_INPUT
         )
+    if not isinstance(answer, kind):
+        raise _not_understood(entry, f"{type(answer).__name__} instead of {kind.__name__}")
     return answer
+
+
+def _not_understood(entry: index.Entry, why: str) -> ControlError:
+    return ControlError(
+        f"job {entry.job}: the answer of its runner, process {entry.pid}, is not understood: {why}",
+        hint="use the version of paceline that has started the job; "
+        f"its logs are in {entry.run_dir}",
+    )

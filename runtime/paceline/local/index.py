@@ -11,9 +11,10 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from paceline_api.bounded import read_file
 from paceline_api.decoding import UNDECODABLE
 
 from paceline import private_files
@@ -24,14 +25,18 @@ NOTE: Final = "control.json"
 """In the run folder."""
 CONNECT_S: Final = 2.0
 NOTE_BYTES_MAX: Final = 64 * 1024
+PID_MAX: Final = 2**22
+"""Largest process id of Linux."""
+PathText = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00]*\Z")]
+"""A path that the kernel takes."""
 WHAT: Final = "folder of notes about running jobs"
 
 
 class Entry(msgspec.Struct, frozen=True):
     job: str
-    run_dir: str
-    socket: str
-    pid: int
+    run_dir: PathText
+    socket: PathText
+    pid: Annotated[int, msgspec.Meta(ge=1, le=PID_MAX)]
     """Of the runner."""
 
 
@@ -111,7 +116,6 @@ def listens(entry: Entry) -> bool:
 
 def _read(note: Path) -> Entry | None:
     try:
-        with note.open("rb") as file:
-            return msgspec.json.decode(file.read(NOTE_BYTES_MAX), type=Entry)
+        return msgspec.json.decode(read_file(note, NOTE_BYTES_MAX), type=Entry)
     except (OSError, *UNDECODABLE):
         return None

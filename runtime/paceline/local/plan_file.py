@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from paceline_api.bounded import read_file
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, JobFileError, PacelineError
 from paceline_api.jobfile import JOB_FILE, read_resolved_job
@@ -22,11 +23,12 @@ from paceline.core.forecast.book import Book, Measurement
 from paceline.core.forecast.measured import earlier, row
 from paceline.core.status import Status
 from paceline.local import control, index, steps
+from paceline.local.last_status import LastStatusError, read_last_status
 from paceline.local.rundir import RUNS, WHAT_RUNS, numbered
-from paceline.local.runner import STATUS
 
 RUNS_READ: Final = 16
 """The latest ones of a job."""
+FILE_BYTES_MAX: Final = 16 * 2**20
 
 
 class PlanFileError(PacelineError):
@@ -60,7 +62,7 @@ def read(path: Path) -> Book:
     """Empty if there is none. Raises PlanFileError, ForeignFolderError."""
     try:
         private_files.check_folder(path.parent, WHAT_RUNS)
-        return msgspec.json.decode(path.read_bytes(), type=Book)
+        return msgspec.json.decode(read_file(path, FILE_BYTES_MAX), type=Book)
     except FileNotFoundError:
         return Book()
     except OSError as error:
@@ -116,15 +118,15 @@ def _latest(job: str, runs: Path) -> list[Path]:
 
 
 def _status(folder: Path) -> Status | None:
-    """None of a run that was killed, or has only just begun."""
+    """Return the status of a run, or None if it was killed, has only just begun or is damaged."""
     if (entry := index.of_run_dir(folder)) is not None:
         try:
             return control.look(entry).status
         except control.ControlError:
             return None
     try:
-        return msgspec.json.decode((folder / STATUS).read_bytes(), type=Status)
-    except (OSError, *UNDECODABLE):
+        return read_last_status(folder)
+    except (FileNotFoundError, LastStatusError):
         return None
 
 

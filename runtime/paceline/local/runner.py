@@ -27,6 +27,7 @@ from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.cluster import Cluster
 from paceline.local.control import Control, View
 from paceline.local.faults import Injector
+from paceline.local.last_status import STATUS
 from paceline.local.printed import Printed
 from paceline.local.processes import Child, tail
 from paceline.local.rundir import RunDirError, write
@@ -44,7 +45,6 @@ END_S: Final = 5.0
 """From SIGTERM to SIGKILL for agents that nothing else has ended."""
 IDLE_S: Final = 20.0
 """No worker lives and none is started: the coordinator has to say how the job ended."""
-STATUS: Final = "status.json"
 """What a run leaves in its folder: its last status, with how it ended."""
 INTERRUPTED: Final = "Interrupted"
 RELEASED: Final = "Released"

@@ -7,14 +7,15 @@ Each agent serves them at /steps. One of a local run leaves them in the run fold
 from __future__ import annotations
 
 import http.client
-import json
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
+from paceline_api.bounded import TooLargeError, read_at_most, read_file
+
 from paceline.agent.targets import FOLDER as TARGETS
-from paceline.agent.targets import STEPS, TOKEN_FILE
+from paceline.agent.targets import STEPS, read_target, read_token
 from paceline.core.anatomy.samples import (
     STEPS_PATH,
     PodSamples,
@@ -25,13 +26,6 @@ from paceline.core.anatomy.samples import (
 )
 from paceline.core.anatomy.steps_token import STEPS_HEADER
 
-
-class Readable(Protocol):
-    """A file or an answer."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-
 TIMEOUT_S: Final = 10.0
 BYTES_MAX: Final = bytes_max(64)
 """Of one pod. Its port may have gone to somebody else since it was written down."""
@@ -41,7 +35,6 @@ def of_run(run_dir: Path) -> tuple[list[PodSamples], list[SilentPod]]:
     """What its pods have left or tell now, and those that neither have left nor tell anything."""
     found: dict[int, PodSamples] = {}
     silent: list[SilentPod] = []
-    token = _token(run_dir)
     for left in sorted((run_dir / STEPS).glob("*.json")):
         try:
             pod = _read(left)
@@ -50,13 +43,15 @@ def of_run(run_dir: Path) -> tuple[list[PodSamples], list[SilentPod]]:
             continue
         found[pod.slot] = pod
     for target in sorted((run_dir / TARGETS).glob("*.json")):
-        (told,) = json.loads(target.read_text())
+        name = target.name
         try:
-            pod = of_agent(f"http://{told['targets'][0]}{STEPS_PATH}", token)
+            told = read_target(target)
+            name = told.labels.pod
+            pod = of_agent(f"http://{told.targets[0]}{STEPS_PATH}", read_token(run_dir))
         except OSError as error:
-            # It ends just now, or was killed and left its target.
-            if int(target.stem) not in found:
-                silent.append(SilentPod(told["labels"]["pod"], str(error)))
+            # It ends just now, or was killed and left its target; or the file is damaged.
+            if target.stem not in map(str, found):
+                silent.append(SilentPod(name, str(error)))
             continue
         found[pod.slot] = pod
     return list(found.values()), silent
@@ -67,32 +62,17 @@ def of_agent(url: str, token: str) -> PodSamples:
     asked = Request(url, headers={STEPS_HEADER: token})
     try:
         with urlopen(asked, timeout=TIMEOUT_S) as answer:
-            return _samples(answer)
+            return read_samples(read_at_most(answer, BYTES_MAX))
     except URLError as error:
         raise OSError(f"{url}: {error.reason}") from error
-    except (http.client.HTTPException, SamplesError) as error:
+    except (http.client.HTTPException, TooLargeError, ValueError) as error:
         raise OSError(f"{url}: {error}") from error
 
 
 def _read(path: Path) -> PodSamples:
     """Raises OSError, also if the file holds something else."""
-    with path.open("rb") as file:
-        try:
-            return _samples(file)
-        except SamplesError as error:
-            raise OSError(f"{path}: {error}") from error
-
-
-def _samples(file: Readable) -> PodSamples:
-    found = file.read(BYTES_MAX + 1)
-    if len(found) > BYTES_MAX:
-        raise SamplesError(f"it is larger than {BYTES_MAX:,} bytes")
-    return read_samples(found)
-
-
-def _token(run_dir: Path) -> str:
-    """Return the run's token for /steps, or nothing where no agent has left one."""
     try:
-        return (run_dir / TOKEN_FILE).read_text()
-    except FileNotFoundError:
-        return ""
+        return read_samples(read_file(path, BYTES_MAX))
+    except (OSError, SamplesError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise OSError(f"{path} does not hold the steps of a pod ({why}): remove it") from None

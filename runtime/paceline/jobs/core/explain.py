@@ -18,6 +18,7 @@ from paceline.core.protocol.waits import quorum_of
 from paceline.core.status import RankPhase, RankStatus, Status, StragglerStatus, place_of
 from paceline.jobs.interface import (
     COMPLETE,
+    ENDED,
     FAILED,
     SUSPENDED,
     TRAINING,
@@ -70,6 +71,10 @@ class _Job:
                 first, *more = status.message.splitlines() or ["nobody has said why"]
                 told = [*more[-LINES_MAX:], *([status.hint] if status.hint else [])]
                 return f"It has failed: {first}", told, [f"{logs} --previous", events]
+            case x if x == ENDED:
+                told = [status.hint] if status.hint else []
+                verdict = f"It has ended; {status.message}"
+                return verdict, told, [f"{logs} --previous", self._command("delete")]
             case x if x == SUSPENDED:
                 verdict = "It is suspended and nothing of it runs; resume starts it again."
                 return verdict, [], [self._command("resume"), logs, events]
@@ -152,7 +157,7 @@ class _Job:
 
     def warnings(self, events: Sequence[JobEvent]) -> Iterator[str]:
         """The last ones; of stragglers only while rounds run."""
-        rests = self._status.state in (COMPLETE, FAILED, SUSPENDED)
+        rests = self._status.ended or self._status.state == SUSPENDED
         told = [one for one in events if one.warning and not (rests and one.reason in _PASSING)]
         for event in told[-WORDS_MAX:]:
             yield f"{event.reason}: {event.message.partition(chr(10))[0]}"

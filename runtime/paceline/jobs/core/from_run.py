@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from paceline_api.reasons import ConditionType, Reason
 
-from paceline.core.status import RankPhase, Status, at_rest
-from paceline.jobs.interface import COMPLETE, FAILED, SUSPENDED, TRAINING, JobEvent, JobStatus
+from paceline.core.status import Outcome, RankPhase, Status, at_rest
+from paceline.jobs.interface import (
+    COMPLETE,
+    ENDED,
+    FAILED,
+    SUSPENDED,
+    TRAINING,
+    UNKNOWN,
+    JobEvent,
+    JobStatus,
+)
 
 STARTING = "Starting"
 _NO_STATE = (Reason.RANK_SLOW, Reason.RANK_BENCHED)
@@ -63,10 +72,8 @@ def running(
     )
 
 
-def ended(run_dir: str, status: Status, age_s: float) -> JobStatus:
-    """Of one that has left its last status."""
-    outcome = status.outcome
-    assert outcome is not None, "the last status of a run has its outcome"
+def ended(run_dir: str, status: Status, outcome: Outcome, age_s: float) -> JobStatus:
+    """Return the status of a run that has left how it ended."""
     return JobStatus(
         name=status.job,
         place=run_dir,
@@ -82,7 +89,7 @@ def ended(run_dir: str, status: Status, age_s: float) -> JobStatus:
 
 
 def lost(name: str, run_dir: str, age_s: float) -> JobStatus:
-    """Of one that is gone and has left nothing."""
+    """Return the status of a run that is gone and has left nothing."""
     return JobStatus(
         name=name,
         place=run_dir,
@@ -91,6 +98,23 @@ def lost(name: str, run_dir: str, age_s: float) -> JobStatus:
         hint=f"its logs are in {run_dir}; start it again",
         age_s=age_s,
     )
+
+
+def end_unknown(name: str, run_dir: str, age_s: float, *, why: str, hint: str) -> JobStatus:
+    """Return the status of a run that has left something which does not say how it ended."""
+    return JobStatus(
+        name=name,
+        place=run_dir,
+        state=ENDED,
+        message=f"how it ended is not known: {why}",
+        hint=hint,
+        age_s=age_s,
+    )
+
+
+def unknown(name: str, run_dir: str, *, why: str, hint: str) -> JobStatus:
+    """Return the status of a run that goes on and cannot be asked."""
+    return JobStatus(name=name, place=run_dir, state=UNKNOWN, message=why, hint=hint)
 
 
 def events(status: Status | None) -> list[JobEvent]:

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 import torch
+from paceline_api.bounded import read_file
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import printable
 from safetensors import SafetensorError
@@ -198,10 +199,7 @@ def check(folder: Path, wanted: Identity) -> Manifest:
 
 def read_manifest(folder: Path) -> Manifest:
     try:
-        with (folder / MANIFEST).open("rb") as file:
-            data = file.read(MANIFEST_BYTES_MAX + 1)
-        if len(data) > MANIFEST_BYTES_MAX:
-            raise _damaged(folder, f"{MANIFEST} is larger than {MANIFEST_BYTES_MAX:,} bytes")
+        data = read_file(folder / MANIFEST, MANIFEST_BYTES_MAX)
         manifest = msgspec.json.decode(data, type=Manifest)
     except OSError as error:
         raise _damaged(folder, f"{MANIFEST} cannot be read: {_words(error)}") from None

@@ -1,0 +1,54 @@
+"""Bytes of somebody else are read up to a bound, and only from what has an end."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from paceline_api.bounded import TooLargeError, read_at_most, read_file
+
+
+class Counting(io.BytesIO):
+    """Remembers how much was asked for."""
+
+    asked = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        assert size is not None
+        assert size >= 0, "all of it"
+        self.asked += size
+        return super().read(size)
+
+
+def test_one_byte_more_than_the_bound_is_read_at_most() -> None:
+    stream = Counting(bytes(1000))
+    with pytest.raises(TooLargeError, match="it is larger than 10 bytes"):
+        read_at_most(stream, 10)
+    assert stream.asked == 11
+    assert read_at_most(Counting(bytes(10)), 10) == bytes(10)
+
+
+def test_a_file_is_read_whole_through_a_link_and_refused_above_the_bound(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("file")
+    assert read_file(tmp_path / "link", 5) == b"12345"
+    with pytest.raises(TooLargeError):
+        read_file(tmp_path / "link", 4)
+
+
+def test_a_file_that_seems_endless_costs_no_memory(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(TooLargeError, match="larger than 1,000,000 bytes"):
+        read_file(tmp_path / "file", 1_000_000)
+
+
+def test_a_pipe_a_device_and_a_folder_are_no_files_and_hold_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError, match=r"no regular file|Is a directory"):
+            read_file(path, 10)
+    with pytest.raises(FileNotFoundError):
+        read_file(tmp_path / "none", 10)

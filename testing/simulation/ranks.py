@@ -243,6 +243,8 @@ class SimRank:
                 sim.at(at_ns, lambda: self._tick(at_ns))
             case ev.Resume():
                 self._resume(effect)
+            case ev.RefusePeer():
+                raise AssertionError("ranks of a simulation name no strangers")
             case ev.Held(leases=leases):
                 self.rank_leases.hold(leases)
             case ev.Exit():

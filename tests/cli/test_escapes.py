@@ -26,7 +26,7 @@ from paceline.client.progress import Bar
 from paceline.core.messages import ScriptError
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import RankPhase, RankStatus, Status
-from paceline.jobs.core import rendering
+from paceline.jobs.core import explain, from_cluster, rendering
 from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
 from paceline.local.rundir import RunDirError, make_run_dir
 from paceline.local.timeline import Timeline
@@ -96,6 +96,52 @@ def test_the_table_and_its_line_show_what_ranks_say(text: str) -> None:
     assert is_shown(shown(table(status, Timeline(), wide=True)))
     assert is_shown(shown(table(status, Timeline())))
     assert is_shown(line(replace(status, carrier=text), Timeline()))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_events_and_conditions_of_a_cluster_job_are_shown(text: str) -> None:
+    """Messages, reasons and nodes come from the API server, where others write them too."""
+    meta = {"name": "job", "uid": "1", "labels": {}}
+    condition = {"type": f"Odd{text}", "status": "True", "reason": text, "message": text}
+    slow = {"replica": "job-0-1", "rank": 0, "slowdownPercent": 300, "action": text}
+    job = {
+        "metadata": meta,
+        "spec": {"replicas": 1},
+        "status": {
+            "state": text,
+            "conditions": [condition],
+            "stragglers": [slow],
+            "transport": {"kind": f"gloo over {text}", "message": text},
+        },
+    }
+    labels = {"paceline.dev/role": "worker", "paceline.dev/slot": "0", "paceline.dev/attempt": "1"}
+    pod = {
+        "metadata": {"name": "job-0-1", "uid": "2", "labels": labels},
+        "spec": {"nodeName": text},
+        "status": {"phase": "Running", "message": text},
+    }
+    about = {"uid": "1", "kind": "TrainingJob", "name": "job"}
+    event = {
+        "metadata": {},
+        "involvedObject": about,
+        "reason": text,
+        "message": text,
+        "reportingComponent": text,
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    }
+    status = from_cluster.job_status(job, [pod], 0.0)
+    assert status.detail is not None
+    assert status.detail.stragglers
+    events = from_cluster.job_events([event], job, [pod])
+    found = [
+        shown(table(status.detail, status, wide=True)),
+        line(status.detail, status),
+        *rendering.jobs([status], wide=True),
+        *rendering.events(events, 1.0, wide=True),
+        *rendering.explanation(explain.explain(status, events, flags="", cluster=True)),
+    ]
+    assert all(map(is_shown, found))
+    assert any(printable(text) in one for one in found)
 
 
 @pytest.mark.parametrize("host", ["[red]node[/red]", "[link=http://x]node[/link]", "[/]", "[bold"])

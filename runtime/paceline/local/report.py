@@ -80,18 +80,27 @@ def _figure(log: LogStatus, name: str) -> str:
 
 
 def straggler(slow: StragglerStatus, procs: int) -> str:
-    """Who, how slow, since when, and what is done about it."""
-    since = datetime.fromtimestamp(slow.since_wall_s).strftime("%H:%M:%S")
+    """Return who is slow, how slow, since when, and what is done about it."""
     done = {
         StragglerResponse.TOLERATE: "tolerated, nothing is replaced",
         StragglerResponse.RESTART_IN_PLACE: "its process was started again",
         StragglerResponse.REPLACE: "its replica is replaced, one per cooldown",
     }
     place = place_of(slow.member, procs)
-    return (
-        f"rank {place} takes {slow.percent} % of the median step since {since}: "
-        f"{done[StragglerResponse(slow.action)]} (straggler.respond: {slow.action})"
-    )
+    since = _time_of_day(slow.since_wall_s)
+    text = f"rank {place} takes {slow.percent} % of the median step since {since}"
+    if slow.action not in done:  # of a later version, or not told yet
+        return text
+    what = done[StragglerResponse(slow.action)]
+    return f"{text}: {what} (straggler.respond: {slow.action})"
+
+
+def _time_of_day(wall_s: float) -> str:
+    """Return the local time; a damaged status may have one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(wall_s).strftime("%H:%M:%S")
+    except (OverflowError, OSError, ValueError):
+        return "an unknown time"
 
 
 def shadow_line(shadow: ShadowStatus, mode: str) -> str:

@@ -49,6 +49,7 @@ from paceline.core.protocol.records import Go
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.errors import StateError
+from paceline.refusals import Reason
 from paceline.transport.base import Abort, Transport
 from paceline.worker.data_channel import DataChannel
 from paceline.worker.metrics.rounds import RoundMetrics
@@ -454,6 +455,8 @@ class CommThread:
                 self._peers.send_bulk(to, state, self._state_for_joiners(state))
             case ev.PassState(to=to, state=state):
                 self._peers.send_bulk(to, state, self._staged[state.generation])
+            case ev.RefusePeer():
+                self._peers.refuse(Reason.UNKNOWN_PEER)
             case ev.Save() | ev.Publish() | ev.Unsave():
                 self._checkpoints.obey(effect)
             case ev.Exit():

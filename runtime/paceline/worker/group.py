@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar
 
 from paceline.clock import now_ns
 from paceline.core.messages import Fatal, Part, Prepare, State
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId
 from paceline.core.rank import events as ev
 from paceline.core.rank.agreement import (
     SCRIPT,
@@ -52,6 +53,7 @@ from paceline.core.rank.within import (
 )
 from paceline.core.wire import WireError
 from paceline.errors import UsageError
+from paceline.refusals import Reason
 from paceline.worker.comm_thread import ROUND, CommThread, Within
 from paceline.worker.peer_sockets import ReceivedMessage
 
@@ -62,6 +64,9 @@ GREETING_S: Final = 300.0
 ANSWER_S: Final = 3600.0
 """For a rank of the group to come to what the others have come to, such as the sum of its shard.
 Ranks that live and are stuck are found much earlier by their coordinator (R35), if there is one."""
+MAIL_MAX: Final = 16
+"""Parts and states that one shard keeps while the others have not theirs. A generation sends
+one part and one state to a joiner, and another state where the first one came too late."""
 Answer = Came | Square
 T = TypeVar("T")
 
@@ -146,7 +151,66 @@ def _key(message: Part | State) -> Key:
     return "part", message.generation, len(message.records)
 
 
-class LeadThread(CommThread):
+class Mailbox:
+    """Parts and states that have come for one shard, and perhaps not yet for all of its group.
+
+    What a peer sends decides the keys, and a state is as large as the model. So nothing is kept
+    that can be of no use any more, and no more than MAIL_MAX messages are kept at a time.
+    """
+
+    def __init__(self) -> None:
+        self._mail: dict[Key, ReceivedMessage] = {}
+        self._taken: Key = "state", NO_GENERATION, 0
+        """The newest state that was taken out."""
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._mail
+
+    def __len__(self) -> int:
+        return len(self._mail)
+
+    def is_wanted(self, key: Key, oldest: GenerationId) -> bool:
+        """Return False for what is older than the generation `oldest`, or than a state taken."""
+        return key[1] >= oldest and not (key[0] == "state" and key < self._taken)
+
+    def is_full(self, key: Key) -> bool:
+        """Return True if there is no room for this message."""
+        return key not in self._mail and len(self._mail) >= MAIL_MAX
+
+    def put(self, key: Key, mail: ReceivedMessage) -> None:
+        self._mail[key] = mail
+
+    def take(self, key: Key, oldest: GenerationId) -> ReceivedMessage:
+        """Take a message out, and drop what is not wanted any more."""
+        mail = self._mail.pop(key)
+        if key[0] == "state":
+            self._taken = max(self._taken, key)
+        self.drop_unwanted(oldest)
+        return mail
+
+    def drop_unwanted(self, oldest: GenerationId) -> None:
+        """Drop what is older than the generation `oldest`, or than a state that was taken."""
+        self._mail = {k: mail for k, mail in self._mail.items() if self.is_wanted(k, oldest)}
+
+
+class _ShardThread(CommThread):
+    """The communication thread of one shard."""
+
+    _mail: Mailbox
+
+    def _keep(self, key: Key, mail: ReceivedMessage) -> bool:
+        """Keep a message until all shards have theirs. False if it is of no use, or there is no
+        room."""
+        if not self._mail.is_wanted(key, self.machine.state.promise):
+            return False
+        if self._mail.is_full(key):
+            self._peers.refuse(Reason.TOO_MANY)
+            return False
+        self._mail.put(key, mail)
+        return True
+
+
+class LeadThread(_ShardThread):
     """The communication thread of shard 0."""
 
     def join_group(self, rendezvous: GroupRendezvous) -> None:
@@ -155,7 +219,7 @@ class LeadThread(CommThread):
         self._agreement = Agreement(len(self._lines) + 1, rendezvous.addresses)
         self._writing = Writing(len(self._lines) + 1)
         self._answers: list[SimpleQueue[Answer | None]] = [SimpleQueue() for _ in self._lines]
-        self._mail: dict[Key, ReceivedMessage] = {}
+        self._mail = Mailbox()
         self._arrived: dict[Key, set[int]] = {}
         for shard, line in enumerate(self._lines, 1):
             threading.Thread(
@@ -190,8 +254,9 @@ class LeadThread(CommThread):
             case _Heard(shard=shard, message=Said(event=said)):
                 self._said(shard, said)
             case _Heard(shard=shard, message=Mail(key=key)):
-                self._arrived.setdefault(key, set()).add(shard)
-                self._open_mail(key)
+                if self._mail.is_wanted(key, self.machine.state.promise):
+                    self._arrived.setdefault(key, set()).add(shard)
+                    self._open_mail(key)
             case _Heard(shard=shard, message=Wrote(event=written)):
                 self._written(shard, written)
             case _Heard():
@@ -224,9 +289,13 @@ class LeadThread(CommThread):
         self._tell(Ordered(now, event))
         super()._handle(event, now)
         if isinstance(event, Prepare):
-            oldest = self.machine.state.promise
-            self._mail = {k: mail for k, mail in self._mail.items() if k[1] >= oldest}
-            self._arrived = {k: shards for k, shards in self._arrived.items() if k[1] >= oldest}
+            self._drop_unwanted()
+
+    def _drop_unwanted(self) -> None:
+        oldest = self.machine.state.promise
+        self._mail.drop_unwanted(oldest)
+        wanted = [key for key in self._arrived if self._mail.is_wanted(key, oldest)]
+        self._arrived = {key: self._arrived[key] for key in wanted}
 
     def _agreed(self, outcomes: Sequence[ev.Event]) -> Sequence[ev.Event]:
         agreed: list[ev.Event] = []
@@ -259,24 +328,26 @@ class LeadThread(CommThread):
             super()._receive(mail)
             return
         key = _key(mail.message)
-        self._mail[key] = mail
-        self._open_mail(key)
+        if self._keep(key, mail):
+            self._open_mail(key)
 
     def _open_mail(self, key: Key) -> None:
         """Once all shards of it are here."""
         if key in self._mail and len(self._arrived.get(key, ())) == len(self._lines):
+            taken = self._mail.take(key, self.machine.state.promise)
             del self._arrived[key]
-            super()._receive(self._mail.pop(key))
+            self._drop_unwanted()
+            super()._receive(taken)
 
 
-class FollowerThread(CommThread):
+class FollowerThread(_ShardThread):
     """The communication thread of any other shard."""
 
     def join_group(self, rendezvous: GroupRendezvous) -> None:
         """Before it starts."""
         (self._lead,) = rendezvous.lines
         self._totals: SimpleQueue[Total | None] = SimpleQueue()
-        self._mail: dict[Key, ReceivedMessage] = {}
+        self._mail = Mailbox()
         threading.Thread(target=self._listen, name="paceline-lead", daemon=True).start()
 
     def _listen(self) -> None:
@@ -310,7 +381,7 @@ class FollowerThread(CommThread):
 
     def _obey(self, event: ev.Event, now: int) -> None:
         if isinstance(event, Part | State):
-            self._stage(self._mail.pop(_key(event)))
+            self._stage(self._mail.take(_key(event), self.machine.state.promise))
         if self._interrupts.interrupts(event):
             self._interrupts.taken()
         if not isinstance(event, (ev.Step, *ROUND)):
@@ -318,8 +389,7 @@ class FollowerThread(CommThread):
         self._handle(event, now)
         self._unstage(event)
         if isinstance(event, Prepare):
-            oldest = self.machine.state.promise
-            self._mail = {k: mail for k, mail in self._mail.items() if k[1] >= oldest}
+            self._mail.drop_unwanted(self.machine.state.promise)
 
     def _agreed(self, outcomes: Sequence[ev.Event]) -> Sequence[ev.Event]:
         for event in outcomes:
@@ -327,7 +397,7 @@ class FollowerThread(CommThread):
         return ()
 
     def _do(self, effect: ev.Effect) -> ev.Event | None:
-        if isinstance(effect, ev.ToPeer | ev.ToCoordinator | ev.WakeAt):
+        if isinstance(effect, ev.ToPeer | ev.ToCoordinator | ev.WakeAt | ev.RefusePeer):
             return None  # the lead does
         return super()._do(effect)
 
@@ -339,8 +409,8 @@ class FollowerThread(CommThread):
     def _receive(self, mail: ReceivedMessage) -> None:
         if isinstance(mail.message, Part | State):
             key = _key(mail.message)
-            self._mail[key] = mail
-            self._lead.tell(Mail(key))
+            if self._keep(key, mail):
+                self._lead.tell(Mail(key))
 
 
 def _next(answers: SimpleQueue[Any], kind: type[T], who: str) -> T:

@@ -287,6 +287,10 @@ class PeerSockets:
         """Drop what is left of a message; all of its frames are here, or zmq would not show it."""
         while socket.get(zmq.RCVMORE):
             socket.recv(zmq.NOBLOCK, copy=False)
+        self.refuse(reason)
+
+    def refuse(self, reason: Reason) -> None:
+        """Count a message that was read and is not taken."""
         refuse(Entry.PEERS, reason, self._senders)
 
     def wake(self) -> None:

@@ -331,6 +331,10 @@ class PassState(Struct, frozen=True):
     state: State
 
 
+class RefusePeer(Struct, frozen=True):
+    """Count a message of a peer that names members which are not in the group; nothing is sent."""
+
+
 class Restore(Struct, frozen=True):
     """Load this checkpoint as the committed state, then report Restored."""
 
@@ -401,6 +405,7 @@ Effect = (
     | SendPart
     | SendState
     | PassState
+    | RefusePeer
     | Restore
     | Save
     | Publish

@@ -44,6 +44,7 @@ from paceline.core.rank.events import (
     NotRestored,
     Published,
     Reduced,
+    RefusePeer,
     Rest,
     Restored,
     Skip,
@@ -137,6 +138,8 @@ class Rank:
         match message:
             case Announce() | Gathered():
                 rounds.on_announce(rank, message)
+            case AskState() | State() | Start() if membership.names_strangers(rank, message):
+                rank.emit(RefusePeer())
             case Start():
                 rounds.on_start(rank, message)
             case Part():

@@ -18,6 +18,7 @@ from paceline.core.messages import (
     Prepared,
     Refused,
     Release,
+    Start,
     Started,
     State,
 )
@@ -282,6 +283,12 @@ def on_part(rank: RankState, part: Part) -> None:
             after_commit(rank, record)
             rank.emit(InstallPart(record, weighing))
     _start(rank)
+
+
+def names_strangers(rank: RankState, message: AskState | State | Start) -> bool:
+    """Return True if a peer asks to send something to members that are not in the group."""
+    receivers = (message.member,) if isinstance(message, AskState) else message.onward
+    return bool(receivers) and not rank.group.issuperset(receivers)
 
 
 def on_ask_state(rank: RankState, ask: AskState) -> None:

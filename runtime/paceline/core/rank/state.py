@@ -125,6 +125,8 @@ class RankState:
     promise: GenerationId = NO_GENERATION
     commit: Commit | None = None
     """The COMMIT that this rank accepted last."""
+    _group_of: tuple[MemberId, ...] = ()
+    _group: frozenset[MemberId] = frozenset()
     is_member: bool = False
     """It names this rank."""
     needs_part: bool = False
@@ -207,6 +209,14 @@ class RankState:
     """Messages to itself."""
 
     # ---- reading --------------------------------------------------------------------------
+
+    @property
+    def group(self) -> frozenset[MemberId]:
+        """Members of the generation that this rank accepted last."""
+        members = self.commit.gen.members if self.commit else ()
+        if members is not self._group_of:
+            self._group_of, self._group = members, frozenset(members)
+        return self._group
 
     @property
     def gen_id(self) -> GenerationId:

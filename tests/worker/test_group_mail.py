@@ -1,0 +1,109 @@
+"""What waits in a group's mailbox has a bound, and what is of no use any more is dropped."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from paceline.core import messages as m
+from paceline.core.protocol.ids import GenerationId
+from paceline.core.rank.within import Key, Mail
+from paceline.refusals import Reason
+from paceline.worker import group
+from paceline.worker.comm_thread import CommThread
+from paceline.worker.group import MAIL_MAX, FollowerThread, LeadThread, Mailbox, _Heard
+from paceline.worker.peer_sockets import ReceivedMessage
+
+NOW = GenerationId(1, "a", 5)
+
+
+def mail(version: int, generation: GenerationId = NOW) -> ReceivedMessage:
+    """A state, as large as a model would be."""
+    log: Any = SimpleNamespace(version=version)
+    return ReceivedMessage(m.State(generation, log, ()), ())
+
+
+def part(records: int, generation: GenerationId = NOW) -> ReceivedMessage:
+    return ReceivedMessage(m.Part(generation, (None,) * records), ())  # type: ignore[arg-type]
+
+
+class Group:
+    """The lead and a follower of a group, without their sockets; both hear any mail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused: list[Reason] = []
+        self.taken: list[Key] = []
+        peers: Any = SimpleNamespace(refuse=self.refused.append)
+        machine: Any = SimpleNamespace(state=SimpleNamespace(promise=NOW))
+        self.told: list[Any] = []
+        line: Any = SimpleNamespace(tell=self.told.append)
+        self.lead = LeadThread.__new__(LeadThread)
+        self.follower = FollowerThread.__new__(FollowerThread)
+        for thread in (self.lead, self.follower):
+            thread.machine, thread._peers, thread._mail = machine, peers, Mailbox()
+        self.lead._lines, self.lead._arrived = [line], {}
+        self.follower._lead = line
+        monkeypatch.setattr(
+            CommThread, "_receive", lambda _, got: self.taken.append(group._key(got.message))
+        )
+
+    def tell_lead(self) -> None:
+        """The lead hears what the follower has told since."""
+        while self.told:
+            self.lead._take(_Heard(1, self.told.pop(0)))
+
+
+@pytest.fixture
+def shards(monkeypatch: pytest.MonkeyPatch) -> Group:
+    return Group(monkeypatch)
+
+
+@pytest.mark.parametrize("make", [mail, part])
+def test_mail_that_the_others_never_get_is_bounded_and_counted(make: Any, shards: Group) -> None:
+    for number in range(10 * MAIL_MAX):
+        shards.lead._receive(make(number))
+        shards.follower._receive(make(1000 + number))
+    shards.tell_lead()
+    assert len(shards.lead._mail) == len(shards.follower._mail) == MAIL_MAX
+    assert len(shards.lead._arrived) == MAIL_MAX
+    assert shards.refused == [Reason.TOO_MANY] * (2 * 9 * MAIL_MAX)
+    assert shards.taken == []
+
+
+def test_mail_of_a_generation_that_is_over_is_not_kept(shards: Group) -> None:
+    old = GenerationId(1, "a", 4)
+    for number in range(10):
+        shards.lead._receive(mail(number, old))
+        shards.follower._receive(mail(number, old))
+    assert len(shards.lead._mail) == len(shards.follower._mail) == 0
+    assert shards.told == []
+    shards.lead._take(_Heard(1, Mail(("state", old, 1))))
+    assert shards.lead._arrived == {}
+
+
+def test_a_state_that_all_have_is_taken_and_older_ones_are_dropped(shards: Group) -> None:
+    """A slow shard skips states that a fast one has: those never come to be complete."""
+    for version in (1, 2, 3):
+        shards.lead._receive(mail(version))
+    shards.follower._receive(mail(3))
+    shards.tell_lead()
+    assert shards.taken == [("state", NOW, 3)]
+    assert len(shards.lead._mail) == 0
+    shards.follower._receive(mail(2))
+    shards.tell_lead()
+    shards.lead._receive(mail(2))
+    assert shards.taken == [("state", NOW, 3)]
+    assert len(shards.lead._mail) == 0
+    assert shards.lead._arrived == {}
+
+
+def test_many_states_that_a_slow_shard_skips_hold_up_no_later_one(shards: Group) -> None:
+    for version in range(0, 10 * MAIL_MAX, 2):
+        shards.lead._receive(mail(version))
+        shards.lead._receive(mail(version + 1))
+        shards.follower._receive(mail(version + 1))
+        shards.tell_lead()
+        shards.follower._mail.take(("state", NOW, version + 1), NOW)
+    assert len(shards.taken) == 5 * MAIL_MAX
+    assert shards.refused == []

@@ -13,17 +13,25 @@ from typing import Final
 
 import msgspec
 import torch
+from paceline.agent.targets import Labels, TargetError, read_target
+from paceline.agent.targets import Target as ScrapeTarget
+from paceline.cli.table import line
 from paceline.core.forecast.book import Book
 from paceline.core.messages import DealtBatch
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.snapshot import LogSnapshot
 from paceline.core.replay import journal
+from paceline.core.status import Outcome, Status
 from paceline.errors import CheckpointError, ReplayError, StateError
 from paceline.function import start as function_start
 from paceline.function.errors import FunctionError
 from paceline.function.packed import DESCRIPTION, FOLDER, PROGRAM, Description
-from paceline.local import index, plan_file
+from paceline.jobs.core import rendering
+from paceline.jobs.local import LocalJobs
+from paceline.local import control, index, plan_file
+from paceline.local.last_status import STATUS
+from paceline.local.rundir import LOCK
 from paceline.telemetry import records
 from paceline.worker.checkpoint import format as checkpoints
 from paceline.worker.journals import FOLDER as JOURNALS
@@ -62,6 +70,34 @@ def _file(name: str, read: Callable[[Path], object]) -> Start:
 def _job_file_seeds() -> tuple[bytes, ...]:
     job = json_samples(ResolvedJob)[0]
     return tuple(one.replace(b'{"a":1}', job) for one in json_samples(JobFile)[:1])
+
+
+def _status_seeds() -> tuple[bytes, ...]:
+    outcome = Outcome(complete=False, reason="ScriptFailed", message="it failed", hint="mend it")
+    full = msgspec.json.decode(json_samples(Status)[0], type=Status)
+    return tuple(
+        msgspec.json.encode(msgspec.structs.replace(status, outcome=outcome, stragglers=()))
+        for status in (full, Status("job", "", replicas=2))
+    )
+
+
+def _last_status(_stack: ExitStack, folder: Path) -> Reader:
+    """The last status of a run, and what is shown of it."""
+    folder.chmod(0o700)
+    (folder / LOCK).touch()
+    jobs = LocalJobs({}, folder)
+
+    def reader(data: bytes) -> object:
+        (folder / STATUS).write_bytes(data)
+        found = jobs.status(str(folder))
+        line(found.detail, found)
+        return rendering.jobs([found], wide=True), rendering.explanation(jobs.explain(str(folder)))
+
+    return reader
+
+
+_TARGET: Final = ScrapeTarget(("host:80",), Labels("local", "job", "job-0-1", "host"))
+_ENTRY: Final = index.Entry("job", "/run", "/run/s", 1)
 
 
 def _journal_seed() -> bytes:
@@ -210,6 +246,28 @@ TARGETS: Final = (
         start=_file(index.NOTE, lambda path: index._read(path)),
         errors=(),
         seeds=json_samples(index.Entry),
+        form=Form.JSON,
+    ),
+    Target(
+        name="status-json",
+        start=_last_status,
+        errors=(),
+        seeds=_status_seeds(),
+        form=Form.JSON,
+        cpu_ms=50.0,  # it is read twice, and shown
+    ),
+    Target(
+        name="target-json",
+        start=_file("targets/0.json", read_target),
+        errors=(TargetError,),
+        seeds=(msgspec.json.encode([_TARGET]),),
+        form=Form.JSON,
+    ),
+    Target(
+        name="runner-answer",
+        start=pure(lambda data: control.read_answer(_ENTRY, data, control.View)),
+        errors=(control.ControlError,),
+        seeds=(msgspec.json.encode(control.View("job", "/run", None, 2, 1.0, None)),),
         form=Form.JSON,
     ),
     Target(

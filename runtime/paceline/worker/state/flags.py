@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf, isfinite
+from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.worker.state.flat import Segment, state_type
@@ -23,7 +25,7 @@ class Flags:
     def __init__(self, segments: Sequence[Segment], devices: Iterable[torch.device]) -> None:
         self._largest: dict[int, torch.Tensor] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._copied: dict[int, torch.Tensor] = {}
+        self._copied: dict[int, np.ndarray[Any, Any]] = {}
         wanted = set(devices)
         members: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, segment in enumerate(segments):

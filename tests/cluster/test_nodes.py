@@ -115,6 +115,7 @@ def test_pods_can_run_the_hosts_python(cluster: Cluster, cluster_namespace: str)
     assert said == [*sys.version.splitlines(), "Read-only file system"]
 
 
+@pytest.mark.exhaustive
 def test_a_node_can_lose_power_and_come_back(cluster: Cluster, cluster_namespace: str) -> None:
     node = cluster.node("node2")
     try:

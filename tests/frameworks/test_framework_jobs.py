@@ -149,7 +149,7 @@ tell(net)
 SCRIPTS = {"accelerate": ACCELERATE, "transformers": TRANSFORMERS, "lightning": LIGHTNING}
 
 
-@pytest.mark.parametrize("name", exhaustive_except(["accelerate", "transformers"], SCRIPTS))
+@pytest.mark.parametrize("name", exhaustive_except(["transformers"], SCRIPTS))
 def test_a_kill_and_a_join(tmp_path: Path, name: str) -> None:
     script = SCRIPTS[name]
     assert 1 <= script.count("# job") <= 5

@@ -11,6 +11,7 @@ import pytest
 
 from testing.processes.history import ForkServer, History, check
 from testing.processes.runs import ForkedRun
+from tests.layers import exhaustive_except
 from tests.local.stuck_script import LOOP, READ, stuck_script
 
 pytestmark = pytest.mark.processes
@@ -39,7 +40,7 @@ FOREVER = {
 }
 
 
-@pytest.mark.parametrize("how", FOREVER)
+@pytest.mark.parametrize("how", exhaustive_except(["deaf"], FOREVER))
 def test_a_script_that_does_not_return_is_named_and_ended_and_the_job_is_complete(
     tmp_path: Path, how: str
 ) -> None:

@@ -23,6 +23,8 @@ from paceline.local.processes import children_of
 from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
 
+from tests.layers import exhaustive_except
+
 pytestmark = pytest.mark.processes
 
 WAIT_S = 30.0
@@ -209,7 +211,7 @@ def test_what_an_ended_agent_leaves_is_not_left_over_at_the_end(tmp_path: Path) 
     with_cluster(tmp_path, act)
 
 
-@pytest.mark.parametrize("away", ["killed", "stopped"])
+@pytest.mark.parametrize("away", exhaustive_except(["stopped"], ["killed", "stopped"]))
 def test_nothing_is_started_after_the_release(tmp_path: Path, away: str) -> None:
     """R17: neither a coordinator that is new nor one that does not answer knows that it is over."""
 

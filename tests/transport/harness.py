@@ -1,7 +1,8 @@
 """Ranks that tests command: as processes (mpi, gloo) or as threads (sim), behind one face.
 
-Importing torch costs seconds of CPU, so one pool of processes serves all modules; a rank that a
-test kills is replaced by a fresh process when it is needed. Every wait has a deadline.
+Importing torch costs seconds of CPU, so one pool of processes serves all modules, and they are
+forked from one that has imported it; a rank that a test kills is replaced by a fresh process when
+it is needed. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from paceline.transport.selected import SelectedTransport
 from paceline.transport.sim import Hub, SimTransport
 
 from testing import left_files
+from testing.processes import forked_call
 from tests.transport.rank_body import ROUNDED, Entered, Outcome, RankBody
 
 FAILED = pytest.StashKey[bool]()
@@ -82,8 +84,8 @@ class RankEndedError(AssertionError):
 
 
 class ProcessRank(Rank):
-    """A process under its own `mpiexec -n 1`; `inside`: a command that starts it elsewhere, where
-    it has the address `host`."""
+    """A process under its own `mpiexec -n 1`; `inside`: a command that executes it elsewhere, where
+    no fork server is, and where it has the address `host`."""
 
     def __init__(
         self, pool: ProcessPool, name: str, inside: Sequence[str] = (), host: str = "127.0.0.1"
@@ -99,7 +101,12 @@ class ProcessRank(Rank):
             ENV_HWLOC: str(pool.folder / "no-hwloc.xml"),  # else hydra writes into /tmp
         }
         command = [*inside, str(Path(sys.executable).parent / "mpiexec"), "-n", "1", sys.executable]
-        command += [str(Path(__file__).with_name("rank_main.py")), pool.address, name]
+        if inside:
+            command += [str(Path(__file__).with_name("rank_main.py"))]
+        else:
+            guard = str(Path(__file__).with_name("rank_guard.py"))
+            command += ["-I", "-S", guard, forked_call.the_fork_server().name]
+        command += [pool.address, name]
         self._launcher = subprocess.Popen(
             command,
             env=environment,

@@ -1,4 +1,5 @@
-"""A rank in its own process: `python rank_main.py ADDRESS NAME`, started by `mpiexec -n 1`.
+"""A rank in its own process below `mpiexec -n 1`, forked (`rank_guard`), or executed as
+`python rank_main.py ADDRESS NAME`.
 
 Commands come over a socket. One thread reads them, so that an abort reaches a rank that is inside a
 call; the main thread, which is the communication thread here, carries them out.
@@ -58,9 +59,11 @@ def make(kind: str) -> Transport:
             return make_transport(name, local=True)
 
 
-def main() -> None:
-    connection = Client(sys.argv[1], "AF_UNIX")
-    connection.send((sys.argv[2], os.getpid()))
+def main(*words: str) -> None:
+    sys.argv[1:] = words
+    address, name = words
+    connection = Client(address, "AF_UNIX")
+    connection.send((name, os.getpid()))
     body = RankBody(make, tell=connection.send)
     commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -81,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -43,11 +43,11 @@ IN_MEMORY = [
 ON_GPUS = ["nccl"]
 KINDS = [*IN_MEMORY, *REAL, *ON_GPUS]
 IN_MAKE_TEST = [
-    *(*IN_MEMORY, *ON_GPUS, "gloo", "shm", "auto"),
+    *(*IN_MEMORY, *ON_GPUS, "gloo", "shm"),
     *("mpi:ring", f"mpi{ROUNDED}:recursive_doubling", "hier:mpi:halving_doubling"),
 ]
-"""Each transport, each algorithm and both precisions once. Ranks without a compiler (`mixed`), and
-gloo between machines, are exhaustive."""
+"""Each transport, each algorithm and both precisions once. Ranks without a compiler (`mixed`), gloo
+between machines, and `auto`, which takes one of the others (`test_selected`), are exhaustive."""
 RANKS = 5
 INTO_IT_S = 0.05
 """How far into a call that a rank has entered a fault strikes, so that data are under way. Any

@@ -78,6 +78,7 @@ def names(slots: Iterable[int], attempt: int = 1) -> list[str]:
     return sorted(f"digits-{slot}-{attempt}" for slot in slots)
 
 
+@pytest.mark.exhaustive
 def test_a_killed_leader_is_followed(plane: ControlPlane, namespace: str, pair: Pair) -> None:
     with plane.fake_nodes(2), Fleet(plane, namespace) as fleet:
         submit(plane, namespace, replicas=2)

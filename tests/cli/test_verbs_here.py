@@ -146,6 +146,7 @@ def test_what_has_ended_is_told_from_its_folder(place: Here) -> None:
     assert not (place.folder / "runs/verbs-1").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_job_trains_again_after_its_agent_was_killed(place: Here) -> None:
     place.submit()
     place.jobs.wait(NAME, Until.TRAINING, timeout_s=LIMIT_S)

@@ -68,6 +68,7 @@ def test_a_change_and_the_commit_before_make_the_commit(before: Commit, after: C
     assert pack_record(made.gen) == pack_record(after.gen), "the digests of logs are made of this"
 
 
+@pytest.mark.long
 @given(commits, commits)
 def test_a_change_is_for_those_who_have_its_base(before: Commit, after: Commit) -> None:
     change = difference(before, after)

@@ -31,6 +31,7 @@ def test_published_loads_are_met(name: str) -> None:
     assert pstdev(drawn) == pytest.approx(load.sd_ns, rel=0.1)
 
 
+@pytest.mark.long
 @given(
     share=st.floats(0.02, 0.95),
     part=st.floats(0.02, 0.9),

@@ -162,6 +162,7 @@ ON_SCRIPT = script.on_script
 SLOW = dataclasses.replace(CLEAN, settings=replace(QUORUM, quorum=1), slow={0: 4.0})
 
 
+@pytest.mark.long
 def test_r36_a_gradient_that_lacks_two_updates_is_not_fresh(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -175,6 +176,7 @@ def test_r36_a_gradient_that_lacks_two_updates_is_not_fresh(
     assert breaks(SLOW)
 
 
+@pytest.mark.long
 def test_r36_what_was_named_is_not_added_to(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not breaks(SLOW)
     monkeypatch.setattr(script, "is_free", lambda _: True)

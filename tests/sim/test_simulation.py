@@ -286,6 +286,7 @@ def test_evaluation_is_a_common_pause_in_full() -> None:
             assert log.ledger.rounds == {Trigger.ALL: 30}
 
 
+@pytest.mark.long
 def test_back_from_resting_a_rank_has_nothing_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for the round that names what it had before, and what it announces when that round
     begins anew, after a death, is as old as it is (R8, R11, I6)."""

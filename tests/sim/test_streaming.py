@@ -155,6 +155,7 @@ APPEND = Log._append_go
 POST = SimRank.post
 
 
+@pytest.mark.long
 def test_r28_only_a_batch_of_the_present_weights_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     def hopes_for_any(rank: RankState) -> bool:
         before, rank.main_version = rank.main_version, rank.log.version
@@ -168,6 +169,7 @@ def test_r28_only_a_batch_of_the_present_weights_comes(monkeypatch: pytest.Monke
     assert breaks(world)
 
 
+@pytest.mark.long
 def test_r28_a_number_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def uses_it_again(rank: RankState, *_: object, **__: object) -> None:
         rank.stream.coming = None
@@ -191,6 +193,7 @@ def test_r30_a_rank_that_waits_for_itself_is_killed(monkeypatch: pytest.MonkeyPa
     assert len(run(CLEAN, 1, []).ranks) > 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trouble", ["discard", "rewrite", "nan"])
 def test_r31_what_does_not_come_as_named_makes_the_round_void(
     trouble: str, monkeypatch: pytest.MonkeyPatch
@@ -287,6 +290,7 @@ def test_r33_patience_is_not_learnt_from_waiting_for_others(
     assert voids(history[:50]) == 0
 
 
+@pytest.mark.long
 def test_r34_coming_is_silence_for_a_round_that_is_not_streamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

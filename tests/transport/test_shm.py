@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import os
 import resource
 import socket
@@ -42,6 +43,8 @@ from paceline.transport.shm.memory import SharedMemory
 from paceline.transport.shm.rendezvous import _take
 from paceline.transport.shm.transport import ShmTransport
 from paceline.transport.sim import Hub, SimTransport
+
+from tests.layers import exhaustive
 
 NUMELS = (1, 7, SMALL_BYTES // 4, SMALL_BYTES // 4 + 1, 3 * BOUNCE_BYTES // 4 + 5)
 OPEN_S = 10.0
@@ -100,11 +103,16 @@ def summed(
     return [one for one in found if isinstance(one, torch.Tensor)]
 
 
+PER_RANK = ((True, True, True), (False, False, False), (True, False, True))
+
+
 @pytest.mark.parametrize(
-    "native", [(True, True, True), (False, False, False), (True, False, True)], ids=str
-)
-@pytest.mark.parametrize(
-    "in_place", [(True, True, True), (False, False, False), (True, False, True)], ids=str
+    ("native", "in_place"),
+    [
+        (native, in_place) if native == in_place else exhaustive(native, in_place)
+        for native, in_place in itertools.product(PER_RANK, PER_RANK)
+    ],
+    ids=str,
 )
 def test_both_loops_add_in_member_order(
     made: Callable[..., Ranks], native: tuple[bool, ...], in_place: tuple[bool, ...]

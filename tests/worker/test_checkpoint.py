@@ -8,9 +8,6 @@ import os
 import pickle
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +31,7 @@ from paceline_api.rounds import RoundSettings
 from safetensors.torch import load_file
 from torch import nn
 
+from testing.processes.forked_call import ForkedCall
 from testing.small_disk import small_disk
 
 ME = MemberId(0, 0, 0)
@@ -464,13 +462,11 @@ def test_a_full_disk_keeps_the_one_before(disk_at: Path, rank: Rank) -> None:
 WRITES = """\
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
 from tests.worker.test_checkpoint import Rank, Saver
 rank = Rank()
 rank.train(3)
 saver = Saver(Path(sys.argv[1]), rank, keep=2)
-version = int(sys.argv[3])
-print("ready", flush=True)
+version = int(sys.argv[2])
 while True:
     saver.save(version)
     version += 1
@@ -481,17 +477,16 @@ while True:
 def test_a_killed_writer_leaves_the_one_before(tmp_path: Path, rank: Rank) -> None:
     """At a random moment, several times, each time on what the last one has left."""
     path, rng, version = tmp_path / "saved", random.Random(7), 1
+    (tmp_path / "writes.py").write_text(WRITES)
     for _ in range(2):
-        command = [sys.executable, "-c", WRITES, str(path), str(Path(__file__).parents[2])]
-        command.append(str(version))
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            until = time.monotonic() + ANSWER_S
-            while max(disk.versions(path), default=0) < version and time.monotonic() < until:
-                time.sleep(0.01)
-            time.sleep(rng.uniform(0.0, 0.3))
-            process.send_signal(signal.SIGKILL)
+        words = ["writes.py", str(path), str(version)]
+        process = ForkedCall(words, tmp_path, os.environ, program="python")
+        until = time.monotonic() + ANSWER_S
+        while max(disk.versions(path), default=0) < version and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 0.3))
+        process.kill()
+        process.close()
         read = read_newest(path, rank.identity).log.version
         assert read >= version
         version = read + 1

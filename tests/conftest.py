@@ -21,7 +21,6 @@ right to mount.
 from __future__ import annotations
 
 import fcntl
-import gc
 import json
 import os
 import signal
@@ -126,16 +125,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=place)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: stage_of(item.path) not in KUBERNETES)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """Exempt all that is imported and collected from garbage collection.
-
-    It lives until the end, and each full collection of a test would look through it again.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 @cache

@@ -10,7 +10,7 @@ LANES ?= $(shell expr $$(nproc) + 1)
 IMAGES ?= operator worker
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo monitor test test-all durations test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify version release clean
+.PHONY: docs help install demo monitor test test-all durations test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify version release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -81,6 +81,9 @@ format: install ## put the code into form
 generate: install ## rewrite the files that are derived from the code
 	@$(BIN)/python scripts/check.py --generate
 
+docs: install ## the documentation as a site, into site/; a dead link or a page without a place is an error
+	@$(BIN)/python -m scripts.site && echo "site/index.html"
+
 verify: generate test ## like test, and the generated files are committed
 	@git diff --exit-code --stat -- crds/manifests docs/pictures docs/reference docs/testing.md
 
@@ -92,7 +95,7 @@ release: install ## all of a release into dist; KEY=key.pem signs; BASE=FILE; IM
 		--images $(IMAGES)
 
 clean: ## remove what was installed, caches and the folders of runs
-	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runs dist
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runs dist site .site .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 include testing/cluster/cluster.mk

@@ -28,6 +28,7 @@ from scripts import (
     pins,
     promises,
     python_reference,
+    site,
     version,
 )
 
@@ -107,6 +108,7 @@ CHECKS = (
         lambda: citations.problems(ROOT),
         "correct the number, or write the decision down: docs/design/README.md says how",
     ),
+    Check("site", site.problems, "correct the link, or add the page to zensical.toml"),
 )
 
 

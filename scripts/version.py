@@ -31,6 +31,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "charts/paceline-crds/Chart.yaml": _CHART[:2],
     "Dockerfile": (_IMAGE,),
     "docs/kubernetes.md": (_IMAGE,),
+    "docs/tutorials/first-cluster-job.md": (_IMAGE,),
     "examples/digits/Dockerfile": (_IMAGE,),
     **{
         f"tests/operator/golden/chart-{variant}.yaml": _RENDERED

@@ -1,0 +1,91 @@
+"""`make docs`: build the documentation as a site into `site/`, strictly.
+
+Pages link to examples, charts and sources beside `docs/`, so the site is built from a copy of
+everything that is linked, laid out as in the repository: the same relative links work in a checkout
+and on the site. A link or a heading that does not exist, and a page that the navigation of
+`zensical.toml` lacks, is an error.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+SETTINGS: Final = "zensical.toml"
+SOURCES: Final = ".site"
+"""Folder of the copy; `docs_dir` of the settings."""
+COPIED: Final = (
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"),
+    *("docs", "examples", "charts/paceline/dashboards", "charts/paceline/rules"),
+    "operator/paceline_operator/fabrics",
+)
+BESIDE_NAVIGATION: Final = frozenset({"docs/README.md"})
+"""Pages for readers of a checkout: the site's navigation takes their place."""
+TIMEOUT_S: Final = 300
+
+
+def problems(root: Path = ROOT) -> str:
+    """Return what is wrong with the site, as text for people; empty if it builds."""
+    missing = orphans(root)
+    if missing:
+        return "".join(f"{page} is not in the nav of {SETTINGS}\n" for page in missing)
+    return build(root)
+
+
+def build(root: Path = ROOT) -> str:
+    """Build the site; return what the generator said if it did not end well."""
+    sources = root / SOURCES
+    shutil.rmtree(sources, ignore_errors=True)
+    for name in COPIED:
+        target = sources / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (root / name).is_dir():
+            shutil.copytree(root / name, target)
+        else:
+            shutil.copy(root / name, target)
+    done = subprocess.run(
+        [Path(sys.executable).parent / "zensical", "build", "--clean", "--strict"],
+        cwd=root,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={"PATH": "/usr/bin:/bin", "NO_COLOR": "1"},
+        check=False,
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def orphans(root: Path = ROOT) -> list[str]:
+    """Return the pages below docs/ and examples/ that no entry of the navigation leads to."""
+    settings = tomllib.loads((root / SETTINGS).read_text())
+    listed = set(_pages(settings["project"]["nav"]))
+    written = {
+        str(page.relative_to(root))
+        for folder in ("docs", "examples")
+        for page in (root / folder).rglob("*.md")
+    }
+    return sorted(written - listed - BESIDE_NAVIGATION)
+
+
+def _pages(entry: Any) -> Iterator[str]:
+    match entry:
+        case str():
+            yield entry
+        case list():
+            for each in entry:
+                yield from _pages(each)
+        case dict():
+            for each in entry.values():
+                yield from _pages(each)
+
+
+if __name__ == "__main__":
+    wrong = problems()
+    sys.exit(f"{wrong}hint: correct the link, or add the page to {SETTINGS}" if wrong else 0)

@@ -1,0 +1,65 @@
+"""The documentation as a site: dead links and pages without a place are found."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from scripts import site
+
+
+def copied(root: Path) -> Path:
+    """Copy all that the site is made of, so that a test can damage it."""
+    for name in (*site.COPIED, site.SETTINGS):
+        source, target = site.ROOT / name, root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            shutil.copy(source, target)
+    return root
+
+
+def test_every_page_has_a_place_in_the_navigation() -> None:
+    assert site.orphans() == []
+
+
+@pytest.mark.parametrize("page", ["docs/new.md", "docs/how-to/new.md", "examples/new/README.md"])
+def test_a_page_without_a_place_is_named(page: str, tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    (root / page).parent.mkdir(parents=True, exist_ok=True)
+    (root / page).write_text("# New\n")
+    assert page in site.problems(root)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("link", "text"),
+    [
+        ("no-such-page.md", "page does not exist"),
+        ("../examples/first/no-such-file.py", "page does not exist"),
+        ("limits.md#no-such-heading", "anchor does not exist"),
+    ],
+)
+def test_a_dead_link_fails_the_build(link: str, text: str, tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    with (root / "docs/concepts.md").open("a") as page:
+        page.write(f"\n[dead]({link})\n")
+    said = site.problems(root)
+    assert text in said
+    assert "concepts.md" in said
+
+
+@pytest.mark.processes
+def test_the_site_has_the_pages_the_search_and_the_linked_files(tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    assert site.problems(root) == ""
+    for name in (
+        "index.html",
+        "search.json",
+        "docs/concepts/index.html",
+        "docs/pictures/quorum.svg",
+        "examples/first/train.py",
+    ):
+        assert (root / "site" / name).is_file(), name

@@ -1,0 +1,57 @@
+"""The English of the code: the faults that a program can find (CONTRIBUTING.md, "Words")."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts import prose
+
+RETIRED = re.compile(r"_(what|who|whoever|whose|told|is_said|says_so)(_|$)")
+"""In the name of a test these words stand for what happens, which the name shall say."""
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[prose.Prose]:
+    return [text for path in prose.sources() for text in prose.texts(path)]
+
+
+def test_no_docstring_begins_as_a_fragment(everything: list[prose.Prose]) -> None:
+    wrong = [
+        f"{text.path}:{text.line}: {text.text.splitlines()[0]}"
+        for text in everything
+        if text.kind == "docstring" and prose.FRAGMENT.match(text.text)
+    ]
+    assert not wrong, "\n".join([f"{len(wrong)} fragments", *wrong[:40]])
+
+
+def test_names_of_tests_say_the_behavior(everything: list[prose.Prose]) -> None:
+    wrong = [
+        f"{text.path}:{text.line}: {text.text}"
+        for text in everything
+        if text.kind == "test name" and RETIRED.search(text.text)
+    ]
+    assert not wrong, "\n".join([f"{len(wrong)} names", *wrong[:40]])
+
+
+def test_every_kind_of_text_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "sample.py"
+    path.write_text(
+        '"""A module."""\n\n'
+        "LIMIT = 3\n"
+        '"""Of all of them."""\n\n'
+        "# One comment\n# on two lines.\n"
+        "def test_a_thing():  # beside the code\n"
+        '    raise ValueError(f"{LIMIT} is too much for anybody")\n'
+    )
+    found = {(text.kind, text.line, text.text) for text in prose.texts(path, tmp_path)}
+    assert found == {
+        ("docstring", 1, "A module."),
+        ("docstring", 4, "Of all of them."),
+        ("comment", 6, "One comment on two lines."),
+        ("comment", 8, "beside the code"),
+        ("test name", 8, "test_a_thing"),
+        ("error text", 9, "{} is too much for anybody"),
+    }

@@ -1,8 +1,11 @@
-"""The coordinator's decisions: who is a member, since when, and when it is over (R1-R7, R16-R18).
+"""Decisions of the coordinator: membership, generations and the end of a job (R1-R7, R16-R18).
 
-Reading order: events, roster (what is known of processes), state, forming (reports -> the next
-generation, a pure function), machine, and the modules that it calls: hearing (ranks), agents
-(evidence), changing, silence, ending. The sockets are in `paceline.coordinator`.
+The package is pure: events go in, effects come out, and the time is an argument. The sockets and
+the timer are in `paceline.coordinator`.
+
+Reading order: `events`; `roster` (known processes); `state`; `forming` (reports to the next
+generation, a pure function); `machine`; and the modules that `machine` calls: `hearing` (messages
+of ranks), `agents` (evidence), `changing`, `silence`, `ending`.
 """
 
 from paceline.core.coordinator.events import (

@@ -1,4 +1,4 @@
-"""Evidence: what agents and the inventory say about processes, and what failures mean (R25, C8)."""
+"""Evidence about processes from agents and the inventory, and its consequences (R25, C8)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from paceline.core.protocol.ids import MemberId
 
 
 def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
-    """Whether anything has changed that a decision is made from."""
+    """Process a message of an agent.
+
+    Args:
+        c: The state, updated in place.
+        message: The message, in the order in which the agent sent it.
+
+    Returns:
+        True if something changed that decisions read.
+    """
     pods, beats = len(c.roster.pods), False
     match message:
         case m.AgentHello():
@@ -42,7 +50,7 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
             pod.living.discard(message.member)
             hearing.committed(c, message.version)
             c.roster.rank(message.member).finished = message.released is not None
-            # What never ran has no script that could have failed.
+            # A process that never ran has no script that could have failed.
             ran = message.error is not None or c.roster.rank(message.member).pid > 0
             fails = ran and scripts.note(c, message)
             _died(c, message.member, message.why, message.exit_code, fails=fails)
@@ -70,7 +78,7 @@ def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
         if seen.connected and seen.member not in here:
             _rank_gone(c, seen)
         if seen.suspect:
-            seen.kill_asked = False  # over the connection before, where it may be lost
+            seen.kill_asked = False  # the request may be lost with the old connection
     for member in hello.living:
         seen = c.roster.rank(member)
         seen.newborn = seen.register is None and (seen.newborn or pod.newborn)
@@ -92,7 +100,10 @@ def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
 
 
 def gone(c: CoordinatorState, slot: int, attempt: int) -> None:
-    """The pod's connection is closed: nobody of it is heard any more (R43)."""
+    """Note that the connection of a pod was closed: none of its ranks can be heard (R43).
+
+    This is no evidence of a death (R25).
+    """
     c.roster.pod(slot, attempt, c.now_ns).connected = False
     for seen in c.roster.of_pod(slot, attempt):
         if seen.connected:
@@ -106,7 +117,13 @@ def _rank_gone(c: CoordinatorState, seen: KnownRank) -> None:
 def _carried(
     c: CoordinatorState, pod: KnownPod, said: tuple[tuple[MemberId, Network], ...] | None
 ) -> None:
-    """`said`: None where it is what was said before."""
+    """Note the networks that carry a pod's data channels, and report a change of the job's.
+
+    Args:
+        c: The state, updated in place.
+        pod: The pod.
+        said: The network of each rank; None if nothing changed since the pod's last report.
+    """
     generation = c.gen.id if c.gen else None
     changed = generation != c.carrier_of
     if said is not None:
@@ -127,7 +144,16 @@ def _carried(
 def _died(
     c: CoordinatorState, member: MemberId, why: str, exit_code: int, *, fails: bool = False
 ) -> None:
-    """`fails`: its script has ended it, which is told in every phase."""
+    """Record the death of a rank and report it.
+
+    Args:
+        c: The state, updated in place.
+        member: The dead rank.
+        why: The evidence.
+        exit_code: Exit code of the process; negative for a signal.
+        fails: True if its script ended it. That is reported in every phase; other deaths are not
+            reported after the release or a dismissal.
+    """
     seen = c.roster.rank(member)
     if seen.dead:
         return
@@ -138,7 +164,13 @@ def _died(
 
 
 def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> None:
-    """`fails`: its script has ended it."""
+    """Judge a failed process: ignore it, count it, or end the job (C8).
+
+    Args:
+        c: The state, updated in place.
+        message: The report of its agent.
+        fails: True if its script ended it.
+    """
     seen = c.roster.rank(message.member)
     if message.exit_code == 0 or seen.kill_asked or c.phase is Phase.ENDED:
         return
@@ -146,7 +178,7 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
         _after_the_release(c, message)
         return
     action = ruled(c.config.failure_rules, message.exit_code)
-    # Once the last round is made, deaths are no failures of the job (R17).
+    # After the last round, deaths are no failures of the job (R17).
     if action is FailureAction.FAIL_JOB and not ending.some_stopped(c):
         ending.fail(c, "FailurePolicy", f"rank {message.member}: {message.why}")
         return
@@ -155,18 +187,18 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
     never_trained = not c.had_state and (c.gen is not None or not seen.ready)
     at_the_start = never_trained and not scripts.costs_a_batch(c, message)
     if (message.exit_code > 0 or fails) and at_the_start and action is None:
-        # No rank has ever trained: a mistake in the script or the image, not bad luck.
+        # No rank has ever trained, so the script or the image is wrong: a restart would not help.
         known = "hint: " in message.why
         hint = "" if known else "it failed before the first round, so it is not started again"
         ending.fail(c, "ScriptFailed", f"rank {message.member}: {message.why}", hint)
         return
     mistake = message.exit_code == EXIT_BAD_INPUT and not message.restarts and not seen.leaving
     if mistake and action is None and not ending.some_stopped(c):
-        # Only the user can mend it. Its agent ends for it, but says so later than it says this: by
-        # then the others may have worked off the data.
+        # Only the user can fix this. The agent also ends for it, but reports its own end later. By
+        # then the other ranks may have used up the data.
         ending.fail(c, "RankFailed", f"rank {message.member}: {message.why}")
         return
-    # What the user has ruled to be mended by a new process is not held against the script (R55).
+    # If a rule of the user restarts such processes, the script is not blamed for it (R55).
     script = scripts.repeated(c, message) if fails and action is None else ""
     if script and not ending.some_stopped(c):
         lines = scripts.last_lines(message)
@@ -183,8 +215,11 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
 
 
 def _after_the_release(c: CoordinatorState, message: m.RankDead) -> None:
-    """R17: no death takes anything away from a job that is complete. Only what a script itself says
-    is told as a failure: that it could not do what it wanted with the final weights."""
+    """Judge a death after the release: none changes the outcome, except a failing script (R17).
+
+    Only what a released script itself reports is a failure: that it could not use the final
+    weights.
+    """
     if message.released is None:
         return
     if message.exit_code > 0:
@@ -194,6 +229,7 @@ def _after_the_release(c: CoordinatorState, message: m.RankDead) -> None:
 
 
 def set_inventory(c: CoordinatorState, inventory: m.Inventory) -> None:
+    """Take over an inventory of the pods that may live, unless a newer one is known (R25)."""
     known = c.roster.inventory
     if known is not None and inventory.revision <= known.revision:
         return
@@ -206,7 +242,7 @@ def set_inventory(c: CoordinatorState, inventory: m.Inventory) -> None:
 
 
 def declare_dead(c: CoordinatorState) -> None:
-    """Who is silent and not in the inventory any more is known dead (R25)."""
+    """Record as dead each silent rank whose pod the newest inventory does not list (R25)."""
     inventory = c.roster.inventory
     if inventory is None:
         return
@@ -216,6 +252,7 @@ def declare_dead(c: CoordinatorState) -> None:
 
 
 def drain_surplus(c: CoordinatorState) -> None:
+    """Tell surplus pods to drain, if the owner of the job wants fewer replicas."""
     if not c.told:
         return
     for pod in pods_to_drain(c.roster, c.replicas, c.index if c.gen else None):

@@ -1,8 +1,8 @@
-"""A change of the membership: when it begins, who is asked, what comes of it (R3, R6, R7, A9).
+"""Change of the membership: its reasons, its PREPARE and its COMMIT (R3, R6, R7, A9).
 
-One change runs through PREPARE (asked ranks promise and report), COMMIT (the answer of
-`forming.form`) and STARTED (all members have the log and their links). Whatever disturbs it makes
-the next proposal.
+A change has three steps: PREPARE (the asked ranks promise and report), COMMIT (the result of
+`forming.form`) and STARTED (all members have the log and their links). Any disturbance leads to the
+next proposal.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept
 
 DEAD_KEPT: Final = 64
-"""Dead ranks that status remembers."""
+"""Number of dead ranks that the status remembers."""
 
 
 # ---- reasons -------------------------------------------------------------------------------------
 
 
 def find_reason(c: CoordinatorState) -> None:
-    """A member died or leaves, somebody can join, or this coordinator is new (A9)."""
+    """Request a change if one is needed: a death, a leaver, a joiner, a new coordinator (A9)."""
     c.joins_ns = None
     if c.gen is None or _nobody_left(c):
         _find_first_reason(c)
@@ -40,7 +40,7 @@ def find_reason(c: CoordinatorState) -> None:
         if c.roster.is_dead(member) or seen.suspect:
             c.want_change(f"rank {member}: {seen.dead or seen.suspect or 'its pod is gone'}", 0)
     if c.unstarted:
-        return  # a new member interrupts nobody's start
+        return  # a joiner must not interrupt the start of a generation
     leavers = [x for x in c.gen.members if c.roster.rank(x).leaving]
     if leavers and _has_successor(c):
         for member in leavers:
@@ -49,7 +49,7 @@ def find_reason(c: CoordinatorState) -> None:
     if joiners and not ending.some_stopped(c):
         at_ns = joining.due_ns(c, joiners)
         if at_ns > c.now_ns:
-            c.joins_ns = at_ns  # no change is wanted yet: the group is whole
+            c.joins_ns = at_ns  # the group is whole, so no change is needed yet
         else:
             c.want_change(_who_join(joiners), 0)
 
@@ -60,7 +60,7 @@ def _who_join(members: Iterable[MemberId]) -> str:
 
 
 def _nobody_left(c: CoordinatorState) -> bool:
-    """All who trained are dead: the group begins once more, from a checkpoint (R26)."""
+    """Return True if all ranks that trained are dead: a checkpoint is needed to continue (R26)."""
     assert c.gen is not None
     return all(c.roster.is_dead(x) for x in c.gen.members) and not any(
         s.has_state for s in c.roster.present()
@@ -68,14 +68,27 @@ def _nobody_left(c: CoordinatorState) -> bool:
 
 
 def _has_successor(c: CoordinatorState) -> bool:
-    """Somebody stays who has the state; without one a leaver could not be dismissed (R6, R16)."""
+    """Return True if a member stays that has the state.
+
+    Without one, a leaving member cannot be dismissed (R6, R16).
+
+    Args:
+        c: The state, with a generation in force.
+
+    Returns:
+        True if there is such a member.
+    """
     assert c.gen is not None
     members = (c.roster.rank(x) for x in c.gen.members)
     return any(s.current and s.present and not s.leaving for s in members)
 
 
 def _find_first_reason(c: CoordinatorState) -> None:
-    """A new coordinator waits for the ranks of the last record, a beginning for all ranks."""
+    """Request a generation that continues none that this coordinator has formed.
+
+    A new coordinator waits for the ranks of the winner's last record; a start of the job waits for
+    all wanted ranks.
+    """
     ready = [s for s in c.roster.present() if s.ready]
     if not ready:
         return
@@ -92,7 +105,7 @@ def _find_first_reason(c: CoordinatorState) -> None:
         ):
             within = 0
     if c.proposal == NO_GENERATION or c.gen is not None:
-        c.due_ns = None  # what was due before somebody with state was heard counts no more
+        c.due_ns = None  # a rank with state may have registered: the old due time is void
     c.want_change(why, within - (c.now_ns - since_ns))
 
 
@@ -105,14 +118,17 @@ def _is_settled(c: CoordinatorState, member: MemberId) -> bool:
 
 
 def change_when_due(c: CoordinatorState) -> None:
-    """PREPARE is only sent when its COMMIT could be (R6)."""
+    """Send PREPARE if a requested change is due and its COMMIT would be possible (R6).
+
+    Else the coordinator waits for evidence (phase WAITING).
+    """
     if c.due_ns is None or c.now_ns < c.due_ns:
         return
     present = c.roster.present()
     expected = [s for s in present if s.ready]
     waits = would_wait(c, expected)
     if waits:
-        expected = present  # the unready can promise too, which is what R6 (b) may need
+        expected = present  # ranks that are not ready can promise too, as R6 (b) may need
         waits = would_wait(c, expected)
     if waits:
         if c.phase is not Phase.WAITING:
@@ -123,7 +139,15 @@ def change_when_due(c: CoordinatorState) -> None:
 
 
 def would_wait(c: CoordinatorState, expected: list[KnownRank]) -> str:
-    """Why a COMMIT could not follow if exactly these answer as they are known; else empty."""
+    """Return what a COMMIT would wait for if exactly these ranks answered as they are known.
+
+    Args:
+        c: The state.
+        expected: Ranks that would be asked.
+
+    Returns:
+        One sentence for people; empty if the COMMIT would be possible.
+    """
     if not expected:
         return "no rank is there"
     unaccounted = c.roster.unaccounted({s.member for s in expected})
@@ -155,7 +179,10 @@ def _prepare(c: CoordinatorState, asked: set[MemberId]) -> None:
 
 
 def ask_again(c: CoordinatorState, register: m.Register) -> None:
-    """What an older connection of this rank may have lost; both are idempotent."""
+    """Repeat the PREPARE or COMMIT that an older connection of this rank may have lost.
+
+    Both messages are idempotent.
+    """
     member = register.member
     if c.phase is Phase.PREPARING:
         if member in c.asked and register.promise < c.proposal:
@@ -171,7 +198,7 @@ def ask_again(c: CoordinatorState, register: m.Register) -> None:
 
 
 def evaluate(c: CoordinatorState) -> None:
-    """All who were asked have answered, or cannot: commit, or ask again."""
+    """Evaluate the answers to PREPARE once all have arrived; ask anew if one cannot arrive."""
     lost = sorted(x for x in c.asked if not c.roster.rank(x).present)
     if lost or c.due_ns is not None:
         c.want_change(c.why or f"rank {lost[0]} was lost during the change", 0)
@@ -208,7 +235,10 @@ def evaluate(c: CoordinatorState) -> None:
 
 
 def _commit_without_failing(c: CoordinatorState, commit: m.Commit) -> None:
-    """Commit, with the batches that the job gives up from here on (R56)."""
+    """Commit, and give up the batches with which scripts keep failing (R56).
+
+    The job ends instead if those are more than `maxSkippedBatches`.
+    """
     best, _ = forming.predecessor(c.reports.values())
     given_up = frozenset(best.skips if best is not None else ())
     skips = scripts.to_skip(c, given_up)
@@ -233,7 +263,7 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
     if commit.restore is not None:
         _resumed(c, commit.restore)
     elif gen.plan is not None and c.commit is not None:
-        # Never silently from zero (R26): rounds of less than a heartbeat may be gone.
+        # Never start from zero without an Event (R26): rounds since the last heartbeat may be lost.
         c.happened("BeganAnew", "no rank has weights and no committed round was ever reported")
     came = set(gen.members) - set(c.commit.gen.members) if c.commit is not None else set()
     same_version = c.commit is not None and c.commit.gen.version == gen.version
@@ -270,8 +300,19 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
 
 
 def _true_cause(c: CoordinatorState, gen: Gen, why: str) -> str:
-    """Return the deaths behind a complaint: whoever lost its data channel says so sooner than the
-    agent of the rank that died, and names itself first."""
+    """Return the deaths behind a complaint about a data channel, else the given reason.
+
+    A rank that lost its data channel complains before the agent of the dead rank reports the death,
+    and the complaint names the rank that complains.
+
+    Args:
+        c: The state.
+        gen: The generation that is being formed.
+        why: The reason known so far.
+
+    Returns:
+        The evidence of the deaths; `why` if it is no complaint, or if no member died.
+    """
     if not why or why != c.complaint:
         return why
     dead = ((left.member, c.roster.rank(left.member).dead) for left in gen.left_out)
@@ -279,7 +320,17 @@ def _true_cause(c: CoordinatorState, gen: Gen, why: str) -> str:
 
 
 def _with_all_who_came(why: str, came: Iterable[MemberId]) -> str:
-    """A change for another reason also admits whoever is ready: each joiner is named."""
+    """Add to the reason each joiner that it does not name.
+
+    A change for another reason also admits all ranks that are ready.
+
+    Args:
+        why: The reason for the change.
+        came: Ranks that were admitted with it.
+
+    Returns:
+        The complete reason.
+    """
     told = set(why.replace(",", " ").split())
     unnamed = [member for member in came if str(member) not in told]
     return f"{why}; {_who_join(unnamed)}" if unnamed else why
@@ -288,7 +339,7 @@ def _with_all_who_came(why: str, came: Iterable[MemberId]) -> str:
 def _as_told_to(
     c: CoordinatorState, member: MemberId, commit: m.Commit
 ) -> m.Commit | m.CommitChange:
-    """Who has the COMMIT before is told what changes (R44)."""
+    """Return the COMMIT for one rank: as a difference if it has the COMMIT before (R44)."""
     change = c.change
     if change is not None and c.reports[member].accepted == change.base:
         return change
@@ -296,8 +347,11 @@ def _as_told_to(
 
 
 def _who_starts_over(c: CoordinatorState, commit: m.Commit) -> None:
-    """Whoever joins a script that feeds itself, and says no number of steps, begins its loop at the
-    first step while the others are in the middle of theirs."""
+    """Report the ranks that join a self-fed script without `pl.steps()`.
+
+    Such a script has no known number of steps. On a rank that joins late its loop starts at step 0,
+    while the other ranks are in the middle of theirs.
+    """
     gen = commit.gen
     new = [x for x in gen.members if not c.reports[x].has_state]
     if not new or not gen.version or any(_plan_ends(c, x) for x in new):
@@ -312,7 +366,7 @@ def _who_starts_over(c: CoordinatorState, commit: m.Commit) -> None:
 
 
 def _who_draws_alike(c: CoordinatorState, commit: m.Commit) -> None:
-    """Ranks that feed themselves from equal seeds: each gradient would be there several times."""
+    """Report ranks that feed themselves from equal seeds: they would draw the same batches."""
     if commit.gen.plan is None:
         return
     found: dict[int, list[MemberId]] = {}
@@ -331,12 +385,13 @@ def _who_draws_alike(c: CoordinatorState, commit: m.Commit) -> None:
 
 
 def _plan_ends(c: CoordinatorState, member: MemberId) -> bool:
+    """Return True if the member's data plan has an end, or if no plan of it is known."""
     register = c.roster.rank(member).register
     return register is None or register.plan is None or register.plan.ends
 
 
 def _resumed(c: CoordinatorState, kept: Kept) -> None:
-    """The released log goes on from the checkpoint; what came after it is made once more."""
+    """Note that the log continues from a checkpoint; the rounds after it are repeated."""
     redone = max(0, c.version - kept.version)
     text = f"the job goes on from the checkpoint of version {kept.version}"
     facts = {"version": str(kept.version), "redone": str(redone)}
@@ -348,5 +403,6 @@ def _resumed(c: CoordinatorState, kept: Kept) -> None:
 
 
 def all_started(c: CoordinatorState) -> None:
+    """Enter phase RUNNING: all members have reported STARTED."""
     c.phase = Phase.RUNNING
     c.history.all_started(c.now_ns)

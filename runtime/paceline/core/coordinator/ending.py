@@ -1,4 +1,4 @@
-"""How it ends: released, failed, or with nobody left to hand over to (R17, C8, D7)."""
+"""End of a job: released, failed, or left by all ranks without a successor (R17, C8, D7)."""
 
 from __future__ import annotations
 
@@ -15,34 +15,44 @@ from paceline.core.protocol.snapshot import Kept
 from paceline.core.status import Outcome
 
 OVERTIME_NS: Final = 10 * NS_PER_S
-"""A script that runs for longer after the release is named."""
+"""Time after the release at which scripts that still run are reported; half of the finish deadline
+if that is shorter."""
 STATE_LOST: Final = "StateLost"
+"""Reason of the outcome if no living rank has the weights."""
 
 
 def some_stopped(c: CoordinatorState) -> bool:
+    """Return True if a rank has reported the stop round (R17)."""
     return any(s.stopped is not None for s in c.roster.ranks.values())
 
 
 def release_when_stopped(c: CoordinatorState) -> None:
-    """R17: all members with state have reported the stop round."""
+    """Release the job once all members with state have reported the stop round (R17)."""
     if c.gen is None or c.phase not in (Phase.STARTING, Phase.RUNNING):
         return
     members = [c.roster.rank(x) for x in c.gen.members]
     from_the_start = set(c.gen.with_state)
     with_state = [s for s in members if s.current or s.member in from_the_start]
     agreed = all(s.stopped == c.gen.id for s in with_state)
-    if agreed and any(s.present for s in with_state):  # somebody has to take the final model out
+    if agreed and any(s.present for s in with_state):  # one rank must publish the final model
         release(c, c.gen.id, max(s.version for s in with_state))
 
 
 def prove(c: CoordinatorState, released: tuple[GenerationId, int] | None) -> None:
-    """One who was released before is evidence of success: the others are released too (R17)."""
+    """Note evidence of success: a rank was released before. All others are released too (R17)."""
     if released is not None:
         c.proven = True
         release(c, *released)
 
 
 def release(c: CoordinatorState, generation: GenerationId, version: int) -> None:
+    """Release all ranks with these final weights, unless the job is over already (R17).
+
+    Args:
+        c: The state, updated in place.
+        generation: Generation of the last GEN record.
+        version: Version of the final weights.
+    """
     if c.phase in (Phase.RELEASED, Phase.ENDED):
         return
     c.phase = Phase.RELEASED
@@ -59,12 +69,12 @@ def release(c: CoordinatorState, generation: GenerationId, version: int) -> None
 
 
 def close(c: CoordinatorState, pod: KnownPod) -> None:
-    """Nothing is started after the release."""
+    """Tell an agent that the job is released: it starts no process any more (R17)."""
     c.effects.append(ToAgent(pod.slot, pod.attempt, m.Closing()))
 
 
 def answer_late(c: CoordinatorState, register: m.Register) -> None:
-    """A rank comes back, or a new one comes, when it is all over."""
+    """Answer a rank that registers after the release or the end of the job."""
     seen = c.roster.rank(register.member)
     seen.register, seen.connected, seen.gone_ns = register, True, None
     if c.released is not None:
@@ -74,7 +84,7 @@ def answer_late(c: CoordinatorState, register: m.Register) -> None:
 
 
 def answer_late_agent(c: CoordinatorState, message: m.AgentMessage) -> None:
-    """A pod that was still starting when the job ended has nothing left to do."""
+    """Tell a pod that was still starting when the job ended to shut down."""
     if isinstance(message, m.AgentHello) and c.outcome is not None:
         for register in message.registers:
             answer_late(c, register)
@@ -82,7 +92,11 @@ def answer_late_agent(c: CoordinatorState, message: m.AgentMessage) -> None:
 
 
 def end_when_all_have_left(c: CoordinatorState) -> None:
-    """Complete once every rank that was released has ended; its script may still fail (I14)."""
+    """End the job once every released rank has ended.
+
+    Before that, a script may still fail (I14). The job is complete if a rank was released with its
+    final weights; otherwise those weights are lost.
+    """
     if any(_is_awaited(c, seen) for seen in c.roster.ranks.values()):
         return
     if c.proven:
@@ -99,7 +113,18 @@ def end_when_all_have_left(c: CoordinatorState) -> None:
 
 
 def _is_awaited(c: CoordinatorState, seen: KnownRank) -> bool:
-    """Whoever may hold the final weights, until one has taken them out; then who can be seen."""
+    """Return True if the end of the job waits for this rank.
+
+    Until the final weights are proven safe, it waits for each rank that may hold them; afterwards
+    only for ranks that are heard, or whose agent is.
+
+    Args:
+        c: The state.
+        seen: The rank.
+
+    Returns:
+        True if the rank may still have to end.
+    """
     if seen.register is None or c.roster.is_dead(seen.member):
         return False
     if not c.proven and not seen.dismissed:
@@ -109,7 +134,7 @@ def _is_awaited(c: CoordinatorState, seen: KnownRank) -> bool:
 
 
 def name_running_scripts(c: CoordinatorState) -> None:
-    """Say once whose scripts hold up the end of the job. Their agents end them in time."""
+    """Report once which scripts delay the end of the job. Their agents end them at the deadline."""
     if c.overtime_told or c.now_ns < overtime_due_ns(c):
         return
     if text := running_scripts(c):
@@ -118,12 +143,19 @@ def name_running_scripts(c: CoordinatorState) -> None:
 
 
 def overtime_due_ns(c: CoordinatorState) -> int:
+    """Return the time at which scripts that still run are reported."""
     return c.released_ns + min(OVERTIME_NS, c.config.finish_deadline_ns // 2)
 
 
 def running_scripts(c: CoordinatorState) -> str:
-    """Whose scripts have not returned though all ranks are released; empty if it is too early to
-    ask, or if there are none."""
+    """Describe the scripts that have not returned though all ranks are released.
+
+    Args:
+        c: The state.
+
+    Returns:
+        One sentence for people; empty if there are none, or if the release is too recent.
+    """
     if c.phase is not Phase.RELEASED or c.now_ns < overtime_due_ns(c):
         return ""
     running = [
@@ -142,14 +174,14 @@ def running_scripts(c: CoordinatorState) -> str:
 
 
 def was_finished(c: CoordinatorState, kept: Kept) -> None:
-    """The checkpoint says that an earlier run came to the end (C1)."""
+    """End the job as complete: its checkpoint says that an earlier run reached the end (C1)."""
     c.version = kept.version
     text = f"the checkpoint of version {kept.version} is the end of the job; nothing is left to do"
     _end(c, Outcome(True, "Complete", text))
 
 
 def fail_when_everybody_left(c: CoordinatorState) -> None:
-    """Nobody is left to hand over to: all ranks drain, or all scripts ended early (D7)."""
+    """Fail the job if all members drain or left their loops early, without a successor (D7)."""
     if c.gen is None or c.phase in (Phase.RELEASED, Phase.ENDED):
         return
     members = [c.roster.rank(x) for x in c.gen.members]
@@ -168,7 +200,16 @@ def fail_when_everybody_left(c: CoordinatorState) -> None:
 
 
 def _somebody_can_come(c: CoordinatorState) -> bool:
-    """A process outside the group that lives, or starts, and can still take over the state."""
+    """Return True if a process outside the group may still take the state over.
+
+    That is a process which lives or starts and does not drain.
+
+    Args:
+        c: The state.
+
+    Returns:
+        True if there may be such a process.
+    """
 
     def can(pod: KnownPod) -> bool:
         ranks = [c.roster.rank(x) for x in pod.living]
@@ -179,8 +220,17 @@ def _somebody_can_come(c: CoordinatorState) -> bool:
 
 
 def fail(c: CoordinatorState, reason: str, message: str, hint: str = "") -> None:
-    """End the job as failed. Lost weights are a consequence where scripts ended all the ranks that
-    had them: then the script is named (R55)."""
+    """End the job as failed.
+
+    If scripts ended all ranks that had the weights, the loss of the weights is only a consequence.
+    Then the reason is ScriptFailed, and the message names the scripts (R55).
+
+    Args:
+        c: The state, updated in place. Nothing happens if the job has ended.
+        reason: One word for programs.
+        message: What failed, for people.
+        hint: Remedy; empty if there is none.
+    """
     if c.phase is Phase.ENDED:
         return
     if reason == STATE_LOST and (script := scripts.cause_of_loss(c)):

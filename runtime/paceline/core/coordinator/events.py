@@ -1,4 +1,4 @@
-"""What can happen to the coordinator, and what it wants done about it."""
+"""Events and effects of the coordinator's state machine, and its configuration."""
 
 from __future__ import annotations
 
@@ -22,55 +22,65 @@ from paceline.core.status import Outcome
 NS_PER_S = 10**9
 NS_PER_MS = 10**6
 CONNECT_NS: Final = 30 * NS_PER_S
-"""A member has connected to the others after COMMIT within this, or says that it could not."""
+"""Time limit for a member to connect to the others after COMMIT. A member that could not reports
+that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the job asks of its membership; times in nanoseconds."""
+    """Settings of the job that decide about its membership. Times are in nanoseconds."""
 
     job: str
+    """Name of the job."""
     replicas: int
+    """Number of replicas (pods) that the job begins with."""
     procs: int = 1
+    """Number of rank processes per replica."""
     min_replicas: int = 1
+    """Minimum number of replicas with which training may begin."""
     settings: RoundSettings = RoundSettings()  # noqa: RUF009 - frozen
+    """Settings of the rounds in the first generation."""
     settle_ns: int = 30 * NS_PER_S
     """How long the first generation waits for all wanted ranks."""
     stabilization_ns: int = NS_PER_S
-    """How long a rank that is ready waits for others to join with it."""
+    """How long a ready rank waits for others, so that they join with one change."""
     allowed_sizes: tuple[int, ...] = ()
-    """Numbers of replicas that may train; empty: any."""
+    """Numbers of replicas that may train; empty if any number may."""
     freeze_timeout_ns: int = 30 * NS_PER_S
-    """Silence after which a rank is suspect; also the bound of every answer it owes (R6)."""
+    """Silence after which a rank is suspect, and upper bound of every answer that it owes (R6)."""
     connect_timeout_ns: int = CONNECT_NS
-    """Bound of the members' own waiting for each other after COMMIT."""
+    """How long members wait for each other after COMMIT."""
     finish_deadline_ns: int = FINISH_DEADLINE_S * NS_PER_S
-    """How long scripts may run after the release; their agents see to it."""
+    """How long scripts may run after the release. The agents enforce it."""
     step_deadline_ns: int = STEP_DEADLINE_S * NS_PER_S
-    """How long a script may take between two calls of step(); its rank sees to it."""
+    """How long a script may take between two calls of step(). The rank enforces it."""
     checkpoint_required: bool = False
-    """A checkpoint that cannot be written fails the job."""
+    """True if a checkpoint that cannot be written fails the job."""
     backoff_limit: int = 6
-    """Failed processes without a committed round in between, after which the job fails (C8)."""
+    """Number of failed processes, without a committed round in between, beyond which the job fails
+    (C8)."""
     failure_rules: tuple[FailureRuleSettings, ...] = ()
-    """Of spec.failurePolicy: which of them do not count, or end the job at once."""
+    """Rules of spec.failurePolicy: which failures do not count, and which end the job at once."""
     max_skipped_batches: int = 0
-    """Likewise: how many batches with which the script fails are given up instead (R56)."""
+    """Number of batches that may be given up because the script fails with them (R56)."""
     pace: Pace = Pace()  # noqa: RUF009 - frozen
+    """Heartbeat and decision intervals (R42)."""
     straggler: StragglerSettings | None = None
-    """When a rank counts as slow and what is done about it; None: nobody is judged."""
+    """Rule by which a rank counts as slow, and the response. None: no rank is judged."""
 
 
 # ---- events --------------------------------------------------------------------------------------
 
 
 class FromRank(Struct, frozen=True):
-    """By way of its agent (R43)."""
+    """A message of a rank, passed on by its agent (R43)."""
 
     message: m.RankMessage
 
 
 class FromAgent(Struct, frozen=True):
+    """A message of an agent about itself and its processes."""
+
     message: m.AgentMessage
 
 
@@ -82,22 +92,26 @@ class AgentGone(Struct, frozen=True):
 
 
 class SetInventory(Struct, frozen=True):
+    """The owner of the job lists the pods that may live (R25)."""
+
     inventory: m.Inventory
 
 
 class SetTargets(Struct, frozen=True):
+    """The owner of the job wants another number of replicas, other settings, or a stop."""
+
     targets: m.Targets
 
 
 class Tick(Struct, frozen=True):
-    pass
+    """The time of the latest `WakeAt` has come."""
 
 
 Event = FromRank | FromAgent | AgentGone | SetInventory | SetTargets | Tick
 
 
 def heard(message: m.AgentMessage | m.RankMessage) -> Event:
-    """What comes over the connection of a pod, as an event."""
+    """Return the event for a message that came over the connection of a pod."""
     return FromRank(message) if isinstance(message, m.RankMessage) else FromAgent(message)
 
 
@@ -105,27 +119,32 @@ def heard(message: m.AgentMessage | m.RankMessage) -> Event:
 
 
 class ToRank(Struct, frozen=True):
-    """By way of its agent. What goes to many is one object for all of them, so that it is sent to
-    each pod once (`by_pod`)."""
+    """Send a message to one rank, through its agent.
+
+    A message to many ranks is one object in all of their effects, so that it is sent once per pod
+    (`by_pod`).
+    """
 
     member: MemberId
     message: m.ToRank
 
 
 class ToAgent(Struct, frozen=True):
+    """Send a message to the agent of a pod."""
+
     slot: int
     attempt: int
     message: m.ToAgent | m.BeatEvery
 
 
 class WakeAt(Struct, frozen=True):
-    """Deliver Tick then; only the latest one counts."""
+    """Deliver a `Tick` at this time. Only the latest one counts."""
 
     at_ns: int
 
 
 class Happened(Struct, frozen=True):
-    """Worth a line in the log and an Event on the job."""
+    """Report something worth a line in the log and an Event on the job."""
 
     reason: str
     message: str
@@ -133,11 +152,13 @@ class Happened(Struct, frozen=True):
 
 
 class JobEnded(Struct, frozen=True):
+    """Report that the job has ended, with its outcome."""
+
     outcome: Outcome
 
 
 class Retire(Struct, frozen=True):
-    """A later coordinator exists: exit without a word to the ranks (R3)."""
+    """Exit without a message to the ranks: a later coordinator exists (R3)."""
 
     why: str
 
@@ -146,18 +167,26 @@ Effect = ToRank | ToAgent | WakeAt | Happened | JobEnded | Retire
 
 
 class ToRanks(Struct, frozen=True):
-    """The same to some ranks of one pod."""
+    """Send one message to several ranks of the same pod."""
 
     members: tuple[MemberId, ...]
     message: m.ToRank
 
     @property
     def pod(self) -> tuple[int, int]:
+        """Slot and attempt of the pod."""
         return m.pod_of(self.members[0])
 
 
 def by_pod(effects: list[Effect]) -> list[Effect | ToRanks]:
-    """The same effects in the same order; what neighbours of one pod are told is put together."""
+    """Merge neighboring messages to ranks of the same pod, so that each pod gets them once.
+
+    Args:
+        effects: Effects of one event, in the order in which they are to be carried out.
+
+    Returns:
+        The same effects in the same order. Each `ToRank` is part of a `ToRanks`.
+    """
     found: list[Effect | ToRanks] = []
     for effect in effects:
         if not isinstance(effect, ToRank):

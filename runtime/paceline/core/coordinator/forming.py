@@ -1,8 +1,8 @@
-"""From the reports of a PREPARE to the next generation: a pure function (R5, R6, R16, R26).
+"""Pure function from the answers to a PREPARE to the next generation (R5, R6, R16, R26).
 
-The answer is the COMMIT, or what it waits for, or why the job is broken. `may_commit` is asked
-twice: before PREPARE is sent, with those who are expected to answer, and after, with those who
-did.
+The result is the COMMIT, the evidence that is missing, or the reason why the job cannot continue.
+The rule `may_commit` is applied twice: before PREPARE is sent, to the ranks that are expected to
+answer, and afterwards, to those that did.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from paceline.core.protocol.snapshot import Kept
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can be committed yet; condition Degraded, reason WaitingForEvidence."""
+    """Nothing can be committed yet; shown as condition Degraded, reason WaitingForEvidence."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The job cannot go on."""
+    """The job cannot continue; it fails with this reason."""
 
     reason: str
     message: str
@@ -41,7 +41,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The newest checkpoint is the end of the job: there is nothing left to train (C1)."""
+    """The newest checkpoint is the end of the job: nothing is left to train (C1)."""
 
     checkpoint: Kept
 
@@ -52,10 +52,21 @@ def may_commit(
     leaving: Iterable[MemberId],
     unaccounted: str,
 ) -> str:
-    """R6: empty if a generation may be committed, else what it waits for.
+    """Return what a COMMIT still waits for, or an empty string if it may be sent (R6).
 
-    `last_active`: M, active ranks of the winner's last GEN record. `unaccounted`: answer of
-    `Roster.unaccounted` for the promised ones. Leaving ranks do not count for a majority (V24)."""
+    It needs promises of more than half of the active ranks of the winner's last GEN record, or of
+    half of them with the lowest one. Without such a majority, all processes that may live must have
+    promised.
+
+    Args:
+        last_active: Active ranks of the winner's last GEN record.
+        promised: Ranks that have promised, or are expected to.
+        leaving: Ranks that drain. They do not count for the majority (V24).
+        unaccounted: Answer of `Roster.unaccounted` for the promised ranks.
+
+    Returns:
+        One sentence for people; empty if the generation may be committed.
+    """
     needed = set(last_active)
     counted = (set(promised) - set(leaving)) & needed
     if 2 * len(counted) > len(needed):
@@ -68,10 +79,20 @@ def may_commit(
 
 
 def may_begin(here: int, possible: int, unaccounted: str, *, had_state: bool) -> str:
-    """R26: empty if a first generation may be formed, else what it waits for.
+    """Return what a first generation still waits for, or an empty string if it may be formed (R26).
 
-    `possible`: ranks that may exist. More than half of them is enough as long as nobody can have
-    trained; after that only the certainty that no rank with weights lives (C1)."""
+    While no rank can have trained, more than half of the ranks that may exist are enough.
+    Afterwards only the certainty counts that no rank with weights lives (C1).
+
+    Args:
+        here: Number of ranks that have answered, or are expected to.
+        possible: Number of ranks that may exist.
+        unaccounted: Answer of `Roster.unaccounted` for these ranks.
+        had_state: True if ranks of this job have trained.
+
+    Returns:
+        One sentence for people; empty if the generation may be formed.
+    """
     if not unaccounted:
         return ""
     if had_state:
@@ -82,30 +103,54 @@ def may_begin(here: int, possible: int, unaccounted: str, *, had_state: bool) ->
 
 
 class Candidate(Protocol):
-    """A rank that the next generation may continue or begin with: its report, or what it would
-    report as far as the coordinator knows."""
+    """A rank that the next generation may continue or begin with.
+
+    Both a rank's report (`Prepared`) and the coordinator's record of it (`KnownRank`) have this
+    shape. The record is what the rank would report, as far as the coordinator knows.
+    """
 
     @property
-    def member(self) -> MemberId: ...
+    def member(self) -> MemberId:
+        """Member id of the rank."""
+
     @property
-    def last(self) -> GenerationId: ...
+    def last(self) -> GenerationId:
+        """Generation of its last GEN record; `NO_GENERATION` if it has none."""
+
     @property
-    def version(self) -> int: ...
+    def version(self) -> int:
+        """Version of its committed state."""
+
     @property
-    def has_state(self) -> bool: ...
+    def has_state(self) -> bool:
+        """True if it has weights."""
+
     @property
-    def ready(self) -> bool: ...
+    def ready(self) -> bool:
+        """True if its model and data are known."""
+
     @property
-    def leaving(self) -> bool: ...
+    def leaving(self) -> bool:
+        """True if it drains."""
+
     @property
-    def checkpoint(self) -> Kept | None: ...
+    def checkpoint(self) -> Kept | None:
+        """The newest checkpoint that it sees; None if it sees none."""
 
 
 AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
 
 
 def winner(candidates: Iterable[AnyCandidate]) -> AnyCandidate | None:
-    """Whose state the living continue: greatest (last GEN record, version) (R5)."""
+    """Return the rank whose state the others continue: the greatest (last GEN, version) (R5).
+
+    Args:
+        candidates: Reports, or what the ranks would report.
+
+    Returns:
+        A rank with that state, if possible one that does not leave, then the lowest. None if no
+        rank has state.
+    """
     full = [x for x in candidates if x.has_state]
     if not full:
         return None
@@ -117,11 +162,18 @@ def winner(candidates: Iterable[AnyCandidate]) -> AnyCandidate | None:
 def predecessor(
     candidates: Collection[AnyCandidate],
 ) -> tuple[AnyCandidate | None, Kept | None]:
-    """What the next generation continues: the winner's state; or, without a winner, this
-    checkpoint; without either it is the first one (R26).
+    """Return what the next generation continues: a rank's state, or a checkpoint (R26).
 
-    A checkpoint goes before a state that is older: that is a rank's which was left out long ago,
-    and those who went on without it are all dead."""
+    A checkpoint is preferred to an older state. Such a state belongs to a rank that was left out
+    long ago; the ranks that continued without it are all dead.
+
+    Args:
+        candidates: Reports, or what the ranks would report.
+
+    Returns:
+        (winner, None) to continue the winner's state; (None, checkpoint) to continue the
+        checkpoint; (None, None) if this is the first generation.
+    """
     seen = [x.checkpoint for x in candidates if may_begin_with(x) and x.checkpoint is not None]
     kept = max(seen, key=lambda k: (k.generation, k.version), default=None)
     best = winner(candidates)
@@ -132,22 +184,34 @@ def predecessor(
 
 
 def counts_as_state(report: Prepared, best: Prepared, with_state: Collection[MemberId]) -> bool:
-    """R5: its log ends in the winner's GEN record, or that record lists it as having state."""
+    """Return True if the report's state belongs to the winner's log (R5).
+
+    That is so if its log ends in the winner's GEN record, or if that record lists it as having
+    state.
+
+    Args:
+        report: The report to judge.
+        best: The winner's report.
+        with_state: Members with state by the winner's GEN record.
+
+    Returns:
+        True if the rank keeps its state; else it joins without one.
+    """
     return report.has_state and (report.last == best.last or report.member in with_state)
 
 
 def may_join(report: Prepared, best: Prepared) -> bool:
-    """A draining rank is never admitted (R16), and nobody once the stop round is committed."""
+    """Return True if the rank may be admitted: it does not drain, no stop round was made (R16)."""
     return report.ready and not report.leaving and not best.stopped
 
 
 def may_begin_with(candidate: Candidate) -> bool:
-    """Can be a member of a generation that has no predecessor alive."""
+    """Return True if the rank may be a member of a generation that continues no living rank."""
     return candidate.ready and not candidate.leaving
 
 
 def has_all(report: Prepared, best: Prepared) -> bool:
-    """Nothing of the log is only with the winner."""
+    """Return True if the rank's log equals the winner's, so that the winner may leave."""
     return report.digest == best.digest
 
 
@@ -165,11 +229,26 @@ def form(
     sizes: Sizes,
     draining: Collection[MemberId],
 ) -> Commit | Wait | Broken | Finished:
-    """The next generation from the answers to PREPARE(`proposal`).
+    """Return the next generation, from the answers to one PREPARE.
 
-    `dead`: evidence by member, for the record. `possible_ranks`: ranks that may exist (R26).
-    `had_state`: ranks of this job have trained. `state_lost`: what to say if that is lost.
-    `draining`: not counted in a size, and members until they ask to leave."""
+    Args:
+        proposal: Id of the PREPARE; it becomes the id of the generation.
+        reports: The answers, by member.
+        registers: The last registration of each of these ranks.
+        dead: Evidence of death by member, for the record of who was left out.
+        unaccounted: Answer of `Roster.unaccounted` for these ranks.
+        possible_ranks: Upper bound on the ranks that may exist (R26).
+        settings: Settings of the rounds for a first generation.
+        had_state: True if ranks of this job have trained.
+        state_lost: Message for the case that the weights are lost.
+        sizes: The allowed sizes (C9).
+        draining: Ranks of draining replicas. They are not counted in a size, and stay members until
+            they ask to leave.
+
+    Returns:
+        The COMMIT; or what it waits for; or why the job cannot continue; or the checkpoint that
+        ends it.
+    """
     best, kept = predecessor(reports.values())
     if best is None:
         return _first(
@@ -197,7 +276,7 @@ def form(
     leave, promoted = _who_leaves(state, leaving, reports, best)
     stay = state - leave
     before = members_of(best.members)
-    receiving = able.intersection(before).difference(draining)  # members that have no state yet
+    receiving = able.intersection(before).difference(draining)  # members without state so far
     inside = (stay - leaving - set(draining)) | receiving
     joiners = receiving | sizes.join(inside, able - receiving - set(draining))
     together = stay | joiners
@@ -205,7 +284,7 @@ def form(
     odd = _fingerprints_differ(members, registers, best.member)
     if odd is not None:
         return odd
-    # No round yet: everybody takes part from the first one (R26).
+    # No round was committed yet: all members take part from the first one (R26).
     fresh = best.version == best.started
     active = members if fresh else _awake(stay, set(members_of(best.benched)) - promoted)
     left_out = tuple(
@@ -232,7 +311,7 @@ def _repaired(
     registers: Mapping[MemberId, Register],
     best: Prepared,
 ) -> Commit:
-    """Who sends what to whom (R7, R15)."""
+    """Return the COMMIT with the repairs: which rank sends what to which others (R7, R15)."""
     behind = tuple(
         (m, reports[m].index, reports[m].digest)
         for m in sorted(stay)
@@ -243,8 +322,18 @@ def _repaired(
 
 
 def _able_to_repair(best: Prepared, state: Collection[Prepared]) -> Prepared:
-    """Return the winner, or another rank with its log that can send what the others lack (R7): one
-    that has got a state in this generation has none of the records before it."""
+    """Return the winner, or a rank with an equal log that can send what the others lack (R7).
+
+    A rank that received its state in this generation has no records from before it, so it may lack
+    the records that others need.
+
+    Args:
+        best: The winner's report.
+        state: Reports of all ranks with state.
+
+    Returns:
+        A report whose tail covers the ends of all logs; the winner's if there is none.
+    """
     ends = {(r.index, r.digest) for r in state}
     equals = [best, *(r for r in state if r.digest == best.digest and r.version == best.version)]
     return next((r for r in equals if ends.issubset(r.tail)), best)
@@ -253,7 +342,18 @@ def _able_to_repair(best: Prepared, state: Collection[Prepared]) -> Prepared:
 def _diverging(
     state: set[MemberId], reports: Mapping[MemberId, Prepared], best: Prepared
 ) -> Broken | None:
-    """Members' logs are prefixes of the winner's; anything else is an error, not a repair (R5)."""
+    """Return the error if a member's log is no prefix of the winner's, else None (R5).
+
+    Such a difference is never repaired: the job ends with the evidence.
+
+    Args:
+        state: Ranks with state.
+        reports: The answers, by member.
+        best: The winner's report.
+
+    Returns:
+        The error, with both logs' ends; None if all logs are prefixes.
+    """
     for member in sorted(state):
         report = reports[member]
         if (report.index, report.digest) not in best.tail:
@@ -271,26 +371,56 @@ def _who_leaves(
     reports: Mapping[MemberId, Prepared],
     best: Prepared,
 ) -> tuple[set[MemberId], set[MemberId]]:
-    """(who leaves now, who is made active for it) of the ranks with state."""
+    """Return which ranks with state leave now, and which are made active for that.
+
+    Args:
+        state: Ranks with state.
+        leaving: Ranks that drain.
+        reports: The answers, by member.
+        best: The winner's report.
+
+    Returns:
+        (ranks that leave with this generation, ranks to promote from the bench). Both are empty
+        while no rank that stays has the whole log.
+    """
     leave = state & leaving
     heirs = state - leave
     if not any(has_all(reports[m], best) for m in heirs):
-        return set(), set()  # first somebody who stays gets all that the leaver has (V12)
+        return set(), set()  # first, a rank that stays must get the leaver's whole log (V12)
     if not heirs.intersection(members_of(best.gen_active)):
-        return set(), heirs  # first a generation that records them as active (R6)
+        return set(), heirs  # first, a generation must record them as active (R6)
     return leave, set()
 
 
 def _awake(stay: set[MemberId], benched: set[MemberId]) -> tuple[MemberId, ...]:
-    """A joiner whose state was complete is active at once; a benched rank stays benched (A6)."""
+    """Return the ranks with state that are active in the next generation.
+
+    A joiner whose state became complete is active at once; a benched rank stays benched (A6).
+
+    Args:
+        stay: Ranks with state that stay.
+        benched: Ranks that are benched and not promoted.
+
+    Returns:
+        The active ranks, in rank order. All ranks of `stay` if every one of them is benched.
+    """
     return tuple(sorted(stay - benched or stay))
 
 
 def beginners(
     able: Mapping[MemberId, Kept | None], kept: Kept | None, sizes: Sizes
 ) -> tuple[MemberId, ...]:
-    """Who begins of these, each with the checkpoint that it sees; one of them sees `kept`. Empty
-    if that makes no allowed size."""
+    """Return the ranks that begin a generation without a living predecessor.
+
+    Args:
+        able: The ready ranks, each with the checkpoint that it sees.
+        kept: The checkpoint to continue; None if there is none.
+        sizes: The allowed sizes (C9).
+
+    Returns:
+        The members in rank order, at least one of which sees `kept`. Empty if they make no allowed
+        size.
+    """
     sees = {pod_of(m) for m, found in able.items() if found == kept}
     members = tuple(sorted(sizes.begin(able, first=sees)))
     return members if any(able[m] == kept for m in members) else ()
@@ -309,8 +439,27 @@ def _first(
     state_lost: str,
     sizes: Sizes,
 ) -> Commit | Wait | Broken | Finished:
-    """R26: the newest checkpoint is the state, or, if none of the ranks has ever trained, the
-    lowest member's initial weights. Everybody is active from the first round."""
+    """Return a generation that continues no living rank (R26).
+
+    Its state is the newest checkpoint. If no rank has ever trained, it is the initial weights of
+    the lowest member. All members are active from the first round.
+
+    Args:
+        proposal: Id of the PREPARE.
+        reports: The answers, by member.
+        registers: The last registration of each of these ranks.
+        kept: The checkpoint to continue; None if there is none.
+        unaccounted: Answer of `Roster.unaccounted` for these ranks.
+        possible: Upper bound on the ranks that may exist.
+        settings: Settings of the rounds.
+        had_state: True if ranks of this job have trained.
+        state_lost: Message for the case that the weights are lost.
+        sizes: The allowed sizes (C9).
+
+    Returns:
+        The COMMIT; or what it waits for; or why the job cannot continue; or the checkpoint that
+        ends it.
+    """
     able = sorted(m for m, r in reports.items() if may_begin_with(r))
     if not able:
         return Wait("no rank is ready")
@@ -360,7 +509,18 @@ def _first(
 def _fingerprints_differ(
     members: Iterable[MemberId], registers: Mapping[MemberId, Register], reference: MemberId
 ) -> Broken | None:
-    """A gradient of another shape, or other data, on one rank: found before the first reduction."""
+    """Return the error if a member has other parameters or other data, else None.
+
+    This finds a gradient of another shape, or another data set, before the first reduction.
+
+    Args:
+        members: Members of the next generation.
+        registers: The last registration of each of them.
+        reference: The member with which the others are compared.
+
+    Returns:
+        The error, which names both ranks and the difference; None if all are equal.
+    """
     base = registers[reference]
     for member in members:
         mine = registers[member]

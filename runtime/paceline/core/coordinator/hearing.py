@@ -1,4 +1,4 @@
-"""What ranks say to the coordinator, and what it learns from it (R1, R3, R16-R18)."""
+"""Messages from ranks, and what the coordinator learns from them (R1, R3, R16-R18)."""
 
 from __future__ import annotations
 
@@ -20,23 +20,35 @@ from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept
 
 COMPLAINT_NS: Final = NS_PER_S // 5
-"""A complaint waits so long for the evidence that usually follows it."""
+"""How long a complaint about a data channel waits for the evidence of a death that usually follows
+it."""
 COMPLAINT_MAX_NS: Final = 30 * NS_PER_S
-"""Bound of that wait when generation after generation fails without a round."""
+"""Upper bound on that wait. The wait doubles with each generation that fails without a round."""
 COMPLAINTS_MAX: Final = 20
-"""So many generations of the same members may fail without a round: with the waits in between
-seven minutes, which a network that comes back does not need."""
+"""Number of generations of the same members that may fail without a round. With the waits in
+between they take seven minutes; a network that recovers does not need as long."""
 CHANNEL_HINT: Final = "check the network between the ranks, or use another collective.backend"
+"""Remedy that is shown when the data channel fails again and again."""
 REQUIRED_HINT: Final = (
     "make room, and start the job again: it goes on from the checkpoint before; or remove "
     "spec.checkpoint.required, and it trains on without"
 )
+"""Remedy that is shown when a required checkpoint cannot be written."""
 LATE_STARTS_MAX: Final = 3
-"""So often a coordinator that has formed nothing overtakes a later one before it retires."""
+"""How often a coordinator that has formed nothing raises its incarnation above a later
+coordinator's before it retires."""
 
 
 def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
-    """Whether anything has changed that a decision is made from."""
+    """Process a message of a rank.
+
+    Args:
+        c: The state, updated in place.
+        message: The message, as the rank's agent passed it on. Heartbeats come in `beats` instead.
+
+    Returns:
+        True if something changed that decisions read.
+    """
     unknown = message.member not in c.roster.ranks
     seen = c.roster.rank(message.member)
     if c.phase in (Phase.RELEASED, Phase.ENDED) and isinstance(message, m.Register):
@@ -72,7 +84,7 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
 
 def _register(c: CoordinatorState, seen: KnownRank, register: m.Register) -> None:
     if seen.dead:
-        # What was evidence against it is a promise to all others: it does not come back (R25).
+        # The other ranks rely on the evidence of its death, so it may not come back (R25).
         c.dismiss(seen, f"the job goes on without this rank: {seen.dead}")
         return
     first = seen.register is None
@@ -107,8 +119,11 @@ def _register(c: CoordinatorState, seen: KnownRank, register: m.Register) -> Non
 
 
 def _dismiss_outsider(c: CoordinatorState, seen: KnownRank) -> None:
-    """A draining rank is never admitted (R16). Before anything is formed here, one with state may
-    be needed as the holder of it, so it has to wait for the first generation."""
+    """Dismiss a draining rank that is no member: it is never admitted (R16).
+
+    Before this coordinator has formed a generation, a rank with state may be needed as its holder.
+    It has to wait for the first generation.
+    """
     if not seen.leaving or seen.dismissed:
         return
     if c.gen is None:
@@ -120,7 +135,15 @@ def _dismiss_outsider(c: CoordinatorState, seen: KnownRank) -> None:
 
 
 def beats(c: CoordinatorState, pod: m.PodBeat) -> bool:
-    """The heartbeats of a pod's ranks (R43). Whether anything has changed that is decided from."""
+    """Process one beat of a pod: the heartbeats of its ranks (R43).
+
+    Args:
+        c: The state, updated in place.
+        pod: The beat. It names the ranks that the agent has heard, and lists those with news.
+
+    Returns:
+        True if something changed that decisions read.
+    """
     changed = {beat.member: beat for beat in pod.changed}
     news = False
     for local, attempt in pod.heard:
@@ -149,17 +172,27 @@ def beats(c: CoordinatorState, pod: m.PodBeat) -> bool:
 
 
 def committed(c: CoordinatorState, version: int) -> None:
-    """Somebody has told of this version: rounds were made."""
+    """Note a committed version that was reported: rounds were made since the last one."""
     if version > c.version:
         c.version = version
-        c.failures = 0  # progress ends the row of failures (C8)
+        c.failures = 0  # a committed round resets the count of failures (C8)
     c.had_state = c.had_state or version > 0
     c.history.committed(version, c.now_ns)
 
 
 def _read_by_decisions(c: CoordinatorState, seen: KnownRank) -> tuple[object, ...]:
-    """Of what a heartbeat or a report may change. Who would win (R5) is asked only as long as no
-    generation is in force."""
+    """Return the values that decisions read and that a heartbeat or report may change.
+
+    The winner (R5) is only determined while no generation is in force, so version and last record
+    count only then.
+
+    Args:
+        c: The state.
+        seen: The rank that sent the message.
+
+    Returns:
+        Values to compare with those before the message.
+    """
     report = (seen.version, seen.last) if c.phase in (Phase.RECOVER, Phase.WAITING) else ()
     return c.phase, c.due_ns, c.had_state, seen.leaving, seen.dismissed, report
 
@@ -174,7 +207,7 @@ def _prepared(c: CoordinatorState, seen: KnownRank, message: m.Prepared) -> bool
     seen.leaving = message.leaving
     _learn_request(c, message.request)
     _learn_checkpoint(c, seen, message.checkpoint)
-    # Nothing follows from the reports before the last one is in.
+    # No decision is possible before the last report has come.
     return len(c.reports) >= len(c.asked) or _read_by_decisions(c, seen) != before
 
 
@@ -182,7 +215,7 @@ def _started(c: CoordinatorState, seen: KnownRank, message: m.Started) -> bool:
     if c.gen is None or message.id != c.gen.id:
         return False
     seen.started = message.id
-    c.channel_why = message.channel_why or c.channel_why  # one rank alone has nothing to choose
+    c.channel_why = message.channel_why or c.channel_why  # a single rank chooses no transport
     c.unstarted.discard(message.member)
     if message.has_state:
         seen.current = seen.has_state = True
@@ -194,14 +227,14 @@ def _started(c: CoordinatorState, seen: KnownRank, message: m.Started) -> bool:
 
 
 def _complain(c: CoordinatorState, message: m.Complain) -> None:
-    over = c.phase in (Phase.RELEASED, Phase.ENDED)  # what is complete stays complete (C1)
+    over = c.phase in (Phase.RELEASED, Phase.ENDED)  # a complete job stays complete (C1)
     if over or c.gen is None or message.id != c.gen.id:
         return
     if not c.complained:
         c.complaints = 0 if message.round > c.gen.version else c.complaints + 1
     c.complained.add(message.member)
     lost = f" (rank {message.lost})" if message.lost else ""
-    # A link that fails in every generation must not turn into a storm of generations.
+    # Back off: a link that fails in every generation must not cause a storm of generations.
     within = min(COMPLAINT_MAX_NS, COMPLAINT_NS << min(c.futile, 10))
     why = f"rank {message.member} lost its data channel{lost}: {message.why}"
     if c.complaints >= COMPLAINTS_MAX:
@@ -209,7 +242,7 @@ def _complain(c: CoordinatorState, message: m.Complain) -> None:
         ending.fail(c, Reason.DATA_CHANNEL_FAILED, told, hint=CHANNEL_HINT)
         return
     if c.phase is Phase.PREPARING and message.member in c.asked:
-        return  # the change under way repairs it; each new proposal would cost all ranks a report
+        return  # the change in progress repairs it; a new one would cost a report of every rank
     c.complaint = why
     c.want_change(why, within)
 
@@ -221,14 +254,15 @@ def _refused(c: CoordinatorState, message: m.Refused) -> None:
 
 
 def _learn(c: CoordinatorState, known: GenerationId) -> None:
-    """R1, R3: be above what is known; give way to a later incarnation."""
+    """Raise the incarnation above a reported one, or retire for a later coordinator (R1, R3)."""
     if c.phase is Phase.ENDED:
         return
     if c.proposal == NO_GENERATION:
         c.incarnation = max(c.incarnation, known.incarnation + 1)
     elif (known.incarnation, known.coordinator) > (c.incarnation, c.uid):
         if c.gen is None and c.late_starts < LATE_STARTS_MAX:
-            # It asked before it knew everybody and has formed nothing: it is still new.
+            # This coordinator asked before all ranks had registered. It has formed nothing yet, so
+            # it may still overtake the other one.
             c.late_starts += 1
             c.incarnation = known.incarnation + 1
             c.want_change("a rank knows a later coordinator", 0)
@@ -243,7 +277,10 @@ def _learn(c: CoordinatorState, known: GenerationId) -> None:
 
 
 def _learn_checkpoint(c: CoordinatorState, seen: KnownRank, kept: Kept | None) -> None:
-    """Ranks of this job have trained, if only in an earlier run: be above their generations."""
+    """Note the checkpoint that a rank sees, and raise the incarnation above that of its generation.
+
+    A checkpoint proves that ranks of this job have trained, if only in an earlier run.
+    """
     seen.checkpoint = kept
     if kept is not None:
         c.had_state = True
@@ -274,6 +311,7 @@ def _saved(c: CoordinatorState, message: m.Saved) -> None:
 
 
 def set_targets(c: CoordinatorState, targets: m.Targets) -> None:
+    """Take over the targets of the owner of the job; pass settings and stop on to the ranks."""
     c.told = c.told or targets.replicas is not None
     if targets.replicas is not None and targets.replicas != c.replicas:
         c.happened("Scaled", f"replicas {c.replicas} -> {targets.replicas}")
@@ -281,7 +319,7 @@ def set_targets(c: CoordinatorState, targets: m.Targets) -> None:
         c.tell_pace()
     settings = targets.settings
     if settings is not None and settings.pacing is Pacing.AUTO:
-        # A change of the mode keeps the pacing that the first generation settled.
+        # A change of the mode keeps the pacing that the first generation chose.
         settings = replace(settings, pacing=c.settings.pacing)
     if settings is not None or targets.stop:
         c.settings = settings or c.settings
@@ -296,7 +334,7 @@ def _ask(c: CoordinatorState, request: Request) -> None:
 
 
 def _learn_request(c: CoordinatorState, number: int) -> None:
-    """A request that came before the ranks did gets a number above the log's (R18)."""
+    """Note the request number of a rank's log; renumber an earlier request above it (R18)."""
     if c.gen is None and c.request is not None and number >= c.request.number:
         _ask(c, replace(c.request, number=number + 1))
     c.request_number = max(c.request_number, number)

@@ -1,8 +1,8 @@
-"""Who may come in, and when.
+"""Admission of ready ranks: which ones, and when.
 
-Whoever is ready may, within `elasticity.allowedSizes`; the first to be ready waits for others for
-`elasticity.stabilizationSeconds`, so that those who come together cost one change. Nothing else
-waits for that: a change that is made for another reason takes along who is ready.
+Every ready rank may join, within `elasticity.allowedSizes`. The first ready rank waits for others
+for `elasticity.stabilizationSeconds`, so that ranks that come together cost one change. Nothing
+else waits for that: a change for another reason admits all ranks that are ready.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from paceline.core.protocol.ids import MemberId
 
 
 def waiting(c: CoordinatorState) -> list[KnownRank]:
-    """Ready, and no member."""
+    """Return the ranks that are ready and no members, in rank order."""
     return [
         s
         for s in c.roster.present()
@@ -22,39 +22,57 @@ def waiting(c: CoordinatorState) -> list[KnownRank]:
 
 
 def draining(c: CoordinatorState) -> set[MemberId]:
-    """Ranks of replicas that drain: members until they ask to leave, and not counted in a size."""
+    """Return the ranks of draining replicas, if only some sizes are allowed.
+
+    They stay members until they ask to leave, and they do not count in a size.
+
+    Args:
+        c: The state.
+
+    Returns:
+        The living ranks of draining pods; empty if every size is allowed.
+    """
     if not c.sizes.allowed:
         return set()
     return {x for pod in c.roster.pods.values() if pod.draining for x in pod.living}
 
 
 def admitted(c: CoordinatorState) -> set[MemberId]:
-    """Who would come in with a change now. `forming` judges by the reports in the same way."""
+    """Return the ranks that a change would admit now, by the rule that `forming` applies."""
     outside = {s.member for s in waiting(c)} - draining(c)
     return c.sizes.join(_inside(c), outside) if c.gen is not None else outside
 
 
 def stand_by(c: CoordinatorState) -> set[MemberId]:
-    """Ready, but more than the largest allowed size that is reached."""
+    """Return the ready ranks beyond the largest allowed size that is reached."""
     if c.gen is None or not c.sizes.allowed:
         return set()
     return {s.member for s in waiting(c)} - admitted(c)
 
 
 def due_ns(c: CoordinatorState, joiners: set[MemberId]) -> int:
-    """When these are admitted if nothing changes the membership before."""
+    """Return the time at which ranks are admitted if nothing changes the membership earlier.
+
+    Args:
+        c: The state, with a generation in force.
+        joiners: The ranks to admit.
+
+    Returns:
+        Now if a member is leaving or all wanted ranks are ready; else the end of the stabilization
+        time.
+    """
     assert c.gen is not None
     inside, ready = _inside(c), waiting(c)
     leaving = len(inside) < len(c.gen.members)
     if leaving or len(inside) + len(ready) >= c.wanted_ranks:
         return c.now_ns
     since = [s.ready_ns for s in ready if s.member in joiners]
-    # With sizes, from when this one was reached: some may have stood by for long.
+    # With allowed sizes the wait begins when the size is reached: ranks may stand by for long.
     return (max(since) if c.sizes.allowed else min(since)) + c.config.stabilization_ns
 
 
 def _inside(c: CoordinatorState) -> set[MemberId]:
-    """The members that stay."""
+    """Return the members that stay in the next generation."""
     assert c.gen is not None
     out = draining(c)
     seen = {x: c.roster.rank(x) for x in c.gen.members}

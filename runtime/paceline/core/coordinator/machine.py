@@ -1,10 +1,12 @@
-"""The coordinator: events in, effects out.
+"""State machine of the coordinator: events in, effects out.
 
-Every handler only changes what is known; what follows from it, whoever said it, is found afterwards
-by `_settle`: is somebody silent, must the membership change, is it over. That looks at all ranks,
-so it is done when something has changed that it reads, or when its time has come (R42): a heartbeat
-that says nothing new costs the same for any number of ranks. Two coordinators at once do no harm:
-promises are ordered by incarnation, and the later one makes the earlier one retire.
+Each handler only updates the state. `_settle` then draws all consequences, whoever sent the event:
+is a rank silent, must the membership change, is the job over. `_settle` looks at all ranks. It
+therefore runs only after a change of something that it reads, or when its time has come (R42). A
+heartbeat without news costs the same for any number of ranks.
+
+Two coordinators at the same time do no harm: promises are ordered by incarnation, and the later
+coordinator makes the earlier one retire (R3).
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ from paceline.core.status import Status
 
 
 class Coordinator:
-    """One job's membership. Pure: time comes with each event, nothing is waited for."""
+    """Membership of one job, as a pure state machine: the time comes with each event.
+
+    It has no thread, socket or clock, and it never waits. All calls must come from one thread.
+    """
 
     def __init__(self, config: Config, *, uid: str, now_ns: int, wall_s: float = 0.0) -> None:
         self.state = CoordinatorState(
@@ -48,12 +53,33 @@ class Coordinator:
         self.state.tell_pace()
 
     def status(self, now_ns: int) -> Status:
-        """A report for people and programs; nothing is decided from it."""
+        """Return a report for people and programs. No decision is made from it.
+
+        Args:
+            now_ns: Monotonic time in nanoseconds. A time before the last event counts as that
+                event's.
+
+        Returns:
+            The status, built from all ranks: O(number of ranks).
+        """
         self.state.now_ns = max(self.state.now_ns, now_ns)
         return report.status(self.state)
 
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
-        """Take one event; the effects are to be carried out in this order."""
+        """Process one event and return the effects that follow from it.
+
+        The caller delivers events one at a time, and a `Tick` at the time of the latest `WakeAt`.
+        An exception means that the state may be half updated: the caller must discard this
+        coordinator. A new one recovers from the registrations of the ranks (R1, R10).
+
+        Args:
+            now_ns: Monotonic time in nanoseconds.
+            event: A message of a rank or an agent, a closed connection, an order from the owner of
+                the job, or a `Tick`.
+
+        Returns:
+            The effects, to be carried out in this order. The list belongs to the caller.
+        """
         c = self.state
         silence.forgive_own_sleep(c, now_ns)
         c.now_ns = now_ns
@@ -76,7 +102,7 @@ class Coordinator:
         return c.changed or timely or stragglers.is_due(c)
 
     def _dispatch(self, event: Event) -> bool:
-        """Whether anything has changed that `_settle` reads."""
+        """Apply the event to the state; return True if something changed that `_settle` reads."""
         c = self.state
         match event:
             case FromRank(message=message):
@@ -116,6 +142,7 @@ class Coordinator:
             if c.phase is Phase.STARTING and not c.unstarted:
                 changing.all_started(c)
         ending.fail_when_everybody_left(c)
-        # What was decided last may be a reason for what was asked first: the next event looks.
+        # A late decision may enable one that was checked earlier in this pass. So decide again with
+        # the next event.
         c.changed, c.settled_ns = (c.phase, len(c.effects)) != before, c.now_ns
         silence.wake(c)

@@ -1,4 +1,4 @@
-"""The status that a coordinator gives: made of what it knows and of its history."""
+"""Status of the job, made from the coordinator's state and history."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from paceline.core.status import Condition, Fact, RankPhase, RankStatus, Status,
 
 
 def status(c: CoordinatorState) -> Status:
+    """Return the status of the job, with all known ranks. It changes nothing."""
     gen = c.gen
     surplus = joining.stand_by(c)
     ranks = [_rank(c, member, surplus) for member in sorted(c.roster.ranks)]
     living = [r for r in ranks if r.state is not RankPhase.DEAD]
     dead = [r for r in ranks if r.state is RankPhase.DEAD]
-    # One that came after the release has formed nothing, and hears the last figures all the same.
-    # Where no member has told its figures yet, those of one that is gone are what is known.
+    # A coordinator that started after the release has no generation but still receives figures. If
+    # no member has sent any yet, use those of ranks that have left.
     told = [s for s in c.roster.ranks.values() if Fact.GRADIENTS in s.facts]
     furthest = max(
         [s for s in told if gen is None or s.member in c.index] or told,
@@ -65,7 +66,16 @@ def _transport(c: CoordinatorState) -> str:
 
 
 def _restarts(c: CoordinatorState) -> int:
-    """Each place of each pod has counted its own (`ATTEMPT_STRIDE`)."""
+    """Return the number of restarted processes of all pods.
+
+    Each place of each pod counts its own restarts (`ATTEMPT_STRIDE`).
+
+    Args:
+        c: The state.
+
+    Returns:
+        The sum over places.
+    """
     highest: dict[tuple[int, int, int], int] = {}
     for slot, local, attempt in c.roster.ranks:
         pod, restarts = divmod(attempt, ATTEMPT_STRIDE)
@@ -74,7 +84,7 @@ def _restarts(c: CoordinatorState) -> int:
 
 
 def carrier(c: CoordinatorState) -> Network:
-    """Of the job: the worst of its members'. Within one pod there is nothing to carry."""
+    """Return the network of the job: the worst of its members', UNKNOWN within a single pod."""
     members = c.gen.members if c.gen else ()
     if len({member.slot for member in members}) < 2:
         return Network.UNKNOWN
@@ -106,6 +116,7 @@ def _host(c: CoordinatorState, seen: KnownRank) -> str:
 
 
 def _own(seen: KnownRank) -> dict[str, float]:
+    """Return the figures that a rank measured about itself, without those of the log."""
     facts = {name: value for name, value in seen.facts.items() if not name.startswith(Fact.LOG)}
     return {**facts, Fact.STEP_S: seen.step_s} if seen.step_s else facts
 
@@ -129,7 +140,16 @@ def _state(c: CoordinatorState, member: MemberId, seen: KnownRank) -> RankPhase:
 
 
 def _skipped(c: CoordinatorState) -> int:
-    """Samples, as far as heartbeats tell; equal on all ranks but for their age."""
+    """Return the number of samples that the job has skipped, as far as figures report it.
+
+    The number is the same on all ranks but for the age of their figures.
+
+    Args:
+        c: The state.
+
+    Returns:
+        The highest number that any rank reports.
+    """
     name = Fact.DROPPED + DropReason.SKIPPED
     return int(max((s.facts.get(name, 0.0) for s in c.roster.ranks.values()), default=0.0))
 
@@ -156,7 +176,7 @@ def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
     if c.waits:
         found.append(Condition("Degraded", "WaitingForEvidence", c.waits, now))
     if c.gen is None:
-        found += unheard  # the last of a type is the one that is shown where there is room for one
+        found += unheard  # the last condition of a type is shown where there is room for only one
     if c.unsaved:
         found.append(Condition("Degraded", "CheckpointFailed", f"{c.unsaved}; {GOES_ON}", now))
     k = c.settings.quorum

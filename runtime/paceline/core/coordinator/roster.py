@@ -1,4 +1,4 @@
-"""What is known of the job's processes: who registered, is silent, is known dead (R6, R25)."""
+"""Known processes of the job: which ones are registered, silent or dead (R6, R25)."""
 
 from __future__ import annotations
 
@@ -11,129 +11,172 @@ from paceline.core.protocol.snapshot import Kept
 
 @dataclass(slots=True)
 class KnownRank:
-    """One rank process. Silence makes it suspect, only evidence makes it dead."""
+    """One rank process. Silence makes it suspect; only evidence makes it dead (R25)."""
 
     member: MemberId
     register: Register | None = None
+    """Its last registration; None before the first one."""
     connected: bool = False
+    """True while messages of this rank arrive: over its line and its agent's connection (R43)."""
     heard_ns: int = 0
+    """Time of its last message or heartbeat."""
     ready_ns: int = 0
-    """When it was first ready to train."""
+    """Time at which it was first ready to train."""
     gone_ns: int | None = None
-    """When its line to the agent, or the agent's connection, was closed."""
+    """Time at which its line to the agent, or the agent's connection, was closed; None while both
+    are open."""
     suspect: str = ""
-    """Why it is asked nothing more; empty if it is not suspect."""
+    """Reason why it is not asked anything; empty if it is not suspect."""
     dead: str = ""
-    """The evidence; empty as long as it may live."""
+    """Evidence of its death; empty while it may live."""
     pid: int = 0
     alive_ns: int | None = None
-    """When its agent first said that it lives."""
+    """Time at which its agent first reported that the process runs."""
     unheard: bool = False
-    """Lives for long and has not registered, and that was told."""
+    """True once an Event has named it as a process that runs without having registered."""
     last: GenerationId = NO_GENERATION
-    """Its last GEN record, with the active ranks of that record and its version: what it would
-    report, as far as known (R5)."""
+    """Its last GEN record, as far as known (R5)."""
     gen_active: tuple[MemberId, ...] = ()
+    """Active ranks of the record `last` (R6)."""
     version: int = 0
+    """Version of its committed state."""
     has_state: bool = False
-    """Has weights, if only those from before it was left out."""
+    """True if it has weights, even if they date from before it was left out."""
     checkpoint: Kept | None = None
-    """The newest one that it has said it sees."""
+    """The newest checkpoint that it has reported to see."""
     current: bool = False
-    """Has the state of this coordinator's generation."""
+    """True if it has the state of the generation that this coordinator formed last."""
     leaving: bool = False
+    """True if it drains."""
     left_early: bool = False
+    """True if its script left the training loop before the job was over (D7)."""
     stopped: GenerationId | None = None
+    """Generation in which it reported the stop round; None before (R17)."""
     started: GenerationId | None = None
+    """Generation of its last STARTED."""
     mute: bool = False
-    """Suspect since it owed an answer: a heartbeat is none."""
+    """True if it became suspect while it owed an answer, or because its communication thread is
+    stuck. A heartbeat does not clear that."""
     dismissed: bool = False
+    """True once it was told to end."""
     finished: bool = False
-    """Its process has ended after it was released (R17)."""
+    """True if its process has ended after it was released (R17)."""
     newborn: bool = False
-    """Its agent started it while this coordinator was in power, and it has never registered: it
-    can be in no generation that this coordinator does not know."""
+    """True if its agent started it while this coordinator was in charge, and it has not registered.
+    It cannot be in a generation that this coordinator does not know."""
     kill_asked: bool = False
+    """True once its agent was asked to kill it."""
     doing: Doing | None = None
-    """With its last heartbeat, and `promise` too."""
+    """Work of its communication thread, from its last heartbeat (R35)."""
     promise: GenerationId = NO_GENERATION
+    """Highest generation that it has promised, from its last heartbeat (R3)."""
     active: bool = False
+    """True if it is active, from its last heartbeat."""
     benched: bool = False
+    """True if it is benched, from its last heartbeat."""
     done: bool = False
+    """True if its training loop has ended, from its last heartbeat."""
     step_s: float = 0.0
-    """These four with its last heartbeat, for the status, stragglers and who is drained first."""
+    """Median of its recent steps in seconds, from its last heartbeat. The status, the judgment of
+    stragglers and the choice of pods to drain use it."""
     away: Away | None = None
-    """Likewise: since when its script has not come back to step()."""
+    """Time and place at which its script was last seen outside step(), if it has been away for
+    long; from its last heartbeat."""
     away_told: bool = False
+    """True once an Event has named its stuck script."""
     facts: dict[str, float] = field(default_factory=dict)
-    """Its last figures, of `facts_version`."""
+    """Its last figures, for the status; measured at `facts_version`."""
     facts_version: int = 0
     carrier: Network = Network.UNKNOWN
-    """What carries its data channel to other pods; from its agent."""
+    """Network that carries its data channel to other pods, as reported by its agent."""
 
     @property
     def present(self) -> bool:
-        """Can be asked: registered over its agent's connection, neither suspect nor dead."""
+        """True if it can be asked: registered, connected, and neither suspect nor dead."""
         return self.register is not None and self.connected and not self.suspect and not self.dead
 
     @property
     def ready(self) -> bool:
+        """True if it has registered with its model and data known: it may become a member."""
         return self.register is not None and self.register.ready
 
 
 @dataclass(slots=True)
 class KnownPod:
-    """One agent."""
+    """One pod, which is one agent with its rank processes."""
 
     slot: int
     attempt: int
     host: str = ""
     connected: bool = False
+    """True while its agent has a connection to this coordinator."""
     awake_ns: int = 0
-    """Since when it is heard without a long pause: before that it may have slept through what its
-    ranks said (R43)."""
+    """Time since which its agent has been heard without a long pause. Before that, the agent may
+    have been stopped together with the messages of its ranks (R43)."""
     heard_ns: int = 0
+    """Time of the last message of its agent."""
     silent: bool = False
-    """After the release it has said nothing for so long that nobody waits for its word."""
+    """True if the agent has been silent for so long after the release that the end of the job does
+    not wait for it."""
     living: set[MemberId] = field(default_factory=set)
-    """Processes that it has started and not reaped."""
+    """Rank processes that the agent has started and not reaped."""
     known: bool = False
-    """Its agent has said which processes it has."""
+    """True once the agent has reported which processes it has."""
     newborn: bool = False
-    """Named by an inventory for the first time while this coordinator was in power: as long as its
-    agent has not reported, no process of it is in a generation unknown here."""
+    """True if an inventory named this pod for the first time while this coordinator was in charge.
+    Until the agent reports, no process of the pod can be in a generation that is unknown here."""
     listed: bool = False
-    """By an inventory, ever."""
+    """True if any inventory has ever listed this pod."""
     draining: bool = False
+    """True once the pod was told to drain."""
     done: str = ""
-    """Outcome of the whole pod, once it has ended."""
+    """Outcome of the whole pod, once it has ended; empty before."""
     since_ns: int = 0
+    """Time at which this pod became known."""
 
 
 @dataclass(slots=True)
 class Roster:
+    """All known ranks and pods of the job, and the newest inventory."""
+
     ranks: dict[MemberId, KnownRank] = field(default_factory=dict)
+    """Known ranks, by member id."""
     pods: dict[tuple[int, int], KnownPod] = field(default_factory=dict)
+    """Known pods, by slot and attempt."""
     inventory: Inventory | None = None
+    """The newest inventory; None before the first one."""
     listed: frozenset[tuple[int, int]] = frozenset()
-    """Pods of the inventory."""
+    """Slot and attempt of the pods that the newest inventory lists."""
 
     def take(self, inventory: Inventory) -> None:
+        """Replace the inventory."""
         self.inventory, self.listed = inventory, frozenset(inventory.pods)
 
     def may_greet(self, slot: int, attempt: int) -> bool:
-        """Return whether an agent may speak for this pod: an inventory has listed it, the newest or
-        one before it (C4), or no inventory is known yet."""
+        """Return True if an agent may speak for this pod.
+
+        It may if any inventory has listed the pod, the newest or an earlier one (C4), or if no
+        inventory is known yet.
+
+        Args:
+            slot: Slot of the pod.
+            attempt: Attempt of the pod in that slot.
+
+        Returns:
+            True if the greeting may be accepted.
+        """
         known = self.pods.get((slot, attempt))
         listed = (slot, attempt) in self.listed or (known is not None and known.listed)
         return self.inventory is None or listed
 
     def rank(self, member: MemberId) -> KnownRank:
+        """Return the record of a rank; create it if the rank is new."""
         if member not in self.ranks:
             self.ranks[member] = KnownRank(member)
         return self.ranks[member]
 
     def pod(self, slot: int, attempt: int, now_ns: int) -> KnownPod:
+        """Return the record of a pod; create it if the pod is new."""
         key = (slot, attempt)
         if key not in self.pods:
             self.pods[key] = KnownPod(slot, attempt, since_ns=now_ns)
@@ -142,7 +185,11 @@ class Roster:
     def running_pods(self) -> list[KnownPod]:
         """Return the pods that have not ended.
 
-        A pod that was killed never says so: it is gone when the newest inventory does not list it.
+        A pod that was killed sends no last message: it has ended once the newest inventory does not
+        list it.
+
+        Returns:
+            The pods, in the order in which they became known.
         """
         return [pod for key, pod in self.pods.items() if self._runs(key, pod)]
 
@@ -153,18 +200,29 @@ class Roster:
         return self.inventory is None or key in self.listed or newer_than_inventory
 
     def present(self) -> list[KnownRank]:
+        """Return the ranks that can be asked, in rank order."""
         return [r for _, r in sorted(self.ranks.items()) if r.present]
 
     def is_dead(self, member: MemberId) -> bool:
+        """Return True if there is evidence that this process does not live (R25)."""
         seen = self.ranks.get(member)
         if seen is not None and seen.dead:
             return True
         return self._gone_by_inventory(member)
 
     def _gone_by_inventory(self, member: MemberId) -> bool:
-        """The newest inventory does not list its pod, so no process of it lives (R25). A rank that
-        still talks overrules it (C4), and so does the agent of a pod that no inventory has listed
-        yet: the inventory may be older than the pod."""
+        """Return True if the newest inventory proves that no process of this pod lives (R25).
+
+        Two things overrule an inventory that does not list the pod: a rank that still sends
+        messages (C4), and the connected agent of a pod that no inventory has ever listed. In the
+        second case the inventory may be older than the pod.
+
+        Args:
+            member: The rank in question.
+
+        Returns:
+            True if the inventory proves the death.
+        """
         if self.inventory is None:
             return False
         key = pod_of(member)
@@ -177,9 +235,17 @@ class Roster:
         return seen is None or not seen.connected or bool(seen.suspect)
 
     def unaccounted(self, asked: set[MemberId]) -> str:
-        """R6 (b): who of the job may live without having promised; empty if nobody may.
+        """Return which process may live without having promised, or an empty string if none may.
 
-        Only an inventory can tell, since it names every pod of the job that may have processes."""
+        Only an inventory can rule that out, since it names every pod of the job that may have
+        processes. This is condition (b) of R6.
+
+        Args:
+            asked: Members that have promised, or will be asked to.
+
+        Returns:
+            One sentence that names the first such pod or rank; empty if there is none.
+        """
         if self.inventory is None:
             return "no inventory of the job's pods is known"
         for key in self.inventory.pods:
@@ -200,16 +266,21 @@ class Roster:
         return f"rank {first} is silent and not known dead"
 
     def of_pod(self, slot: int, attempt: int) -> list[KnownRank]:
+        """Return the known ranks of one pod."""
         return [seen for member, seen in self.ranks.items() if pod_of(member) == (slot, attempt)]
 
     def agent_of(self, member: MemberId) -> KnownPod | None:
-        """The connected agent of a rank, which can kill it and give evidence."""
+        """Return the connected agent of a rank, which can kill it and give evidence; else None."""
         pod = self.pods.get(pod_of(member))
         return pod if pod is not None and pod.connected else None
 
     def forget_dead(self, keep: set[MemberId], limit: int) -> None:
-        """Bound the memory: the oldest dead that no generation needs go first, and with the last
-        rank of a pod that is gone, the pod."""
+        """Drop the oldest dead ranks, and pods whose last rank was dropped, to bound memory.
+
+        Args:
+            keep: Members that a generation still needs.
+            limit: Number of dead ranks, and of gone pods, that are kept.
+        """
         dead = [m for m in self.ranks if m not in keep and self.is_dead(m)]
         for member in dead[: max(0, len(dead) - limit)]:
             del self.ranks[member]

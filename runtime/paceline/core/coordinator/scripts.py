@@ -1,13 +1,14 @@
-"""What it means when scripts fail: the accident of one rank, or what every rank will meet (R55).
+"""Judgment of script failures: bad luck of one rank, or an error that every rank meets (R55).
 
-A rank whose script failed is started again, and its batch is dealt to another rank. If the mistake
-is in the script or in the data, that kills one rank after the other until nobody has the weights.
-So the second failure that cannot be chance ends the job and names the script: the same exception at
-the same line on another rank, or another process that ended while it had the same batch.
+A rank whose script failed is started again, and its batch is dealt to another rank. If the error is
+in the script or in the data, it ends one rank after the other until no rank has the weights.
+Therefore the second failure that cannot be chance ends the job and names the script. That is the
+same exception at the same line on another rank, or another process that ended while it had the same
+batch.
 
 With `failurePolicy.maxSkippedBatches` a batch with which two processes have failed is given up
-instead: the next generation names its lease, and whoever is dealt it drops it (R56). Which leases
-are given up follows from the failures that are known and from the log, so nothing is lost with a
+instead. The next generation names its lease, and the rank that is dealt the lease drops it (R56).
+The leases to give up follow from the known failures and from the log. So nothing is lost with a
 coordinator, and nothing is counted twice.
 """
 
@@ -27,16 +28,21 @@ from paceline.core.protocol.sampling import batches_of, samples_of, total_leases
 from paceline.core.status import ScriptFailure
 
 SAMPLES_MAX: Final = 64
-"""Sample numbers of one batch that are listed."""
+"""Number of sample numbers of one batch that are listed."""
 TOLD_MAX: Final = 4
-"""Failures that one sentence lists."""
+"""Number of distinct failures that one sentence lists."""
 
 
 def note(c: CoordinatorState, dead: m.RankDead) -> bool:
     """Remember the end of a process that its script caused.
 
+    Args:
+        c: The state, updated in place.
+        dead: The report of the process's agent.
+
     Returns:
-        False if the script did not cause it, or if this end is known already."""
+        False if the script did not cause the end, or if this end is known already.
+    """
     seen = c.roster.rank(dead.member)
     if not is_scripts_own(dead) or seen.kill_asked or seen.dismissed:
         return False
@@ -48,8 +54,15 @@ def note(c: CoordinatorState, dead: m.RankDead) -> bool:
 
 
 def repeated(c: CoordinatorState, dead: m.RankDead) -> str:
-    """Return what failed, in one line, if this failure repeats an earlier one and costs the job
-    more than a batch; else an empty string."""
+    """Describe a failure that repeats an earlier one and costs the job more than a batch.
+
+    Args:
+        c: The state.
+        dead: The failure, noted already.
+
+    Returns:
+        One line that names the failures; empty if this failure does not end the job.
+    """
     others = [known for known in c.script_failures if known.member != dead.member]
     alike = [known for known in others if _same_line(known, dead) or _same_batch(known, dead)]
     if not alike or all(costs_a_batch(c, known) for known in (*alike, dead)):
@@ -58,8 +71,17 @@ def repeated(c: CoordinatorState, dead: m.RankDead) -> str:
 
 
 def costs_a_batch(c: CoordinatorState, dead: m.RankDead) -> bool:
-    """Return True if this failure counts for its batch: one more with it, and the batch is given
-    up while the job goes on (R56)."""
+    """Return True if this failure is charged to its batch instead of the job.
+
+    Such a failure counts towards giving the batch up, and the job continues (R56).
+
+    Args:
+        c: The state.
+        dead: The failure.
+
+    Returns:
+        True if the batch is known and the job may still give up all failing batches.
+    """
     most = c.config.max_skipped_batches
     return bool(most) and dead.batch is not None and len(c.skips | failing_leases(c)) <= most
 
@@ -74,8 +96,15 @@ def failing_leases(c: CoordinatorState) -> frozenset[int]:
 
 
 def to_skip(c: CoordinatorState, given_up: Collection[int]) -> tuple[int, ...] | None:
-    """Return the leases that the next generation gives up, beside those that its log has given up
-    already; None if that makes more than the job allows."""
+    """Return the leases that the next generation gives up (R56).
+
+    Args:
+        c: The state.
+        given_up: Leases that the log has given up already.
+
+    Returns:
+        Further leases, in ascending order. None if that makes more than the job allows.
+    """
     if not c.config.max_skipped_batches:
         return ()
     more = failing_leases(c).difference(given_up)
@@ -85,7 +114,7 @@ def to_skip(c: CoordinatorState, given_up: Collection[int]) -> tuple[int, ...] |
 
 
 def skipped(c: CoordinatorState, lease: int) -> str:
-    """Return what is given up with a lease, and why, in one line."""
+    """Return one line that names the samples given up with a lease, and why."""
     failures = [x for x in c.script_failures if x.batch is not None and x.batch.lease == lease]
     plan = _plan(c)
     samples = "" if plan is None else f"{samples_of(plan, lease)} samples are "
@@ -97,14 +126,29 @@ def skipped(c: CoordinatorState, lease: int) -> str:
 
 
 def cause_of_loss(c: CoordinatorState) -> str:
-    """Return what failed, if scripts alone have ended the ranks that had the weights."""
+    """Describe the script failures that ended all ranks with the weights.
+
+    Args:
+        c: The state.
+
+    Returns:
+        One line that names the failures; empty if not all of those ranks were ended by scripts.
+    """
     failed = {dead.member for dead in c.script_failures}
     members = set(c.gen.members) if c.gen is not None else failed
     return told(c, list(c.script_failures)) if failed and members <= failed else ""
 
 
 def told(c: CoordinatorState, failures: Sequence[m.RankDead]) -> str:
-    """Return the failures in one line: what, on which ranks, with which samples."""
+    """Describe failures in one line: exception or exit code, ranks and sample numbers.
+
+    Args:
+        c: The state, which knows the order of the data.
+        failures: The failures. Those with the same exception and line are grouped.
+
+    Returns:
+        The line. At most `TOLD_MAX` groups are listed.
+    """
     groups: dict[str, list[m.RankDead]] = {}
     for dead in failures:
         at = dead.error
@@ -122,7 +166,7 @@ def told(c: CoordinatorState, failures: Sequence[m.RankDead]) -> str:
 
 
 def at_the_end(c: CoordinatorState) -> str:
-    """Return what a job that is complete has to say about its scripts; empty if none failed."""
+    """Return the remark on script failures for a completed job; empty if there were none."""
     if not c.scripts_failed:
         return ""
     times = "once" if c.scripts_failed == 1 else f"{c.scripts_failed} times"
@@ -130,13 +174,14 @@ def at_the_end(c: CoordinatorState) -> str:
 
 
 def status(c: CoordinatorState) -> tuple[ScriptFailure, ...]:
+    """Return the known script failures for the status."""
     return tuple(
         ScriptFailure(dead.member, _what(dead), _samples(c, dead)) for dead in c.script_failures
     )
 
 
 def last_lines(dead: m.RankDead) -> str:
-    """Return what follows the first line of why it died."""
+    """Return the last lines of stderr: all lines of the reason after the first."""
     return dead.why.partition("\n")[2]
 
 
@@ -155,7 +200,7 @@ def _same_batch(one: m.RankDead, other: m.RankDead) -> bool:
 
 
 def _samples(c: CoordinatorState, dead: m.RankDead) -> str:
-    """The sample numbers of its batch, as far as this coordinator knows the order of the data."""
+    """Return the sample numbers of its batch, as far as the order of the data is known here."""
     plan = _plan(c)
     if dead.batch is None or plan is None or not 0 <= dead.batch.lease < total_leases(plan):
         return ""

@@ -1,13 +1,14 @@
-"""Silence: who is suspect, for how long it is borne, when to look again (R6, R25, R35).
+"""Suspicion of silent or stuck ranks, and the timeouts behind it (R6, R25, R35).
 
-Silence makes a rank suspect, never dead. Its living agent kills it, which is evidence; without an
-agent the change goes on without it if R6 allows that. An agent that is silent itself is the reason
-why nothing is heard of its ranks (R43): they are suspect, and it is asked to kill them only when it
-is back and they are silent all the same.
+Silence makes a rank suspect, never dead. Its living agent kills it, which is evidence. Without an
+agent the change continues without the rank, if R6 allows that. A silent agent makes all of its
+ranks silent, since it passes on their messages (R43). They are suspect, and the agent is asked to
+kill them only if it is back and they are still silent.
 
 A rank whose communication thread is stuck is not silent, since another thread sends its heartbeats.
-They say for how long that thread has been at one piece of work; when that is too long for any
-reduction, PREPARE ends the round, and whoever cannot answer it owes an answer, which is silence.
+They report for how long that thread has been at one piece of work. If that is too long for any
+reduction, a PREPARE ends the round. A stuck rank cannot answer it, and a missing answer counts as
+silence.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from paceline.core.coordinator.wording import format_clock, named
 from paceline.core.protocol.ids import NO_GENERATION
 
 RESTORE_NS: Final = 600 * NS_PER_S
-"""Reading a checkpoint may take so long."""
+"""Upper bound on the time to read a checkpoint."""
 GONE_NS: Final = 500_000_000
-"""A closed connection without an agent's word makes a rank suspect after this long."""
+"""Time after which a closed connection makes a rank suspect, if its agent is not connected."""
 INIT_NS: Final = 60 * NS_PER_S
-"""From the start of a script to `pl.init()`. Importing torch takes seconds."""
+"""Time from the start of a script to `pl.init()` after which the rank is reported. Importing torch
+takes seconds."""
 USUAL_TIMES: Final = 10
-"""A reduction that takes so many times as long as the longest of the last ones is stuck."""
+"""Factor over the longest of the last reductions beyond which a reduction is stuck."""
 SLOWEST_BYTES_PER_S: Final = 5_000_000
-"""Of gradients: a first reduction may be as slow, and whatever else handles all of the state."""
+"""Assumed lower bound on the rate of a first reduction, in bytes of gradients per second; also of
+any other work that handles all of the state."""
 
 
 def suspect_the_silent(c: CoordinatorState) -> None:
+    """Mark as suspect each rank that has been silent, or owed an answer, for too long."""
     found = []
     for seen in c.roster.ranks.values():
         if seen.dismissed or not _is_listened_for(c, seen):
@@ -50,20 +54,21 @@ def suspect_the_silent(c: CoordinatorState) -> None:
 
 
 def _is_listened_for(c: CoordinatorState, seen: KnownRank) -> bool:
+    """Return True if the silence of this rank is judged."""
     if seen.register is None or seen.suspect or c.roster.is_dead(seen.member):
         return False
-    # Released and gone: how long its script still takes is its own, and its agent sees the end.
+    # A released rank whose line is closed may take its time: its agent reports the end.
     return seen.gone_ns is None or c.phase not in (Phase.RELEASED, Phase.ENDED)
 
 
 def _suspect(c: CoordinatorState, seen: KnownRank, why: str) -> None:
-    """It is asked nothing more."""
+    """Mark a rank as suspect, so that it is not asked anything, and report that."""
     seen.suspect = why
     c.happened("RankSilent", f"rank {seen.member} is {why}")
 
 
 def kill_the_silent(c: CoordinatorState) -> None:
-    """Their agents turn it into evidence."""
+    """Ask the agents of suspect ranks to kill them, which turns suspicion into evidence."""
     for seen in sorted(_to_be_killed(c), key=lambda s: s.member):
         agent = c.roster.agent_of(seen.member)
         if agent is not None and is_awake(c, agent) and _kill_due_ns(c, seen, agent) <= c.now_ns:
@@ -79,7 +84,10 @@ def _kill(c: CoordinatorState, seen: KnownRank) -> None:
 
 
 def _suspect_the_stuck(c: CoordinatorState, seen: KnownRank, why: str) -> None:
-    """It says so itself: its heartbeats, which come from another thread, clear it of nothing."""
+    """Mark a rank as suspect because its own heartbeats report that it is stuck.
+
+    Its heartbeats come from another thread, so further ones do not clear it.
+    """
     seen.mute = True
     _suspect(c, seen, why)
     _kill(c, seen)
@@ -94,21 +102,34 @@ def _to_be_killed(c: CoordinatorState) -> list[KnownRank]:
 
 
 def is_awake(c: CoordinatorState, agent: KnownPod) -> bool:
-    """It was heard lately: it beats several times as often."""
+    """Return True if the agent was heard within half of the freeze timeout (R43)."""
     return c.now_ns - agent.heard_ns < c.freeze_ns // 2
 
 
 def _kill_due_ns(c: CoordinatorState, seen: KnownRank, agent: KnownPod) -> int:
-    """When its agent has been heard for the whole bound, and nothing of the rank, or no answer."""
+    """Return the time at which the agent is asked to kill the rank.
+
+    By then the agent has been heard for the whole freeze timeout, and the rank has neither been
+    heard nor has answered.
+
+    Args:
+        c: The state.
+        seen: The suspect rank.
+        agent: Its connected agent.
+
+    Returns:
+        Monotonic time in nanoseconds.
+    """
     since_ns = agent.awake_ns if seen.mute else max(agent.awake_ns, seen.heard_ns)
     return since_ns + c.freeze_ns
 
 
 def name_those_never_heard(c: CoordinatorState) -> None:
-    """Report each rank once that has run for a minute and has not called `pl.init()`.
+    """Report each rank once that has run for a minute without a call of `pl.init()`.
 
-    Its script may never call it and work on its own for days, or hang before it and hold up the
-    job. The rank is not ended: it may be reading its data, which can take an hour."""
+    Its script may never call it and work on its own for days, or hang before the call and hold up
+    the job. The rank is not killed: it may be reading its data, which can take an hour.
+    """
     if c.phase is Phase.RELEASED:
         return
     new = [s for s in _never_heard(c) if not s.unheard and _init_due_ns(s) <= c.now_ns]
@@ -119,8 +140,11 @@ def name_those_never_heard(c: CoordinatorState) -> None:
 
 
 def give_up_silent_agents(c: CoordinatorState) -> None:
-    """After the release only an agent can tell that its ranks have ended, and one that is stopped
-    never does. Before it an agent's silence is that of its ranks."""
+    """Stop waiting, after the release, for agents that have been silent for the freeze timeout.
+
+    Only an agent can report that its ranks have ended, and a stopped agent never does. Before the
+    release an agent's silence counts as the silence of its ranks.
+    """
     for pod in _whose_word_is_awaited(c):
         if c.now_ns - pod.heard_ns >= c.freeze_ns:
             pod.silent = True
@@ -129,12 +153,14 @@ def give_up_silent_agents(c: CoordinatorState) -> None:
 
 
 def _whose_word_is_awaited(c: CoordinatorState) -> list[KnownPod]:
+    """Return the agents that still have to report the end of their ranks after the release."""
     if c.phase is not Phase.RELEASED:
         return []
     return [p for p in c.roster.pods.values() if p.connected and p.living and not p.silent]
 
 
 def _never_heard(c: CoordinatorState) -> list[KnownRank]:
+    """Return the living ranks that have not registered."""
     return [
         seen
         for member, seen in c.roster.ranks.items()
@@ -148,8 +174,14 @@ def _init_due_ns(seen: KnownRank) -> int:
 
 
 def never_heard(c: CoordinatorState) -> str:
-    """Return which ranks have run for a minute without `pl.init()`, where they run and what to do;
-    empty if there are none."""
+    """Describe the ranks that have run for a minute without `pl.init()`.
+
+    Args:
+        c: The state.
+
+    Returns:
+        Their names, where they run, and what to do; empty if there are none.
+    """
     late = sorted((s for s in _never_heard(c) if s.unheard), key=lambda s: s.member)
     if not late:
         return ""
@@ -168,8 +200,15 @@ def never_heard(c: CoordinatorState) -> str:
 
 
 def unheard_since(c: CoordinatorState, seen: KnownRank) -> str:
-    """Return since when a rank is known to run without `pl.init()`; empty within the first minute,
-    and once it has called it."""
+    """Return since when a rank is known to run without `pl.init()`.
+
+    Args:
+        c: The state.
+        seen: The rank.
+
+    Returns:
+        Empty within the first minute, and once it has called `pl.init()`.
+    """
     if not seen.unheard or seen.register is not None or seen.alive_ns is None:
         return ""
     since = format_clock(c.wall_offset_s + seen.alive_ns / NS_PER_S)
@@ -177,8 +216,17 @@ def unheard_since(c: CoordinatorState, seen: KnownRank) -> str:
 
 
 def _process(c: CoordinatorState, seen: KnownRank) -> str:
-    """Return where a process can be found. Its pid is not known if its agent has reported it to an
-    earlier coordinator alone."""
+    """Return the pid, host and start time of a process.
+
+    The pid is unknown if the agent has reported it only to an earlier coordinator.
+
+    Args:
+        c: The state.
+        seen: The rank, whose start was reported.
+
+    Returns:
+        Text for a message.
+    """
     agent = c.roster.pods.get(m.pod_of(seen.member))
     pid = f"pid {seen.pid}" if seen.pid else "pid not known"
     host = f" on {agent.host}" if agent is not None and agent.host else ""
@@ -187,15 +235,17 @@ def _process(c: CoordinatorState, seen: KnownRank) -> str:
 
 
 def name_a_stuck_script(c: CoordinatorState, seen: KnownRank) -> None:
-    """Say once for each process that its script has not come back to step(). The rank itself ends
-    it in time."""
+    """Report once for each process that its script has not come back to step().
+
+    The rank itself ends such a process at the step deadline.
+    """
     if seen.away is not None and not seen.away_told and c.outcome is None:
         seen.away_told = True
         c.happened("ScriptStuck", _stuck_script(c, seen, seen.away))
 
 
 def stuck_scripts(c: CoordinatorState) -> str:
-    """Whose scripts have not come back to step(), with where they are; empty if there are none."""
+    """Describe the scripts that have not come back to step(), with their lines; empty if none."""
     stuck = [(seen, seen.away) for seen in c.roster.present() if seen.away is not None]
     return named([_stuck_script(c, seen, away) for seen, away in stuck], "; ")
 
@@ -211,8 +261,11 @@ def _stuck_script(c: CoordinatorState, seen: KnownRank, away: m.Away) -> str:
 
 
 def break_off_the_stuck(c: CoordinatorState) -> None:
-    """R35: a round that comes to no end is given up for a new membership. Who is no member holds up
-    nobody's round, but would never become one."""
+    """Give up a round that does not end, for a new membership (R35).
+
+    A rank that is no member blocks no round, but if it is stuck it would never become a member. It
+    is suspected and killed.
+    """
     for seen in c.roster.present():
         if seen.member not in c.index and _is_stuck_outside(c, seen):
             assert seen.doing is not None
@@ -232,7 +285,7 @@ def break_off_the_stuck(c: CoordinatorState) -> None:
             continue
         where = f"in the reduction of round {doing.round}" if doing.round >= 0 else "at one thing"
         why = f"rank {seen.member} has been {where} for {doing.for_ms / 1e3:.1f} s"
-        if c.phase is Phase.RELEASED:  # nobody asks it anything any more
+        if c.phase is Phase.RELEASED:  # no PREPARE is sent any more
             _suspect_the_stuck(c, seen, why)
             continue
         c.happened("RoundStuck", f"{why}, the bound is {bound_ns / 1e9:.1f} s")
@@ -241,8 +294,16 @@ def break_off_the_stuck(c: CoordinatorState) -> None:
 
 
 def works(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
-    """Take over what a heartbeat says of the communication thread; whether `break_off_the_stuck`
-    may find something now that it has not found before."""
+    """Note the work of a communication thread from a heartbeat (R35).
+
+    Args:
+        c: The state, updated in place.
+        seen: The rank.
+        beat: Its heartbeat.
+
+    Returns:
+        True if `break_off_the_stuck` may now find a rank that it did not find before.
+    """
     before, now = seen.doing, beat.doing
     seen.doing = now
     if seen.member not in c.index:
@@ -251,7 +312,7 @@ def works(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
         return False
     if before is not None and (
         now is None or now.usual_ms < before.usual_ms or now.payload_bytes < before.payload_bytes
-    ):  # perhaps the longest of all that are remembered: the bound is found anew when it is needed
+    ):  # it may have been the longest of all reductions, so compute the bound again when needed
         c.stuck_ns = c.freeze_ns
         if c.long_at_work:
             return True
@@ -263,9 +324,19 @@ def works(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
 
 
 def _is_stuck_outside(c: CoordinatorState, seen: KnownRank) -> bool:
-    """One that owes an answer is judged by that; one with weights, which this coordinator may not
-    know of yet, waits for the others in a round and for a PREPARE, which comes no more after the
-    release."""
+    """Return True if a rank that is no member has been at one piece of work for too long.
+
+    Two kinds of ranks are judged in another way. A rank that owes an answer is judged by that. A
+    rank with weights, which may be unknown to this coordinator, waits for the others in a round and
+    for a PREPARE. After the release no PREPARE comes any more, so such a rank is judged here too.
+
+    Args:
+        c: The state.
+        seen: The rank.
+
+    Returns:
+        True if the rank is to be suspected.
+    """
     waits = seen.has_state or seen.last != NO_GENERATION
     return (
         seen.doing is not None
@@ -280,8 +351,18 @@ def _is_long_at_work(c: CoordinatorState, doing: m.Doing | None) -> bool:
 
 
 def _longest_work_ns(c: CoordinatorState, members: list[KnownRank]) -> int:
-    """Never below what an honest reduction takes: where the guess is too low, each generation that
-    ends without a round doubles it."""
+    """Return the upper bound on one piece of work, in nanoseconds.
+
+    It is never below the time that a working reduction takes: where the estimate is too low, each
+    generation that ends without a round doubles it.
+
+    Args:
+        c: The state.
+        members: Ranks whose last reductions and payloads count.
+
+    Returns:
+        The freeze timeout plus the estimate, doubled per futile generation.
+    """
     doing = [seen.doing for seen in members if seen.doing is not None]
     usual_ns = max((d.usual_ms for d in doing), default=0) * NS_PER_MS
     payload_bytes = max((d.payload_bytes for d in doing), default=0)
@@ -291,7 +372,15 @@ def _longest_work_ns(c: CoordinatorState, members: list[KnownRank]) -> int:
 
 
 def _patience(c: CoordinatorState, seen: KnownRank) -> tuple[int, int]:
-    """(bound, start) of the silence after which a rank is suspect, in nanoseconds."""
+    """Return the tolerated silence of a rank and the start of its present silence.
+
+    Args:
+        c: The state.
+        seen: The rank.
+
+    Returns:
+        (bound, start) in nanoseconds. The rank is suspect at their sum.
+    """
     freeze_ns = c.freeze_ns
     if seen.gone_ns is not None:
         agent = c.roster.agent_of(seen.member)
@@ -302,8 +391,8 @@ def _patience(c: CoordinatorState, seen: KnownRank) -> tuple[int, int]:
         asked_ns = min(c.asked_ns, seen.heard_ns)
         if c.phase is not Phase.STARTING:
             return freeze_ns, asked_ns
-        # All wait for one that does not come, until they say so: killing whoever still beats
-        # before that would end the job.
+        # All members wait for one that does not connect, until they report that. Killing the ranks
+        # that still send heartbeats before that would end the job.
         restoring = c.commit is not None and c.commit.restore is not None
         bound_ns = max(freeze_ns, RESTORE_NS) if restoring else freeze_ns
         return min(
@@ -313,20 +402,27 @@ def _patience(c: CoordinatorState, seen: KnownRank) -> tuple[int, int]:
 
 
 def heard(c: CoordinatorState, seen: KnownRank, *, answers: bool) -> None:
-    """It is not silent; `answers`: with more than a heartbeat, which another thread may send."""
+    """Note that a rank was heard, and clear its suspicion if this message may.
+
+    Args:
+        c: The state, updated in place.
+        seen: The rank.
+        answers: True for anything but a heartbeat or figures, which another thread may send. Only
+            such a message clears a rank that owed an answer or was stuck.
+    """
     seen.heard_ns = c.now_ns
     if seen.suspect and (answers or not seen.mute):
         seen.suspect, seen.mute = "", False
         c.changed = True
         c.happened("RankBack", f"rank {seen.member} answers again")
-        if c.released is not None:  # all who could be asked then were told
+        if c.released is not None:  # RELEASE went only to ranks that could be asked then
             c.tell(seen.member, m.Release(*c.released))
             return
         c.want_change(f"rank {seen.member} answers again", 0)
 
 
 def forgive_own_sleep(c: CoordinatorState, now_ns: int) -> None:
-    """Who was stopped itself has heard nobody, which says nothing about them."""
+    """Restart all timeouts if this process itself was stopped: it could not have heard anybody."""
     late_ns = now_ns - c.wake_ns if c.wake_ns is not None else 0
     if late_ns > c.freeze_ns // 2:
         for seen in c.roster.ranks.values():
@@ -338,10 +434,11 @@ def forgive_own_sleep(c: CoordinatorState, now_ns: int) -> None:
 
 
 def wake(c: CoordinatorState) -> None:
-    """The next moment at which something can follow from time alone.
+    """Request a Tick for the next time at which something follows from time alone.
 
-    What is heard until then only puts it off, so heartbeats do not look for it anew: at that moment
-    all ranks are looked at once, which is as often as one of them may be silent."""
+    Messages until then can only move that time back, so heartbeats do not compute it anew. When it
+    comes, all ranks are looked at once. That happens as often as one rank may be silent.
+    """
     times = []
     if c.due_ns is not None and c.phase is not Phase.PREPARING:
         times.append(c.due_ns)
@@ -364,12 +461,12 @@ def wake(c: CoordinatorState) -> None:
 
 
 def wake_by(c: CoordinatorState, at_ns: int) -> None:
-    """Look again then, if not before."""
+    """Request a Tick at this time, unless one comes earlier."""
     if c.wake_ns is None or not c.now_ns < c.wake_ns <= at_ns:
         c.wake_ns = at_ns
         c.effects.append(WakeAt(at_ns))
 
 
 def answered(c: CoordinatorState, seen: KnownRank) -> None:
-    """It owes nothing more: from now on only as much silence is borne as of the others."""
+    """Request a Tick for the shorter timeout of a rank that owes no answer any more."""
     wake_by(c, sum(_patience(c, seen)))

@@ -1,9 +1,9 @@
-"""Whose replicas train: who begins and joins when only some sizes may, and who leaves (C9).
+"""Choice of replicas under `elasticity.allowedSizes`: who begins, joins and is drained (C9).
 
-`elasticity.allowedSizes`: a replica counts once all of its ranks are ready. The others stand by:
-ready, asked for their promise in each change like everybody else, and no members. Nobody is turned
-out: a job that loses replicas goes on with those that live, whatever their number, until the next
-size is reached.
+A replica counts once all of its ranks are ready. The other replicas stand by: they are ready, they
+are asked for a promise in each change, and they are no members. No member is removed to reach an
+allowed size: a job that loses replicas continues with those that live, whatever their number, until
+the next size is reached.
 """
 
 from __future__ import annotations
@@ -20,14 +20,24 @@ PodKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Unset: any number of ranks may train, of whatever replicas."""
+    """Numbers of replicas that may train. Without any, every number of ranks may."""
 
     allowed: tuple[int, ...] = ()
-    """In replicas."""
+    """Allowed numbers of replicas; empty if any number is allowed."""
     procs: int = 1
+    """Number of ranks per replica."""
 
     def begin(self, ranks: Collection[MemberId], first: Collection[PodKey] = ()) -> set[MemberId]:
-        """Who of these begins; replicas in `first` before others. Empty below the smallest size."""
+        """Return the ranks that begin a generation which has no living predecessor.
+
+        Args:
+            ranks: The ranks that are ready.
+            first: Replicas that are preferred to others.
+
+        Returns:
+            All ranks of the largest allowed number of whole replicas. Empty if there are fewer than
+            the smallest allowed size.
+        """
         if not self.allowed:
             return set(ranks)
         pods = self._whole(ranks)
@@ -35,28 +45,38 @@ class Sizes:
         return {x for pod in order[: self._largest(len(pods))] for x in pods[pod]}
 
     def join(self, inside: Collection[MemberId], outside: Collection[MemberId]) -> set[MemberId]:
-        """Who of those outside comes in. Where nobody is inside somebody does, whatever the size,
-        to take the state over from those that leave."""
+        """Return the ranks that are admitted to a running group.
+
+        Where no rank is inside, some are admitted whatever the size: they have to take the state
+        over from the ranks that leave.
+
+        Args:
+            inside: Members that stay.
+            outside: Ranks that are ready and no members.
+
+        Returns:
+            The ranks of `outside` to admit.
+        """
         if not self.allowed:
             return set(outside)
         if not inside:
             return self.begin(outside) or set(outside)
         occupied = {pod_of(x) for x in inside}
         again = {x for x in outside if pod_of(x) in occupied}
-        """Processes of replicas that train, started again."""
+        """Restarted processes of replicas that train already."""
         pods = self._whole(set(outside) - again)
         room = self._largest(len(occupied) + len(pods)) - len(occupied)
         return again | {x for pod in sorted(pods)[: max(0, room)] for x in pods[pod]}
 
     def least(self, replicas: int) -> int:
-        """The smallest size with which a job begins that wants at least so many."""
+        """Return the smallest allowed number of replicas that is at least `replicas`."""
         return min((n for n in self.allowed if n >= replicas), default=replicas)
 
     def _largest(self, replicas: int) -> int:
         return max((n for n in self.allowed if n <= replicas), default=0)
 
     def _whole(self, ranks: Collection[MemberId]) -> dict[PodKey, list[MemberId]]:
-        """The replicas of which all ranks are there."""
+        """Return the replicas of which all ranks are present, with these ranks."""
         pods: dict[PodKey, list[MemberId]] = {}
         for member in sorted(ranks):
             pods.setdefault(pod_of(member), []).append(member)
@@ -70,10 +90,20 @@ class Sizes:
 def pods_to_drain(
     roster: Roster, replicas: int, members: Collection[MemberId] | None
 ) -> list[KnownPod]:
-    """Pods to drain now that fewer replicas are wanted: those that do not train first, then those
-    whose loops have ended, then the slowest, then the newest slot.
+    """Return the pods to drain because fewer replicas are wanted.
 
-    `members`: None before this coordinator has formed a generation; who has state trains."""
+    Pods that do not train come first, then those whose loops have ended, then the slowest, then the
+    newest slot.
+
+    Args:
+        roster: Known ranks and pods.
+        replicas: Number of replicas wanted.
+        members: Members of the generation in force. None before this coordinator has formed one: a
+            rank with state counts as training then.
+
+    Returns:
+        The surplus pods, in that order.
+    """
     inventory = roster.listed if roster.inventory else None
     newest = dict(sorted(roster.pods))
     living = [

@@ -1,7 +1,7 @@
-"""What the coordinator knows: phase, the change under way, the roster, its history.
+"""State of the coordinator: phase, change in progress, roster and history.
 
-It owns nothing that it could not lose: a new coordinator finds all of it again from registrations
-and the inventory (R1, R5, R6).
+Nothing here is lost with the coordinator: a new one learns all of it again from registrations and
+the inventory (R1, R5, R6).
 """
 
 from __future__ import annotations
@@ -24,171 +24,221 @@ from paceline.core.protocol.records import Gen, Request
 from paceline.core.status import Outcome, StragglerStatus
 
 FAILURES_MAX: Final = 64
+"""Number of script failures that are kept (R55)."""
 
 
 class Phase(StrEnum):
+    """Phase of a coordinator, from its start to the end of the job."""
+
     RECOVER = "recover"
-    """Nothing formed yet by this coordinator."""
+    """This coordinator has not formed a generation yet."""
     PREPARING = "preparing"
+    """PREPARE was sent; not all asked ranks have answered."""
     WAITING = "waiting"
     """A change is needed, but evidence is missing (R6)."""
     STARTING = "starting"
-    """COMMIT is out, not everybody has STARTED."""
+    """COMMIT was sent; not all members have reported STARTED (R7)."""
     RUNNING = "running"
+    """All members have started the generation."""
     RELEASED = "released"
-    """RELEASE is out (R17)."""
+    """RELEASE was sent to all ranks (R17)."""
     ENDED = "ended"
+    """The job has an outcome, or this coordinator has retired (R3)."""
 
 
 @dataclass(slots=True)
 class CoordinatorState:
+    """Everything that the coordinator knows. The handlers of this package read and update it.
+
+    Fields that end in `_ns` are monotonic times or durations in nanoseconds.
+    """
+
     config: Config
     uid: str
+    """Identifier of this coordinator process; a part of every generation id (R1)."""
     now_ns: int
+    """Time of the event that is being handled."""
     wall_offset_s: float
+    """Wall time minus monotonic time, in seconds."""
     replicas: int
-    """Wanted; changes with the targets."""
+    """Number of replicas wanted now; changes with the targets."""
     settings: RoundSettings
     told: bool = False
-    """`replicas` was pushed to this coordinator. Until then it is what the job began with, which a
-    scale-up may have overtaken, and nobody has to leave for it."""
+    """True once the owner of the job has sent a number of replicas to this coordinator. Before,
+    `replicas` is the number from the job's specification. A scale-up may have overtaken it, so
+    no replica is drained for it."""
 
     phase: Phase = Phase.RECOVER
     roster: Roster = field(default_factory=Roster)
     history: History = field(default_factory=History)
     incarnation: int = 0
+    """Incarnation of the next generation id: above every one that a rank has reported (R1)."""
     counter: int = 0
+    """Counter of the last generation id; grows with each PREPARE (R1)."""
     proposal: GenerationId = NO_GENERATION
+    """Generation id of the last PREPARE."""
     asked: set[MemberId] = field(default_factory=set)
+    """Ranks to which the last PREPARE was sent."""
     asked_ns: int = 0
+    """Time of the last PREPARE."""
     reports: dict[MemberId, m.Prepared] = field(default_factory=dict)
+    """Answers to the last PREPARE, by member."""
     commit: m.Commit | None = None
+    """The last COMMIT that this coordinator formed, None before the first one."""
     channel_why: str = ""
-    """Why the last data channel moved buffers as it did, for people."""
+    """Reason, for people, why the last data channel moves buffers as it does."""
     change: m.CommitChange | None = None
-    """The same for those who have the COMMIT before (R44); None if it cannot be told so."""
+    """The same COMMIT as a difference, for ranks that have the COMMIT before it (R44). None if it
+    cannot be expressed as a difference."""
     index: dict[MemberId, int] = field(default_factory=dict)
-    """Rank numbers of the members of `gen`."""
+    """Rank number of each member of `gen`."""
     unstarted: set[MemberId] = field(default_factory=set)
     """Members that have not reported STARTED (R7)."""
     complained: set[MemberId] = field(default_factory=set)
-    """Members whose data channel failed: they wait for the next change and owe nothing."""
+    """Members whose data channel failed. They wait for the next change and owe no answer."""
     why: str = ""
-    """What the current change is about."""
+    """Reason for the current change."""
     complaint: str = ""
-    """The last complaint about a data channel: mostly the echo of a death (`changing`)."""
+    """The last complaint about a data channel. It is mostly the echo of a death
+    (`changing._true_cause`)."""
     waits: str = ""
-    """What evidence it waits for (R6)."""
+    """Evidence that the change waits for (R6); empty if it waits for none."""
     joins_ns: int | None = None
-    """When those who are ready are admitted if nothing changes the membership before."""
+    """Time at which the ready ranks are admitted, if nothing changes the membership earlier."""
     due_ns: int | None = None
-    """When a change that was asked for begins at the latest."""
+    """Latest start of a requested change; None if no change is requested."""
     request: Request | None = None
+    """The last request to the ranks: other settings, or a stop (R18)."""
     request_number: int = 0
+    """Highest request number that is known (R18)."""
     failures: int = 0
-    """Processes that failed since the last committed round (C8)."""
+    """Number of processes that failed since the last committed round (C8)."""
     futile: int = 0
-    """Generations formed since the last committed round."""
+    """Number of generations formed in a row at the same version: no round was committed between
+    them."""
     complaints: int = 0
-    """Generations of the same members, one after the other, whose data channel failed before a
-    round was committed."""
+    """Number of generations of the same members in a row whose data channel failed before a round
+    was committed."""
     late_starts: int = 0
+    """How often this coordinator, before it formed a generation, has raised its incarnation above a
+    later coordinator's."""
     script_failures: deque[m.RankDead] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
-    """The last ends that scripts have caused (R55)."""
+    """The last process ends that scripts caused (R55)."""
     scripts_failed: int = 0
-    """All of them."""
+    """Total number of process ends that scripts caused."""
     skips: frozenset[int] = frozenset()
     """Leases that the job has given up, as far as this coordinator knows (R56)."""
     version: int = 0
+    """Highest committed version that was reported. After a restore it is the checkpoint's version.
+    """
     unsaved: str = ""
-    """Why the last checkpoint was not written; empty if it was."""
+    """Reason why the last checkpoint was not written; empty if it was written."""
     starts_over: str = ""
-    """Which ranks of a script that feeds itself have begun it anew; empty if none has."""
+    """Report of the ranks that joined a self-fed script and began its loop at step 0; empty if
+    there are none."""
     had_state: bool = False
-    """Ranks of this job have trained: weights may exist that only a living rank holds (R26)."""
+    """True once ranks of this job have trained: weights may exist that only a living rank holds
+    (R26)."""
     released: tuple[GenerationId, int] | None = None
+    """Generation and version of the RELEASE; None before it (R17)."""
     released_ns: int = 0
-    """When that was found out."""
+    """Time at which this coordinator released the job."""
     overtime_told: bool = False
-    """Whose scripts still run after the release was said."""
+    """True once the scripts that still run after the release were named."""
     proven: bool = False
-    """A released rank has ended, after it had its final weights."""
+    """True once a rank or its agent has reported that this rank was released: it had its final
+    weights (R17)."""
     outcome: Outcome | None = None
+    """Result of the job; None while it runs."""
     carrier: Network = Network.UNKNOWN
-    """The last one of the job that the history has."""
+    """Network that carries the gradients, as last written to the history."""
     carrier_of: GenerationId | None = None
-    """The generation for which that was looked up last."""
+    """Generation for which `carrier` was last determined."""
     stragglers: tuple[StragglerStatus, ...] = ()
+    """Ranks that are slow now, by the last judgment."""
     slow_since: dict[str, float] = field(default_factory=dict)
-    """Wall time by place; `paceline_api.slow` says what is remembered."""
+    """Wall time in seconds since when a place has been slow. `paceline_api.slow` defines what is
+    remembered."""
     slow_steps: dict[str, int] = field(default_factory=dict)
-    """Step of the ladder that was taken last, by place."""
+    """Last step of the straggler ladder that was taken, by place."""
     judge_ns: int = 0
-    """When the ranks' steps are compared again."""
+    """Time of the next comparison of the ranks' steps."""
     wake_ns: int | None = None
-    """When the next Tick comes at the latest; nothing follows from time alone before."""
+    """Latest time of the next Tick; None if nothing follows from time alone."""
     changed: bool = True
-    """Something that a decision is made from, since they were made last."""
+    """True if something that decisions read has changed since they were last made."""
     pace_told: m.BeatEvery | None = None
-    """What agents are told when they say hello (R42)."""
+    """Heartbeat interval that agents get, also when they connect (R42)."""
     freeze_ns: int = 0
-    """Silence after which a rank is suspect; also the bound of every answer that it owes."""
+    """Silence after which a rank is suspect. It is also the upper bound of every answer that a rank
+    owes."""
     settled_ns: int = -(10**18)
-    """When decisions were made last."""
+    """Time at which decisions were last made."""
     stuck_ns: int = 0
-    """Bound of a piece of work (R35), as heartbeats tell it now."""
+    """Upper bound on one piece of work of a communication thread, from the latest heartbeats (R35).
+    """
     long_at_work: set[MemberId] = field(default_factory=set)
-    """Members beyond the least that this bound can be."""
+    """Members whose present piece of work has lasted for at least `freeze_ns`, the lowest value
+    that `stuck_ns` can have."""
     effects: list[Effect] = field(default_factory=list)
+    """Effects of the event that is being handled."""
 
     # ---- reading --------------------------------------------------------------------------
 
     @property
     def gen(self) -> Gen | None:
-        """The generation that this coordinator formed last."""
+        """The generation that this coordinator formed last; None before the first one."""
         return self.commit.gen if self.commit else None
 
     @property
     def wanted_ranks(self) -> int:
+        """Number of ranks wanted now: replicas times processes per replica."""
         return self.replicas * self.config.procs
 
     @property
     def fewest_ranks(self) -> int:
-        """Without weights anywhere, fewer do not begin."""
+        """Minimum number of ready ranks for a generation that continues no living rank's state."""
         replicas = max(1, min(self.config.min_replicas, self.replicas))
         return self.sizes.least(replicas) * self.config.procs
 
     @property
     def sizes(self) -> Sizes:
+        """The sizes that `elasticity.allowedSizes` permits (C9)."""
         return Sizes(self.config.allowed_sizes, self.config.procs)
 
     @property
     def possible_ranks(self) -> int:
-        """As many as may take part in a first generation, as far as anybody here knows (R26)."""
+        """Upper bound on the ranks that may exist, as far as this coordinator knows (R26).
+
+        The bound is the largest of the wanted ranks, the ranks of the listed pods, and the living
+        ones.
+        """
         pods = len(self.roster.inventory.pods) if self.roster.inventory else 0
         living = sum(not self.roster.is_dead(x) for x in self.roster.ranks)
         return max(self.wanted_ranks, pods * self.config.procs, living)
 
     @property
     def expected(self) -> int:
-        """Ranks that the pace is made for."""
+        """Number of ranks for which heartbeat and decision intervals are chosen (R42)."""
         return max(self.wanted_ranks, len(self.index))
 
     @property
     def expected_pods(self) -> int:
+        """Number of pods for which the heartbeat interval is chosen (R42)."""
         return max(self.replicas, len({m.pod_of(member) for member in self.index}))
 
     @property
     def wall_s(self) -> float:
+        """Wall time of the current event, in seconds since the epoch."""
         return self.wall_offset_s + self.now_ns / 1e9
 
     @property
     def stop_asked(self) -> bool:
-        """By a request, so the job ends before its data are through."""
+        """True if a request ends the job before its data are used up."""
         return self.request is not None and self.request.stop
 
     def owes_an_answer(self, member: MemberId) -> bool:
-        """To PREPARE, or a STARTED."""
+        """Return True if the member owes an answer to PREPARE, or a STARTED after COMMIT."""
         if self.phase is Phase.PREPARING:
             return member in self.asked and member not in self.reports
         starting = self.phase is Phase.STARTING
@@ -197,16 +247,23 @@ class CoordinatorState:
     # ---- changing -------------------------------------------------------------------------
 
     def want_change(self, why: str, within_ns: int) -> None:
+        """Request a change of the membership within a time limit. The earliest limit wins.
+
+        Args:
+            why: Reason for the change. It is kept only if this limit is the earliest one.
+            within_ns: Upper bound on the delay before the change begins, from now.
+        """
         due = self.now_ns + within_ns
         if self.due_ns is None or due < self.due_ns:
             self.due_ns, self.why = due, why
             self.history.cause(why, self.now_ns)
 
     def tell(self, member: MemberId, message: m.ToRank) -> None:
+        """Queue a message to one rank."""
         self.effects.append(ToRank(member, message))
 
     def tell_pace(self) -> None:
-        """To everybody who is there, if it is another one now."""
+        """Choose the heartbeat interval for the current size; tell all agents if it is new."""
         told, pace, pods = self.pace_told, self.config.pace, self.expected_pods
         now = self.pace_told = pace.to_agent(pods, self.expected)
         self.freeze_ns = pace.freeze_ns(pods, self.config.freeze_timeout_ns)
@@ -217,9 +274,17 @@ class CoordinatorState:
                 self.effects.append(ToAgent(pod.slot, pod.attempt, now))
 
     def dismiss(self, seen: KnownRank, why: str) -> None:
+        """Tell a rank to end: nothing of it is needed any more."""
         seen.dismissed = True
         self.tell(seen.member, m.Dismiss(why))
 
     def happened(self, reason: str, message: str, facts: dict[str, str] | None = None) -> None:
+        """Record something worth an Event on the job and a line in the log.
+
+        Args:
+            reason: One word for programs.
+            message: One sentence for people.
+            facts: Further values, by name.
+        """
         self.history.happened(reason, message, facts or {}, self.wall_s)
         self.effects.append(Happened(reason, message, facts or {}))

@@ -1,8 +1,8 @@
-"""Ranks that are slow for long: the verdict, and the one step against them that is ours.
+"""Judgment of ranks that are slow for long, and the response that the coordinator carries out.
 
-`paceline_api.slow` judges from the steps that heartbeats tell. The verdict is in the status, for
+`paceline_api.slow` judges from the step times in heartbeats. The verdict is in the status, for
 people, the runner and the operator. RestartInPlace is carried out here, by the rank's agent, once
-for each time it is a step of the ladder; Replace is the work of whoever owns the pods.
+for each time it is a step of the ladder. Replace is carried out by the owner of the pods.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Fact, StragglerStatus
 
 JUDGE_NS: Final = NS_PER_S
-"""Between two judgements; heartbeats are as frequent."""
+"""Interval between two judgments. Heartbeats are at least as frequent in small jobs."""
 
 
 def is_due(c: CoordinatorState) -> bool:
+    """Return True if ranks are judged in this phase and the next judgment is due."""
     judges = c.config.straggler is not None and c.phase is Phase.RUNNING
     return judges and c.now_ns >= c.judge_ns
 
 
 def judge_now_and_then(c: CoordinatorState) -> None:
+    """Compare the step times of all members if it is due; act on the slow ones."""
     settings = c.config.straggler
     if settings is None or not is_due(c):
         return
@@ -63,7 +65,7 @@ def judge_now_and_then(c: CoordinatorState) -> None:
 
 
 def _key(slot: int, local: int, pod_attempt: int) -> str:
-    """A place in a pod: a process that is started again in it goes on on the same ladder."""
+    """Return the key of a place in a pod. A restarted process continues on the same ladder."""
     return f"{slot}.{local}#{pod_attempt}"
 
 
@@ -72,7 +74,7 @@ def _told(member: MemberId, found: slow.Slow) -> StragglerStatus:
 
 
 def _step(c: CoordinatorState, seen: KnownRank, found: slow.Slow) -> None:
-    """It is slow, or the next step of the ladder has come."""
+    """Take the next step of the ladder against a rank that is slow."""
     text = f"rank {seen.member} takes {found.percent} % of the median step"
     c.happened("RankSlow", f"{text}; straggler.respond: {found.action}")
     agent = c.roster.agent_of(seen.member)

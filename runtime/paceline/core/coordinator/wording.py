@@ -1,4 +1,4 @@
-"""Words that several of the coordinator's messages share, such as a time of day."""
+"""Phrases that several messages of the coordinator share, such as a time of day."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 NAMED_MAX: Final = 4
-"""How many ranks one message names at most."""
+"""Maximum number of ranks that one message names."""
 GOES_ON: Final = "training goes on, the one before stays"
-"""What follows a checkpoint that could not be written."""
+"""Ending of a message about a checkpoint that could not be written."""
 
 
 def format_clock(wall_s: float) -> str:
@@ -18,7 +18,7 @@ def format_clock(wall_s: float) -> str:
 
 
 def named(names: Sequence[str], separator: str = ", ") -> str:
-    """Return the first names in a row, and how many more there are."""
+    """Return the first names as a list in one string, and the number of the others."""
     more = len(names) - NAMED_MAX
     listed = separator.join(names[:NAMED_MAX])
     return f"{listed} and {more} others" if more > 0 else listed

@@ -1,1 +1,1 @@
-"""An agent's decisions: the life of its rank processes, and what their ends and networks mean."""
+"""Decisions of an agent: life cycle, ends and networks of its rank processes."""

@@ -1,8 +1,8 @@
-"""What the end of a rank process means: why it ended, and whether another one may follow it.
+"""Meaning of the end of a rank process: why it ended, and whether another process may follow.
 
-A pure judgement of what the agent knows at that moment: the exit code, what the rank said about its
-end, whether it was killed or asked to leave. How often a place may start again is counted by
-`core.agent.supervise`.
+The judgment is pure. It uses what the agent knows at that moment: the exit code, the outcome that
+the rank reported, and whether it was killed or asked to leave. How often a place may be started
+again is counted by `core.agent.supervise`.
 """
 
 from __future__ import annotations
@@ -18,26 +18,30 @@ from paceline.core.messages import RankDead, ScriptError
 from paceline.core.protocol.ids import MemberId
 
 ENDED_EARLY: Final = "ScriptEndedEarly"
+"""Reason for a script that took part and ended before the job did (D7)."""
 TOOK_NO_PART: Final = "ScriptTookNoPart"
+"""Reason for a script that ended without a call of `pl.init()` or `pl.ddp()`."""
 CRASHES: Final = frozenset((SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS))
+"""Signals that only a program's own instructions cause."""
 
 
 class RankOutcome(StrEnum):
-    """What a rank says about its own end, before it ends."""
+    """Outcome that a rank reports to its agent before its process ends."""
 
     PRESENT = "present"
-    """It takes part in the job; nothing about its end yet."""
+    """It takes part in the job; its end is open."""
     FINISHED = "finished"
-    """Released (R17): whatever the script still does is its own."""
+    """It was released (R17). The script may continue on its own."""
     DISMISSED = "dismissed"
+    """It was dismissed: nothing of it is needed any more."""
     FAILED = "failed"
-    """With the reason in the user's words."""
+    """It failed; the reason comes with the report."""
     UNSTARTABLE = "unstartable"
-    """The command could not be run at all; said by the shim."""
+    """The command could not be run at all. The shim reports this."""
 
 
 class End(StrEnum):
-    """How a place, and a pod, ended; `AgentDone.outcome`."""
+    """How a place, or a pod, ended; `AgentDone.outcome`."""
 
     FINISHED = "finished"
     DRAINED = "drained"
@@ -46,39 +50,50 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
+    """The end of a place or a pod."""
+
     end: End
     message: str
     exit_code: int
-    """Of the agent: 0, 1, or 2 for a mistake that only the user can mend."""
+    """Exit code of the agent: 0, 1, or 2 for a mistake that only the user can fix."""
     reason: str = "RankFailed"
-    """FAILED: one word for programs."""
+    """One word for programs, if the end is FAILED."""
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """All that is known about one end."""
+    """All that an agent knows about the end of one process."""
 
     member: MemberId
     code: int | None
-    """Negative for a signal; None = the process never spoke."""
+    """Exit code; negative for a signal. None if the process never reported to the agent."""
     text: str
-    """Last lines of stderr, or why it never spoke."""
+    """Last lines of stderr, or why it never reported."""
     outcome: RankOutcome | None
+    """Outcome that the rank reported; None if it reported none."""
     said: str
+    """Message that came with that outcome."""
     kill_why: str
-    """Why the agent killed it; empty if it did not."""
+    """Reason why the agent killed it; empty if it did not."""
     leaving: str
-    """Why it was asked to leave; empty if it was not."""
+    """Reason why it was asked to leave; empty if it was not."""
     over: bool = False
-    """It was asked to because the job was over."""
+    """True if it was asked to leave because the job was over."""
     again: bool = False
-    """A rule of the job says that another process follows such an end."""
+    """True if a failure rule of the job lets another process follow such an end."""
     error: ScriptError | None = None
-    """What its script raised last."""
+    """The exception that its script raised last."""
 
 
 def why_it_ended(death: Death) -> str:
-    """For people; empty for an end in order without a word."""
+    """Return why a process ended, for people.
+
+    Args:
+        death: What is known about the end.
+
+    Returns:
+        One or more lines; empty for an orderly end without a message.
+    """
     if in_order(death):
         return death.said
     if death.outcome is RankOutcome.FINISHED:
@@ -88,34 +103,51 @@ def why_it_ended(death: Death) -> str:
 
 
 def in_order(death: Death) -> bool:
+    """Return True if the process exited with code 0 after it was released or dismissed."""
     return death.code == 0 and death.outcome in (RankOutcome.FINISHED, RankOutcome.DISMISSED)
 
 
 def is_scripts_own(dead: RankDead) -> bool:
-    """Return True if the script ended this process itself: by an exception, by an exit code, or by
-    a signal that only its own instructions cause (R55)."""
+    """Return True if the script ended this process itself (R55).
+
+    It did so by an exception, by an exit code, or by a signal that only its own instructions cause.
+
+    Args:
+        dead: The report of the end.
+
+    Returns:
+        True if the script caused the end.
+    """
     return dead.error is not None or dead.exit_code > 0 or -dead.exit_code in CRASHES
 
 
 def _cut_short(death: Death) -> bool:
-    """By a signal, which tells nothing about the script."""
+    """Return True if a signal killed it, so its exit code tells nothing about the script."""
     return death.code is not None and death.code < 0
 
 
 def last_end(death: Death) -> Ended | None:
-    """How the place ends with this process; None if another one may follow."""
+    """Return how the place ends with this process, or None if another process may follow.
+
+    Args:
+        death: What is known about the end.
+
+    Returns:
+        The end of the place. None for a failure that a new process may fix; `supervise` counts
+        those.
+    """
     why = why_it_ended(death)
     if in_order(death):
         end = End.FINISHED if death.outcome is RankOutcome.FINISHED else End.DRAINED
         return Ended(end, why, 0)
     if death.outcome is RankOutcome.FINISHED and _cut_short(death):
-        return Ended(End.FINISHED, why, 0)  # R17: what is complete stays complete
+        return Ended(End.FINISHED, why, 0)  # a complete job stays complete (R17)
     if death.outcome is RankOutcome.FINISHED:
         return failed(death.member, why)
     if death.outcome is RankOutcome.DISMISSED and death.kill_why:
-        return Ended(End.DRAINED, why, 0)  # only its script was left, and did not return
+        return Ended(End.DRAINED, why, 0)  # its work was done; only its script did not return
     if death.leaving:
-        # Before it takes part, and after the job is over, it holds no work that could be lost.
+        # A rank that takes no part yet, or a job that is over, has no work that could be lost.
         holds_work = death.outcome is not None and not death.over
         lost = EXIT_FAILURE if holds_work else 0
         return Ended(End.DRAINED, f"rank {death.member}: {death.leaving}; {why}", lost)
@@ -123,7 +155,7 @@ def last_end(death: Death) -> Ended | None:
     if mistake or death.outcome is RankOutcome.UNSTARTABLE:
         return failed(death.member, why, EXIT_BAD_INPUT)
     if death.code == 0:
-        # It would end early again.
+        # A new process would end early again.
         early = ENDED_EARLY if death.outcome is not None else TOOK_NO_PART
         return failed(death.member, why, reason=early)
     return None
@@ -132,22 +164,24 @@ def last_end(death: Death) -> Ended | None:
 def failed(
     member: MemberId, why: str, exit_code: int = EXIT_FAILURE, reason: str = "RankFailed"
 ) -> Ended:
+    """Return the end of a place whose rank failed."""
     return Ended(End.FAILED, f"rank {member}: {why}", exit_code, reason)
 
 
 _HINTS: Final = {
-    # The kernel's memory killer sends the same signal as a person with kill -9.
+    # The kernel's out-of-memory killer sends the same signal as a person with kill -9.
     int(SIGKILL): "; if nobody sent it, the machine ran out of memory",
-    # A page of a mapped file that the file system has no room for.
+    # The file system has no room for a page of a mapped file.
     int(SIGBUS): "; a file in memory or on a disk could not grow: most often /dev/shm is too "
     "small or full. `df -h /dev/shm` shows it; enlarge it (docker run --shm-size=8g; in a pod, an "
     "emptyDir with medium Memory mounted at /dev/shm), or set num_workers=0 in the loader, or "
     "collective.backend to gloo",
 }
-"""What a signal usually means, where that is not plain."""
+"""Usual cause of a signal, where the signal alone does not tell it."""
 
 
 def how_it_ended(code: int) -> str:
+    """Return an exit code or a signal as text, with its usual cause."""
     if code >= 0:
         return f"exit code {code}"
     name = Signals(-code).name if -code in set(Signals) else "unknown signal"
@@ -167,12 +201,12 @@ def _reason(death: Death) -> str:
             "rank did its work alone; docs/porting.md shows the lines to add"
         )
     if death.code == 0:
-        # D7: leaving early looks like success to the shell, but its samples are missing.
+        # Exit code 0 looks like success to the shell, but samples are missing (D7).
         return (
             f"{ENDED_EARLY}: the script ended before the job did; let it run all epochs or steps "
             "(pl.steps), call pl.finish() at its end, or pl.stop() where the job shall end early"
         )
-    # SIGKILL leaves no time for a word: what was written before is about something else.
+    # A process cannot write anything about SIGKILL, so its last lines are about something else.
     tells = death.text and death.code != -SIGKILL
     what = str(death.error) if death.error is not None else how_it_ended(death.code)
     return what + (f"; last lines:\n{death.text}" if tells else "")

@@ -1,7 +1,7 @@
-"""The exception at the end of what a process wrote to stderr.
+"""Parser for the exception at the end of a process's stderr.
 
-A script that has called `pl.init()` reports its exception itself. One that fails before has left
-only its traceback, of which the agent keeps the last lines.
+A script that has called `pl.init()` reports its exception itself. A script that fails earlier
+leaves only its traceback, of which the agent keeps the last lines.
 """
 
 from __future__ import annotations
@@ -17,8 +17,16 @@ _NOT_THE_SCRIPTS: Final = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3[
 
 
 def error_in(stderr: str) -> ScriptError | None:
-    """Return the exception of the last traceback, at the innermost line that is the script's own;
-    None if the text holds no traceback."""
+    """Return the exception of the traceback in a text.
+
+    Args:
+        stderr: The last lines that the process wrote to stderr.
+
+    Returns:
+        The exception, at the innermost line that belongs to the script. Lines of installed packages
+        and of the standard library count only if there is no other. None if the text holds no
+        traceback.
+    """
     lines = stderr.splitlines()
     frames = [match for match in map(_FRAME.match, lines) if match]
     if not frames:

@@ -1,25 +1,34 @@
-"""What carries the bytes of the data channel from a pod to the others: a verdict for each rank.
+"""Detection of the network that carries a rank's data channel to other pods.
 
-Nothing is asked of a library, since none says what it really uses. A verdict follows from what the
-agent reads beside the ranks: whether a process of the rank holds a device of the RDMA subsystem
-open, without which no verbs and no EFA traffic can come from it; how much the RDMA ports and the
-ordinary interfaces of the pod have sent; and how much its data channel has reduced meanwhile. A
-rank whose channel reduces S bytes with other pods makes its pod send at least S (a ring, a doubling
-or a tree sends more), so the ports or the interfaces must have sent half of S at least. If neither
-has, the adapter has handed it to a pod of its own node: RDMA.
+No library is asked, since none reports what it really uses. A verdict follows from three things
+that the agent reads beside the ranks:
 
-What can fool it, and what is done about it. A port that pods share counts the traffic of all of
-them: one pod's TCP passes for RDMA if the rank has a device open all the same and somebody else's
-RDMA sends half as much through the same port. Interfaces count whatever the pod sends, such as the
-state for a joiner or a checkpoint to a file server, and where pods share an adapter the kernel
-shows them no ports at all: TCP is believed only of two windows in a row. A pod on the host's
-network reaches others of its node over loopback, which is not counted. Ranks of one pod need no
-network: nothing is judged while there is no other pod in the membership. TCP over InfiniBand counts
-in the ports too: gloo never uses RDMA, and neither does a rank without an open device. A reduction
-in flight when a window begins may have been sent already: a window holds several.
+- whether a process of the rank holds a device of the RDMA subsystem open, without which no
+  verbs and no EFA traffic can come from it;
+- how much the RDMA ports and the ordinary interfaces of the pod have sent;
+- how much the rank's data channel has reduced meanwhile.
 
-GPUDirect is NCCL's own word, from its log (`nccl_connections`): all connections of the pod's ranks
-over the network must have it, and the ports must agree that it is RDMA.
+A rank whose channel reduces S bytes with other pods makes its pod send at least S; a ring, a
+doubling or a tree sends more. So the ports or the interfaces must have sent at least half of S. If
+neither has, the adapter has handed the data to a pod of its own node: RDMA.
+
+Possible errors, and what is done about them:
+
+- A port that pods share counts the traffic of all of them. The TCP of one pod passes for RDMA if
+  the rank has a device open all the same, and the RDMA of another pod sends half as much through
+  the same port.
+- Interfaces count whatever the pod sends, such as the state for a joiner or a checkpoint to a file
+  server. Where pods share an adapter, the kernel shows them no ports at all. So TCP is believed
+  only after two windows in a row.
+- A pod on the host's network reaches others of its node over loopback, which is not counted.
+- Ranks of one pod need no network. Nothing is judged while the membership has no other pod.
+- TCP over InfiniBand counts in the ports too. gloo never uses RDMA, and neither does a rank without
+  an open device.
+- A reduction in flight at the start of a window may have been sent before it. So a window holds
+  several reductions.
+
+GPUDirect is taken from NCCL's own log (`nccl_connections`). All connections of the pod's ranks over
+the network must have it, and the ports must agree that it is RDMA.
 """
 
 from __future__ import annotations
@@ -33,23 +42,26 @@ from paceline.core.messages import Network
 from paceline.core.protocol.ids import MemberId
 
 ENOUGH_BYTES: Final = 4 << 20
-"""A window in which less was reduced says nothing."""
+"""Minimum number of reduced bytes in a window that is judged."""
 REDUCTIONS_MIN: Final = 3
-"""Of a window, so that the one in flight at its beginning is less than half of it."""
+"""Minimum number of reductions in a window, so that the one in flight at its start is less than
+half of it."""
 RDMA_ABLE: Final = ("mpi", "hier:mpi", "nccl")
+"""Transports that can use RDMA."""
 NO_NETWORK: Final = ("shm",)
-"""What needs none, on whichever pods the ranks are."""
+"""Transports that use no network, whichever pods the ranks are in."""
 _CONNECTION: Final = re.compile(r"\[(?:send|receive)\] via NET/(.+)")
 _DIRECT: Final = re.compile(r"/GDRDMA\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """What a rank's NCCL has said of its connections over the network."""
+    """Counts of a rank's NCCL connections over the network, from NCCL's log."""
 
     direct: int = 0
-    """With GPUDirect RDMA."""
+    """Number of connections with GPUDirect RDMA."""
     other: int = 0
+    """Number of all other connections."""
 
     def __add__(self, more: Connections) -> Connections:
         return Connections(self.direct + more.direct, self.other + more.other)
@@ -57,37 +69,48 @@ class Connections:
 
 @dataclass(frozen=True, slots=True)
 class RankReading:
+    """Counters of one rank at one moment."""
+
     device_open: bool | None
-    """A process of the rank holds /dev/infiniband/uverbs* open; None: it cannot be seen."""
+    """True if a process of the rank holds /dev/infiniband/uverbs* open; None if that cannot be
+    seen."""
     generation: tuple[float, ...]
-    """In force: incarnation and number."""
+    """Generation in force: incarnation and counter."""
     alone: bool
-    """All members are in this pod, or there is no membership yet."""
+    """True if all members are in this pod, or if there is no membership yet."""
     reduced: Mapping[str, float]
-    """By transport: bytes of buffers since the start of the rank."""
+    """Bytes of buffers since the start of the rank, by transport."""
     reductions: float
+    """Number of reductions since the start of the rank."""
     connections: Connections = Connections()
+    """Its NCCL connections over the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodReading:
+    """Counters of one pod and its ranks at one moment."""
+
     ports: Mapping[str, int]
-    """By port: octets sent. Empty: no counters can be seen."""
+    """Octets sent, by RDMA port; empty if no counters can be seen."""
     interfaces: int | None
-    """Octets sent by the pod's other interfaces but loopback; None: they cannot be seen."""
+    """Octets sent by all other interfaces of the pod except loopback; None if they cannot be seen.
+    """
     ranks: Mapping[MemberId, RankReading]
+    """Readings of the living ranks, by member."""
 
 
 @dataclass(slots=True)
 class _Window:
+    """Start of a period over which a rank is judged."""
+
     pod: PodReading
     rank: RankReading
     doubted: bool = False
-    """The one before it, of the same generation, looked like TCP."""
+    """True if the window before, of the same generation, looked like TCP."""
 
 
 class Judge:
-    """Keeps the beginning of each rank's window and its last verdict."""
+    """Judge of the networks that carry the data channels of one pod's ranks."""
 
     def __init__(self) -> None:
         self._windows: dict[MemberId, _Window] = {}
@@ -95,6 +118,13 @@ class Judge:
         """Of the ranks of the last reading."""
 
     def look(self, reading: PodReading) -> None:
+        """Take a reading; give a verdict on each rank whose window is full.
+
+        The verdicts are in `verdicts`. A rank whose window is not full keeps its last one.
+
+        Args:
+            reading: Counters of the pod and its ranks now.
+        """
         windows, self._windows = self._windows, {}
         before, self.verdicts = self.verdicts, {}
         for member, rank in reading.ranks.items():
@@ -108,7 +138,7 @@ class Judge:
             elif _is_full(window.rank, rank):
                 could_be = _could_be_rdma(window.rank, rank)
                 found = _judged(window, reading, rank) if could_be else Network.TCP
-                # Something else may have gone out once: the state for a joiner, a checkpoint.
+                # One window may hold other traffic, such as a joiner's state or a checkpoint.
                 doubts = could_be and found is Network.TCP
                 if not doubts or window.doubted:
                     verdict = found
@@ -122,7 +152,7 @@ class Judge:
 
     @property
     def is_settled(self) -> bool:
-        """Nobody's verdict is missing."""
+        """True if every rank of the last reading has a verdict."""
         return all(self.verdicts.values())
 
 
@@ -142,7 +172,7 @@ def _could_be_rdma(first: RankReading, last: RankReading) -> bool:
 
 
 def _judged(window: _Window, pod: PodReading, rank: RankReading) -> Network:
-    """Of a rank that could use RDMA."""
+    """Return the network of a rank that could use RDMA, from what its pod has sent."""
     able = _reduced(window.rank, rank, RDMA_ABLE)
     if rank.device_open is None:
         return Network.UNKNOWN
@@ -157,16 +187,31 @@ def _judged(window: _Window, pod: PodReading, rank: RankReading) -> Network:
 
 
 def worst(verdicts: Iterable[Network]) -> Network:
-    """Of a job, from those of its members: one on TCP is enough for TCP, one that is not known yet
-    for anything else."""
+    """Return the network of a job, from those of its members.
+
+    Args:
+        verdicts: The verdicts on all members.
+
+    Returns:
+        TCP if one is on TCP; else UNKNOWN if one is unknown; else the slower of those left. UNKNOWN
+        for no members.
+    """
     order = (Network.TCP, Network.UNKNOWN, Network.RDMA, Network.GPUDIRECT)
     return min(verdicts, key=order.index, default=Network.UNKNOWN)
 
 
 def nccl_connections(lines: Iterable[str]) -> Connections:
-    """What lines of NCCL's log say, written with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET:
+    """Return the connections over the network in lines of NCCL's log.
 
-    node-0:70:81 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
+    The log is written with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET. Such a line is
+
+        node-0:70:81 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
+
+    Args:
+        lines: Lines of the log; others are ignored.
+
+    Returns:
+        The number of connections with and without GPUDirect RDMA.
     """
     found = [match.group(1) for match in map(_CONNECTION.search, lines) if match]
     direct = sum(_DIRECT.search(text) is not None for text in found)

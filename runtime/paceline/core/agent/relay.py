@@ -1,11 +1,13 @@
-"""One voice per pod (R43): what an agent passes on between its ranks and the coordinator.
+"""Relay between the ranks of a pod and the coordinator, over one connection per pod (R43).
 
-Each rank keeps its own order of words, and its own answers; the agent has one connection for all of
-them and no opinion. It only keeps them apart: every connection to a coordinator has a number, a
-rank is told of it and says who it is, and what it says for another number is dropped. So a rank and
-a coordinator hear of each other what they would over a connection of their own.
+Each rank keeps the order of its own messages and answers. The agent has one connection for all of
+its ranks and does not interpret what it passes on. Its only task is to keep connections apart.
+Every connection to a coordinator has a number. A rank is told the number and registers for it;
+messages that it sends for another number are dropped. So a rank and a coordinator exchange what
+they would exchange over a connection of their own.
 
-Heartbeats are not passed on one by one: `beat` tells who was heard, and of whom something changed.
+Heartbeats are not passed on one by one. `beat` names the ranks that were heard, and lists those
+with news.
 """
 
 from __future__ import annotations
@@ -34,33 +36,39 @@ from paceline.core.messages import (
 from paceline.core.protocol.ids import NO_GENERATION, MemberId
 
 LONG_MS: Final = 1_500
-"""A communication thread that waits for news looks up every second (R35). Of one that has been at
-something for longer, each beat tells for how long."""
+"""Time at one piece of work above which each beat reports it. A communication thread that waits for
+messages wakes up every second, so it stays below (R35)."""
 ALIKE: Final = 8
-"""Times that differ by less than this part of the longer one are the same news."""
+"""Tolerance when times are compared: two times that differ by less than 1/ALIKE of the longer one
+count as equal."""
 SHORT_MS: Final = 100
-"""So do reductions that all take less than this."""
+"""Lower bound on compared reduction times: all shorter ones count as equal."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """One rank's."""
+    """State of the line to one rank process."""
 
     connection: int = 0
-    """The number that it was told last; 0: none."""
+    """Connection number that the rank was told last; 0 if none."""
     register: Register | None = None
-    """The last one that it has said for that number."""
+    """Its last registration for that number."""
     introduced: bool = False
-    """Ever: it takes part, so its answer is worth waiting for."""
+    """True if it has ever registered. It takes part in the job, so the greeting waits for its
+    registration."""
     beat: Heartbeat | None = None
-    """The last one, if it came since the last beat of the pod."""
+    """Its last heartbeat since the last beat of the pod; None if there was none."""
     told: Heartbeat | None = None
-    """What the coordinator knows of it over this connection."""
+    """The heartbeat that the coordinator knows from this connection."""
     figures: Figures | None = None
+    """Its last figures that were not passed on yet."""
 
 
 class Relay:
-    """Of one pod. Pure: whoever drives it owns the lines and the connection."""
+    """Relay of one pod, as a pure state machine.
+
+    The caller owns the lines and the connection, and makes all calls from one thread.
+    """
 
     def __init__(self, slot: int, attempt: int, *, long_ms: int = LONG_MS) -> None:
         self._slot, self._attempt, self._long_ms = slot, attempt, long_ms
@@ -74,15 +82,32 @@ class Relay:
 
     @property
     def lines(self) -> list[MemberId]:
+        """Members that have a line, in rank order."""
         return sorted(self._lines)
 
     def open(self, member: MemberId) -> Introduce | None:
-        """There is a line to a new process. What it is to be told, if anything."""
+        """Add the line of a new process.
+
+        Args:
+            member: The rank.
+
+        Returns:
+            The message to send to it; None without a connection to a coordinator.
+        """
         self._lines[member] = _Line()
         return self.anew(member)
 
     def anew(self, member: MemberId) -> Introduce | None:
-        """What was on its way to this rank is lost: as if its connection were another one."""
+        """Give a rank a new connection number, because messages on their way to it were lost.
+
+        To the rank this looks like a new connection to the coordinator: it registers again.
+
+        Args:
+            member: The rank.
+
+        Returns:
+            The message to send to it; None if it has no line, or without a connection.
+        """
         if not self._connected or member not in self._lines:
             return None
         self._numbers += 1
@@ -91,7 +116,15 @@ class Relay:
         return Introduce(self._numbers)
 
     def close(self, member: MemberId) -> list[RankMessage | RankGone]:
-        """Its line has ended. What the coordinator is to be told, if it knows the rank."""
+        """Remove the line of a rank.
+
+        Args:
+            member: The rank.
+
+        Returns:
+            Messages to pass on: its last figures, if any, and `RankGone`. Empty if the coordinator
+            does not know the rank.
+        """
         line = self._lines.pop(member, None)
         if line is None or line.register is None:
             return []
@@ -100,25 +133,36 @@ class Relay:
     # ---- the connection -------------------------------------------------------------------
 
     def connect(self) -> list[tuple[MemberId, Introduce]]:
-        """There is a new connection: who is told so. Then comes the greeting, when nobody is
-        awaited any more."""
+        """Note a new connection to a coordinator.
+
+        The greeting follows when `awaits` is false, or after a timeout of the caller's.
+
+        Returns:
+            The message to send to each rank.
+        """
         self._connected, self._greeted, self._carriers = True, False, None
         told = ((member, self.anew(member)) for member in sorted(self._lines))
         return [(member, word) for member, word in told if word is not None]
 
     @property
     def awaits(self) -> bool:
-        """Somebody who takes part has not introduced himself for this connection."""
+        """True while a rank that takes part has not registered for this connection."""
         return any(line.introduced and line.register is None for line in self._lines.values())
 
     def greet(self) -> tuple[Register, ...]:
-        """Who has introduced himself by now; who does later is passed on."""
+        """Return the registrations received so far, for the greeting.
+
+        Later ones are passed on as they come.
+
+        Returns:
+            One registration per rank, in rank order.
+        """
         self._greeted = True
         lines = (line.register for _, line in sorted(self._lines.items()))
         return tuple(register for register in lines if register is not None)
 
     def disconnect(self) -> None:
-        """The connection has ended, and with it what was said for it."""
+        """Note that the connection has ended, and drop what was sent for it."""
         self._connected = False
         for member, line in self._lines.items():
             self._lines[member] = _Line(introduced=line.introduced)
@@ -126,7 +170,19 @@ class Relay:
     # ---- words ----------------------------------------------------------------------------
 
     def hear(self, member: MemberId, said: Said) -> list[RankMessage]:
-        """What is to be passed on at once. Raises ValueError if it is no word of this rank."""
+        """Process a message of a rank.
+
+        Args:
+            member: The rank on whose line it came.
+            said: The message, with the connection number that it was sent for.
+
+        Returns:
+            Messages to pass on at once. Empty if the message is for another connection, or is kept
+            for the greeting or for the next beat.
+
+        Raises:
+            ValueError: The message is in the name of another rank, or the rank has not registered.
+        """
         message = said.message
         if message.member != member:
             raise ValueError(f"rank {member} speaks for {message.member}")
@@ -145,18 +201,26 @@ class Relay:
             line.figures = message
             return []
         if isinstance(message, Stopped | Saved) and line.figures is not None:
-            # Perhaps the last ones: the end of the job must not come before them.
+            # These figures may be the last ones. They must arrive before the end of the job.
             last, line.figures = line.figures, None
             return [last, message]
         return [message]
 
     def listeners(self, members: Iterable[MemberId]) -> list[MemberId]:
-        """Who of them hears what this coordinator says. The others introduce themselves first, and
-        are asked again then."""
+        """Return those of the given ranks that may receive messages of this coordinator.
+
+        The others have to register first, and the coordinator repeats its request then.
+
+        Args:
+            members: Ranks that a message is addressed to.
+
+        Returns:
+            The registered ones, in the given order.
+        """
         return [x for x in members if x in self._lines and self._lines[x].register is not None]
 
     def figures(self) -> list[Figures]:
-        """What has come since it was asked last."""
+        """Return the figures that have come since the last call, in rank order."""
         found = []
         for _, line in sorted(self._lines.items()):
             if line.figures is not None:
@@ -165,7 +229,15 @@ class Relay:
         return found
 
     def beat(self, carriers: tuple[tuple[MemberId, Network], ...] = ()) -> PodBeat:
-        """What the heartbeats since the last one say."""
+        """Return the beat of the pod: a summary of all heartbeats since the last one.
+
+        Args:
+            carriers: Network that carries the data channel of each rank, as far as known.
+
+        Returns:
+            The ranks that were heard; promise, last GEN record and version that most of them share;
+            and the heartbeats that say something new.
+        """
         heard = {x: line.beat for x, line in sorted(self._lines.items()) if line.beat is not None}
         alike = Counter((beat.promise, beat.last) for beat in heard.values())
         common = max(alike, key=lambda pair: alike[pair], default=(NO_GENERATION, NO_GENERATION))
@@ -193,7 +265,7 @@ class Relay:
         )
 
     def _terse(self, beat: Heartbeat) -> Heartbeat:
-        """How long it has been at work is told only of who is at it for long."""
+        """Return the heartbeat without the time at work, unless that is long."""
         doing = beat.doing
         if doing is None or doing.for_ms > self._long_ms:
             return beat
@@ -201,7 +273,17 @@ class Relay:
 
 
 def _is_known(told: Heartbeat, beat: Heartbeat) -> bool:
-    """Nothing that is judged has changed but what all ranks of the pod say alike."""
+    """Return True if a heartbeat holds no news but promise, last record and version.
+
+    Those are in the beat of the pod, once for all ranks.
+
+    Args:
+        told: The heartbeat that the coordinator knows.
+        beat: The new heartbeat.
+
+    Returns:
+        True if it need not be listed.
+    """
     return (
         _facts(told) == _facts(beat)
         and _alike(told.step_s, beat.step_s)

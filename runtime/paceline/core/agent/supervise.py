@@ -1,13 +1,14 @@
 """Life cycle of a pod's rank processes: what an agent does when one starts, ends or drains.
 
-A *place* is (slot, local); one process after the other lives in it, each a member of its own. What
-happens to a place is a cue, `NEXT` says which phase follows, and the driver (`agent.supervisor`)
-carries out the effects. Nothing here waits: the driver calls `handle` with `Tick` when the time
-`wake_at_ns` has come.
+A *place* is (slot, local). One process after the other lives in it, and each is a member of its
+own. Whatever happens to a place is a cue. The table `NEXT` gives the phase that follows, and the
+driver (`agent.supervisor`) carries out the effects. Nothing here waits: the driver calls `handle`
+with `Tick` at the time `wake_at_ns`.
 
-A crashed rank is started again after a back-off. A rank that finished, was dismissed, made a
-mistake that only its user can mend, or crashed more often than `backoffLimit` is not; the last two
-end the pod, whose other ranks drain first.
+A crashed rank is started again after a backoff. A rank is not started again if it finished, was
+dismissed or asked to leave, exited with code 0 before the job was over, made a mistake that only
+its user can fix, or crashed more often than `backoffLimit`. The last three fail the pod, whose
+other ranks drain first.
 """
 
 from __future__ import annotations
@@ -44,46 +45,59 @@ from paceline.core.protocol.ids import GenerationId, MemberId
 
 NS_PER_S: Final = 1_000_000_000
 BACKOFF_NS: Final = NS_PER_S
-"""Before the first restart; doubles with each further failure."""
+"""Backoff before the first restart; doubles with each further failure."""
 BACKOFF_MAX_NS: Final = 60 * NS_PER_S
+"""Upper bound on the backoff."""
 HEALTHY_NS: Final = 60 * NS_PER_S
-"""A process that lived so long ends the row of failures before it, as far as an agent can tell."""
+"""Lifetime after which a process resets the count of failures before it, as far as an agent can
+tell."""
 START_NS: Final = 60 * NS_PER_S
-"""From launch to the first word of the process. Measured over MPI: 0.1 s on an idle machine."""
+"""Time limit from the launch to the first message of the process. Measured over MPI: 0.1 s on an
+idle machine."""
 DISMISSED_NS: Final = 30 * NS_PER_S
-"""For a rank that was dismissed. It ends itself after 10 s, unless it is stuck."""
+"""Time limit for a dismissed rank to end. It ends itself after 10 s, unless it is stuck."""
 SHUTDOWN_NS: Final = 10 * NS_PER_S
-"""For a rank without an outcome to end by itself when the job is over."""
+"""Time limit for a rank that takes part, and was not released, to end by itself when the job is
+over. A rank that takes no part is killed at once."""
 RELEASED: Final = "all ranks are released"
+"""Reason to leave after the release."""
 FAILURES_KEPT: Final = 4
-"""Of a place: the second failure at the same line or batch ends the job (R55)."""
+"""Number of script failures of a place that are kept. The second failure at the same line or batch
+ends the job (R55)."""
 
 
 class Phase(StrEnum):
+    """Phase of a place and the process in it."""
+
     STARTING = "starting"
-    """Launched; the process has not spoken yet."""
+    """Launched; the process has not reported yet."""
     RUNNING = "running"
+    """The user's command runs."""
     DRAINING = "draining"
-    """Asked to leave; SIGKILL at its deadline."""
+    """Asked to leave; killed at its deadline."""
     KILLED = "killed"
-    """SIGKILL sent, not reaped yet."""
+    """SIGKILL was sent; not reaped yet."""
     WAITING = "waiting"
-    """Dead; the next process starts after the back-off."""
+    """Dead; the next process starts after the backoff."""
     ENDED = "ended"
-    """Dead, and nothing follows."""
+    """Dead; no process follows."""
 
 
 class Cue(StrEnum):
+    """Something that happens to a place."""
+
     UP = "up"
-    """The process has spoken: its pid is known and the user's command runs."""
+    """The process has reported: its pid is known and the user's command runs."""
     DEAD_AGAIN = "dead-again"
-    """Dead; another one follows."""
+    """The process is dead; another one follows."""
     DEAD_LAST = "dead-last"
-    """Dead; none follows."""
+    """The process is dead; none follows."""
     DRAIN = "drain"
+    """The process is asked to leave."""
     KILL = "kill"
+    """The process is to be killed."""
     TIME = "time"
-    """The deadline or back-off of this phase is over."""
+    """The deadline or backoff of this phase is over."""
 
 
 NEXT: Final[dict[tuple[Phase, Cue], Phase]] = {
@@ -97,7 +111,7 @@ NEXT: Final[dict[tuple[Phase, Cue], Phase]] = {
     (Phase.RUNNING, Cue.DEAD_LAST): Phase.ENDED,
     (Phase.RUNNING, Cue.DRAIN): Phase.DRAINING,
     (Phase.RUNNING, Cue.KILL): Phase.KILLED,
-    (Phase.RUNNING, Cue.TIME): Phase.KILLED,  # its script has not returned after the job's end
+    (Phase.RUNNING, Cue.TIME): Phase.KILLED,  # the script did not return after the end of its work
     (Phase.DRAINING, Cue.DEAD_LAST): Phase.ENDED,
     (Phase.DRAINING, Cue.DRAIN): Phase.DRAINING,  # a second SIGTERM must not cut the drain short
     (Phase.DRAINING, Cue.KILL): Phase.KILLED,
@@ -112,7 +126,8 @@ NEXT: Final[dict[tuple[Phase, Cue], Phase]] = {
     (Phase.ENDED, Cue.DRAIN): Phase.ENDED,
     (Phase.ENDED, Cue.KILL): Phase.ENDED,
 }
-"""Every other pair is impossible: a process speaks once, dies once, and only armed timers fire."""
+"""Next phase for each possible pair. Every other pair is impossible: a process reports once and
+dies once, and only armed timers fire."""
 
 
 # ---- events ------------------------------------------------------------------------------------
@@ -120,17 +135,21 @@ NEXT: Final[dict[tuple[Phase, Cue], Phase]] = {
 
 @dataclass(frozen=True, slots=True)
 class Up:
+    """The process has reported its pid; the user's command runs."""
+
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedOutcome:
+    """The rank has reported how its work ends."""
+
     outcome: RankOutcome | None
     message: str
     released: tuple[GenerationId, int] | None = None
-    """FINISHED: with which record and version (R17)."""
+    """Generation and version with which it was released, if FINISHED (R17)."""
     error: ScriptError | None = None
-    """FAILED: the exception that ends the script."""
+    """The exception that ends the script, if FAILED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,47 +157,51 @@ class Exited:
     """The process, and all of its group, has been reaped."""
 
     code: int
-    """Negative for a signal."""
+    """Exit code; negative for a signal."""
     last_lines: str
-    """End of what it wrote to stderr."""
+    """Last lines that it wrote to stderr."""
     batch: DealtBatch | None = None
-    """What it was loading or computing, as its record says, with `version`."""
+    """The batch that it was loading or computing, from its record in shared memory."""
     version: int = 0
-    """Of the weights that its last step() returned with."""
+    """Version of the weights with which its last step() returned, from the same record."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeverStarted:
-    """The launcher ended, and no process had spoken."""
+    """The launcher ended before the process reported."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
+    """The process is to leave in order; its work is handed over first."""
+
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
+    """The process is to be killed at once."""
+
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The ranks of the job are released."""
+    """All ranks of the job are released: no process is started any more (R17)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The job is over."""
+    """The job is over; the process is to end."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    pass
+    """The time `wake_at_ns` has come."""
 
 
 Event = Up | ReportedOutcome | Exited | NeverStarted | Drain | Kill | Closing | Shutdown | Tick
@@ -188,12 +211,14 @@ Event = Up | ReportedOutcome | Exited | NeverStarted | Drain | Kill | Closing | 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
+    """Start a process as this member."""
+
     member: MemberId
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """To be said to the rank: `drain` or `shutdown`."""
+    """Send `drain` or `shutdown` to the rank."""
 
     member: MemberId
     kind: str
@@ -202,7 +227,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class SendKill:
-    """SIGKILL to the process and to its launcher."""
+    """Send SIGKILL to the process and to its launcher."""
 
     member: MemberId
     why: str
@@ -210,7 +235,7 @@ class SendKill:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """To the coordinator."""
+    """Send a message to the coordinator."""
 
     message: RankStarted | RankDead
 
@@ -220,23 +245,26 @@ Effect = Launch | Command | SendKill | Report
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """Limits of a job on its rank processes."""
+
     restarts_max: int
-    """`backoffLimit`: failures in a row after which the place is given up."""
+    """`backoffLimit`: failures in a row above which the place is given up."""
     drain_ns: int
+    """Time limit for a drain."""
     rules: tuple[FailureRuleSettings, ...] = ()
-    """Of `failurePolicy`: which failures do not count."""
+    """Rules of `failurePolicy`: which failures do not count."""
     finish_ns: int = FINISH_DEADLINE_S * NS_PER_S
     """How long a script may run after its rank was released."""
 
 
 def backoff_ns(failures: int) -> int:
-    """Pause after the n-th failure in a row, n >= 1."""
+    """Return the backoff after the n-th failure in a row, in nanoseconds; n >= 1."""
     assert failures >= 1, failures
     return min(BACKOFF_NS << min(failures - 1, 32), BACKOFF_MAX_NS)
 
 
 class Place:
-    """One place of the pod and the process in it."""
+    """One place of the pod and the process in it, as a pure state machine."""
 
     def __init__(self, slot: int, local: int, pod_attempt: int, limits: Limits) -> None:
         self.member = MemberId(slot, local, pod_attempt * ATTEMPT_STRIDE)
@@ -245,39 +273,54 @@ class Place:
         self.dead: list[MemberId] = []
         """All processes of this place that were reaped, for `AgentHello` (R6, R25)."""
         self.failures: deque[RankDead] = deque(maxlen=FAILURES_KEPT)
-        """The last ones whose script failed, likewise (R55)."""
+        """The last ends that its scripts caused, for `AgentHello` (R55)."""
         self.released: tuple[GenerationId, int] | None = None
-        """With which record and version one of them was released (R17)."""
+        """Generation and version with which one of its processes was released (R17)."""
         self.wake_at_ns: int | None = 0
-        """When a Tick is due; None = not at all."""
+        """Time at which a Tick is due; None if none is."""
         self._limits = limits
         self._started = False
         self._failures = 0
-        """In a row; the back-off follows them."""
+        """Failures in a row; the backoff depends on them."""
         self._counted = 0
-        """Those that count against `backoffLimit`."""
+        """Failures in a row that count against `backoffLimit`."""
         self._up_ns: int | None = None
         self._told: ReportedOutcome | None = None
         self._kill_why = ""
         self._leaving = ""
-        """Why no process will follow this one; empty if one may."""
+        """Reason why no process will follow this one; empty if one may."""
         self._overtime = ""
-        """Why its process is killed at `wake_at_ns`, if its work is done and its script runs on."""
+        """Reason for the kill at `wake_at_ns`, if the work of the process is done and its script
+        still runs."""
         self._over = False
-        """The job is."""
+        """True if the process has to leave because the job is over."""
 
     @property
     def restarts(self) -> int:
+        """Number of restarts before the present process, within this pod."""
         return self.member.attempt % ATTEMPT_STRIDE
 
     @property
     def alive(self) -> bool:
-        """The user's command may be running."""
+        """True if the user's command may be running."""
         return self.phase in (Phase.RUNNING, Phase.DRAINING) or (
             self.phase is Phase.KILLED and self._up_ns is not None
         )
 
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
+        """Process one event and return the effects that follow from it.
+
+        The caller makes all calls from one thread. It delivers a `Tick` at `wake_at_ns`; an early
+        or stale one is ignored.
+
+        Args:
+            now_ns: Monotonic time in nanoseconds.
+            event: A report of the process, its end, an order of the coordinator or the pod, or a
+                `Tick`.
+
+        Returns:
+            The effects, to be carried out in this order.
+        """
         match event:
             case Up():
                 return self._up(now_ns, event.pid)
@@ -317,7 +360,7 @@ class Place:
         return [Report(RankStarted(self.member, pid))]
 
     def _reported(self, now_ns: int, event: ReportedOutcome) -> list[Effect]:
-        """What follows the end of a rank's work is its script's own time, which has a bound."""
+        """Note the outcome; bound the time of the script after the end of its rank's work."""
         self._told = event
         if self.phase not in (Phase.RUNNING, Phase.DRAINING):
             return []
@@ -342,7 +385,7 @@ class Place:
         if self.phase is not Phase.DRAINING:
             return []
         if self._over and self._told is None:
-            # It took no part, so it has nothing to save or to say; it may import for minutes yet.
+            # It takes no part, so it has nothing to save. It may be importing for minutes yet.
             return self._kill(why)
         released = self._told is not None and self._told.outcome is RankOutcome.FINISHED
         # A second request shortens the deadline only if the job is over.
@@ -352,12 +395,12 @@ class Place:
         return [] if repeated else [Command(self.member, kind, why)]
 
     def _close(self, now_ns: int) -> list[Effect]:
-        """R17: nothing follows; who may have the final weights gets its RELEASE, and its time."""
+        """Start nothing any more; give ranks with the final weights time for RELEASE (R17)."""
         if self._told is None:
             return self._leave(now_ns, "shutdown", RELEASED)
         self._leaving, self._over = self._leaving or RELEASED, True
         if self.phase is Phase.RUNNING and self.wake_at_ns is None:
-            # It may never take its RELEASE: all of its threads may be stuck.
+            # It may never read its RELEASE, because all of its threads may be stuck.
             self._overtime = _overtime(RELEASED, self._limits.finish_ns)
             self.wake_at_ns = now_ns + self._limits.finish_ns
         return []
@@ -373,7 +416,7 @@ class Place:
 
     def _tick(self, now_ns: int) -> list[Effect]:
         if self.wake_at_ns is None or now_ns < self.wake_at_ns:
-            return []  # a timer that was set for something that is over
+            return []  # a stale timer
         before = self.phase
         self._go(Cue.TIME)
         if before is Phase.WAITING:
@@ -394,9 +437,9 @@ class Place:
             self._failures = self._counted = 0
         action = ruled(self._limits.rules, code or 0)
         said = self._told or ReportedOutcome(None, "")
-        # A process that has ended by itself just before it was killed has its own reason.
+        # A process that ended by itself just before the kill has its own reason.
         kill_why = self._kill_why if code is None or code < 0 else ""
-        # A script that has not called init() cannot report its exception; its traceback can.
+        # A script that has not called init() cannot report its exception: read its traceback.
         error = said.error or (error_in(text) if code is not None and code > 0 else None)
         error = None if kill_why else error
         death = Death(
@@ -436,7 +479,15 @@ class Place:
         return [Report(dead)]
 
     def _failure(self, why: str, *, counts: bool) -> Ended | None:
-        """One that another process could mend; not None if it was the last one."""
+        """Count a failure that another process may fix.
+
+        Args:
+            why: Why the process ended.
+            counts: True if it counts against `backoffLimit`.
+
+        Returns:
+            The end of the place if this was the last allowed failure, else None.
+        """
         self._failures += 1
         self._counted += counts
         most = self._limits.restarts_max
@@ -452,7 +503,15 @@ def _overtime(since: str, bound_ns: int) -> str:
 
 
 def pod_end(places: list[Place]) -> Ended | None:
-    """How the pod ended; None while a place is still in use. The first failure speaks for it."""
+    """Return how the pod ended; None while a place is still in use.
+
+    Args:
+        places: All places of the pod.
+
+    Returns:
+        The end of the first place that failed; else of one that finished; else of one that drained.
+        Its exit code is the highest of all places.
+    """
     ends = [place.ended for place in places if place.ended is not None]
     if len(ends) < len(places):
         return None
@@ -462,6 +521,13 @@ def pod_end(places: list[Place]) -> Ended | None:
 
 
 def reason_to_leave(places: list[Place]) -> str:
-    """Why the rest of the pod must drain: one of its places was given up. Empty if it may stay."""
+    """Return why the rest of the pod must drain: a place that was given up.
+
+    Args:
+        places: All places of the pod.
+
+    Returns:
+        The message of the first failure; empty if the pod may stay.
+    """
     failed = (place.ended for place in places if place.ended and place.ended.end is End.FAILED)
     return next((ended.message for ended in failed), "")

@@ -121,8 +121,8 @@ def _register(c: CoordinatorState, seen: KnownRank, register: m.Register) -> Non
 def _dismiss_outsider(c: CoordinatorState, seen: KnownRank) -> None:
     """Dismiss a draining rank that is no member: it is never admitted (R16).
 
-    Before this coordinator has formed a generation, a rank with state may be needed as its holder.
-    It has to wait for the first generation.
+    Before this coordinator has formed a generation, the state of a rank may be needed.
+    Such a rank has to wait for the first generation.
     """
     if not seen.leaving or seen.dismissed:
         return
@@ -183,7 +183,7 @@ def committed(c: CoordinatorState, version: int) -> None:
 def _read_by_decisions(c: CoordinatorState, seen: KnownRank) -> tuple[object, ...]:
     """Return the values that decisions read and that a heartbeat or report may change.
 
-    The winner (R5) is only determined while no generation is in force, so version and last record
+    The winner (R5) is determined only while no generation is in force, so version and last record
     count only then.
 
     Args:

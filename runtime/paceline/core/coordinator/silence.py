@@ -109,8 +109,8 @@ def is_awake(c: CoordinatorState, agent: KnownPod) -> bool:
 def _kill_due_ns(c: CoordinatorState, seen: KnownRank, agent: KnownPod) -> int:
     """Return the time at which the agent is asked to kill the rank.
 
-    By then the agent has been heard for the whole freeze timeout, and the rank has neither been
-    heard nor has answered.
+    By then the agent has been heard for the whole freeze timeout without a pause. For as long
+    nothing has come from the rank, or only heartbeats if it owes an answer or is stuck.
 
     Args:
         c: The state.

@@ -1,1 +1,1 @@
-"""The client's end of the control channel, for ranks and agents: connection and encryption."""
+"""Control channel between ranks, agents and the coordinator: connections, TLS, tokens, limits."""

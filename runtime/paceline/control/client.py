@@ -1,12 +1,13 @@
-"""The client's end of the control channel: one connection to a job's coordinator, made again
-whenever it ends.
+"""Client side of the control channel: one connection to a coordinator, reconnected when it ends.
 
-A coordinator may be away for as long as it likes (R10). The addresses are tried in turn until one
-answers, and every connection begins with a greeting that holds all facts, so nothing that happened
-meanwhile is lost. After an attempt without an answer the next one has twice as long: a coordinator
-that a whole job calls at once is busy with handshakes, and each that is given up costs it another.
-No fault of what the client is given to call ends it in silence: a beat that cannot be made is left
-out, any other call that raises costs the connection, and both are logged.
+A coordinator may be away for any length of time (R10). The addresses are tried in turn until one
+answers. Every connection begins with a greeting that holds all facts, so nothing that happened
+meanwhile is lost. After an attempt without an answer the next timeout at that address is twice as
+long: a coordinator that a whole job calls at once is busy with TLS handshakes, and each attempt
+that is given up costs it another one.
+
+An exception in a callback does not end the client silently. A heartbeat whose callback raises is
+skipped. Any other callback that raises costs the connection. Both are logged.
 """
 
 from __future__ import annotations
@@ -31,36 +32,53 @@ from paceline.core.messages import BeatEvery
 log = logging.getLogger("paceline.control")
 
 OPEN_S: Final = 5.0
-"""For the first attempt to open a connection to an address; the next one has twice as long."""
+"""Timeout for the first attempt to connect to an address; it doubles with each attempt without an
+answer."""
 OPEN_MAX_S: Final = 40.0
+"""Upper bound on that timeout."""
 CALLS: Final = 2
-"""The kernel calls again so often at an address from which nothing at all comes, which takes 7 s:
-it is nobody's any more, and the others have their turn."""
+"""Number of further SYN packets that the kernel sends to an address that does not answer at all.
+That takes 7 s. After that the address belongs to nobody any more, and the next one is tried."""
 CLOSE_S: Final = 5.0
+"""Timeout for the coordinator's answer when the connection is closed."""
 OUTBOX_MAX: Final = 1024
-"""Messages. A coordinator that leaves so many unread loses the connection."""
+"""Maximum number of unsent messages. If the coordinator leaves more unread, the connection is
+closed."""
 
 Order = TypeVar("Order")
+"""Type of the messages from the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
+    """Intervals and timeouts of a client, in seconds."""
+
     beat_s: float
+    """Interval between heartbeats, unless the coordinator asks for another (R42)."""
     ping_s: float
-    """A connection without an answer to a ping for so long is dead."""
+    """Interval between pings. A connection without an answer to one is closed."""
     retry_s: float
+    """Delay before the first further attempt; doubles with each one."""
     retry_max_s: float
-    """Between two attempts; the first is doubled up to this."""
+    """Upper bound on that delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Letter:
+    """A message in the outbox."""
+
     message: msgspec.Struct
     kept: bool
-    """It outlives the connection."""
+    """True if the message outlives the connection."""
 
 
 class ControlClient(Generic[Order]):
+    """Connection of an agent to the coordinator of its job.
+
+    It lives on one event loop, which also makes all callbacks. `Order` is the type of the
+    coordinator's messages.
+    """
+
     def __init__(
         self,
         urls: tuple[str, ...],
@@ -76,9 +94,22 @@ class ControlClient(Generic[Order]):
         ended: Callable[[], None],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`token`: asked before each connection, since it may be replaced. `figures` go with every
-        so many beats, as the coordinator wants it. `ended` is called after each connection, also if
-        it came to no greeting."""
+        """Prepare a client; `run` connects it.
+
+        Args:
+            urls: Addresses of the coordinator, tried in turn.
+            path: Path of the web socket.
+            token: Returns the token; called before each connection, since it may be rotated.
+            pace: Intervals and timeouts.
+            greet: Returns the first message of each connection, which holds all facts.
+            beat: Returns a heartbeat.
+            figures: Returns the figures. They go with every n-th heartbeat; the coordinator chooses
+                n.
+            decode: Decodes a message of the coordinator; raises WireError if it is malformed.
+            obey: Called with each message of the coordinator.
+            ended: Called after each attempt to connect, even one that came to no greeting.
+            tls: TLS settings; None for plain HTTP.
+        """
         self._urls = deque(urls)
         self._path = path
         self._token = token
@@ -96,19 +127,27 @@ class ControlClient(Generic[Order]):
         self._leaving = False
         self._last: msgspec.Struct | None = None
         self._farewell = False
-        """All was said over this connection, and it is being closed."""
+        """True once everything was sent over this connection, which is being closed."""
         self._complaint = ""
         self.left = asyncio.Event()
-        """The coordinator has read everything up to the last word."""
+        """Set when the coordinator has read everything up to the last message of `leave`."""
         self.connected = False
         self.connections = 0
 
     def send(self, message: msgspec.Struct) -> None:
-        """At once if the coordinator is there, else with the next connection."""
+        """Send a message now, or with the next connection if there is none.
+
+        Args:
+            message: The message. It is kept until it was sent.
+        """
         self._post(_Letter(message, kept=True))
 
     def pass_on(self, message: msgspec.Struct) -> None:
-        """Over this connection, or the one that is being opened; it is lost with it."""
+        """Send a message over this connection, or the one that is being opened.
+
+        Args:
+            message: The message. It is lost with that connection.
+        """
         self._post(_Letter(message, kept=False))
 
     def _post(self, letter: _Letter) -> None:
@@ -118,12 +157,16 @@ class ControlClient(Generic[Order]):
             self._full.set()
 
     def leave(self, last: msgspec.Struct | None = None) -> None:
-        """Say what is still to be said, then `last`, and end `run`."""
+        """Send everything that is queued, then a last message, and end `run`.
+
+        Args:
+            last: The last message; None if there is none.
+        """
         self._leaving, self._last = True, last
         self._news.set()
 
     async def run(self) -> None:
-        """Keep a connection until it was left, or for ever."""
+        """Keep a connection until the coordinator has read the last message of `leave`."""
         delay_s = self._pace.retry_s
         calls = aiohttp.TCPConnector(socket_factory=_socket)
         async with aiohttp.ClientSession(connector=calls) as session:
@@ -151,7 +194,7 @@ class ControlClient(Generic[Order]):
                 self._urls.rotate(-1)
                 if self.connections > before and fault is None:
                     delay_s, self._open_s[url] = self._pace.retry_s, OPEN_S
-                # Not all processes of a job at the same moment when its coordinator comes back.
+                # Add jitter, so that the pods of a job do not all reconnect at the same moment.
                 await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
                 delay_s = min(2 * delay_s, self._pace.retry_max_s)
 
@@ -176,7 +219,7 @@ class ControlClient(Generic[Order]):
             await self._exchange(line)
 
     async def _exchange(self, line: aiohttp.ClientWebSocketResponse) -> None:
-        """Both directions, until one of them ends."""
+        """Read and write until one of the two ends. An exception of either is raised again."""
         tasks = (
             asyncio.create_task(self._read(line)),
             asyncio.create_task(self._write(line)),
@@ -191,14 +234,14 @@ class ControlClient(Generic[Order]):
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
         if self._farewell and line.close_code not in (None, aiohttp.WSCloseCode.ABNORMAL_CLOSURE):
-            # It answered our closing, which comes after all messages: it has read them.
+            # The coordinator answered the close frame, so it has read all messages before that.
             self.left.set()
         for end in ends:
             if isinstance(end, Exception):
                 raise end
 
     async def _choke(self) -> None:
-        """Ends the connection when too much is unread."""
+        """End the connection when too many messages are unsent."""
         await self._full.wait()
         log.warning("the coordinator leaves more than %d messages unread", OUTBOX_MAX)
 
@@ -216,7 +259,11 @@ class ControlClient(Generic[Order]):
             self._obey(order)
 
     def _beat_every(self, rhythm: BeatEvery) -> None:
-        """Thousands are told at the same moment: the next beats are spread over the interval."""
+        """Change the heartbeat interval.
+
+        Thousands of agents get this message at the same moment, so the next heartbeats are spread
+        over the interval at random.
+        """
         self._rhythm = rhythm
         interval_s = rhythm.ms / 1000
         self._due_s = asyncio.get_running_loop().time() + random.uniform(0, interval_s)
@@ -249,7 +296,7 @@ class ControlClient(Generic[Order]):
             if self._beats % self._rhythm.figures == 0:
                 said.extend(wire.to_json(figures) for figures in self._figures())
         except Exception as error:
-            # It reads what other threads change; the next one may well be made.
+            # The callback reads what other threads change, so the next heartbeat may succeed.
             self._complain(f"a heartbeat could not be made: {error!r}", error)
             return
         self._beats += 1
@@ -257,7 +304,7 @@ class ControlClient(Generic[Order]):
             await line.send_str(text)
 
     def _complain(self, text: str, fault: Exception | None = None) -> None:
-        """Once per reason, since a coordinator may be away for long."""
+        """Log a problem once per reason, since a coordinator may be away for long."""
         if text != self._complaint:
             log.warning("%s; trying again", text, exc_info=fault)
             self._complaint = text

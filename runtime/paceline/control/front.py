@@ -1,9 +1,9 @@
-"""The front of an HTTP server of Paceline: who may connect, for how long, and what is refused.
+"""Limits of an HTTP server of Paceline: who may connect, for how long, and what is refused.
 
-aiohttp parses requests and has no bound on connections, on the time for a TLS handshake or for the
-first header, and it logs a traceback for each malformed request. This front accepts the sockets
-itself, so all of that is bounded before a byte is parsed. Each refusal is counted, and a flood of
-them makes one line in a minute (`paceline.refusals`).
+aiohttp parses requests. It has no bound on connections, on the time for a TLS handshake or on the
+time for the first header, and it logs a traceback for each malformed request. This front accepts
+the sockets itself, so all of that is bounded before a byte is parsed. Each refusal is counted, and
+a flood of them makes one line of log per minute (`paceline.refusals`).
 """
 
 from __future__ import annotations
@@ -31,26 +31,28 @@ from paceline.refusals import Entry, Reason, Refusals
 log = logging.getLogger("paceline.http")
 
 HANDSHAKE_S: Final = 30.0
-"""For a TLS handshake. A whole job may call at once, and one thread answers all of it."""
+"""Timeout for a TLS handshake. A whole job may connect at once, and one thread answers all of it.
+"""
 HEADER_S: Final = 20.0
-"""Until a request is complete, from the start of the connection or from the answer before it.
-Longer than the operator leaves a connection idle, which is 15 s."""
+"""Timeout for a request until its header is complete, from the start of the connection or from the
+answer before it. It is longer than the 15 s for which the operator leaves a connection idle."""
 UNREAD_S: Final = 30.0
-"""A stranger that reads nothing of its answer for so long is cut off."""
+"""Time after which a caller that is not known yet, and reads nothing of its answer, is cut off."""
 BODY_S: Final = 10.0
-"""For the body of a request, once its header was accepted."""
+"""Timeout for the body of a request, once its header was accepted."""
 LINE_BYTES_MAX: Final = 4 * 1024
-"""Of the request line and of one header. A token of a service account takes 1.5 KiB."""
+"""Maximum size of the request line and of one header, in bytes. A token of a service account takes
+1.5 KiB."""
 HEADERS_MAX: Final = 48
-"""Headers of one request. A request by way of the API server has about 12."""
+"""Maximum number of headers of one request. A request through the API server has about 12."""
 ACCEPTED_AT_ONCE: Final = 64
-"""Connections taken from the backlog before other work of the event loop has its turn."""
+"""Number of connections taken from the backlog before other work of the event loop has its turn."""
 ACCEPT_RETRY_S: Final = 1.0
 """Pause of accepting after this process has run out of files or memory."""
 DETAIL_CHARACTERS_MAX: Final = 200
-"""Of what was wrong with a request, in a log line."""
+"""Maximum length of the description of a refusal in a log line."""
 TRACEBACK_EVERY_NS: Final = 60 * NS_PER_S
-"""Between two tracebacks of a handler that failed."""
+"""Minimum interval between two tracebacks of a handler that failed."""
 REASON_OF_STATUS: Final = {
     400: Reason.MALFORMED,
     401: Reason.UNAUTHENTICATED,
@@ -58,13 +60,14 @@ REASON_OF_STATUS: Final = {
     408: Reason.TOO_SLOW,
     413: Reason.TOO_LARGE,
 }
+"""Reason under which a response with this status counts as a refusal."""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Front:
-    """Accepts connections for one application. Lives on the event loop that calls `start`."""
+    """Front of one application. It lives on the event loop that calls `start`."""
 
     def __init__(
         self,
@@ -79,9 +82,9 @@ class Front:
 
         Args:
             app: Handlers and middlewares. `caller_of` gives them the caller of a request.
-            entry: What the server is called in counts and log lines.
-            bounds: How many connections it keeps.
-            refusals: Where its refusals are counted.
+            entry: Name of the server in counts and log lines.
+            bounds: Maximum numbers of connections.
+            refusals: Counter of its refusals.
             shutdown_s: How long `stop` waits for requests that are being answered.
         """
         app.middlewares.insert(0, self._watch)
@@ -92,12 +95,12 @@ class Front:
             access_log=None,
             logger=_RequestLog(self),
             shutdown_timeout=shutdown_s,
-            keepalive_timeout=2 * HEADER_S,  # `Caller` is faster; aiohttp's own timer stays behind
+            keepalive_timeout=2 * HEADER_S,  # `Caller` cuts off earlier than aiohttp's own timer
             lingering_time=1.0,
             max_line_size=LINE_BYTES_MAX,
             max_field_size=LINE_BYTES_MAX,
             max_headers=HEADERS_MAX,
-            auto_decompress=False,  # nobody sends compressed bodies but who wants to fill memory
+            auto_decompress=False,  # a compressed body would only serve to fill the memory
         )
         self._listener: socket.socket | None = None
         self._tls: ssl.SSLContext | None = None
@@ -108,7 +111,12 @@ class Front:
         self._resume: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Serve the connections of a listening socket, which this front owns from now on."""
+        """Serve the connections of a listening socket.
+
+        Args:
+            listener: The socket, which this front owns from now on.
+            tls: TLS settings; None for plain HTTP.
+        """
         await self._runner.setup()
         listener.setblocking(False)
         listener.listen(LISTEN_BACKLOG)
@@ -129,12 +137,12 @@ class Front:
         await self._runner.cleanup()
 
     def refuse(self, reason: Reason, address: str, detail: str = "") -> None:
-        """Count a refusal, and log it if it is time for a line.
+        """Count a refusal, and log it if a line is due.
 
         Args:
-            reason: Why it was refused.
-            address: Of the caller.
-            detail: What was wrong. It may hold bytes of the caller; they are escaped.
+            reason: Reason of the refusal.
+            address: Address of the caller.
+            detail: Description of the fault. It may hold bytes of the caller; they are escaped.
         """
         line = self._refusals.refuse(self.entry, reason, address, now_ns())
         if line is not None:
@@ -144,7 +152,11 @@ class Front:
     # ---- connections ----------------------------------------------------------------------
 
     def _take(self) -> None:
-        """Accept what waits, a bounded number at a time."""
+        """Accept waiting connections, a bounded number at a time.
+
+        Raises:
+            OSError: Accepting failed for another reason than a lack of files or memory.
+        """
         if self._listener is None:
             return
         for _ in range(ACCEPTED_AT_ONCE):
@@ -198,21 +210,21 @@ class Front:
             )
         except ssl.SSLError as error:
             self.refuse(_reason_of(error), caller.address, str(error))
-        except ConnectionAbortedError as error:  # asyncio's word for a handshake without end
+        except ConnectionAbortedError as error:  # asyncio raises this for a handshake timeout
             self.refuse(Reason.TOO_SLOW, caller.address, str(error))
         except OSError:
-            pass  # it has gone
+            pass  # the caller has gone
         finally:
             if not caller.connected:
                 connection.close()
                 self.release(caller)
 
     def know(self, caller: Caller) -> None:
-        """Called when a caller has shown who it is."""
+        """Note that a caller has shown who it is, so that it is never displaced by another."""
         self._admission.know(caller.number)
 
     def release(self, caller: Caller) -> None:
-        """Called when a connection has ended."""
+        """Free the place of a connection that has ended."""
         self._admission.release(caller.number)
         self._callers.pop(caller.number, None)
         self._by_protocol.pop(caller.protocol, None)
@@ -221,9 +233,20 @@ class Front:
 
     @web.middleware
     async def _watch(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Tell the caller's timers about the request, and count refused ones."""
+        """Tell the caller's timers about the request, and count refused ones.
+
+        Args:
+            request: The request, whose header is complete.
+            handler: The next middleware, or the handler.
+
+        Returns:
+            The handler's response; status 408 if the connection has ended meanwhile.
+
+        Raises:
+            HTTPException: The handler refused the request by raising it.
+        """
         caller = self._by_protocol.get(request.protocol)
-        if caller is None:  # it has ended meanwhile, and nobody reads the answer
+        if caller is None:  # the connection has ended, and nobody reads the answer
             return web.Response(status=408)
         request[_CALLER] = caller
         caller.request_began()
@@ -253,14 +276,15 @@ class Caller(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._known = False
         self._requests = 0
-        """Being answered. aiohttp answers them one after the other."""
+        """Number of requests being answered. aiohttp answers them one after the other."""
         self._began = True
-        """A request has begun: bytes have come since the last one, or there was none yet."""
+        """True if a request has begun: bytes have come since the last one, or there was none yet.
+        """
         self._header_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
 
     def know(self) -> None:
-        """Note that this caller has shown who it is: it is no stranger any more."""
+        """Note that this caller has shown who it is. It is not displaced any more."""
         if not self._known:
             self._known = True
             self._front.know(self)
@@ -278,7 +302,7 @@ class Caller(asyncio.Protocol):
             self.opening.cancel()
 
     def request_began(self) -> None:
-        """Stop the timer of the header: a whole one is there."""
+        """Stop the timer of the header, which is complete."""
         self._requests += 1
         self._began = False
         _cancel(self._header_timer)
@@ -295,7 +319,7 @@ class Caller(asyncio.Protocol):
             self._header_timer = loop.call_later(HEADER_S, self._header_is_late)
 
     def _header_is_late(self) -> None:
-        if self._began:  # else it is only idle
+        if self._began:  # else the connection is only idle
             self.refuse(Reason.TOO_SLOW)
         self.cut_off()
 
@@ -306,19 +330,23 @@ class Caller(asyncio.Protocol):
     # ---- events of the transport ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the timer of the first header, and pass the event to aiohttp's protocol."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self.connected = transport, True
         self._await_header()
         self.protocol.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
+        """Note that a request has begun, and pass the bytes to aiohttp's protocol."""
         self._began = self._began or not self._requests
         self.protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
+        """Pass the event to aiohttp's protocol."""
         return self.protocol.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers and free the place, and pass the event to aiohttp's protocol."""
         self.connected = False
         _cancel(self._header_timer)
         _cancel(self._unread_timer)
@@ -326,12 +354,14 @@ class Caller(asyncio.Protocol):
         self.protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
+        """Start the timer for an unread answer, unless the caller has shown who it is."""
         if not self._known:
             loop = asyncio.get_running_loop()
             self._unread_timer = loop.call_later(UNREAD_S, self._answer_is_unread)
         self.protocol.pause_writing()
 
     def resume_writing(self) -> None:
+        """Stop the timer for an unread answer."""
         _cancel(self._unread_timer)
         self.protocol.resume_writing()
 
@@ -345,7 +375,7 @@ def caller_of(request: web.Request) -> Caller:
 
 
 class _RequestLog(logging.Logger):
-    """aiohttp's log of one server: malformed requests are counted instead of logged one by one."""
+    """Logger of one aiohttp server. Malformed requests are counted instead of logged one by one."""
 
     def __init__(self, front: Front) -> None:
         super().__init__("paceline.http.requests", logging.DEBUG)
@@ -370,7 +400,7 @@ class _RequestLog(logging.Logger):
 
 
 def _address(told: Any) -> str:
-    """Return who counts as one caller: an address, or the network that one IPv6 host is given."""
+    """Return the address that stands for one caller; for IPv6 the /64 network of one host."""
     if not isinstance(told, tuple):
         return "unix"
     found = ipaddress.ip_address(told[0].partition("%")[0])

@@ -1,7 +1,8 @@
-"""Messages of any size over a socket that keeps packets apart, between an agent and its rank.
+"""Messages of any size over a socket pair that preserves packet boundaries (SOCK_SEQPACKET).
 
-The kernel takes a packet as a whole or not at all, and none that is larger than its buffer. What is
-larger than PACKET_BYTES lies in memory without a name, and the packet hands that over.
+It connects an agent and its rank. The kernel takes a packet as a whole or not at all, and none that
+is larger than its buffer. A message of more than PACKET_BYTES is written to anonymous memory
+(memfd), and the packet passes the file descriptor.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from typing import Final
 from paceline.limits import MIB
 
 PACKET_BYTES: Final = 32 * 1024
+"""Largest message that is sent as a packet of its own, in bytes."""
 MEMORY_BYTES_MAX: Final = 4 * MIB
-"""Of a message that is handed over, as much as a coordinator and an agent take of each other.
-Memory without a name costs its sender nothing, so the receiver looks at its size first."""
+"""Largest message that is accepted in memory, in bytes; the limit between a coordinator and an
+agent is the same. Such memory costs its sender nothing, so the receiver checks its size first."""
 _IN_MEMORY: Final = b"@"
-"""No message begins like that: they are JSON objects."""
+"""Content of a packet that passes memory. No message begins like that: they are JSON objects."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends, which never block."""
+    """Return both ends of a new line. Neither ever blocks."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setblocking(False)
@@ -31,7 +33,15 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(line: socket.socket, data: bytes) -> None:
-    """Raises BlockingIOError if there is no room now, another OSError if nobody is there."""
+    """Send one message.
+
+    The call raises BlockingIOError if the buffer has no room now, and another OSError if the other
+    end is closed.
+
+    Args:
+        line: One end of a line, which does not block.
+        data: The message. It is copied; the caller may reuse it.
+    """
     if len(data) <= PACKET_BYTES:
         line.send(data, socket.MSG_NOSIGNAL)
         return
@@ -41,8 +51,17 @@ def send(line: socket.socket, data: bytes) -> None:
 
 
 def receive(line: socket.socket) -> bytes | None:
-    """The next message, None at the end; of a descriptor that is no such memory the packet itself,
-    which is no message. Raises BlockingIOError if there is none now."""
+    """Return the next message, or None at the end of the line.
+
+    A descriptor that is no memory with a message is closed. The packet itself is returned then, and
+    it does not decode as a message. The call raises BlockingIOError if no message has come yet.
+
+    Args:
+        line: One end of a line, which does not block.
+
+    Returns:
+        The message; None if the other end is closed.
+    """
     try:
         data, descriptors, _, _ = socket.recv_fds(line, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
@@ -51,15 +70,25 @@ def receive(line: socket.socket) -> bytes | None:
         return data or None
     try:
         return _read(descriptors[0])
-    except OSError:  # as far as it can be read at all
+    except OSError:  # no memory with a message: the packet is returned, which does not decode
         return data
     finally:
         os.close(descriptors[0])
 
 
 def _read(descriptor: int) -> bytes:
-    """Raises OSError for what is no memory with a message: a pipe or a device may never end."""
+    """Return the message in memory that was handed over.
+
+    Args:
+        descriptor: A file descriptor from the other end.
+
+    Returns:
+        The message.
+
+    Raises:
+        OSError: It is no memory with a message. A pipe or a device, for example, may never end.
+    """
     told = os.fstat(descriptor)
     if not stat.S_ISREG(told.st_mode) or not 0 < told.st_size <= MEMORY_BYTES_MAX:
         raise OSError(errno.EINVAL, "no message in memory")
-    return os.pread(descriptor, told.st_size, 0)  # where it is was left by the writer
+    return os.pread(descriptor, told.st_size, 0)  # the file offset is where the writer left it

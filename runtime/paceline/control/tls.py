@@ -1,9 +1,9 @@
-"""The control channel in a cluster: TLS with certificates on both ends (C2).
+"""TLS of the control channel in a cluster, with certificates on both ends (C2).
 
 The operator makes all certificates from the job's own keys and mounts them into its pods. An agent
-talks to the holder of the coordinator's certificate and to nobody else; there is no name to check,
-because pods are reached by address. The coordinator hears those who show a certificate of the job's
-authority. The kubelet has none, so a connection without one gets as far as the health check.
+accepts the coordinator's certificate and no other. It checks no host name, because pods are reached
+by address. The coordinator accepts callers with a certificate that the job's authority signed. The
+kubelet has none, so a caller without a certificate reaches the health check only.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.names import ENV_TLS_CERT, ENV_TLS_OWN_CERT, ENV_TLS_OWN_KEY
 
 RECORD_BYTES: Final = 16 * 1024
-"""The most that TLS brings at once."""
+"""Maximum size of a TLS record, in bytes."""
 CONNECTION_BYTES: Final = 40 * 1024
-"""Memory that an open connection takes, as measured with such buffers (`spare_buffers`)."""
+"""Measured memory of an open connection with such buffers, in bytes (`spare_buffers`)."""
 
 
 def pinned(certificate: Path | None, own: tuple[Path, Path] | None = None) -> ssl.SSLContext | None:
     """Return the TLS settings of an agent.
 
     Args:
-        certificate: The coordinator's.
-        own: Certificate and key to show to it.
+        certificate: File with the coordinator's certificate. None on one machine, where addresses
+            are plain HTTP on the loopback.
+        own: Files with the agent's certificate and key. None to show none.
 
     Returns:
-        None on one machine, where addresses are plain HTTP on the loopback.
+        The settings; None if `certificate` is None.
 
     Raises:
         PacelineError: A file cannot be read, or holds something else.
@@ -65,9 +66,15 @@ def pinned(certificate: Path | None, own: tuple[Path, Path] | None = None) -> ss
 
 
 def caller_role(transport: asyncio.BaseTransport | None) -> str | None:
-    """Return the common name in the certificate that a caller has shown, None without one.
+    """Return the common name in the certificate of a caller, or None without a certificate.
 
     OpenSSL has checked by then that the job's authority has signed it.
+
+    Args:
+        transport: The connection of the caller; None if it is closed.
+
+    Returns:
+        The common name, which is the caller's role.
     """
     shown = transport.get_extra_info("peercert") if transport is not None else None
     if not shown:
@@ -77,6 +84,9 @@ def caller_role(transport: asyncio.BaseTransport | None) -> str | None:
 
 
 def spare_buffers() -> None:
-    """asyncio sets a buffer of 256 KiB aside for each TLS connection of the process, for as long as
-    it is open; a coordinator has one to every pod of its job."""
+    """Shrink the read buffer of each TLS connection of this process from 256 KiB to one record.
+
+    asyncio keeps the buffer for as long as a connection is open, and a coordinator has one
+    connection to each pod of its job.
+    """
     SSLProtocol.max_size = RECORD_BYTES

@@ -1,9 +1,9 @@
-"""The tokens with which agents call their coordinator, while they are replaced (C2).
+"""Tokens with which agents call their coordinator, and their rotation (C2).
 
 A pod starts with one token in its environment. A file, mounted from a Secret that need not exist,
-replaces it: the first token in it is the one that agents show, and a coordinator accepts all of
-them. So a token is replaced in two steps. With the new one before the old one both are accepted;
-without the old one, whoever still shows it is cut off.
+replaces it. The first token in the file is the one that agents send, and a coordinator accepts all
+of them. So a token is rotated in two steps. Once the new token stands before the old one, both are
+accepted. Once the old one is removed, each connection that uses it is closed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,28 @@ from paceline.clock import NS_PER_MS, now_ns
 log = logging.getLogger("paceline.control")
 
 TOKENS_MAX: Final = 8
+"""Maximum number of tokens in the file."""
 TOKEN: Final = re.compile(r"[!-~]{16,256}")
-"""Visible ASCII, as a header takes it."""
+"""Pattern of a token: visible ASCII characters, as an HTTP header allows them."""
 FILE_BYTES_MAX: Final = 4 * 1024
+"""Maximum size of the file, in bytes."""
 LOOK_EVERY_NS: Final = 100 * NS_PER_MS
-"""Between two looks at the file, for which somebody else asks at least with each heartbeat."""
+"""Minimum interval between two looks at the file. A coordinator asks for one with each event, thus
+at least with each heartbeat."""
 
 
 def read_tokens(data: bytes) -> tuple[str, ...]:
-    """Return the tokens in a file, one a line. Raises ValueError, which tells nothing of them."""
+    """Return the tokens in a file, one per line.
+
+    Args:
+        data: Content of the file. Blank lines are ignored.
+
+    Returns:
+        At least one and at most `TOKENS_MAX` tokens, in the order of the file.
+
+    Raises:
+        ValueError: The file is too large, or a token is malformed. The message holds no token.
+    """
     if len(data) > FILE_BYTES_MAX:
         raise ValueError(f"it is larger than {FILE_BYTES_MAX} bytes")
     try:
@@ -44,10 +57,15 @@ def read_tokens(data: bytes) -> tuple[str, ...]:
 
 
 class Tokens:
-    """The tokens that count now. One thread."""
+    """Tokens that are valid now. All calls come from one thread."""
 
     def __init__(self, first: str, file: Path | None) -> None:
-        """`first`: counts as long as there is no file. `file`: None where nothing replaces it."""
+        """Start with the token of the environment.
+
+        Args:
+            first: The token that is valid while there is no file.
+            file: The file that replaces it; None if nothing does.
+        """
         self._first, self._file = (first,), file
         self._seen: tuple[int, int, int] | None = None
         self._looked_ns: int | None = None
@@ -55,15 +73,19 @@ class Tokens:
 
     @property
     def own(self) -> str:
-        """Return the token to show, after a look at the file."""
+        """The token to send, after a look at the file."""
         self._looked_ns = None
         self.look()
         return self.accepted[0]
 
     def look(self) -> bool:
-        """Return True if other tokens count now than at the last look.
+        """Return True if the valid tokens have changed since the last look.
 
-        A file that cannot be used changes nothing, and is named in the log once.
+        A file that cannot be used changes nothing, and is reported in the log once per version of
+        the file.
+
+        Returns:
+            True after a change.
         """
         now = now_ns()
         early = self._looked_ns is not None and now - self._looked_ns < LOOK_EVERY_NS

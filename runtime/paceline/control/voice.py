@@ -1,7 +1,7 @@
-"""The voice of a pod at its coordinator (R43): one connection for the agent and all of its ranks.
+"""Connection of a pod to its coordinator, for the agent and all of its ranks (R43).
 
-Whom it tells what is decided in `core.agent.relay`; here that meets the connection. Packets come
-from the ranks, and go to them, by whatever carries them.
+`core.agent.relay` decides which message goes where; this module applies that to the connection. The
+caller carries packets to and from the ranks.
 """
 
 from __future__ import annotations
@@ -33,17 +33,23 @@ from paceline.refusals import Entry, Reason, refuse
 log = logging.getLogger("paceline.agent")
 
 PACE: Final = Pace(beat_s=0.2, ping_s=5.0, retry_s=0.1, retry_max_s=2.0)
+"""Intervals and timeouts of an agent's connection."""
 INTRODUCTIONS_S: Final = 0.2
-"""The greeting of a new connection waits so long for the ranks' own words. Who is later, for
-instance because he is stopped, is not in it."""
+"""How long the greeting of a new connection waits for the registrations of the ranks. A rank that
+is late, for example because it is stopped, is not in it."""
 FAREWELL_S: Final = 10.0
-"""How long an agent whose ranks have ended tries to say so; the inventory says it too (R25)."""
+"""How long an agent whose ranks have ended tries to report that. The inventory shows it too (R25).
+"""
 
 Carriers = tuple[tuple[MemberId, Network], ...]
 
 
 class PodVoice:
-    """Lives on one event loop. The agent works on while the coordinator is away (C3)."""
+    """Connection of one pod to its coordinator.
+
+    It lives on one event loop, which makes all calls and callbacks. The agent continues to work
+    while the coordinator is away (C3).
+    """
 
     def __init__(
         self,
@@ -58,12 +64,23 @@ class PodVoice:
         tls: ssl.SSLContext | None = None,
         pace: Pace = PACE,
     ) -> None:
-        """`token`: asked before each connection. `tell`: a packet to a rank. It may be lost, if
-        `anew` is called then."""
+        """Prepare the connection; `run` opens it.
+
+        Args:
+            urls: Addresses of the coordinator, tried in turn.
+            token: Returns the token; called before each connection.
+            relay: State of the lines to the ranks.
+            hello: Returns the greeting, from the registrations that have come.
+            carriers: Returns the network that carries the data channel of each rank.
+            obey: Called with each message for the agent itself.
+            tell: Sends a packet to a rank. If it may have been lost, the caller has to call `anew`.
+            tls: TLS settings; None for plain HTTP.
+            pace: Intervals and timeouts.
+        """
         self._relay, self._hello, self._obey, self._tell = relay, hello, obey, tell
         self._introduced = asyncio.Event()
         self._rhythm: bytes = b""
-        """What the coordinator has said of it over this connection."""
+        """Encoded heartbeat interval from the coordinator of this connection; empty without one."""
         self._client: ControlClient[ToAgent | ToPod] = ControlClient(
             urls,
             "/v1/agents",
@@ -80,23 +97,35 @@ class PodVoice:
 
     @property
     def connected(self) -> bool:
+        """True while there is a connection that was greeted."""
         return self._client.connected
 
     @property
     def connections(self) -> int:
-        """So many there have been."""
+        """Number of connections so far."""
         return self._client.connections
 
     async def run(self) -> None:
-        """Until `finish`, or for ever."""
+        """Keep a connection until `finish` has ended it."""
         await self._client.run()
 
     def send(self, message: RankStarted | RankDead) -> None:
-        """The agent's own word: kept until it can be said."""
+        """Send a message of the agent itself.
+
+        Args:
+            message: Evidence about a process. It is kept until it was sent.
+        """
         self._client.send(message)
 
     async def finish(self, done: AgentDone) -> bool:
-        """Say that the pod has ended; true when the coordinator has read it."""
+        """Report that the pod has ended, and end the connection.
+
+        Args:
+            done: How the pod ended.
+
+        Returns:
+            True if the coordinator has read it; False after `FAREWELL_S`.
+        """
         self._client.leave(done)
         try:
             async with asyncio.timeout(FAREWELL_S):
@@ -108,15 +137,15 @@ class PodVoice:
     # ---- ranks ----------------------------------------------------------------------------
 
     def open(self, member: MemberId) -> None:
-        """There is a line to this rank."""
+        """Register the line to a new rank process."""
         self._introduce(member, self._relay.open(member))
 
     def anew(self, member: MemberId) -> None:
-        """What this rank was told is lost."""
+        """Make a rank register again, because messages to it were lost."""
         self._introduce(member, self._relay.anew(member))
 
     def heard(self, member: MemberId, data: bytes) -> None:
-        """A rank says something."""
+        """Process a packet from a rank. A malformed one is dropped and counted."""
         try:
             words = self._relay.hear(member, wire.said_by_rank(data))
         except (wire.WireError, ValueError):
@@ -128,7 +157,7 @@ class PodVoice:
             self._client.pass_on(word)
 
     def close(self, member: MemberId) -> None:
-        """Its line has ended."""
+        """Remove the line of a rank, and report that to the coordinator."""
         words = self._relay.close(member)
         if not self._relay.awaits:
             self._introduced.set()

@@ -1,8 +1,13 @@
-"""`python -m paceline.coordinator`: the coordinator of one job, as a process.
+"""Process of one job's coordinator, started as `python -m paceline.coordinator`.
 
-Exit codes: 0 the job has ended and somebody has seen it, or it was told to end; 2 its environment
-is wrong; 3 retired, a newer coordinator exists; 4 its address is in use; 70 an event broke it,
-start a new one.
+Exit codes:
+
+    0   the job has ended, and its outcome was acknowledged or the linger time is over; or this
+        process was told to end
+    2   the environment is wrong
+    3   retired, since a newer coordinator exists
+    4   the address is in use
+    70  an event could not be handled; start a new coordinator
 """
 
 from __future__ import annotations
@@ -42,15 +47,20 @@ from paceline.refusals import PROCESS, Entry
 from paceline.signals import on_request_to_end
 
 EXIT_RETIRED: Final = 3
+"""Exit code after a newer coordinator was detected."""
 EXIT_ADDRESS: Final = 4
+"""Exit code if the address cannot be used."""
 EXIT_BROKEN: Final = 70
+"""Exit code after an event that could not be handled."""
 OTHER_CONNECTIONS: Final = 64
-"""Beside those of the agents: operator or runner, probes, a user with curl, and strangers."""
+"""Number of connections that are accepted beside those of the agents: operator or runner, probes, a
+user with curl, and strangers."""
 
 log = logging.getLogger("paceline.coordinator")
 
 
 def main() -> int:
+    """Run the coordinator that the environment describes, and return its exit code."""
     log_to_stderr()
     try:
         settings = CoordinatorSettings.from_environment(os.environ)
@@ -65,7 +75,14 @@ def main() -> int:
 
 
 def _make_room(job: ResolvedJob, *, encrypted: bool) -> None:
-    """For the connections of the largest size that the job may have. Raises LimitError."""
+    """Raise the limit on files, and check all limits, for the largest size that the job may have.
+
+    A limit that is too low raises LimitError.
+
+    Args:
+        job: The job.
+        encrypted: True if the connections use TLS, which takes memory.
+    """
     replicas = _most_replicas(job)
     connections = coordinator_files(replicas)
     ensure_files("the coordinator", connections, all_that_is_allowed=True)
@@ -79,9 +96,15 @@ def _make_room(job: ResolvedJob, *, encrypted: bool) -> None:
 
 
 def _bounds(job: ResolvedJob) -> Bounds:
-    """Return how many connections the coordinator of this job keeps.
+    """Return the maximum numbers of connections for the coordinator of this job.
 
-    Agents may share an address: those of a laptop all do, those with hostNetwork do by node.
+    Agents may share an address: those of a laptop all do, and those with hostNetwork do by node.
+
+    Args:
+        job: The job.
+
+    Returns:
+        The bounds, for the largest size that the job may have.
     """
     connections = coordinator_files(_most_replicas(job)) + OTHER_CONNECTIONS
     return Bounds(connections, of_one_address=connections // 2)
@@ -142,7 +165,7 @@ def _tls(settings: CoordinatorSettings) -> ssl.SSLContext | None:
             ENV_TLS_CERT, f"and {ENV_TLS_KEY} name no usable pair: {error}"
         ) from None
     if settings.tls_callers is not None:
-        context.verify_mode = ssl.CERT_OPTIONAL  # the server refuses all without but health checks
+        context.verify_mode = ssl.CERT_OPTIONAL  # `Server` demands one for all but health checks
         try:
             context.load_verify_locations(settings.tls_callers)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A resolved job -> what the coordinator's decisions must know of it."""
+"""Conversion of a resolved job into the configuration of its coordinator."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from paceline.core.coordinator.events import Config
 
 
 def config_of(job: ResolvedJob) -> Config:
+    """Return the settings that the coordinator's state machine needs from a resolved job."""
     return Config(
         job=job.name,
         replicas=job.replicas,

@@ -1,6 +1,7 @@
-"""The coordinator's own metrics, computed from its status when they are scraped.
+"""Metrics of the coordinator, computed from its status when they are scraped.
 
-The ranks' figures are served by their agents; here is only what the coordinator alone knows.
+The metrics of the ranks are served by their agents. These are only the ones that the coordinator
+alone can know.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from paceline.core.status import RankPhase, Status
 from paceline.refusals import Entry, Reason, Refusals
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+"""Content type of the page."""
 
 
 class Exporter:
-    """`text` gives the page for one scrape."""
+    """Page of metrics for Prometheus."""
 
     def __init__(self, status: Callable[[], Status], refusals: Refusals) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Families(status, refusals))
 
     def text(self) -> bytes:
+        """Return the page for one scrape, in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 

@@ -1,21 +1,27 @@
-"""Sockets and a timer around `core.coordinator`: carries messages, decides nothing.
+"""HTTP server and timer around the state machine in `core.coordinator`.
 
     GET  /v1/agents       web socket of a pod: of its agent and all of its ranks (R43); first
                           message AgentHello
     GET  /v1/status       core.status.Status; ?after=SEQ&timeout=10s waits for something newer
     POST /v1/inventory    core.messages.Inventory (R25)
     POST /v1/targets      core.messages.Targets
-    POST /v1/acknowledge  the runner or operator has seen the outcome; the process may end
+    POST /v1/acknowledge  the runner or operator has read the outcome; the process may end
     GET  /metrics         for Prometheus
     GET  /healthz         no token needed
 
-In a cluster a caller shows a certificate of the job's authority, or gets to the health check only.
-Agents have one token, for their sockets, which their ranks know too. Who looks after the job has
-another one, for all the rest: what a rank runs is the user's, and an inventory from it could
-declare others dead.
+The state machine decides about membership, failures and the end of the job. This module decides
+what concerns connections and this process: which callers are admitted and to which path, which
+connection counts for a pod, how old a status may be and when its readers are woken, and when the
+process ends.
 
-Everything runs on one thread, so the events of all connections reach the coordinator one after the
-other. An event that it cannot handle ends the process: a new one recovers from the registrations.
+In a cluster a caller shows a certificate of the job's authority; without one it reaches only the
+health check. Agents have one set of tokens, for their web sockets. The ranks of a pod know it too.
+The owner of the job, which is the operator or the runner, has another token for all other paths. A
+rank runs the user's code, and an inventory from it could declare other ranks dead.
+
+Everything runs on one thread, so the events of all connections reach the state machine one after
+the other. An event that it cannot handle ends the process: a new coordinator recovers from the
+registrations.
 """
 
 from __future__ import annotations
@@ -58,22 +64,26 @@ from paceline.refusals import Reason, Refusals
 log = logging.getLogger("paceline.coordinator")
 
 AGENTS: Final = "/v1/agents"
+"""Path of the web sockets of pods."""
 HEALTH: Final = "/healthz"
+"""Path of the health check."""
 HELLO_S: Final = 10.0
-"""For the first message of a connection."""
+"""Timeout for the first message of a web socket."""
 POLL_MAX_S: Final = 60.0
 """Longest wait of a status request."""
 FLUSH_S: Final = 1.0
-"""For the last messages when the process ends."""
+"""How long the process waits for the last messages to be written when it ends."""
 SIGNS_S: Final = 3.0
-"""Those who were told to go together with this process say so in this time."""
+"""Time in which ranks that were told to leave together with this process report that they drain."""
 SEE_OFF_S: Final = 20.0
+"""How long a process that was told to leave waits at most for ranks that drain."""
 LOOK_S: Final = 0.2
+"""Longest interval between two looks at those ranks."""
 UNLISTED_S: Final = 60.0
-"""How long the agent of a pod that no inventory lists is kept waiting for one that does."""
+"""How long the agent of a pod that no inventory lists waits for an inventory that does."""
 
 _TOKEN: Final = web.RequestKey("token", str)
-"""The one of the pods that the caller of a request has shown."""
+"""Token of agents that the caller of a request has sent."""
 _Body = TypeVar("_Body", Inventory, Targets)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -82,7 +92,7 @@ _Pod = tuple[int, int]
 
 
 def _pods(message: AgentMessage | RankMessage) -> set[_Pod]:
-    """Of whom it speaks: an agent may speak for its own pod only."""
+    """Return the pods in whose name a message speaks. An agent may speak only for its own."""
     match message:
         case AgentHello(slot=slot, attempt=attempt):
             named = (*message.living, *message.dead, *(r.member for r in message.registers))
@@ -96,12 +106,18 @@ def _pods(message: AgentMessage | RankMessage) -> set[_Pod]:
 
 
 class BrokenError(Exception):
-    """An event could not be handled. What is half changed in memory is not to be trusted."""
+    """Raised when the state machine could not handle an event.
+
+    Its state may be half updated and cannot be trusted. A new coordinator has to take over.
+    """
 
 
 class Server:
-    """`app` is what is served behind a `Front`, `wait` says when this process has nothing more to
-    do."""
+    """Server of one coordinator, on one event loop.
+
+    `app` returns what is served behind a `Front`, and `wait` returns when the process has nothing
+    more to do.
+    """
 
     def __init__(
         self,
@@ -113,8 +129,17 @@ class Server:
         refusals: Refusals,
         certificates: bool = False,
     ) -> None:
-        """`tokens`: of agents. `certificates`: callers must show one of the job's authority, as in
-        a cluster (C2)."""
+        """Prepare a server, which takes over the state machine.
+
+        Args:
+            coordinator: The state machine. Nobody else may call it.
+            tokens: Tokens of the agents.
+            operator_token: Token of the owner of the job.
+            linger_s: How long the process waits, after the end of the job, for an acknowledgment.
+            refusals: Counter of refused callers and messages, for the metrics.
+            certificates: True if callers must show a certificate of the job's authority, as in a
+                cluster (C2).
+        """
         self._coordinator = coordinator
         self._tokens = tokens
         self._of_the_operator = f"Bearer {operator_token}".encode()
@@ -122,14 +147,14 @@ class Server:
         self._linger_s = linger_s
         self._agents: dict[_Pod, Connection] = {}
         self._sockets: set[Connection] = set()
-        """All of pods, those included that have not said yet which."""
+        """All open web sockets, including those whose first message has not come."""
         self._timer: asyncio.TimerHandle | None = None
         self._seq = 0
         self._version = 0
         self._told_s = 0.0
-        """When waiting readers heard of a new version last."""
+        """Time at which waiting readers were last told of a new version."""
         self._told: tuple[float, Status, bytes] | None = None
-        """The last status: when it was made, and as bytes."""
+        """The last status: when it was made, the status, and its JSON."""
         self._later: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
@@ -141,6 +166,7 @@ class Server:
         self._exporter = Exporter(self.status, refusals)
 
     def app(self) -> web.Application:
+        """Return the application, with its routes and the check of certificates and tokens."""
         app = web.Application(middlewares=[self._guard])
         app.add_routes(
             [
@@ -157,7 +183,17 @@ class Server:
         return app
 
     async def wait(self) -> str:
-        """Why it retired; empty if the job has ended or `stop` was called. Raises BrokenError."""
+        """Wait until the process has nothing more to do.
+
+        That is so once the job has ended and its outcome was acknowledged, or `linger_s` later;
+        after `stop` or `leave`; and after the coordinator has retired.
+
+        Returns:
+            The reason why the coordinator retired; empty if it did not.
+
+        Raises:
+            BrokenError: The state machine could not handle an event.
+        """
         ended = asyncio.create_task(self._ended.wait())
         over = asyncio.create_task(self._over.wait())
         await asyncio.wait([ended, over], return_when=asyncio.FIRST_COMPLETED)
@@ -174,16 +210,19 @@ class Server:
         return self._retired
 
     def stop(self) -> None:
-        """End at the next opportunity; another coordinator can take over."""
+        """Let `wait` return at once. Another coordinator can take over."""
         self._over.set()
 
     def leave(self) -> None:
-        """This process was told to go, perhaps with all others of the job (C5)."""
+        """Stop soon, because this process was told to leave, perhaps with the whole job (C5).
+
+        Ranks that drain have to be dismissed first; `SEE_OFF_S` bounds the wait.
+        """
         if self._leaving is None:
             self._leaving = asyncio.create_task(self._see_off())
 
     async def _see_off(self) -> None:
-        """Ranks that leave wait for somebody to dismiss them: stay for that, but not for long."""
+        """Wait a bounded time until no rank drains, then stop."""
         start_ns = now_ns()
         while self._agents and not self._over.is_set():
             past_s = (now_ns() - start_ns) / NS_PER_S
@@ -198,11 +237,18 @@ class Server:
         self.stop()
 
     def status(self) -> Status:
+        """Return the status of the job, at most as old as `_status` allows."""
         return self._status()[0]
 
     def _status(self) -> tuple[Status, bytes]:
-        """Made anew after news, else only when the last one is as old as a heartbeat may be: it is
-        made of all ranks, and whoever asks must not be a load (R42)."""
+        """Return the status and its JSON.
+
+        It is built anew after news. Else it is built only if the last one is older than
+        `Pace.report_ns`: it is made of all ranks, and requests must not become a load (R42).
+
+        Returns:
+            The status, and the same as JSON.
+        """
         now_s = asyncio.get_running_loop().time()
         state = self._coordinator.state
         oldest_s = now_s - state.config.pace.report_ns(state.expected) / NS_PER_S
@@ -215,15 +261,22 @@ class Server:
     # ---- events in, effects out -----------------------------------------------------------
 
     def post(self, event: core.Event) -> None:
-        """Hand an event to the coordinator and carry out what it answers."""
+        """Hand an event to the state machine and carry out its effects.
+
+        If the state machine raises an exception, the server stops and `wait` raises BrokenError.
+        After the end of the server events are ignored.
+
+        Args:
+            event: The event.
+        """
         if self._over.is_set():
             return
         self._end_revoked()
         try:
             effects = self._coordinator.handle(now_ns(), event)
         except Exception as error:
-            # A bug, or a message that breaks the protocol. The next coordinator starts from what
-            # the ranks know (R1, R10).
+            # This is a bug, or a message that breaks the protocol. The next coordinator recovers
+            # from the registrations of the ranks (R1, R10).
             log.exception("an event could not be handled: %r", event)
             self._broken = error
             self._over.set()
@@ -236,7 +289,16 @@ class Server:
             self._tell_readers()
 
     def _do(self, effect: core.Effect | core.ToRanks, packed: dict[int, msgspec.Raw]) -> None:
-        """`packed`: what was sent for the same event; a COMMIT to a thousand is packed once."""
+        """Carry out one effect.
+
+        Args:
+            effect: An effect, where messages to ranks are merged by pod.
+            packed: Messages encoded for the same event, by identity: a COMMIT to a thousand ranks
+                is encoded once.
+
+        Raises:
+            AssertionError: The effect is a `ToRank`, which `by_pod` should have merged.
+        """
         match effect:
             case core.ToRanks(members=members, message=message):
                 if agent := self._agents.get(effect.pod):
@@ -280,7 +342,7 @@ class Server:
         self._news = asyncio.Event()
 
     def _is_news(self, event: core.Event) -> bool:
-        """Whether a waiting reader of the status wants to hear of this event."""
+        """Return True if waiting readers of the status are to be woken for this event."""
         match event:
             case core.FromRank(message=Figures()):
                 return False
@@ -293,8 +355,14 @@ class Server:
         return True
 
     def _tells_of_rounds(self) -> bool:
-        """Of many ranks one is always the first to tell of a round: readers hear of it as often as
-        one rank would tell."""
+        """Return True if readers may be woken for a new version now.
+
+        With many ranks there is always one that is first to report a round. Readers are woken as
+        often as a single rank would report.
+
+        Returns:
+            False if the last time is too recent. Readers are woken later then.
+        """
         loop, state = asyncio.get_running_loop(), self._coordinator.state
         next_s = self._told_s + state.config.pace.report_ns(state.expected) / NS_PER_S
         if loop.time() >= next_s:
@@ -311,7 +379,7 @@ class Server:
     # ---- web sockets ----------------------------------------------------------------------
 
     async def _serve_agent(self, request: web.Request) -> web.StreamResponse:
-        """One connection from its first message to its end. The newest of a pod counts."""
+        """Serve a web socket of a pod until its end. The newest of a pod replaces an older."""
         connection, caller = Connection(request, request[_TOKEN]), caller_of(request)
         pod: _Pod | None = None
         self._sockets.add(connection)
@@ -351,8 +419,17 @@ class Server:
         return connection.socket
 
     async def _listed(self, slot: int, attempt: int) -> None:
-        """Wait until the inventory lists a pod, which may be newer than that; a pod of nobody would
-        hold up the job. Raises _UnlistedError."""
+        """Wait until an inventory lists the pod, since the pod may be newer than the inventory.
+
+        A pod that belongs to nobody would hold up the job.
+
+        Args:
+            slot: Slot of the pod.
+            attempt: Attempt of the pod in that slot.
+
+        Raises:
+            _UnlistedError: No inventory has listed the pod for `UNLISTED_S`.
+        """
         roster = self._coordinator.state.roster
         deadline = asyncio.get_running_loop().time() + UNLISTED_S
         while not roster.may_greet(slot, attempt):
@@ -363,8 +440,11 @@ class Server:
                 raise _UnlistedError(f"which calls itself pod {slot}#{attempt}") from None
 
     def _end_revoked(self) -> None:
-        """Close the sockets whose token does not count any more. Called with each event, and a pod
-        that beats is one: a revoked token ends a peer within one heartbeat."""
+        """Close the web sockets whose token is not valid any more.
+
+        This is called with each event, and a beat of a pod is one. So a revoked token ends a
+        connection within one heartbeat.
+        """
         if not self._tokens.look():
             return
         for connection in list(self._sockets):
@@ -373,7 +453,7 @@ class Server:
                 connection.abort()
 
     async def _shut(self, _: web.Application) -> None:
-        """Everybody gets what is queued for him, then all connections end."""
+        """Send what is queued for the agents, then end all of their connections."""
         connections = list(self._agents.values())
         await asyncio.gather(*(connection.flush(FLUSH_S) for connection in connections))
         for connection in connections:
@@ -383,14 +463,23 @@ class Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """A certificate in a cluster, and a token, compared in constant time, on everything but the
-        health check."""
+        """Admit a request if its certificate and token are valid for its path.
+
+        The health check needs neither. Tokens are compared in constant time.
+
+        Args:
+            request: The request.
+            handler: The handler of its path.
+
+        Returns:
+            The handler's response, or a refusal with status 401 or 403.
+        """
         if request.path == HEALTH:
             return await handler(request)
         role = CALLER_AGENT if request.path == AGENTS else CALLER_OPERATOR
         if self._certificates and caller_role(request.transport) != role:
             return _refuse(401, f"{request.path} needs a certificate of this job for {role}")
-        # aiohttp keeps bytes that are no UTF-8 as surrogates; these are the bytes that were sent.
+        # aiohttp keeps bytes that are no UTF-8 as surrogates. Restore the bytes that were sent.
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         self._end_revoked()
         shown = [
@@ -416,7 +505,7 @@ class Server:
             wait_s = parse_duration(request.query.get("timeout", "0s")) / NS_PER_S
         except ValueError as error:
             return _refuse(400, f"timeout: {error}, for example timeout=10s")
-        # A restarted coordinator counts from 0 again, hence equality and not order.
+        # A restarted coordinator counts from 0 again, so compare for equality and not for order.
         deadline = asyncio.get_running_loop().time() + min(wait_s, POLL_MAX_S)
         while after == str(self._seq) and not self._over.is_set():
             left = deadline - asyncio.get_running_loop().time()
@@ -460,7 +549,7 @@ class Server:
 
 
 class _UnlistedError(Exception):
-    """A hello of a pod that is in no inventory."""
+    """Raised for a greeting of a pod that no inventory lists."""
 
 
 def _refuse(code: int, message: str) -> web.Response:

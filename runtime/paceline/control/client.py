@@ -38,7 +38,7 @@ OPEN_MAX_S: Final = 40.0
 """Upper bound on that timeout."""
 CALLS: Final = 2
 """Number of further SYN packets that the kernel sends to an address that does not answer at all.
-That takes 7 s. After that the address belongs to nobody any more, and the next one is tried."""
+That takes 7 s. After that the address is assumed to be unused, and the next one is tried."""
 CLOSE_S: Final = 5.0
 """Timeout for the coordinator's answer when the connection is closed."""
 OUTBOX_MAX: Final = 1024

@@ -246,7 +246,7 @@ class Front:
             HTTPException: The handler refused the request by raising it.
         """
         caller = self._by_protocol.get(request.protocol)
-        if caller is None:  # the connection has ended, and nobody reads the answer
+        if caller is None:  # the connection has ended, so the answer would not be read
             return web.Response(status=408)
         request[_CALLER] = caller
         caller.request_began()
@@ -284,7 +284,7 @@ class Caller(asyncio.Protocol):
         self._unread_timer: asyncio.TimerHandle | None = None
 
     def know(self) -> None:
-        """Note that this caller has shown who it is. It is not displaced any more."""
+        """Note that this caller has shown who it is. From now on it is never displaced."""
         if not self._known:
             self._known = True
             self._front.know(self)

@@ -35,7 +35,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 def send(line: socket.socket, data: bytes) -> None:
     """Send one message.
 
-    The call raises BlockingIOError if the buffer has no room now, and another OSError if the other
+    The call raises BlockingIOError if the buffer is full now, and another OSError if the other
     end is closed.
 
     Args:
@@ -53,8 +53,8 @@ def send(line: socket.socket, data: bytes) -> None:
 def receive(line: socket.socket) -> bytes | None:
     """Return the next message, or None at the end of the line.
 
-    A descriptor that is no memory with a message is closed. The packet itself is returned then, and
-    it does not decode as a message. The call raises BlockingIOError if no message has come yet.
+    If a packet passes a descriptor that is not memory with a message, the packet itself is returned,
+    which does not decode as a message. The call raises BlockingIOError if no message has come yet.
 
     Args:
         line: One end of a line, which does not block.
@@ -86,7 +86,7 @@ def _read(descriptor: int) -> bytes:
         The message.
 
     Raises:
-        OSError: It is no memory with a message. A pipe or a device, for example, may never end.
+        OSError: It is not memory with a message. A pipe or a device, for example, may never end.
     """
     told = os.fstat(descriptor)
     if not stat.S_ISREG(told.st_mode) or not 0 < told.st_size <= MEMORY_BYTES_MAX:

@@ -3,7 +3,7 @@
 Exit codes:
 
     0   the job has ended, and its outcome was acknowledged or the linger time is over; or this
-        process was told to end
+        process was ordered to end
     2   the environment is wrong
     3   retired, since a newer coordinator exists
     4   the address is in use

@@ -58,7 +58,7 @@ class Connection:
             timeout_s: How long to wait, in seconds; None for no limit.
 
         Returns:
-            The text of the message. A message that is no text counts as the end.
+            The text of the message. A message that is not text counts as the end.
         """
         message = await self.socket.receive(timeout_s)
         return str(message.data) if message.type is WSMsgType.TEXT else None

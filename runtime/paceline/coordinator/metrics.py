@@ -27,6 +27,12 @@ class Exporter:
     """Page of metrics for Prometheus."""
 
     def __init__(self, status: Callable[[], Status], refusals: Refusals) -> None:
+        """Prepare the page.
+
+        Args:
+            status: Returns the status of the job; called for each scrape.
+            refusals: Counter of refused callers and messages.
+        """
         self._registry = CollectorRegistry()
         self._registry.register(_Families(status, refusals))
 

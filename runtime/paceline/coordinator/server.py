@@ -74,9 +74,9 @@ POLL_MAX_S: Final = 60.0
 FLUSH_S: Final = 1.0
 """How long the process waits for the last messages to be written when it ends."""
 SIGNS_S: Final = 3.0
-"""Time in which ranks that were told to leave together with this process report that they drain."""
+"""Time in which ranks that have to leave with this process report that they drain."""
 SEE_OFF_S: Final = 20.0
-"""How long a process that was told to leave waits at most for ranks that drain."""
+"""Upper bound on the time that a leaving process waits for ranks that drain."""
 LOOK_S: Final = 0.2
 """Longest interval between two looks at those ranks."""
 UNLISTED_S: Final = 60.0
@@ -132,7 +132,7 @@ class Server:
         """Prepare a server, which takes over the state machine.
 
         Args:
-            coordinator: The state machine. Nobody else may call it.
+            coordinator: The state machine. No other code may call it.
             tokens: Tokens of the agents.
             operator_token: Token of the owner of the job.
             linger_s: How long the process waits, after the end of the job, for an acknowledgment.
@@ -152,7 +152,7 @@ class Server:
         self._seq = 0
         self._version = 0
         self._told_s = 0.0
-        """Time at which waiting readers were last told of a new version."""
+        """Time at which waiting readers were last informed of a new version."""
         self._told: tuple[float, Status, bytes] | None = None
         """The last status: when it was made, the status, and its JSON."""
         self._later: asyncio.TimerHandle | None = None
@@ -214,7 +214,7 @@ class Server:
         self._over.set()
 
     def leave(self) -> None:
-        """Stop soon, because this process was told to leave, perhaps with the whole job (C5).
+        """Stop soon, because this process was ordered to leave, perhaps with the whole job (C5).
 
         Ranks that drain have to be dismissed first; `SEE_OFF_S` bounds the wait.
         """
@@ -243,7 +243,7 @@ class Server:
     def _status(self) -> tuple[Status, bytes]:
         """Return the status and its JSON.
 
-        It is built anew after news. Else it is built only if the last one is older than
+        It is rebuilt after news. Else it is rebuilt only if the last one is older than
         `Pace.report_ns`: it is made of all ranks, and requests must not become a load (R42).
 
         Returns:
@@ -421,7 +421,7 @@ class Server:
     async def _listed(self, slot: int, attempt: int) -> None:
         """Wait until an inventory lists the pod, since the pod may be newer than the inventory.
 
-        A pod that belongs to nobody would hold up the job.
+        A pod that does not belong to the job would hold it up.
 
         Args:
             slot: Slot of the pod.
@@ -440,7 +440,7 @@ class Server:
                 raise _UnlistedError(f"which calls itself pod {slot}#{attempt}") from None
 
     def _end_revoked(self) -> None:
-        """Close the web sockets whose token is not valid any more.
+        """Close the web sockets whose token was revoked.
 
         This is called with each event, and a beat of a pod is one. So a revoked token ends a
         connection within one heartbeat.
@@ -479,7 +479,7 @@ class Server:
         role = CALLER_AGENT if request.path == AGENTS else CALLER_OPERATOR
         if self._certificates and caller_role(request.transport) != role:
             return _refuse(401, f"{request.path} needs a certificate of this job for {role}")
-        # aiohttp keeps bytes that are no UTF-8 as surrogates. Restore the bytes that were sent.
+        # aiohttp keeps bytes that are not UTF-8 as surrogates. Restore the bytes that were sent.
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         self._end_revoked()
         shown = [

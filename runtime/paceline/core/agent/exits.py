@@ -29,13 +29,13 @@ class RankOutcome(StrEnum):
     """Outcome that a rank reports to its agent before its process ends."""
 
     PRESENT = "present"
-    """It takes part in the job; its end is open."""
+    """The rank takes part in the job; its end is open."""
     FINISHED = "finished"
-    """It was released (R17). The script may continue on its own."""
+    """The rank was released (R17). The script may continue on its own."""
     DISMISSED = "dismissed"
-    """It was dismissed: nothing of it is needed any more."""
+    """The rank was dismissed: the job does not need it."""
     FAILED = "failed"
-    """It failed; the reason comes with the report."""
+    """The rank failed; the reason comes with the report."""
     UNSTARTABLE = "unstartable"
     """The command could not be run at all. The shim reports this."""
 
@@ -171,7 +171,7 @@ def failed(
 _HINTS: Final = {
     # The kernel's out-of-memory killer sends the same signal as a person with kill -9.
     int(SIGKILL): "; if nobody sent it, the machine ran out of memory",
-    # The file system has no room for a page of a mapped file.
+    # The file system has no space for a page of a mapped file.
     int(SIGBUS): "; a file in memory or on a disk could not grow: most often /dev/shm is too "
     "small or full. `df -h /dev/shm` shows it; enlarge it (docker run --shm-size=8g; in a pod, an "
     "emptyDir with medium Memory mounted at /dev/shm), or set num_workers=0 in the loader, or "

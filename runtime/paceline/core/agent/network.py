@@ -72,8 +72,8 @@ class RankReading:
     """Counters of one rank at one moment."""
 
     device_open: bool | None
-    """True if a process of the rank holds /dev/infiniband/uverbs* open; None if that cannot be
-    seen."""
+    """True if a process of the rank holds /dev/infiniband/uverbs* open; None if that is
+    not visible."""
     generation: tuple[float, ...]
     """Generation in force: incarnation and counter."""
     alone: bool
@@ -83,7 +83,7 @@ class RankReading:
     reductions: float
     """Number of reductions since the start of the rank."""
     connections: Connections = Connections()
-    """Its NCCL connections over the network."""
+    """NCCL connections of the rank over the network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ class PodReading:
     """Counters of one pod and its ranks at one moment."""
 
     ports: Mapping[str, int]
-    """Octets sent, by RDMA port; empty if no counters can be seen."""
+    """Octets sent, by RDMA port; empty if no counters are visible."""
     interfaces: int | None
-    """Octets sent by all other interfaces of the pod except loopback; None if they cannot be seen.
-    """
+    """Octets sent by all other interfaces of the pod except loopback; None if that
+    is not visible."""
     ranks: Mapping[MemberId, RankReading]
     """Readings of the living ranks, by member."""
 
@@ -115,7 +115,7 @@ class Judge:
     def __init__(self) -> None:
         self._windows: dict[MemberId, _Window] = {}
         self.verdicts: dict[MemberId, Network] = {}
-        """Of the ranks of the last reading."""
+        """Verdicts on the ranks of the last reading."""
 
     def look(self, reading: PodReading) -> None:
         """Take a reading; give a verdict on each rank whose window is full.

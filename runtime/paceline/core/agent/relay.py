@@ -2,7 +2,7 @@
 
 Each rank keeps the order of its own messages and answers. The agent has one connection for all of
 its ranks and does not interpret what it passes on. Its only task is to keep connections apart.
-Every connection to a coordinator has a number. A rank is told the number and registers for it;
+Every connection to a coordinator has a number. A rank is given the number and registers for it;
 messages that it sends for another number are dropped. So a rank and a coordinator exchange what
 they would exchange over a connection of their own.
 
@@ -50,18 +50,18 @@ class _Line:
     """State of the line to one rank process."""
 
     connection: int = 0
-    """Connection number that the rank was told last; 0 if none."""
+    """Connection number that the rank was given last; 0 if none."""
     register: Register | None = None
-    """Its last registration for that number."""
+    """Last registration of the rank for that number."""
     introduced: bool = False
     """True if it has ever registered. It takes part in the job, so the greeting waits for its
     registration."""
     beat: Heartbeat | None = None
-    """Its last heartbeat since the last beat of the pod; None if there was none."""
+    """Last heartbeat since the last beat of the pod; None if there was none."""
     told: Heartbeat | None = None
     """The heartbeat that the coordinator knows from this connection."""
     figures: Figures | None = None
-    """Its last figures that were not passed on yet."""
+    """Last figures that were not passed on yet; None if there are none."""
 
 
 class Relay:
@@ -71,6 +71,13 @@ class Relay:
     """
 
     def __init__(self, slot: int, attempt: int, *, long_ms: int = LONG_MS) -> None:
+        """Start without lines and without a connection.
+
+        Args:
+            slot: Slot of the pod.
+            attempt: Attempt of the pod in that slot.
+            long_ms: Time at one piece of work, in milliseconds, above which each beat reports it.
+        """
         self._slot, self._attempt, self._long_ms = slot, attempt, long_ms
         self._lines: dict[MemberId, _Line] = {}
         self._numbers = 0
@@ -167,7 +174,7 @@ class Relay:
         for member, line in self._lines.items():
             self._lines[member] = _Line(introduced=line.introduced)
 
-    # ---- words ----------------------------------------------------------------------------
+    # ---- messages -------------------------------------------------------------------------
 
     def hear(self, member: MemberId, said: Said) -> list[RankMessage]:
         """Process a message of a rank.
@@ -236,7 +243,7 @@ class Relay:
 
         Returns:
             The ranks that were heard; promise, last GEN record and version that most of them share;
-            and the heartbeats that say something new.
+            and the heartbeats that contain news.
         """
         heard = {x: line.beat for x, line in sorted(self._lines.items()) if line.beat is not None}
         alike = Counter((beat.promise, beat.last) for beat in heard.values())

@@ -189,7 +189,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """All ranks of the job are released: no process is started any more (R17)."""
+    """All ranks of the job are released: from now on no process is started (R17)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +267,14 @@ class Place:
     """One place of the pod and the process in it, as a pure state machine."""
 
     def __init__(self, slot: int, local: int, pod_attempt: int, limits: Limits) -> None:
+        """Start in phase WAITING with a Tick due at once, which launches the first process.
+
+        Args:
+            slot: Slot of the pod.
+            local: Index of the place within the pod.
+            pod_attempt: Attempt of the pod in that slot.
+            limits: Limits of the job.
+        """
         self.member = MemberId(slot, local, pod_attempt * ATTEMPT_STRIDE)
         self.phase = Phase.WAITING
         self.ended: Ended | None = None
@@ -395,7 +403,7 @@ class Place:
         return [] if repeated else [Command(self.member, kind, why)]
 
     def _close(self, now_ns: int) -> list[Effect]:
-        """Start nothing any more; give ranks with the final weights time for RELEASE (R17)."""
+        """Start no further process; give ranks with the final weights time for RELEASE (R17)."""
         if self._told is None:
             return self._leave(now_ns, "shutdown", RELEASED)
         self._leaving, self._over = self._leaving or RELEASED, True

@@ -102,7 +102,7 @@ def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
 def gone(c: CoordinatorState, slot: int, attempt: int) -> None:
     """Note that the connection of a pod was closed: none of its ranks can be heard (R43).
 
-    This is no evidence of a death (R25).
+    This is not evidence of a death (R25).
     """
     c.roster.pod(slot, attempt, c.now_ns).connected = False
     for seen in c.roster.of_pod(slot, attempt):

@@ -198,7 +198,7 @@ def ask_again(c: CoordinatorState, register: m.Register) -> None:
 
 
 def evaluate(c: CoordinatorState) -> None:
-    """Evaluate the answers to PREPARE once all have arrived; ask anew if one cannot arrive."""
+    """Evaluate the answers to PREPARE once all have arrived; ask again if one cannot arrive."""
     lost = sorted(x for x in c.asked if not c.roster.rank(x).present)
     if lost or c.due_ns is not None:
         c.want_change(c.why or f"rank {lost[0]} was lost during the change", 0)
@@ -311,7 +311,7 @@ def _true_cause(c: CoordinatorState, gen: Gen, why: str) -> str:
         why: The reason known so far.
 
     Returns:
-        The evidence of the deaths; `why` if it is no complaint, or if no member died.
+        The evidence of the deaths; `why` if it is not a complaint, or if no member died.
     """
     if not why or why != c.complaint:
         return why

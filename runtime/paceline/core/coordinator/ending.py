@@ -69,7 +69,7 @@ def release(c: CoordinatorState, generation: GenerationId, version: int) -> None
 
 
 def close(c: CoordinatorState, pod: KnownPod) -> None:
-    """Tell an agent that the job is released: it starts no process any more (R17)."""
+    """Notify an agent of the release: from now on it starts no process (R17)."""
     c.effects.append(ToAgent(pod.slot, pod.attempt, m.Closing()))
 
 
@@ -174,7 +174,7 @@ def running_scripts(c: CoordinatorState) -> str:
 
 
 def was_finished(c: CoordinatorState, kept: Kept) -> None:
-    """End the job as complete: its checkpoint says that an earlier run reached the end (C1)."""
+    """End the job as complete: its checkpoint shows that an earlier run reached the end (C1)."""
     c.version = kept.version
     text = f"the checkpoint of version {kept.version} is the end of the job; nothing is left to do"
     _end(c, Outcome(True, "Complete", text))

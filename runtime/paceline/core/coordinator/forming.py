@@ -342,7 +342,7 @@ def _able_to_repair(best: Prepared, state: Collection[Prepared]) -> Prepared:
 def _diverging(
     state: set[MemberId], reports: Mapping[MemberId, Prepared], best: Prepared
 ) -> Broken | None:
-    """Return the error if a member's log is no prefix of the winner's, else None (R5).
+    """Return the error if a member's log is not a prefix of the winner's, else None (R5).
 
     Such a difference is never repaired: the job ends with the evidence.
 

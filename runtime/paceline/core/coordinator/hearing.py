@@ -119,7 +119,7 @@ def _register(c: CoordinatorState, seen: KnownRank, register: m.Register) -> Non
 
 
 def _dismiss_outsider(c: CoordinatorState, seen: KnownRank) -> None:
-    """Dismiss a draining rank that is no member: it is never admitted (R16).
+    """Dismiss a draining rank that is not a member: it is never admitted (R16).
 
     Before this coordinator has formed a generation, the state of a rank may be needed.
     Such a rank has to wait for the first generation.

@@ -13,7 +13,7 @@ from paceline.core.protocol.ids import MemberId
 
 
 def waiting(c: CoordinatorState) -> list[KnownRank]:
-    """Return the ranks that are ready and no members, in rank order."""
+    """Return the ranks that are ready and not members, in rank order."""
     return [
         s
         for s in c.roster.present()

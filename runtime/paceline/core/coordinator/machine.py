@@ -1,9 +1,9 @@
 """State machine of the coordinator: events in, effects out.
 
-Each handler only updates the state. `_settle` then draws all consequences, whoever sent the event:
-is a rank silent, must the membership change, is the job over. `_settle` looks at all ranks. It
-therefore runs only after a change of something that it reads, or when its time has come (R42). A
-heartbeat without news costs the same for any number of ranks.
+Each handler only updates the state. Afterwards `_settle` makes all decisions, independent of the
+event that led to them: is a rank silent, must the membership change, is the job over. `_settle`
+looks at all ranks. It therefore runs only after a change of something that it reads, or when its
+time has come (R42). A heartbeat without news costs the same for any number of ranks.
 
 Two coordinators at the same time do no harm: promises are ordered by incarnation, and the later
 coordinator makes the earlier one retire (R3).
@@ -42,6 +42,14 @@ class Coordinator:
     """
 
     def __init__(self, config: Config, *, uid: str, now_ns: int, wall_s: float = 0.0) -> None:
+        """Start in phase RECOVER, without knowledge of any rank.
+
+        Args:
+            config: Settings of the job.
+            uid: Identifier that no other coordinator of this job ever has.
+            now_ns: Monotonic time in nanoseconds.
+            wall_s: Wall time in seconds; used only for reports.
+        """
         self.state = CoordinatorState(
             config=config,
             uid=uid,

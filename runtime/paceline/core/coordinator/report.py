@@ -176,7 +176,7 @@ def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
     if c.waits:
         found.append(Condition("Degraded", "WaitingForEvidence", c.waits, now))
     if c.gen is None:
-        found += unheard  # the last condition of a type is shown where there is room for only one
+        found += unheard  # the last condition of a type is shown where only one fits
     if c.unsaved:
         found.append(Condition("Degraded", "CheckpointFailed", f"{c.unsaved}; {GOES_ON}", now))
     k = c.settings.quorum

@@ -15,7 +15,7 @@ class KnownRank:
 
     member: MemberId
     register: Register | None = None
-    """Its last registration; None before the first one."""
+    """Last registration of the rank; None before the first one."""
     connected: bool = False
     """True while messages of this rank arrive: over its line and its agent's connection (R43)."""
     heard_ns: int = 0
@@ -35,7 +35,7 @@ class KnownRank:
     unheard: bool = False
     """True once an Event has named it as a process that runs without having registered."""
     last: GenerationId = NO_GENERATION
-    """Its last GEN record, as far as known (R5)."""
+    """Id of its last GEN record, as far as known (R5)."""
     gen_active: tuple[MemberId, ...] = ()
     """Active ranks of the record `last` (R6)."""
     version: int = 0
@@ -58,7 +58,7 @@ class KnownRank:
     """True if it became suspect while it owed an answer, or because its communication thread is
     stuck. A heartbeat does not clear that."""
     dismissed: bool = False
-    """True once it was told to end."""
+    """True once it was ordered to end."""
     finished: bool = False
     """True if its process has ended after it was released (R17)."""
     newborn: bool = False
@@ -85,7 +85,7 @@ class KnownRank:
     away_told: bool = False
     """True once an Event has named its stuck script."""
     facts: dict[str, float] = field(default_factory=dict)
-    """Its last figures, for the status; measured at `facts_version`."""
+    """Last figures of the rank, for the status; measured at `facts_version`."""
     facts_version: int = 0
     carrier: Network = Network.UNKNOWN
     """Network that carries its data channel to other pods, as reported by its agent."""
@@ -128,7 +128,7 @@ class KnownPod:
     listed: bool = False
     """True if any inventory has ever listed this pod."""
     draining: bool = False
-    """True once the pod was told to drain."""
+    """True once the pod was asked to drain."""
     done: str = ""
     """Outcome of the whole pod, once it has ended; empty before."""
     since_ns: int = 0

@@ -263,8 +263,8 @@ def _stuck_script(c: CoordinatorState, seen: KnownRank, away: m.Away) -> str:
 def break_off_the_stuck(c: CoordinatorState) -> None:
     """Give up a round that does not end, for a new membership (R35).
 
-    A rank that is no member blocks no round, but if it is stuck it would never become a member. It
-    is suspected and killed.
+    A rank outside the membership blocks no round. If it is stuck it would never become a member, so
+    it is suspected and killed.
     """
     for seen in c.roster.present():
         if seen.member not in c.index and _is_stuck_outside(c, seen):
@@ -285,7 +285,7 @@ def break_off_the_stuck(c: CoordinatorState) -> None:
             continue
         where = f"in the reduction of round {doing.round}" if doing.round >= 0 else "at one thing"
         why = f"rank {seen.member} has been {where} for {doing.for_ms / 1e3:.1f} s"
-        if c.phase is Phase.RELEASED:  # no PREPARE is sent any more
+        if c.phase is Phase.RELEASED:  # no PREPARE is sent after the release
             _suspect_the_stuck(c, seen, why)
             continue
         c.happened("RoundStuck", f"{why}, the bound is {bound_ns / 1e9:.1f} s")
@@ -324,9 +324,9 @@ def works(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
 
 
 def _is_stuck_outside(c: CoordinatorState, seen: KnownRank) -> bool:
-    """Return True if a rank that is no member has been at one piece of work for too long.
+    """Return True if a rank that is not a member has been at one piece of work for too long.
 
-    Two kinds of ranks are judged in another way. A rank that owes an answer is judged by that. A
+    Two kinds of ranks are judged differently. A rank that owes an answer is judged by that. A
     rank with weights, which may be unknown to this coordinator, waits for the others in a round and
     for a PREPARE. After the release no PREPARE comes any more, so such a rank is judged here too.
 
@@ -436,7 +436,7 @@ def forgive_own_sleep(c: CoordinatorState, now_ns: int) -> None:
 def wake(c: CoordinatorState) -> None:
     """Request a Tick for the next time at which something follows from time alone.
 
-    Messages until then can only move that time back, so heartbeats do not compute it anew. When it
+    Messages until then can only move that time back, so heartbeats do not compute it again. When it
     comes, all ranks are looked at once. That happens as often as one rank may be silent.
     """
     times = []
@@ -468,5 +468,5 @@ def wake_by(c: CoordinatorState, at_ns: int) -> None:
 
 
 def answered(c: CoordinatorState, seen: KnownRank) -> None:
-    """Request a Tick for the shorter timeout of a rank that owes no answer any more."""
+    """Request a Tick for the shorter timeout of a rank that has just given its last owed answer."""
     wake_by(c, sum(_patience(c, seen)))

@@ -1,7 +1,7 @@
 """Choice of replicas under `elasticity.allowedSizes`: who begins, joins and is drained (C9).
 
 A replica counts once all of its ranks are ready. The other replicas stand by: they are ready, they
-are asked for a promise in each change, and they are no members. No member is removed to reach an
+are asked for a promise in each change, and they are not members. No member is removed to reach an
 allowed size: a job that loses replicas continues with those that live, whatever their number, until
 the next size is reached.
 """
@@ -52,7 +52,7 @@ class Sizes:
 
         Args:
             inside: Members that stay.
-            outside: Ranks that are ready and no members.
+            outside: Ranks that are ready and not members.
 
         Returns:
             The ranks of `outside` to admit.

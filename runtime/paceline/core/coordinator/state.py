@@ -31,7 +31,7 @@ class Phase(StrEnum):
     """Phase of a coordinator, from its start to the end of the job."""
 
     RECOVER = "recover"
-    """This coordinator has not formed a generation yet."""
+    """No generation was formed by this coordinator yet."""
     PREPARING = "preparing"
     """PREPARE was sent; not all asked ranks have answered."""
     WAITING = "waiting"
@@ -274,7 +274,7 @@ class CoordinatorState:
                 self.effects.append(ToAgent(pod.slot, pod.attempt, now))
 
     def dismiss(self, seen: KnownRank, why: str) -> None:
-        """Tell a rank to end: nothing of it is needed any more."""
+        """Order a rank to end: the job does not need it."""
         seen.dismissed = True
         self.tell(seen.member, m.Dismiss(why))
 

@@ -32,18 +32,16 @@ from paceline.core.messages import BeatEvery
 log = logging.getLogger("paceline.control")
 
 OPEN_S: Final = 5.0
-"""Timeout for the first attempt to connect to an address; it doubles with each attempt without an
-answer."""
+"""Timeout of the first attempt to connect to an address. It doubles without an answer."""
 OPEN_MAX_S: Final = 40.0
-"""Upper bound on that timeout."""
+"""Upper bound on the timeout of an attempt to connect."""
 CALLS: Final = 2
 """Number of further SYN packets that the kernel sends to an address that does not answer at all.
 That takes 7 s. After that the address is assumed to be unused, and the next one is tried."""
 CLOSE_S: Final = 5.0
 """Timeout for the coordinator's answer when the connection is closed."""
 OUTBOX_MAX: Final = 1024
-"""Maximum number of unsent messages. If the coordinator leaves more unread, the connection is
-closed."""
+"""Maximum number of unsent messages. With more, the connection is closed."""
 
 Order = TypeVar("Order")
 """Type of the messages from the coordinator."""
@@ -58,9 +56,9 @@ class Pace:
     ping_s: float
     """Interval between pings. A connection without an answer to one is closed."""
     retry_s: float
-    """Delay before the first further attempt; doubles with each one."""
+    """Delay before another attempt to connect. It doubles with each one."""
     retry_max_s: float
-    """Upper bound on that delay."""
+    """Upper bound on the delay between attempts to connect."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,10 @@ from paceline.refusals import Entry, Reason, Refusals
 log = logging.getLogger("paceline.http")
 
 HANDSHAKE_S: Final = 30.0
-"""Timeout for a TLS handshake. A whole job may connect at once, and one thread answers all of it.
-"""
+"""Timeout for a TLS handshake. A whole job may connect at once, and one thread serves it."""
 HEADER_S: Final = 20.0
-"""Timeout for a request until its header is complete, from the start of the connection or from the
-answer before it. It is longer than the 15 s for which the operator leaves a connection idle."""
+"""Timeout for the header of a request. It begins with the connection, or with the answer before it.
+It is longer than the 15 s for which the operator leaves a connection idle."""
 UNREAD_S: Final = 30.0
 """Time after which a caller that is not known yet, and reads nothing of its answer, is cut off."""
 BODY_S: Final = 10.0
@@ -278,8 +277,7 @@ class Caller(asyncio.Protocol):
         self._requests = 0
         """Number of requests being answered. aiohttp answers them one after the other."""
         self._began = True
-        """True if a request has begun: bytes have come since the last one, or there was none yet.
-        """
+        """True if a request has begun: bytes have come since the last one, or there was none."""
         self._header_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
 

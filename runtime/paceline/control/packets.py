@@ -18,8 +18,8 @@ from paceline.limits import MIB
 PACKET_BYTES: Final = 32 * 1024
 """Largest message that is sent as a packet of its own, in bytes."""
 MEMORY_BYTES_MAX: Final = 4 * MIB
-"""Largest message that is accepted in memory, in bytes; the limit between a coordinator and an
-agent is the same. Such memory costs its sender nothing, so the receiver checks its size first."""
+"""Largest message that is accepted in memory, in bytes. A coordinator and an agent have the same
+limit. Such memory costs its sender nothing, so the receiver checks its size first."""
 _IN_MEMORY: Final = b"@"
 """Content of a packet that passes memory. No message begins like that: they are JSON objects."""
 
@@ -53,8 +53,9 @@ def send(line: socket.socket, data: bytes) -> None:
 def receive(line: socket.socket) -> bytes | None:
     """Return the next message, or None at the end of the line.
 
-    If a packet passes a descriptor that is not memory with a message, the packet itself is returned,
-    which does not decode as a message. The call raises BlockingIOError if no message has come yet.
+    If a packet passes a descriptor that is not memory with a message, the packet itself is
+    returned, which does not decode as a message. The call raises BlockingIOError if no message has
+    come yet.
 
     Args:
         line: One end of a line, which does not block.

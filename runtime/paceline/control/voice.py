@@ -38,8 +38,7 @@ INTRODUCTIONS_S: Final = 0.2
 """How long the greeting of a new connection waits for the registrations of the ranks. A rank that
 is late, for example because it is stopped, is not in it."""
 FAREWELL_S: Final = 10.0
-"""How long an agent whose ranks have ended tries to report that. The inventory shows it too (R25).
-"""
+"""Time limit for an agent to report the end of its ranks. The inventory shows it too (R25)."""
 
 Carriers = tuple[tuple[MemberId, Network], ...]
 

@@ -78,7 +78,7 @@ SIGNS_S: Final = 3.0
 SEE_OFF_S: Final = 20.0
 """Upper bound on the time that a leaving process waits for ranks that drain."""
 LOOK_S: Final = 0.2
-"""Longest interval between two looks at those ranks."""
+"""Longest interval between two looks of a leaving process at ranks that drain."""
 UNLISTED_S: Final = 60.0
 """How long the agent of a pod that no inventory lists waits for an inventory that does."""
 

@@ -44,8 +44,8 @@ from paceline.core.protocol.ids import MemberId
 ENOUGH_BYTES: Final = 4 << 20
 """Minimum number of reduced bytes in a window that is judged."""
 REDUCTIONS_MIN: Final = 3
-"""Minimum number of reductions in a window, so that the one in flight at its start is less than
-half of it."""
+"""Minimum number of reductions in a window. One in flight at its start is then less than half of
+it."""
 RDMA_ABLE: Final = ("mpi", "hier:mpi", "nccl")
 """Transports that can use RDMA."""
 NO_NETWORK: Final = ("shm",)
@@ -72,8 +72,7 @@ class RankReading:
     """Counters of one rank at one moment."""
 
     device_open: bool | None
-    """True if a process of the rank holds /dev/infiniband/uverbs* open; None if that is
-    not visible."""
+    """True if a process of the rank holds /dev/infiniband/uverbs* open; None if unknown."""
     generation: tuple[float, ...]
     """Generation in force: incarnation and counter."""
     alone: bool
@@ -93,8 +92,7 @@ class PodReading:
     ports: Mapping[str, int]
     """Octets sent, by RDMA port; empty if no counters are visible."""
     interfaces: int | None
-    """Octets sent by all other interfaces of the pod except loopback; None if that
-    is not visible."""
+    """Octets sent by all other interfaces of the pod except loopback; None if unknown."""
     ranks: Mapping[MemberId, RankReading]
     """Readings of the living ranks, by member."""
 

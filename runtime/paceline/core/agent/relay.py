@@ -39,8 +39,7 @@ LONG_MS: Final = 1_500
 """Time at one piece of work above which each beat reports it. A communication thread that waits for
 messages wakes up every second, so it stays below (R35)."""
 ALIKE: Final = 8
-"""Tolerance when times are compared: two times that differ by less than 1/ALIKE of the longer one
-count as equal."""
+"""Tolerance of compared times: those that differ by at most 1/ALIKE of the longer are equal."""
 SHORT_MS: Final = 100
 """Lower bound on compared reduction times: all shorter ones count as equal."""
 

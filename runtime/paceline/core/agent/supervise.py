@@ -49,16 +49,15 @@ BACKOFF_NS: Final = NS_PER_S
 BACKOFF_MAX_NS: Final = 60 * NS_PER_S
 """Upper bound on the backoff."""
 HEALTHY_NS: Final = 60 * NS_PER_S
-"""Lifetime after which a process resets the count of failures before it, as far as an agent can
-tell."""
+"""Lifetime of a process that resets the count of failures, as far as an agent can tell."""
 START_NS: Final = 60 * NS_PER_S
 """Time limit from the launch to the first message of the process. Measured over MPI: 0.1 s on an
 idle machine."""
 DISMISSED_NS: Final = 30 * NS_PER_S
 """Time limit for a dismissed rank to end. It ends itself after 10 s, unless it is stuck."""
 SHUTDOWN_NS: Final = 10 * NS_PER_S
-"""Time limit for a rank that takes part, and was not released, to end by itself when the job is
-over. A rank that takes no part is killed at once."""
+"""Time limit for a rank to end by itself when the job is over. It does not apply to a released
+rank. A rank that takes no part is killed at once."""
 RELEASED: Final = "all ranks are released"
 """Reason to leave after the release."""
 FAILURES_KEPT: Final = 4
@@ -142,7 +141,7 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class ReportedOutcome:
-    """The rank has reported how its work ends."""
+    """The rank has reported its outcome: that it takes part, or how its work ends."""
 
     outcome: RankOutcome | None
     message: str
@@ -298,8 +297,7 @@ class Place:
         self._leaving = ""
         """Reason why no process will follow this one; empty if one may."""
         self._overtime = ""
-        """Reason for the kill at `wake_at_ns`, if the work of the process is done and its script
-        still runs."""
+        """Reason for the kill at `wake_at_ns`: the work is done, and the script still runs."""
         self._over = False
         """True if the process has to leave because the job is over."""
 

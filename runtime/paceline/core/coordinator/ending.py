@@ -15,8 +15,8 @@ from paceline.core.protocol.snapshot import Kept
 from paceline.core.status import Outcome
 
 OVERTIME_NS: Final = 10 * NS_PER_S
-"""Time after the release at which scripts that still run are reported; half of the finish deadline
-if that is shorter."""
+"""Time after the release at which running scripts are reported. At most half of the finish
+deadline."""
 STATE_LOST: Final = "StateLost"
 """Reason of the outcome if no living rank has the weights."""
 

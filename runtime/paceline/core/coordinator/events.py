@@ -22,8 +22,7 @@ from paceline.core.status import Outcome
 NS_PER_S = 10**9
 NS_PER_MS = 10**6
 CONNECT_NS: Final = 30 * NS_PER_S
-"""Time limit for a member to connect to the others after COMMIT. A member that could not reports
-that."""
+"""Time limit for a member to connect to the others after COMMIT. If it cannot, it reports that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,8 @@ class Config:
     checkpoint_required: bool = False
     """True if a checkpoint that cannot be written fails the job."""
     backoff_limit: int = 6
-    """Number of failed processes, without a committed round in between, beyond which the job fails
-    (C8)."""
+    """Number of failed processes in a row that the job tolerates. A committed round resets the
+    count (C8)."""
     failure_rules: tuple[FailureRuleSettings, ...] = ()
     """Rules of spec.failurePolicy: which failures do not count, and which end the job at once."""
     max_skipped_batches: int = 0

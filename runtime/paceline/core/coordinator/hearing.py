@@ -20,10 +20,9 @@ from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept
 
 COMPLAINT_NS: Final = NS_PER_S // 5
-"""How long a complaint about a data channel waits for the evidence of a death that usually follows
-it."""
+"""Wait after a complaint about a data channel. The evidence of a death usually follows it."""
 COMPLAINT_MAX_NS: Final = 30 * NS_PER_S
-"""Upper bound on that wait. The wait doubles with each generation that fails without a round."""
+"""Upper bound on the wait after a complaint. It doubles with each generation without a round."""
 COMPLAINTS_MAX: Final = 20
 """Number of generations of the same members that may fail without a round. With the waits in
 between they take seven minutes; a network that recovers does not need as long."""
@@ -35,8 +34,8 @@ REQUIRED_HINT: Final = (
 )
 """Remedy that is shown when a required checkpoint cannot be written."""
 LATE_STARTS_MAX: Final = 3
-"""How often a coordinator that has formed nothing raises its incarnation above a later
-coordinator's before it retires."""
+"""Number of later coordinators that a new one may overtake. After that it retires. It may only do
+so before it has formed a generation."""
 
 
 def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:

@@ -23,8 +23,7 @@ class KnownRank:
     ready_ns: int = 0
     """Time at which it was first ready to train."""
     gone_ns: int | None = None
-    """Time at which its line to the agent, or the agent's connection, was closed; None while both
-    are open."""
+    """Time at which its line or its agent's connection was closed; None while both are open."""
     suspect: str = ""
     """Reason why it is not asked anything; empty if it is not suspect."""
     dead: str = ""
@@ -55,8 +54,7 @@ class KnownRank:
     started: GenerationId | None = None
     """Generation of its last STARTED."""
     mute: bool = False
-    """True if it became suspect while it owed an answer, or because its communication thread is
-    stuck. A heartbeat does not clear that."""
+    """True if suspect because it owes an answer or is stuck. A heartbeat does not clear that."""
     dismissed: bool = False
     """True once it was ordered to end."""
     finished: bool = False
@@ -80,8 +78,8 @@ class KnownRank:
     """Median of its recent steps in seconds, from its last heartbeat. The status, the judgment of
     stragglers and the choice of pods to drain use it."""
     away: Away | None = None
-    """Time and place at which its script was last seen outside step(), if it has been away for
-    long; from its last heartbeat."""
+    """Start and place of a long absence of its script from step(). None without one, as of its last
+    heartbeat."""
     away_told: bool = False
     """True once an Event has named its stuck script."""
     facts: dict[str, float] = field(default_factory=dict)
@@ -116,8 +114,7 @@ class KnownPod:
     heard_ns: int = 0
     """Time of the last message of its agent."""
     silent: bool = False
-    """True if the agent has been silent for so long after the release that the end of the job does
-    not wait for it."""
+    """True if the job ends without a report of this agent, which stays silent after the release."""
     living: set[MemberId] = field(default_factory=set)
     """Rank processes that the agent has started and not reaped."""
     known: bool = False

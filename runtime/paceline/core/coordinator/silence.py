@@ -28,13 +28,13 @@ RESTORE_NS: Final = 600 * NS_PER_S
 GONE_NS: Final = 500_000_000
 """Time after which a closed connection makes a rank suspect, if its agent is not connected."""
 INIT_NS: Final = 60 * NS_PER_S
-"""Time from the start of a script to `pl.init()` after which the rank is reported. Importing torch
+"""Time from the start of a script after which a missing `pl.init()` is reported. Importing torch
 takes seconds."""
 USUAL_TIMES: Final = 10
 """Factor over the longest of the last reductions beyond which a reduction is stuck."""
 SLOWEST_BYTES_PER_S: Final = 5_000_000
-"""Assumed lower bound on the rate of a first reduction, in bytes of gradients per second; also of
-any other work that handles all of the state."""
+"""Assumed minimum rate of a first reduction, in bytes of gradients per second. It also applies to
+other work on all of the state."""
 
 
 def suspect_the_silent(c: CoordinatorState) -> None:

@@ -88,8 +88,8 @@ class CoordinatorState:
     channel_why: str = ""
     """Reason, for people, why the last data channel moves buffers as it does."""
     change: m.CommitChange | None = None
-    """The same COMMIT as a difference, for ranks that have the COMMIT before it (R44). None if it
-    cannot be expressed as a difference."""
+    """The last COMMIT as a difference, for ranks that have the one before it (R44). None if that is
+    not possible."""
     index: dict[MemberId, int] = field(default_factory=dict)
     """Rank number of each member of `gen`."""
     unstarted: set[MemberId] = field(default_factory=set)
@@ -99,8 +99,7 @@ class CoordinatorState:
     why: str = ""
     """Reason for the current change."""
     complaint: str = ""
-    """The last complaint about a data channel. It is mostly the echo of a death
-    (`changing._true_cause`)."""
+    """The last complaint about a data channel, mostly the echo of a death (`changing`)."""
     waits: str = ""
     """Evidence that the change waits for (R6); empty if it waits for none."""
     joins_ns: int | None = None
@@ -114,14 +113,12 @@ class CoordinatorState:
     failures: int = 0
     """Number of processes that failed since the last committed round (C8)."""
     futile: int = 0
-    """Number of generations formed in a row at the same version: no round was committed between
-    them."""
+    """Number of generations formed in a row at the same version, without a round between them."""
     complaints: int = 0
-    """Number of generations of the same members in a row whose data channel failed before a round
-    was committed."""
+    """Number of generations in a row whose data channel failed. They have the same members and no
+    committed round."""
     late_starts: int = 0
-    """How often this coordinator, before it formed a generation, has raised its incarnation above a
-    later coordinator's."""
+    """Number of later coordinators that this one has overtaken (`hearing.LATE_STARTS_MAX`)."""
     script_failures: deque[m.RankDead] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
     """The last process ends that scripts caused (R55)."""
     scripts_failed: int = 0
@@ -129,16 +126,14 @@ class CoordinatorState:
     skips: frozenset[int] = frozenset()
     """Leases that the job has given up, as far as this coordinator knows (R56)."""
     version: int = 0
-    """Highest committed version that was reported. After a restore it is the checkpoint's version.
-    """
+    """Highest committed version that was reported. A restore sets it to the checkpoint's."""
     unsaved: str = ""
     """Reason why the last checkpoint was not written; empty if it was written."""
     starts_over: str = ""
-    """Report of the ranks that joined a self-fed script and began its loop at step 0; empty if
-    there are none."""
+    """Report on joiners whose self-fed script began at step 0; empty if there are none."""
     had_state: bool = False
-    """True once ranks of this job have trained: weights may exist that only a living rank holds
-    (R26)."""
+    """True once ranks of this job have trained: the weights may exist only on a living rank (R26).
+    """
     released: tuple[GenerationId, int] | None = None
     """Generation and version of the RELEASE; None before it (R17)."""
     released_ns: int = 0
@@ -170,16 +165,14 @@ class CoordinatorState:
     pace_told: m.BeatEvery | None = None
     """Heartbeat interval that agents get, also when they connect (R42)."""
     freeze_ns: int = 0
-    """Silence after which a rank is suspect. It is also the upper bound of every answer that a rank
-    owes."""
+    """Silence after which a rank is suspect, and upper bound of every answer that it owes."""
     settled_ns: int = -(10**18)
     """Time at which decisions were last made."""
     stuck_ns: int = 0
-    """Upper bound on one piece of work of a communication thread, from the latest heartbeats (R35).
-    """
+    """Upper bound on one piece of work of a communication thread (R35)."""
     long_at_work: set[MemberId] = field(default_factory=set)
-    """Members whose present piece of work has lasted for at least `freeze_ns`, the lowest value
-    that `stuck_ns` can have."""
+    """Members whose present piece of work has lasted for at least `freeze_ns`. `stuck_ns` is never
+    lower."""
     effects: list[Effect] = field(default_factory=list)
     """Effects of the event that is being handled."""
 

@@ -109,8 +109,9 @@ def is_awake(c: CoordinatorState, agent: KnownPod) -> bool:
 def _kill_due_ns(c: CoordinatorState, seen: KnownRank, agent: KnownPod) -> int:
     """Return the time at which the agent is asked to kill the rank.
 
-    By then the agent has been heard for the whole freeze timeout without a pause. For as long
-    nothing has come from the rank, or only heartbeats if it owes an answer or is stuck.
+    By then the agent has been heard for the whole freeze timeout without a pause. A rank that is
+    only silent has been so for as long. For a rank that owes an answer or is stuck, heartbeats do
+    not count.
 
     Args:
         c: The state.

@@ -132,8 +132,7 @@ class CoordinatorState:
     starts_over: str = ""
     """Report on joiners whose self-fed script began at step 0; empty if there are none."""
     had_state: bool = False
-    """True once ranks of this job have trained: the weights may exist only on a living rank (R26).
-    """
+    """True once ranks have trained: the weights may exist only on a living rank (R26)."""
     released: tuple[GenerationId, int] | None = None
     """Generation and version of the RELEASE; None before it (R17)."""
     released_ns: int = 0

@@ -41,7 +41,7 @@ class RankOutcome(StrEnum):
 
 
 class End(StrEnum):
-    """How a place, or a pod, ended; `AgentDone.outcome`."""
+    """Kind of end of a place or a pod, as in `AgentDone.outcome`."""
 
     FINISHED = "finished"
     DRAINED = "drained"

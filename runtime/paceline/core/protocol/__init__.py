@@ -1,5 +1,5 @@
-"""The round log and what follows from it: the same on every rank (R2).
+"""The round log, and the state that every rank derives from it in the same way (R2).
 
-Reading order: ids and records (the nouns), log, deal (who holds which lease), pending (a rank's own
-gradients), trigger (when a round starts).
+Reading order: `ids` and `records` (the data types), `log`, `deal` (which rank holds which lease),
+`pending` (the gradients of one rank), `trigger` (when a round starts).
 """

@@ -1,9 +1,10 @@
-"""What the starter of a round has heard, kept so that one more announcement costs the same whether
-ten ranks have announced before it or ten thousand.
+"""Bookkeeping of the announcements that the starter of a round has received.
 
 The trigger table (`core.protocol.trigger`) asks after each announcement whether the round starts.
-Its questions are about counts, the k-th arrival and single ranks that hold the round, so these are
-kept up to date here; whoever is named or left behind is looked up once, when the round starts.
+It needs counts, the time of the k-th arrival, and the single ranks for which the round waits. They
+are kept up to date here, so that one more announcement costs the same whether ten ranks have
+announced before it or ten thousand. The lists of contributing and of silent ranks are made once,
+when the round starts.
 """
 
 from __future__ import annotations
@@ -21,45 +22,57 @@ from paceline.core.protocol.records import AnnounceKind, LoggedMetric, Share
 from paceline.core.protocol.waits import deadline_ns, grace_ns
 
 BENCH_AFTER_MIN_NS: Final = 60 * 10**9
+"""Lower bound on the automatic bench timeout (`bench_after_ns`): 60 s."""
 BENCH_AFTER_ROUNDS: Final = 20
+"""Automatic bench timeout, as a number of median rounds."""
 
 
 class Arrival(NamedTuple):
-    """The last announcement of one rank for the round in question."""
+    """Latest announcement of one rank for the current round."""
 
     kind: AnnounceKind
     at_ns: int
+    """Time at which it reached the starter or, in a large job, the head of its group."""
     share: Share | None
-    """None: the log tells it, as `core.protocol.composition` says."""
+    """Announced share; None if it is the one that the log predicts (`core.protocol.composition`).
+    """
 
 
 class Arrivals:
-    """The announcements for round `log.version`, READY of passive ranks included."""
+    """Announcements for round `log.version`, READY of passive ranks included."""
 
     def __init__(self, log: Log, opened_ns: int) -> None:
-        """`opened_ns`: when the starter committed the round before."""
+        """Begin without announcements.
+
+        Args:
+            log: Log of the starter. It must not change while this object is in use.
+            opened_ns: Time at which the round began at the starter: when it committed the previous
+                round, or when its generation started.
+        """
         self.log: Final = log
         self.opened_ns: Final = opened_ns
         self.latest_ns = opened_ns
-        """Of the announcements of active ranks."""
+        """Time of the latest announcement of an active rank, COMING excluded."""
         self.last: dict[MemberId, Arrival] = {}
-        """What counts of each rank."""
+        """Latest announcement of each rank, COMING excluded."""
         self.fresh: list[int] = []
-        """When the fresh ones arrived, in order."""
+        """Arrival times of the fresh contributions, in ascending order."""
         self.idle = 0
+        """Number of active ranks that announced IDLE."""
         self.here = 0
-        """Active ranks that are waited for no more: they have said more than PENDING."""
+        """Number of active ranks that the round no longer waits for: they announced more than
+        PENDING."""
         self.done = 0
-        """Active ranks whose loops have ended."""
+        """Number of active ranks whose announcement says that their loop has ended."""
         self.coming: dict[MemberId, Arrival] = {}
-        """Active ranks that have said COMING and nothing since: silent, but for a streamed round
-        (R34)."""
+        """Active ranks whose latest announcement is COMING. They count as silent, except in a
+        streamed round (R34)."""
         self.ready: set[MemberId] = set()
-        """Passive ranks that may be made active."""
+        """Passive ranks that announced READY, so that GO may make them active."""
         self._metrics: dict[str, tuple[float, float]] = {}
         self._notable = 0
-        """Active ranks with something to apply or to record."""
-        # What the mode asks for does not change within a round.
+        """Number of active ranks with something to apply or to record."""
+        # The requirements of the mode do not change within a round.
         s = log.settings
         self.quorum: Final = log.quorum
         self.partial: Final = not log.is_full_round
@@ -70,9 +83,16 @@ class Arrivals:
         self._near = self._began_with_the_others()
         self._overdue = self._too_old_to_leave()
 
-    # ---- hearing --------------------------------------------------------------------------
+    # ---- receiving announcements ---------------------------------------------------------
 
     def hear(self, kind: AnnounceKind, at_ns: int, share: Share) -> None:
+        """Record one announcement.
+
+        Args:
+            kind: Kind of the announcement.
+            at_ns: Time at which it arrived.
+            share: What the rank announced.
+        """
         if share.member in self.log.places and is_usual(self.log, kind, share):
             self.hear_usual(kind, at_ns, share.member)
             self.add_metrics(share.metrics)
@@ -80,11 +100,16 @@ class Arrivals:
             self._hear(share.member, Arrival(kind, at_ns, share))
 
     def hear_usual(self, kind: AnnounceKind, at_ns: int, member: MemberId) -> None:
-        """ARRIVE or COMING of an ordinary rank, or IDLE of a quiet one; its figures come apart."""
+        """Record ARRIVE or COMING of an ordinary rank or IDLE of a quiet one, without metrics."""
         self._hear(member, Arrival(kind, at_ns, None))
 
     def hear_ordinary(self, members: Sequence[MemberId], at_ns: Sequence[int]) -> None:
-        """ARRIVE of many at once; at most one of each rank."""
+        """Record ARRIVE of many ordinary ranks at once.
+
+        Args:
+            members: Ranks that arrived, each at most once.
+            at_ns: Arrival time of each of them.
+        """
         last, places, fresh, new = self.last, self.log.places, self.fresh, 0
         for member, when_ns in zip(members, at_ns, strict=True):
             if member in last or member not in places or member in self.coming:
@@ -100,6 +125,7 @@ class Arrivals:
             self._near.difference_update(members)
 
     def add_metrics(self, metrics: tuple[LoggedMetric, ...]) -> None:
+        """Add user metrics of ordinary ranks to the sums that GO carries."""
         for metric in metrics:
             total, weight = self._metrics.get(metric.name, (0.0, 0.0))
             self._metrics[metric.name] = total + metric.total, weight + metric.weight
@@ -113,7 +139,7 @@ class Arrivals:
         self.coming.pop(member, None)
         if old is not None:
             if new.kind is AnnounceKind.PENDING and old.kind is not AnnounceKind.PENDING:
-                return  # overtaken on its way by what the rank said after it
+                return  # a later announcement of this rank has overtaken this one
             new = new._replace(at_ns=max(new.at_ns, old.at_ns))
         self.last[member] = new
         if member in self.log.places:
@@ -147,29 +173,37 @@ class Arrivals:
         if said or share.resting is not resting:
             self._notable += by
 
-    # ---- what the table asks --------------------------------------------------------------
+    # ---- queries of the trigger table ----------------------------------------------------
 
     @property
     def missing(self) -> int:
-        """Active ranks that the round might wait for."""
+        """Number of active ranks for which the round may still wait."""
         return len(self.log.active) - self.here
 
     @property
     def all_coming(self) -> bool:
-        """Nobody is missing but those who have said COMING."""
+        """True if at least one rank is missing and all missing ranks have announced COMING."""
         return bool(self.coming) and len(self.coming) == self.missing
 
     @property
     def spread_ns(self) -> int:
-        """From the announcement with which a round would have enough, COMING counted as if it were
-        ARRIVE, to the last one (R34)."""
+        """Time from the announcement that met the quorum to the last announcement (R34).
+
+        COMING counts as ARRIVE. Fewer arrivals than the quorum count as if the last one had met it.
+        """
         comers = sorted([*self.fresh, *(a.at_ns for a in self.coming.values())])
         enough_ns = comers[min(self.quorum, len(comers)) - 1]
         return max(comers[-1], self.latest_ns) - enough_ns
 
     def named(self, *, streamed: bool) -> dict[MemberId, Arrival]:
-        """What a GO would name of each active rank; of one that is coming only if it is streamed:
-        its batch, as if it had arrived."""
+        """Return the announcement of each active rank that GO would name.
+
+        Args:
+            streamed: True to include the ranks that announced COMING, as if they had arrived.
+
+        Returns:
+            Latest announcement of each of these ranks.
+        """
         said = {m: self.last[m] for m in self.log.active if m in self.last}
         if streamed:
             coming = self.coming.items()
@@ -177,7 +211,7 @@ class Arrivals:
         return said
 
     def silent(self) -> tuple[MemberId, ...]:
-        """Their names."""
+        """Return the active ranks for which the round still waits, in rank order."""
         said = self.last
         return tuple(
             m for m in self.log.active if m not in said or said[m].kind is AnnounceKind.PENDING
@@ -185,26 +219,29 @@ class Arrivals:
 
     @property
     def metrics(self) -> tuple[LoggedMetric, ...]:
-        """User's figures of the ordinary ranks, summed."""
+        """User metrics of the ordinary ranks, summed, in the order of their names."""
         return tuple(LoggedMetric(name, *pair) for name, pair in sorted(self._metrics.items()))
 
     @property
     def something(self) -> bool:
-        """There is something to apply, to admit or to record."""
+        """True if there is something to apply, to admit or to record."""
         if self._notable or self.ready:
             return True
-        # The round that ends the job.
+        # If all loops have ended, this round ends the job.
         return not self.log.plan.ends and self.done == len(self.log.active)
 
     @property
     def anybody_near(self) -> bool:
-        """A silent rank began its step with the others: grace is not for a slower one, which is
-        still at an older version, or came in the middle of this round and has just begun."""
+        """True if a silent rank began its step together with the others.
+
+        Grace is only for such ranks. A slower rank is still at an older version, or it finished its
+        last step in the middle of this round and has only just begun the next one.
+        """
         return bool(self._near)
 
     @property
     def overdue(self) -> MemberId | None:
-        """Under MaxAgePolicy.WAIT: a silent rank whose work would be too old if left again."""
+        """Silent rank whose work would be too old after this round, under `MaxAgePolicy.WAIT`."""
         while self._overdue:
             member = self._overdue[-1]
             said = self.last.get(member)
@@ -216,11 +253,12 @@ class Arrivals:
     def _began_with_the_others(self) -> set[MemberId]:
         log = self.log
         if not self.grace_ns:
-            return set()  # nobody is ever asked
+            return set()  # without grace, `anybody_near` does not matter
         version, heard = log.version, log.heard
         return {m for m in log.active if heard.get(m, version) >= log.fresh_from}
 
     def _look_whether_near(self, member: MemberId, said: Arrival) -> None:
+        """Count a rank as near if its PENDING says that it began its step with the others."""
         began_by_ns = self.opened_ns + self.grace_ns
         if (
             said.kind is AnnounceKind.PENDING
@@ -233,7 +271,7 @@ class Arrivals:
             self._near.discard(member)
 
     def _too_old_to_leave(self) -> list[MemberId]:
-        """The first one last, so that it can be taken off."""
+        """Return the ranks that may be `overdue`, in reverse order, as a stack."""
         log, s = self.log, self.log.settings
         if s.late is not MaxAgePolicy.WAIT or not s.max_age:
             return []
@@ -242,6 +280,7 @@ class Arrivals:
 
 
 def bench_after_ns(log: Log) -> int:
+    """Return for how long a rank may stay silent before it is benched, in nanoseconds (R13)."""
     if log.settings.bench_after_ns:
         return log.settings.bench_after_ns
     return max(BENCH_AFTER_MIN_NS, BENCH_AFTER_ROUNDS * log.median_round_us * 1000)

@@ -1,4 +1,4 @@
-"""Sets of ranks and times of arrival in few bytes, for what names a thousand ranks at once."""
+"""Compact encodings of sets of ranks and of arrival times, for messages that name many ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ T = TypeVar("T")
 _TO_DIGITS: Final = bytes.maketrans(b"\0\1", b"01")
 _FROM_DIGITS: Final = bytes.maketrans(b"01", b"\0\1")
 _MANTISSA: Final = 12
-"""Bits of an offset that are kept: a time is at most 0.05 % too small."""
+"""Significant bits that are kept of an arrival time, which is then at most 0.05 % too small."""
 OFFSET_MAX_US: Final = 4095 << 30
-"""50 days."""
+"""Largest arrival time that can be encoded, 50 days; larger ones are cut to it."""
 
 
 def pack_bits(flags: bytearray) -> bytes:
-    """One bit for each flag, of which each is 0 or 1; empty if none is set."""
+    """Encode flags as a bit set, with the first flag in the lowest bit of the first byte.
+
+    Args:
+        flags: One byte for each rank, 0 or 1.
+
+    Returns:
+        One bit for each flag, padded to whole bytes; empty if no flag is set.
+    """
     if 1 not in flags:
         return b""
     number = int(flags.translate(_TO_DIGITS)[::-1], 2)
@@ -27,7 +34,19 @@ def pack_bits(flags: bytearray) -> bytes:
 
 
 def chosen(bits: bytes, everybody: Sequence[T]) -> tuple[T, ...]:
-    """Those whose bit is set. Raises ValueError for a bit that nobody has."""
+    """Return the elements whose bit is set, in their order.
+
+    Args:
+        bits: Bit set made by `pack_bits`.
+        everybody: Elements for which the bits stand.
+
+    Returns:
+        The chosen elements; none if `bits` is empty.
+
+    Raises:
+        ValueError: If the bit set has another length, or a bit is set for which there is no
+            element.
+    """
     if not bits:
         return ()
     if len(bits) == (len(everybody) + 7) // 8:
@@ -38,8 +57,17 @@ def chosen(bits: bytes, everybody: Sequence[T]) -> tuple[T, ...]:
 
 
 def pack_offsets(offsets_us: Sequence[int]) -> bytes:
-    """Times in 16 bits each, as floating point numbers: up to 4 ms they are exact. In the order of
-    the times, so that comparing what is packed compares the times."""
+    """Encode times in 16 bits each, as floating-point numbers.
+
+    Times up to 4 ms are exact. Codes are in the order of the times, so that comparing two codes
+    compares the times. Times outside of 0 to `OFFSET_MAX_US` are cut to the nearest bound.
+
+    Args:
+        offsets_us: Times in microseconds.
+
+    Returns:
+        Two bytes for each time, little-endian.
+    """
     if offsets_us and (min(offsets_us) < 0 or max(offsets_us) > OFFSET_MAX_US):
         offsets_us = [min(max(0, us), OFFSET_MAX_US) for us in offsets_us]
     exact, half = 1 << _MANTISSA, _MANTISSA - 1
@@ -56,6 +84,7 @@ def pack_offsets(offsets_us: Sequence[int]) -> bytes:
 
 
 def unpack_offsets(data: bytes) -> list[int]:
+    """Decode times in microseconds that `pack_offsets` encoded."""
     codes = array("H", data)
     if sys.byteorder == "big":
         codes.byteswap()
@@ -67,5 +96,5 @@ def unpack_offsets(data: bytes) -> list[int]:
 
 
 def rounded(offset_us: int) -> int:
-    """What is left of a time that is packed; all ranks go on with this."""
+    """Return a time as it is after encoding; all ranks, the starter too, use this value."""
     return unpack_offsets(pack_offsets((offset_us,)))[0]

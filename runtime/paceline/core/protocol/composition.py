@@ -1,9 +1,9 @@
-"""Who has what in a round: a GO as the log reads it (R2).
+"""Composition of a round: which rank contributes what, as read from GO and the log (R2).
 
-In a large job nearly all shares of a round can be told from the log: one fresh gradient of the
-oldest lease that its rank holds, with the next sequence number. GO names these *ordinary* ranks by
-one bit each; likewise the *quiet* ones, who are there and have nothing. Only what differs is
-listed. So a GO is read with the log that ends before it.
+In a large job the log predicts nearly all shares of a round: one fresh gradient of the oldest lease
+that the rank holds, with the next sequence number. GO names these *ordinary* ranks by one bit each.
+It also names the *quiet* ranks by one bit each: they are idle and have nothing to contribute. Only
+shares that differ from this are listed. GO must therefore be read with the log that ends before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.core.protocol.sampling import leases_per_epoch
 
 
 class Before(Protocol):
-    """What reading needs of the log that ends before the round (`core.protocol.log.Log`)."""
+    """The part of the log (`core.protocol.log.Log`) that is needed to read the next GO."""
 
     version: int
     active: tuple[MemberId, ...]
@@ -34,15 +34,18 @@ class Before(Protocol):
     usual: dict[MemberId, int]
 
     @property
-    def fresh_from(self) -> int: ...
+    def fresh_from(self) -> int:
+        """Oldest version on which a gradient of this round may have been computed to be fresh."""
 
-    def held(self, member: MemberId) -> tuple[int, ...]: ...
+    def held(self, member: MemberId) -> tuple[int, ...]:
+        """Return the leases that `member` holds, in the order in which they were dealt."""
 
-    def first_leases(self, members: Sequence[MemberId]) -> list[int]: ...
+    def first_leases(self, members: Sequence[MemberId]) -> list[int]:
+        """Return the oldest lease of each of `members`, in their order; each must hold one."""
 
 
 def ordinary_share(log: Before, member: MemberId) -> Share | None:
-    """The share that needs no words; None of a rank that holds no lease."""
+    """Return the share that the log predicts for an active rank, or None if it holds no lease."""
     leases = log.held(member)[:1] if log.plan.samples else ()
     if log.plan.samples and not leases:
         return None
@@ -60,7 +63,7 @@ def ordinary_share(log: Before, member: MemberId) -> Share | None:
 
 
 def quiet_share(log: Before, member: MemberId) -> Share:
-    """Of a rank that has nothing, and rests or has ended if it did before."""
+    """Return the share of an idle rank that has nothing to contribute and keeps its flags."""
     return Share(
         member,
         upto=log.upto.get(member, 0),
@@ -73,7 +76,16 @@ def quiet_share(log: Before, member: MemberId) -> Share:
 
 
 def is_usual(log: Before, kind: AnnounceKind, share: Share) -> bool:
-    """What is announced can be told from the log: ordinary, or quiet."""
+    """Return True if the log predicts an announcement, so that GO needs one bit for it.
+
+    Args:
+        log: Log that ends before the round.
+        kind: Kind of the announcement.
+        share: What the rank announced. Its metrics may be any, because GO sums them apart.
+
+    Returns:
+        True for ARRIVE or COMING with the ordinary share, and for IDLE with the quiet one.
+    """
     if kind in (AnnounceKind.ARRIVE, AnnounceKind.COMING):
         told = ordinary_share(log, share.member)
         if told is not None and share.metrics:
@@ -85,7 +97,17 @@ def is_usual(log: Before, kind: AnnounceKind, share: Share) -> bool:
 def pack_usual(
     everybody: Sequence[MemberId], usual: Mapping[MemberId, tuple[AnnounceKind, int]]
 ) -> tuple[bytes, bytes, bytes]:
-    """(ordinary, quiet, times) of the usual ones among `everybody`; a time in us for each."""
+    """Encode which of `everybody` are ordinary or quiet, and a time for each of them.
+
+    Args:
+        everybody: Ranks for which the bits stand.
+        usual: For each ordinary rank (ARRIVE) and each quiet one (IDLE): the kind of its
+            announcement, and a time in microseconds.
+
+    Returns:
+        Bit set of the ordinary ranks, bit set of the quiet ones, and the encoded times: first those
+        of the ordinary ranks, then those of the quiet ones.
+    """
     ordinary, quiet = bytearray(len(everybody)), bytearray(len(everybody))
     ordinary_us: list[int] = []
     quiet_us: list[int] = []
@@ -102,13 +124,34 @@ def pack_usual(
 
 
 def compact(log: Before, go: Go, usual: Mapping[MemberId, tuple[AnnounceKind, int]]) -> Go:
-    """`go` with the ranks of `usual` in it, each with its kind and the time of its arrival."""
+    """Encode the ordinary and quiet ranks into `go`.
+
+    Args:
+        log: Log that ends before the round.
+        go: GO without these ranks.
+        usual: Kind of the announcement of each of these ranks, and its arrival offset in
+            microseconds.
+
+    Returns:
+        The complete GO.
+    """
     ordinary, quiet, offsets = pack_usual(log.active, usual)
     return replace(go, ordinary=ordinary, quiet=quiet, offsets=offsets)
 
 
 def read(log: Before, go: Go) -> Composition:
-    """Raises ValueError if it names others than are active."""
+    """Decode which rank contributes what in `go`.
+
+    Args:
+        log: Log that ends before the round.
+        go: GO of the next round.
+
+    Returns:
+        The composition of the round.
+
+    Raises:
+        ValueError: If the bit sets or times of `go` do not fit the active ranks.
+    """
     ordinary, quiet = chosen(go.ordinary, log.active), chosen(go.quiet, log.active)
     if len(go.offsets) != 2 * (len(ordinary) + len(quiet)):
         raise ValueError(f"{len(go.offsets) // 2} times for {len(ordinary) + len(quiet)} ranks")
@@ -131,7 +174,7 @@ def read(log: Before, go: Go) -> Composition:
 
 
 def _samples(plan: DataPlan, leases: Sequence[int]) -> list[int]:
-    """Of each of these leases; only the last one of an epoch can be a smaller one."""
+    """Return the samples of each lease; only the last lease of an epoch can have fewer."""
     size, per_epoch = plan.batch * plan.accumulate, leases_per_epoch(plan)
     last = plan.samples - (per_epoch - 1) * size
     if last >= size:
@@ -144,35 +187,43 @@ class Weighing:
     """How the contributions of one round become an update; equal on all ranks (D3)."""
 
     contributors: tuple[MemberId, ...]
+    """Ranks with something in the sum, in rank order."""
     unit: int
-    """Common unit of the contributed buffers, or 1 where each is multiplied by its own (D3)."""
+    """Common unit of the contributed buffers. It is 1 if each rank multiplies its buffer by its own
+    unit (D3)."""
     equal: bool
-    """Buffers are summed as they are: mean of means, the bits of the plain reference."""
+    """True if buffers are summed as they are: the mean of means, which has the bits of plain
+    training."""
     samples: int
+    """Samples in the sum of this round."""
     first: bool
-    """The accumulated sum starts anew with this round."""
+    """True if the accumulated sum starts anew with this round."""
     step: bool
-    """The optimizer steps."""
+    """True if the optimizer steps in this round."""
     divisor: float
-    """Of the accumulated sum, in units of `unit`."""
+    """Divisor of the accumulated sum, in units of `unit`."""
     scheduler_steps: int
+    """How often the scheduler is stepped in this round."""
     progress: Fraction
-    """That the round adds to the log's."""
+    """Applied over nominal samples of this round, which is added to `Log.progress`."""
 
     @property
     def residual_unit(self) -> int:
-        """In what rounding takes away is counted in this round (D18); 0: it takes nothing along,
-        since its sum is not applied."""
+        """Unit of the rounding residuals of this round (D18).
+
+        It is 0 for a round without samples: its sum is not applied, so residuals are not added to
+        it.
+        """
         return self.unit if self.samples else 0
 
     def factor(self, share: Share) -> float:
-        """What the contributor of `share` multiplies its buffer with before the reduction."""
+        """Return the factor that the contributor of `share` multiplies its buffer by."""
         return 1.0 if self.equal else float(share.unit)
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Who was there when a round began, ordinary and quiet ones first, and when each came."""
+    """Fresh and idle ranks of a round and their arrival offsets; those named by a bit are first."""
 
     fresh: list[MemberId]
     fresh_us: list[int]
@@ -182,51 +233,55 @@ class Heard:
 
 @dataclass(slots=True)
 class Composition:
-    """All shares of a round. It stays true when the log has gone on."""
+    """All shares of one round. It stays valid when more records are appended to the log."""
 
     go: Go
     oldest: int
-    """Version that the gradients of the ordinary ranks were computed on."""
+    """Version on which the gradients of the ordinary ranks were computed."""
     ordinary: tuple[MemberId, ...]
+    """Ranks with the share that the log predicts, in rank order."""
     leases: list[int]
-    """One of each of them; empty where nothing is dealt."""
+    """Lease of each ordinary rank; empty if the script feeds itself."""
     samples: list[int]
-    """Likewise; the unit of their buffers is the same number."""
+    """Samples of each ordinary rank. The unit of its buffer is the same number."""
     upto: list[int]
+    """Sequence number of the contribution of each ordinary rank."""
     quiet: tuple[Share, ...]
-    """Without the time of their arrival."""
+    """Shares of the idle ranks with nothing to contribute, without their arrival offsets."""
     weighing: Weighing | None = field(default=None, init=False)
-    """What the log has made of it."""
+    """How the log weighs the round; None until `Log.weigh` is called."""
     _offsets_us: list[int] | None = field(default=None, init=False)
     _shares: tuple[Share, ...] | None = field(default=None, init=False)
     _heard: Heard | None = field(default=None, init=False)
     _asked: tuple[MemberId, Share | None] | None = field(default=None, init=False)
-    """The last answer of `share_of`: a rank asks for its own several times."""
+    """Last answer of `share_of`, kept because a rank asks for its own share several times."""
 
     @property
     def listed(self) -> tuple[Share, ...]:
+        """Shares that GO lists because the log does not predict them."""
         return self.go.listed
 
     @property
     def offsets_us(self) -> list[int]:
-        """When the ordinary and then the quiet ones came."""
+        """Arrival offsets of the ordinary ranks, then of the quiet ones, in microseconds."""
         if self._offsets_us is None:
             self._offsets_us = unpack_offsets(self.go.offsets)
         return self._offsets_us
 
     @property
     def gradients(self) -> int:
-        """Steps of single ranks in the sum."""
+        """Number of optimizer steps of single ranks in the sum."""
         return len(self.ordinary) + sum(s.count for s in self.listed)
 
     @property
     def contributors(self) -> tuple[MemberId, ...]:
+        """Ranks with something in the sum, in rank order."""
         more = [s.member for s in self.listed if s.count]
         return tuple(sorted([*self.ordinary, *more])) if more else self.ordinary
 
     @property
     def heard(self) -> Heard:
-        """Without those in the middle of a batch."""
+        """Fresh and idle ranks and their arrival offsets; ranks inside a batch are left out."""
         if self._heard is None:
             first, came_us = len(self.ordinary), self.offsets_us
             heard = Heard(
@@ -246,14 +301,14 @@ class Composition:
         return self._heard
 
     def fresh_at(self, us: int) -> MemberId:
-        """Who of the fresh ones came then."""
+        """Return a fresh rank whose arrival offset is `us`, in microseconds."""
         for share in self.listed:
             if share.offset_us == us and share.fresh:
                 return share.member
         return self.ordinary[self.offsets_us.index(us)]
 
     def share_of(self, member: MemberId) -> Share | None:
-        """What this rank has in the round; None if it is not named."""
+        """Return the share of `member` in the round; None if GO does not name it."""
         if self._asked is None or self._asked[0] != member:
             self._asked = member, self._share_of(member)
         return self._asked[1]
@@ -286,7 +341,7 @@ class Composition:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """All of them, in rank order, for who has the time to look at each."""
+        """All shares in rank order. It costs O(P): use `share_of` or `ordinary` in every round."""
         if self._shares is None:
             first = len(self.ordinary)
             usual = [self._ordinary_share(at) for at in range(first)]

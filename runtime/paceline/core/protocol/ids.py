@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 
 class MemberId(NamedTuple):
-    """One rank process, for its whole life. A restarted process is a new member (A10, D12).
+    """Name of one rank process for its whole life; a restarted process is a new member (A10, D12).
 
     The order (slot, local, attempt) is the rank order of a generation and the order of dealing.
     """
@@ -17,14 +17,25 @@ class MemberId(NamedTuple):
     local: int
     """Process within the replica, 0 <= local < procsPerReplica."""
     attempt: int
-    """Counts the starts of this place; grows with every restart and every replacement."""
+    """Start number of this process: attempt of its pod x ATTEMPT_STRIDE + restarts inside the pod.
+    It grows with every restart and every replacement."""
 
     def __str__(self) -> str:
         return f"{self.slot}.{self.local}#{self.attempt}"
 
 
 def parse_member(text: str) -> MemberId:
-    """Inverse of `str(member)`. Raises ValueError for anything else."""
+    """Parse the text that `str(member)` gives.
+
+    Args:
+        text: Such as `3.0#1000`.
+
+    Returns:
+        The member.
+
+    Raises:
+        ValueError: If the text is not the name of a member.
+    """
     found = _MEMBER.fullmatch(text)
     if found is None:
         raise ValueError(f"not a member: {text[:40]!r}")
@@ -39,15 +50,16 @@ class GenerationId(NamedTuple):
     """Identity of a membership, or of a proposal for one; compared as a whole, in order (R1)."""
 
     incarnation: int
-    """Of the coordinator: the highest one found in any registration + 1."""
+    """Incarnation of the coordinator: the highest one in any registration, plus 1."""
     coordinator: str
-    """Tie-break between two coordinators of one incarnation: uid of its process or pod."""
+    """Uid of the coordinator's process or pod. It breaks the tie between two coordinators of one
+    incarnation."""
     counter: int
-    """Grows with every PREPARE of that coordinator."""
+    """Number that grows with every PREPARE of that coordinator."""
 
     @property
     def short(self) -> str:
-        """As people read it: within one job the tie-break tells nothing."""
+        """The id for people, without the tie-break, which says nothing within one job."""
         return f"{self.incarnation}.{self.counter}"
 
     def __str__(self) -> str:
@@ -55,4 +67,4 @@ class GenerationId(NamedTuple):
 
 
 NO_GENERATION = GenerationId(0, "", 0)
-"""Below every real id: what a rank that never joined has promised."""
+"""Generation below every real one: the promise of a rank that never joined."""

@@ -1,7 +1,8 @@
-"""Where every sample went, counted from the log (I1, I2, R9).
+"""Accounts of every sample, counted from the log (I1, I2, R9).
 
-produced = applied + pending + dropped + discounted + lost. What the log can see is counted here,
-per rank and in total; `pending` and what a rank lost with its own death are the rank's to count.
+produced = applied + pending + dropped + lost. The ledger counts what the log shows, per rank and in
+total: applied and dropped samples, and as parts of the applied ones those that were late or
+discounted. `pending` and `lost` are known only to the rank itself (`core.protocol.pending`).
 """
 
 from __future__ import annotations
@@ -20,40 +21,53 @@ from paceline.core.protocol.snapshot import EpochCount, LedgerSnapshot, Totals
 
 @dataclass(slots=True)
 class Ledger:
+    """Running totals of the samples, rounds, epochs and user metrics of a log."""
+
     by_member: dict[MemberId, Totals] = field(default_factory=dict)
+    """Totals of each member of the present generation."""
     departed: Totals = field(default_factory=Totals)
+    """Totals of all departed members together."""
     dropped: dict[DropReason, int] = field(default_factory=dict)
+    """Dropped samples, by reason."""
     open_epochs: dict[int, EpochCount] = field(default_factory=dict)
+    """Epochs that have begun and still have leases that are not gone, by number."""
     epochs_exact: int = 0
-    """Finished epochs of which each sample was applied exactly once."""
+    """Number of finished epochs in which each sample was applied exactly once."""
     epochs_short: int = 0
-    """Finished epochs of which some samples were dropped."""
+    """Number of finished epochs in which some samples were dropped."""
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """User's figures: (sum, weight) over the contributions committed so far (D11)."""
+    """Sum and weight of each user metric over the contributions committed so far (D11)."""
     before_epoch: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """`metrics` as they were when the last epoch was finished."""
+    """Copy of `metrics` from the moment when the last epoch was finished."""
     last_epoch: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """The same of the last finished epoch alone: of the rounds since the one before was finished.
-    """
+    """Sum and weight of each user metric in the last finished epoch: in the rounds after the one
+    that finished the epoch before it."""
     rounds: dict[Trigger, int] = field(default_factory=dict)
-    """Rounds committed, by why they started."""
+    """Number of committed rounds, by trigger."""
     streamed: int = 0
-    """Those of them that were reduced while backward() ran."""
+    """Number of committed rounds that were reduced while backward() ran."""
     contributions: int = 0
-    """Optimizer steps of single ranks that were applied."""
+    """Number of optimizer steps of single ranks that were applied."""
     contributions_before: int = 0
-    """Those of them that were applied before the job was started or resumed the last time."""
+    """Part of `contributions` that was applied before the job was last started or resumed."""
     samples: int = 0
-    """That were applied, of all ranks."""
+    """Applied samples of all ranks."""
     _epoch_ends: bool = False
-    """An epoch is finished with the round that is being counted."""
+    """True if the round that is being counted finishes an epoch."""
 
     def applied(self, share: Share, fresh_from: int, plan: DataPlan) -> None:
+        """Count a share that GO lists.
+
+        Args:
+            share: What one rank had in the round.
+            fresh_from: Oldest version on which a gradient of the round counts as fresh.
+            plan: What is dealt.
+        """
         self.contributions += share.count
         dropped = sum(drop.samples for drop in share.drops)
         late = share.samples if share.count and not share.fresh else 0
         if share.fresh and share.oldest < fresh_from:
-            # The fresh batch rides with older ones; only the newest lease is not late.
+            # A fresh batch was merged with older ones; only its own lease, the last, is not late.
             newest = samples_of(plan, share.leases[-1]) if share.leases else 1
             late = share.samples - newest
         totals = self._of(share.member)
@@ -70,7 +84,7 @@ class Ledger:
         self._add_metrics(share.metrics)
 
     def applied_ordinary(self, made: Composition, plan: DataPlan) -> None:
-        """One fresh contribution of each of the ordinary ranks."""
+        """Count one fresh contribution of each ordinary rank of a round."""
         by_member = self.by_member
         for member, samples in zip(made.ordinary, made.samples, strict=True):
             totals = by_member.get(member)
@@ -90,7 +104,7 @@ class Ledger:
                 self._count(plan, made.leases, applied=True)
 
     def applied_quiet(self, members: Iterable[MemberId]) -> None:
-        """They were there, and had nothing."""
+        """Create an account for each rank that was idle and had nothing to count."""
         for member in members:
             self._of(member)
 
@@ -128,7 +142,7 @@ class Ledger:
             self._epoch_ends = True
 
     def round(self, trigger: Trigger, *, streamed: bool) -> None:
-        """Count a round, with which epochs may have been finished."""
+        """Count a round after its shares, and finish the epochs that end with it."""
         self.streamed += streamed
         self.rounds[trigger] = self.rounds.get(trigger, 0) + 1
         if self._epoch_ends:
@@ -137,25 +151,28 @@ class Ledger:
             self.before_epoch = dict(self.metrics)
 
     def redealt(self, member: MemberId, samples: int) -> None:
+        """Count samples of leases that were taken from `member` to be dealt again."""
         self._of(member).redealt += samples
 
     def retire_all_but(self, members: Collection[MemberId]) -> None:
-        """Fold the counters of the departed into one, so that the ledger stays bounded."""
+        """Fold the totals of departed members into one, so that the ledger stays bounded."""
         for member in [m for m in self.by_member if m not in members]:
             self.departed = add(self.departed, self.by_member.pop(member))
 
     def counted(self, member: MemberId) -> int:
-        """Samples of this rank that the log has applied or dropped."""
+        """Return how many samples of this rank the log has applied or dropped."""
         totals = self.by_member.get(member, Totals())
         return totals.applied + totals.dropped
 
     def total(self) -> Totals:
+        """Return the totals of all ranks together, departed ones included."""
         total = self.departed
         for each in self.by_member.values():
             total = add(total, each)
         return total
 
     def snapshot(self) -> LedgerSnapshot:
+        """Return the ledger as plain data, independent of later changes."""
         return LedgerSnapshot(
             by_member=tuple((m, replace(self.by_member[m])) for m in sorted(self.by_member)),
             departed=self.departed,
@@ -174,6 +191,7 @@ class Ledger:
 
     @classmethod
     def restore(cls, s: LedgerSnapshot) -> Ledger:
+        """Return a ledger with the content of a snapshot."""
         ledger = cls(
             by_member={m: replace(totals) for m, totals in s.by_member},
             departed=s.departed,
@@ -196,7 +214,7 @@ class Ledger:
 def since(
     now: Mapping[str, tuple[float, float]], before: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
-    """Return what has come to the (sum, weight) of each figure; nothing of those that stayed."""
+    """Return by how much (sum, weight) of each metric grew, where its weight has changed."""
     found = {}
     for name, (total, weight) in now.items():
         old_total, old_weight = before.get(name, (0.0, 0.0))
@@ -214,6 +232,7 @@ def _sums(rows: Iterable[tuple[str, float, float]]) -> dict[str, tuple[float, fl
 
 
 def add(a: Totals, b: Totals) -> Totals:
+    """Return the sum of two totals, field by field."""
     return Totals(
         applied=a.applied + b.applied,
         late=a.late + b.late,

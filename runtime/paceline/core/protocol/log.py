@@ -1,10 +1,9 @@
-"""The round log as a state: everything that must be equal on all ranks (R2).
+"""State of the round log: everything that must be equal on all ranks (R2).
 
-`Log.append` takes the next GO or GEN record. Version, membership, active and resting sets,
-starter, quorum, leases, settings, stop and the sample counts are functions of the sequence of
-records alone, so two ranks whose logs have the same digest agree on all of them. A record that
-does not fit is a fault of the protocol, never of the user: `LogError` ends the process with the
-evidence.
+`Log.append` takes the next GO or GEN record. Version, membership, active and resting ranks,
+starter, quorum, leases, settings, stop and sample counts are functions of the sequence of records
+alone. So two ranks whose logs have the same digest agree on all of them. A record that does not fit
+is a fault of the protocol, never of the user: `LogError` ends the process with the evidence.
 """
 
 from __future__ import annotations
@@ -39,110 +38,132 @@ from paceline.core.protocol.snapshot import LogSnapshot
 from paceline.core.protocol.waits import quorum_of
 
 WINDOW: Final = 32
-"""Rounds whose durations and arrival offsets are remembered (grace, auto deadline, bench)."""
+"""Number of recent rounds whose durations are kept. Four times as many arrival offsets are (for
+grace, the automatic deadline and the bench timeout)."""
 OFFSETS_MAX: Final = 16
-"""Arrivals of one round that are remembered."""
+"""Upper bound on the arrival offsets that are kept of one round."""
 ONE: Final = Fraction(1)
-"""What a round makes in which everybody is fresh; sums of fractions take long to make."""
+"""Progress and steps of a round in which every rank is fresh. It is shared because a Fraction is
+slow to make."""
 AGES_MAX: Final = 1024
-"""Updates of the weights that are remembered for the age of a gradient; of earlier ones each round
-counts as one."""
+"""Number of recent weight updates that are kept to compute the age of a gradient. Before them, each
+round counts as one update."""
 RECENT_MAX: Final = 256
-"""Records kept for members that are behind; more generations without a round are an error."""
+"""Upper bound on the records that are kept for members that are behind. More generations without a
+round in between are an error."""
 
 
 def chain(digest: str, record: Record) -> str:
-    """The digest of a log that had `digest` before this record."""
+    """Return the digest of a log that had `digest` before `record` was appended."""
     data = digest.encode() + pack_record(record)
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
 class LogError(AssertionError):
-    """A record contradicts the log: a broken protocol, reported with its evidence."""
+    """Raised if a record contradicts the log: the protocol is broken; the text is the evidence."""
 
 
 @dataclass(slots=True)
 class Log:
+    """The log's state after `index` records; equal on all ranks whose logs have the same digest."""
+
     index: int = 0
+    """Number of records."""
     digest: str = ""
+    """Chained hash of all records."""
     version: int = 0
+    """Version of the committed state, which is also the number of the next round."""
     gen: Gen | None = None
+    """The last GEN record; None before the first one."""
     active: tuple[MemberId, ...] = ()
+    """Ranks that take part in triggers and leases, in rank order."""
     with_state: tuple[MemberId, ...] = ()
-    """Members that the log knows to have state: by GEN, or admitted by a GO since."""
+    """Members that have the committed state, in rank order: named by GEN, or admitted by a GO
+    since."""
     benched: frozenset[MemberId] = frozenset()
-    """Members that are passive since they did not finish a step (R13)."""
+    """Members that are passive because they did not finish a step in time (R13)."""
     resting: frozenset[MemberId] = frozenset()
-    """Active, but wants no leases: evaluating, draining, finished."""
+    """Active ranks that want no leases: they are evaluating, draining or finished."""
     done: frozenset[MemberId] = frozenset()
-    """Active, and its loop has ended."""
+    """Active ranks whose training loop has ended."""
     plan: DataPlan = field(default_factory=DataPlan)
     settings: RoundSettings = field(default_factory=RoundSettings)
     request: int = 0
+    """Highest request number that a GO has carried (R18)."""
     stopping: bool = False
+    """True if a round has decided that the job stops; no leases are dealt any more."""
     stopped_by: MemberId | None = None
-    """The lowest rank whose script has ended the job, if one has."""
+    """Lowest rank whose script has ended the job with `pl.stop`; None if none has."""
     stopped: bool = False
-    """This version is the final one (R17)."""
+    """True if this version is the final one (R17)."""
     started: int = 0
-    """Version with which the job's first generation began (0, or a checkpoint's)."""
+    """Version with which the job's first generation began, 0 or a checkpoint's, plus one for each
+    void round since (R32)."""
     deal: Deal = field(default_factory=Deal)
     ledger: Ledger = field(default_factory=Ledger)
     after_void: bool = False
-    """The last round came to nothing; nobody says COMING in this one (R32)."""
+    """True if the last round was void: no rank announces COMING in this one (R32)."""
     after_streamed: bool = False
-    """The last round was streamed, void or not."""
+    """True if the last round was streamed, void or not."""
     heard: dict[MemberId, int] = field(default_factory=dict)
-    """Oldest version that the next batch of each active rank can be of (MaxAgePolicy.WAIT)."""
+    """Oldest version on which the next batch of each active rank may be computed
+    (MaxAgePolicy.WAIT)."""
     accumulated: int = 0
-    """Samples reduced since the optimizer's last step (Pacing.SAMPLES)."""
+    """Samples that were summed since the optimizer's last step (Pacing.SAMPLES)."""
     accumulated_count: int = 0
-    """Contributions of them, with what several steps of one rank have made as one."""
+    """Number of contributions in them, where several steps of one rank in a round count as one."""
     accumulated_steps: int = 0
+    """Number of steps of single ranks in them."""
     updates: int = 0
+    """Number of rounds in which the optimizer stepped."""
     updated: deque[int] = field(default_factory=lambda: deque(maxlen=AGES_MAX))
-    """The rounds that made the last updates: those in which the optimizer stepped."""
+    """The last of these rounds: those that updated the weights."""
     progress: Fraction = Fraction(0)
-    """Applied over nominal samples: what the scheduler is stepped by."""
+    """Sum over the rounds of applied over nominal samples. Its whole part is how often the
+    scheduler was stepped."""
     steps: Fraction = Fraction(0)
-    """Steps of single ranks, applied or dropped, over the ranks that were active: what a plan with
-    `steps` counts. So much training is done whatever the mode, and gradients that come to nothing
-    do not keep a job from its end."""
+    """Sum over the rounds of the steps of single ranks, applied or dropped, over the active ranks.
+    A plan with `steps` ends the job when this reaches them. So as much training is done in every
+    mode, and gradients that are dropped do not keep a job from its end."""
     round_us: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """Durations of recent rounds, in microseconds."""
     offsets_us: deque[int] = field(default_factory=lambda: deque(maxlen=4 * WINDOW))
+    """Arrival offsets of fresh ranks in recent rounds, in microseconds."""
     shadow: ShadowReport = ShadowReport()  # noqa: RUF009 - frozen
     skips: frozenset[int] = frozenset()
-    """Leases that the job has given up: whoever is dealt one drops it, untouched (R56)."""
+    """Leases that the job has given up. A rank that is dealt one drops it untouched (R56)."""
     recent: list[Record] = field(default_factory=list)
     """The last GO, the GENs after it, and those between it and the GO before (R7)."""
     tail: list[tuple[int, str]] = field(default_factory=lambda: [(0, "")])
-    """(index, digest) before each of `recent`, and at the end."""
+    """(index, digest) before each record of `recent`, and after the last one."""
     upto: dict[MemberId, int] = field(default_factory=dict)
-    """Sequence number up to which each member was named."""
+    """Highest sequence number with which a round has named each member."""
     usual: dict[MemberId, int] = field(default_factory=dict)
-    """Of a script that feeds itself: samples of each member's last step that was listed."""
+    """Number of samples that the next step of a member is predicted to have, where the script feeds
+    itself: those of its last step that was listed. It is 1 where none was."""
     _read: Composition | None = None
-    """Of the last GO that was looked at."""
+    """Composition of the last GO that was read."""
     _appended: Composition | None = None
-    """Of the last GO but void ones."""
+    """Composition of the last GO that was appended, void ones excluded."""
     _places: dict[MemberId, int] = field(default_factory=dict)
     _places_of: tuple[MemberId, ...] = ()
-    """What `_places` was made of; both stay the same for many rounds."""
+    """Value of `active` for which `_places` was made. Both stay the same for many rounds."""
 
     # ---- what follows from the records ----------------------------------------------------
 
     @property
     def id(self) -> GenerationId:
-        """Of the last GEN record."""
+        """Id of the last GEN record; NO_GENERATION before the first one."""
         return self.gen.id if self.gen else NO_GENERATION
 
     @property
     def members(self) -> tuple[MemberId, ...]:
+        """Members of the last GEN record, in rank order."""
         return self.gen.members if self.gen else ()
 
     @property
     def places(self) -> dict[MemberId, int]:
-        """Where each active rank stands in `active`."""
+        """Position of each active rank in `active`."""
         if self._places_of is not self.active:
             self._places_of = self.active
             self._places = {m: place for place, m in enumerate(self.active)}
@@ -150,13 +171,20 @@ class Log:
 
     @property
     def fresh_from(self) -> int:
-        """A gradient is fresh if it was computed on this version or a later one (R36)."""
+        """Oldest version on which a fresh gradient of this round may be computed (R36)."""
         return self.version - self.settings.pipeline
 
     def age(self, version: int) -> int:
-        """Return how many updates of the weights a gradient lacks that was computed on `version`.
+        """Return how many updates of the weights a gradient lacks.
 
-        Rounds in which the optimizer makes no step change no weights and count for nothing."""
+        Rounds in which the optimizer makes no step change no weights and do not count.
+
+        Args:
+            version: Version on which the gradient was computed.
+
+        Returns:
+            Number of updates since then; 0 for the present version.
+        """
         updated = self.updated
         if version >= self.version or not updated:
             return 0
@@ -165,7 +193,7 @@ class Log:
 
     @property
     def starter(self) -> MemberId:
-        """Starts the round in question; rotates, so that there is no fixed hot spot."""
+        """Rank that starts this round where no heads are used; it rotates to avoid a hot spot."""
         return self.active[self.version % len(self.active)]
 
     @property
@@ -174,7 +202,7 @@ class Log:
 
     @property
     def is_worked_off(self) -> bool:
-        """Nothing is left to do; without an end in the plan, because all loops have ended."""
+        """True if nothing is left to do. In a plan without an end: if all loops have ended."""
         if self.stopped_by is not None:
             return True
         if self.plan.samples:
@@ -185,9 +213,13 @@ class Log:
 
     @property
     def publisher(self) -> MemberId:
-        """Writes for all: the lowest rank that trains, since one whose loop has ended may have old
-        weights in its model; at the end the lowest of those that have trained. One that has ended
-        the job comes to what stands behind its loop; the others may be in the midst of theirs."""
+        """Rank that writes the results of the job.
+
+        This is the lowest rank that still trains: a rank whose loop has ended may have old weights
+        in its model. Once all loops have ended, it is the lowest active rank. A rank that ended the
+        job with `pl.stop` comes first: its script reaches the code behind its loop, while the
+        scripts of the others may be in the middle of theirs.
+        """
         if self.stopped_by in self.members:
             return self.stopped_by
         trains = (m for m in self.active if m not in self.done)
@@ -195,7 +227,11 @@ class Log:
 
     @property
     def is_full_round(self) -> bool:
-        """Everybody is needed, whatever the mode: first round, warm-up, `fullEvery`."""
+        """True if this round needs all active ranks.
+
+        The mode asks for it (Full, Shadow), or the round is the first one, a warm-up round or one
+        of `fullEvery`.
+        """
         return self.settings.is_synchronous or self._is_full_in_any_mode
 
     @property
@@ -207,47 +243,57 @@ class Log:
 
     @property
     def is_synchronous(self) -> bool:
-        """Each round is one step of plain synchronous training: Full, or a quorum of all."""
+        """True if each round is a step of plain synchronous training: Full or a quorum of all."""
         s, active = self.settings, len(self.active)
         by_other_means = s.mode is Mode.DEADLINE or (s.mode is Mode.MAJORITY and s.random_initiator)
         return not by_other_means and quorum_of(s.mode, s, active) == active
 
     @property
     def waits_for_everybody(self) -> bool:
-        """No round is made while a rank computes that takes part."""
+        """True if no round is made while an active rank computes."""
         return self.is_synchronous and not self.settings.pipeline
 
     @property
     def quorum(self) -> int:
-        """k(r) of R12: fresh ranks that round `version` needs, never more than are active."""
+        """Fresh ranks that this round needs, at most the number of active ranks: k(r) of R12."""
         active = len(self.active)
         if self.is_full_round:
             return active
         return quorum_of(self.settings.mode, self.settings, active)
 
     def _step_samples(self, samples: int, count: int) -> int | Fraction:
-        """Of one step of one rank. Those of a script that feeds itself are known from what came:
-        `samples` in `count` steps."""
+        """Return the samples of a step: the plan's, or the mean in a script that feeds itself."""
         if self.plan.samples:
             return self.plan.batch * self.plan.accumulate
         return Fraction(samples, count) if samples not in (0, count) else 1
 
     @property
     def median_round_us(self) -> int:
-        """0 as long as nothing was measured."""
+        """Median duration of recent rounds in microseconds; 0 if none was measured."""
         return sorted(self.round_us)[len(self.round_us) // 2] if self.round_us else 0
 
     def held(self, member: MemberId) -> tuple[int, ...]:
+        """Return the leases that `member` holds, in the order in which they were dealt."""
         return self.deal.held_by(member)
 
     def first_leases(self, members: Sequence[MemberId]) -> list[int]:
-        """The oldest one that each of them holds."""
+        """Return the oldest lease of each of `members`, in their order."""
         return self.deal.first_of(members)
 
     def read(self, go: Go) -> Composition:
-        """Who has what in `go`: the one that comes next, or the one appended last."""
+        """Return which rank contributes what in `go`.
+
+        Args:
+            go: The GO that comes next, or the one appended last.
+
+        Returns:
+            The composition of the round, decoded once.
+
+        Raises:
+            LogError: If `go` does not fit this log.
+        """
         if self._appended is not None and self._appended.go is go:
-            return self._appended  # who applies it asks, perhaps with the next one read already
+            return self._appended  # applied now, perhaps with the next one read already
         if self._read is None or self._read.go is not go:
             if self.gen is None or go.round != self.version:
                 raise LogError(f"GO of round {go.round} read at version {self.version}")
@@ -258,7 +304,14 @@ class Log:
         return self._read
 
     def weigh(self, go: Go) -> Weighing:
-        """Weights and divisor of the round that `go` starts, or of the one appended last."""
+        """Return how the contributions of a round become an update.
+
+        Args:
+            go: The GO that comes next, or the one appended last.
+
+        Returns:
+            Weights and divisor of the round, computed once.
+        """
         made = self.read(go)
         if made.weighing is None:
             made.weighing = self._weigh(made)
@@ -275,11 +328,11 @@ class Log:
         steps = made.gradients
         step_samples = self._step_samples(accumulated, self.accumulated_steps + steps)
         nominal = len(self.active) * step_samples
-        # A synchronous round is a step, also where the last one of an epoch is short of samples.
+        # A synchronous round is always a step, even if the last one of an epoch has fewer samples.
         synchronous = self.is_synchronous
         by_samples = self.settings.pacing is Pacing.SAMPLES and not synchronous
-        # Paced by samples it steps as soon as what has come is nearer to the nominal samples than
-        # what will have come with another round like this one.
+        # With Pacing.SAMPLES the optimizer steps as soon as the samples so far are nearer to the
+        # nominal ones than they would be after another round like this one.
         due = not by_samples or 2 * accumulated + samples >= 2 * nominal
         step = accumulated > 0 and (due or self.stops_with(go))
         # Sums that are kept over several rounds have to be in one unit; a round that steps at
@@ -308,7 +361,7 @@ class Log:
         )
 
     def stops_with(self, go: Go) -> bool:
-        """Whether the version that `go` makes is the final one (R17)."""
+        """Return True if the version that `go` makes is the final one (R17)."""
         if (go.request and go.request.stop) or any(share.stop for share in go.listed):
             return True
         if self.plan.steps:
@@ -330,6 +383,14 @@ class Log:
     # ---- appending ------------------------------------------------------------------------
 
     def append(self, record: Record) -> None:
+        """Append the next record.
+
+        Args:
+            record: GO of round `version`, or GEN of the next generation.
+
+        Raises:
+            LogError: If the record does not fit this log.
+        """
         if isinstance(record, Gen):
             self._append_gen(record)
         else:
@@ -370,13 +431,13 @@ class Log:
         self.usual = {m: samples for m, samples in self.usual.items() if m in members}
         self.deal.lookahead = dict(gen.lookahead)
         self.deal.enlist(gen.active)
-        keep = frozenset() if gen.plan else active  # ids of an earlier run may be the same
+        keep = frozenset() if gen.plan else active  # ids of an earlier run may be used again
         for member in self.deal.holders():
             if member not in keep:
                 self.ledger.redealt(member, self._samples(self.deal.take_back(member)))
         self.ledger.retire_all_but(frozenset() if gen.plan else members)
         if self._read is not None and self._read.go.round == self.version:
-            self._read = None  # it was not appended, and other leases are held now
+            self._read = None  # that GO was not appended, and the leases have changed
 
     def _append_go(self, go: Go) -> None:
         if self.gen is None or go.round != self.version:
@@ -394,8 +455,7 @@ class Log:
             conditions = (self.settings, len(self.active), self.median_round_us, self.offsets_us)
             full = self._is_full_in_any_mode
             self.shadow = follow(self.shadow, made, *conditions, full_anyhow=full)
-        # A round ends the job, never a GEN, so that what was accumulated is applied with the last
-        # one.
+        # A round ends the job, never a GEN, so that the last round applies what was accumulated.
         self.stopping = self.stopping or (not self.plan.ends and self.stops_with(go))
         self.stopped_by = min([s.member for s in go.listed if s.stop], default=None)
         self.stopping = self.stopping or self.stopped_by is not None
@@ -416,8 +476,12 @@ class Log:
         self._forget_before_last_go()
 
     def _append_void(self) -> None:
-        """The weights stay, so that versions mean one round more: ages, warm-up and `fullEvery` do
-        not see it, and what was computed on this version is fresh on the next (R32)."""
+        """Append a void round, in which the weights stay (R32).
+
+        The same weights have one more version number, so stored versions are raised by one. Ages,
+        warm-up and `fullEvery` do not count the round. A gradient that was computed on this version
+        is fresh on the next one.
+        """
         self.version += 1
         self.started += 1
         self.heard = {m: version + 1 for m, version in self.heard.items()}
@@ -453,7 +517,7 @@ class Log:
                 return
 
     def _append_usual(self, made: Composition) -> None:
-        """The shares that only a bit stands for."""
+        """Count the shares that GO names by a bit only."""
         ordinary = made.ordinary
         if made.leases:
             self.deal.remove_first_of(ordinary)
@@ -491,7 +555,7 @@ class Log:
                 self.deal.remove(member, lease)
         self.deal.give_back(member, share.returned)
         self.ledger.applied(share, self.fresh_from, self.plan)
-        # Idle: it may come back from evaluating before this round is committed.
+        # An idle rank may come back from evaluating before this round is committed.
         other = self.version if share.idle else share.base
         base = self.fresh_from + 1 if share.fresh else other
         self.heard[member] = max(base, self.heard[member])
@@ -517,7 +581,7 @@ class Log:
             self.round_us.append(go.before_us)
         if not go.streamed:
             self.round_us.append(go.round_us)
-            # Of a large round some ranks, others in the next: not those that end the rank order.
+            # Keep a part of a large round, spread over all ranks, and other ranks in the next one.
             fresh_us = made.heard.fresh_us
             step = max(1, -(-len(fresh_us) // OFFSETS_MAX))
             self.offsets_us.extend(fresh_us[self.version % step :: step])
@@ -529,12 +593,24 @@ class Log:
     # ---- copies ---------------------------------------------------------------------------
 
     def missing_after(self, index: int, digest: str) -> tuple[Record, ...]:
-        """The records that a log with this end lacks (R7). Raises LogError if it is no prefix."""
+        """Return the records that a shorter log lacks (R7).
+
+        Args:
+            index: Number of records of that log.
+            digest: Digest of that log.
+
+        Returns:
+            The records from there to the end of this log.
+
+        Raises:
+            LogError: If that log is no prefix of this one, or is too far behind.
+        """
         if (index, digest) not in self.tail:
             raise LogError(f"a log that ends at {index} ({digest}) is no prefix of this one")
         return tuple(self.recent[self.tail.index((index, digest)) :])
 
     def snapshot(self) -> LogSnapshot:
+        """Return the log as plain data, for joiners and checkpoints; it must have a GEN record."""
         assert self.gen is not None
         return LogSnapshot(
             index=self.index,
@@ -577,6 +653,7 @@ class Log:
 
     @classmethod
     def restore(cls, s: LogSnapshot) -> Log:
+        """Return a log with the content of a snapshot, without the records that led to it."""
         log = cls(
             index=s.index,
             digest=s.digest,

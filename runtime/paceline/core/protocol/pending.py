@@ -1,9 +1,10 @@
-"""A rank's own contributions between the batch that made them and the round that applies them.
+"""Contributions of one rank, from the batch that made them to the round that applies them.
 
-Two gradient buffers are enough (R22). GRAD is where the backward pass adds; LATE is where a
-gradient waits that its round left behind. A fresh gradient is announced and reduced where it
-lies, in GRAD. The bookkeeping here says what is in which buffer and which operation the driver
-has to carry out; it never touches a number of a gradient.
+Two gradient buffers are enough (R22). backward() adds to GRAD. LATE keeps a gradient that has to
+wait for a round while the next one is computed: it missed its round, or there is a pipeline (R36).
+A fresh gradient is otherwise announced and reduced where it lies, in GRAD. This module knows which
+step is in which buffer, and returns the operations on the buffers that the driver has to carry out.
+It never touches a number of a gradient.
 """
 
 from __future__ import annotations
@@ -24,32 +25,42 @@ from paceline.core.protocol.records import Drop, DropReason, LoggedMetric, Share
 
 
 class BufferName(StrEnum):
+    """Name of a gradient buffer."""
+
     GRAD = "grad"
-    """Where the backward pass adds."""
+    """Buffer to which backward() adds."""
     LATE = "held"
-    """Where a gradient waits that its round left behind. Written as in journals of old."""
+    """Buffer of gradients that wait for a round while the next one is computed. Its value is the
+    name that old journals use."""
 
 
 # ---- operations on the buffers, carried out by the driver in the order given ---------------------
 
 
 class Swap(Struct, frozen=True, tag="swap"):
-    """LATE is empty: GRAD's memory becomes LATE, the views move to the other, which is zero."""
+    """Turn the memory of GRAD into LATE, which is empty.
+
+    The gradient views move to the other memory, which is zero.
+    """
 
 
 class Merge(Struct, frozen=True, tag="merge"):
-    """LATE = LATE x late_factor + GRAD x grad_factor; GRAD is zero."""
+    """Set LATE to LATE x late_factor + GRAD x grad_factor, and GRAD to zero."""
 
     late_factor: float = msgspec_field(name="held_factor")
     grad_factor: float
 
 
 class Scale(Struct, frozen=True, tag="scale"):
+    """Multiply a buffer by `factor`."""
+
     which: BufferName = msgspec_field(name="place")
     factor: float
 
 
 class Zero(Struct, frozen=True, tag="zero"):
+    """Set a buffer to zero."""
+
     which: BufferName = msgspec_field(name="place")
 
 
@@ -57,18 +68,21 @@ BufferOp = Swap | Merge | Scale | Zero
 
 
 class StepGradient(Struct, frozen=True):
-    """One step's gradient."""
+    """Gradient of one optimizer step of this rank."""
 
     seq: int
+    """Sequence number of the step on this rank, from 1."""
     version: int
+    """Version of the weights on which it was computed."""
     leases: tuple[int, ...]
+    """Leases that it works off; empty if the script feeds itself."""
     samples: int
     metrics: tuple[LoggedMetric, ...] = ()
 
 
 @dataclass(slots=True)
 class Buffer:
-    """What one buffer contains: the sum of its steps' sample gradients, times discount / unit."""
+    """Content of one buffer: the sum of its steps' sample gradients, times discount / unit."""
 
     steps: list[StepGradient] = field(default_factory=list)
     unit: int = 1
@@ -76,9 +90,11 @@ class Buffer:
 
     @property
     def samples(self) -> int:
+        """Samples of all steps in the buffer."""
         return sum(p.samples for p in self.steps)
 
     def take_from(self, other: Buffer) -> None:
+        """Move all steps of `other` here, together with its unit and discount."""
         self.steps += other.steps
         self.unit, self.discount = other.unit, other.discount
         other.steps = []
@@ -87,35 +103,42 @@ class Buffer:
 
 @dataclass(slots=True)
 class Pending:
+    """Contributions of this rank that no committed round has applied, and its counts of samples."""
+
     grad: Buffer = field(default_factory=Buffer)
     late: Buffer = field(default_factory=Buffer)
     seq: int = 0
-    """Of the last step; 0 before the first one."""
+    """Sequence number of the last step; 0 before the first one."""
     produced: int = 0
-    """Samples of all steps ever made here."""
+    """Samples of all steps that this rank has made."""
     lost: int = 0
-    """Samples made here that no log will count: this rank was left out or benched (R8)."""
+    """Samples made here that no log will count, because this rank was left out or benched (R8)."""
     void: bool = False
-    """The backward pass under way adds to a sum that was given up: its step drops all of GRAD."""
+    """True if the backward pass that is running adds to a sum that was given up. Its step then
+    drops all of GRAD."""
     drops: list[Drop] = field(default_factory=list)
-    """Decided here, not yet in the log."""
+    """Drops that were decided here and are not in the log yet."""
     unsaid: tuple[LoggedMetric, ...] = ()
-    """The user's figures of steps that were applied after no more than COMING."""
+    """User metrics of steps that were applied after no more than COMING, which carries none."""
     unsaid_rounds: int = 0
+    """Number of rounds whose metrics are in `unsaid`."""
 
     def buffer(self, which: BufferName) -> Buffer:
+        """Return the bookkeeping of one buffer."""
         return self.grad if which is BufferName.GRAD else self.late
 
     @property
     def steps(self) -> list[StepGradient]:
+        """Steps in both buffers, oldest first."""
         return self.late.steps + self.grad.steps
 
     @property
     def empty(self) -> bool:
+        """True if there is nothing to apply and no drop to announce."""
         return not self.steps and not self.drops
 
     def leases(self) -> set[int]:
-        """Leases that are worked off but not applied."""
+        """Return the leases that are worked off and not applied, dropped ones included."""
         return {x for p in self.steps for x in p.leases} | {x for d in self.drops for x in d.leases}
 
     def add(
@@ -127,7 +150,18 @@ class Pending:
         unit: int,
         metrics: tuple[LoggedMetric, ...],
     ) -> StepGradient:
-        """A finished step; its gradient was added to what was in GRAD, all of it in `unit`."""
+        """Record a finished step, whose gradient was added to GRAD.
+
+        Args:
+            version: Version of the weights on which it was computed.
+            leases: Leases that it works off; empty if the script feeds itself.
+            samples: Number of samples in it.
+            unit: Unit of all of GRAD, which holds sum(sample gradients) / unit.
+            metrics: User metrics of the step.
+
+        Returns:
+            The step with its sequence number.
+        """
         self.seq += 1
         self.produced += samples
         step = StepGradient(self.seq, version, leases, samples, metrics)
@@ -140,8 +174,19 @@ class Pending:
     def drop(
         self, which: BufferName, reason: DropReason, holds: Callable[[int], bool]
     ) -> list[BufferOp]:
-        """Give up all of a buffer. Leases that the log still gives to this rank are announced as
-        drops; the others were dealt again, so their samples are only lost here (R9, R14)."""
+        """Give up all of a buffer.
+
+        Leases that the log still gives to this rank are announced as drops. Other leases were dealt
+        again, so their samples only count as lost here (R9, R14).
+
+        Args:
+            which: Buffer to empty.
+            reason: Why its steps are dropped.
+            holds: Returns True for a lease that the log gives to this rank.
+
+        Returns:
+            Operations on the buffers.
+        """
         buffer = self.buffer(which)
         given_up = self.void and which is BufferName.GRAD
         for step in buffer.steps:
@@ -157,8 +202,17 @@ class Pending:
         return [Zero(which)] if had else []
 
     def drop_revoked(self, holds: Callable[[int], bool], *, grad_in_use: bool) -> list[BufferOp]:
-        """After a record: what the log no longer gives to this rank is dropped at once (R14).
-        While the backward pass adds to GRAD, that buffer waits for the end of the step."""
+        """Drop what the log no longer gives to this rank; called after each record (R14).
+
+        While backward() adds to GRAD, that buffer is kept until the step ends.
+
+        Args:
+            holds: Returns True for a lease that the log gives to this rank.
+            grad_in_use: True while a backward pass may add to GRAD.
+
+        Returns:
+            Operations on the buffers.
+        """
         ops: list[BufferOp] = []
         for which in (BufferName.LATE,) if grad_in_use else (BufferName.LATE, BufferName.GRAD):
             steps = self.buffer(which).steps
@@ -171,10 +225,18 @@ class Pending:
         return ops
 
     def lose_all(self, *, grad_in_use: bool) -> list[BufferOp]:
-        """This rank was left out and returns as a joiner: it brings nothing (R8)."""
+        """Give up everything, because this rank was left out and returns as a joiner (R8).
+
+        Args:
+            grad_in_use: True while a backward pass may add to GRAD, which is then zeroed when its
+                step ends.
+
+        Returns:
+            Operations on the buffers.
+        """
         ops = self.drop(BufferName.LATE, DropReason.REVOKED, lambda _: False)
         grad_ops = self.drop(BufferName.GRAD, DropReason.REVOKED, lambda _: False)
-        # What the backward pass is still adding to is zeroed when its step is over.
+        # A buffer to which backward() still adds is zeroed when its step ends.
         ops += [] if grad_in_use else grad_ops
         self.void = grad_in_use
         self.lost += sum(d.samples for d in self.drops)
@@ -195,10 +257,22 @@ class Pending:
         fresh: bool,
         holds: Callable[[int], bool],
     ) -> tuple[Share, list[BufferOp]]:
-        """What may be named in this round: LATE, and GRAD where nobody is adding to it.
+        """Return what GO may name of this rank: LATE, and GRAD if nobody adds to it (R11).
 
-        What is too old is weighed or dropped here, by its owner, and named as such (D4, I7). `age`:
-        of what was computed on a version (`Log.age`)."""
+        The owner itself weighs or drops what is too old, and names it as such (D4, I7).
+
+        Args:
+            member: This rank.
+            round_: The round in question, which is `oldest` of an empty share.
+            age: Returns the age of a gradient that was computed on a version (`Log.age`).
+            settings: Settings of the round.
+            with_grad: True to name GRAD as well.
+            fresh: True if the share is fresh in this round.
+            holds: Returns True for a lease that the log gives to this rank.
+
+        Returns:
+            The share, and operations on the buffers that must come before it is reduced.
+        """
         ops: list[BufferOp] = []
         buffers = [BufferName.LATE, BufferName.GRAD] if with_grad else [BufferName.LATE]
         if settings.max_age:
@@ -229,7 +303,18 @@ class Pending:
         settings: RoundSettings,
         holds: Callable[[int], bool],
     ) -> list[BufferOp]:
-        """Before a fresh gradient is merged into LATE, which would be as old as what lies there."""
+        """Weigh or drop LATE if it is too old, before a fresh gradient is merged into it.
+
+        The merged buffer would otherwise be as old as what was in LATE.
+
+        Args:
+            age: Returns the age of a gradient that was computed on a version (`Log.age`).
+            settings: Settings of the round.
+            holds: Returns True for a lease that the log gives to this rank.
+
+        Returns:
+            Operations on the buffers.
+        """
         return self._age(BufferName.LATE, age, settings, holds) if settings.max_age else []
 
     def _age(
@@ -256,7 +341,14 @@ class Pending:
     # ---- a round with this rank in it -----------------------------------------------------
 
     def contribute(self, upto: int) -> tuple[BufferName | None, list[BufferOp]]:
-        """Where the steps up to `upto` lie, after both buffers were merged if both are named."""
+        """Return the buffer that holds the steps up to a sequence number.
+
+        Args:
+            upto: Sequence number that GO names. If it covers both buffers, they are merged.
+
+        Returns:
+            The buffer, None if there are no such steps; and operations on the buffers.
+        """
         if self.grad.steps and self.grad.steps[-1].seq <= upto:
             if not self.late.steps:
                 return BufferName.GRAD, []
@@ -264,7 +356,7 @@ class Pending:
         return (BufferName.LATE if self.late.steps else None), []
 
     def merge(self) -> list[BufferOp]:
-        """Right after a commit, or when both are named: GRAD's sum goes into LATE (R22)."""
+        """Move the sum of GRAD into LATE; returns the operation on the buffers (R22)."""
         if not self.grad.steps:
             return []
         if not self.late.steps:
@@ -281,8 +373,16 @@ class Pending:
         return [op]
 
     def applied(self, share: Share, *, was_coming: bool = False) -> list[BufferOp]:
-        """The round that named `share` is committed: forget what it took. `was_coming`: it was
-        named after COMING, which has no figures; they go with the next ARRIVE."""
+        """Forget what a committed round took from this rank.
+
+        Args:
+            share: What the round named of this rank.
+            was_coming: True if this rank had announced no more than COMING. COMING carries no
+                metrics, so those of the batch go with the next ARRIVE.
+
+        Returns:
+            Operations on the buffers.
+        """
         ops: list[BufferOp] = []
         if was_coming:
             self.unsaid = summed(chain(self.unsaid, *(p.metrics for p in self.steps)))
@@ -299,12 +399,17 @@ class Pending:
         return ops
 
     def lift(self) -> None:
-        """A round has changed no weights: its version and the next are the same (R32)."""
+        """Raise the versions of all steps by one after a void round, which keeps weights (R32)."""
         for buffer in (self.grad, self.late):
             buffer.steps = [replace(p, version=p.version + 1) for p in buffer.steps]
 
     def recount(self, counted: int) -> None:
-        """The log of the group says `counted` of this rank's samples: what neither it nor this
-        rank has was lost, be it applied in a round that the group abandoned (R8, V17)."""
+        """Count as lost what neither the log of the group nor this rank has (R8, V17).
+
+        It was applied in a round that the group has abandoned, for example.
+
+        Args:
+            counted: Samples of this rank that the log of the group has applied or dropped.
+        """
         pending = sum(p.samples for p in self.steps) + sum(d.samples for d in self.drops)
         self.lost = self.produced - counted - pending

@@ -1,4 +1,4 @@
-"""How far a job has come, as its scripts see it: the same on all ranks at equal version."""
+"""Progress of a job as its scripts see it: the same on all ranks at the same version."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from paceline.core.protocol.log import Log
 
 
 class Progress(Struct, frozen=True):
-    """How far the job is. Read it in a loop; it does not change by itself."""
+    """Progress of the job at the moment of reading.
+
+    Read it again in a loop: it does not change by itself.
+    """
 
     step: int = 0
-    """Steps that the job has made: one is as many steps of single ranks as ranks train. In Full
-    mode that is a round; where a mode makes rounds with fewer ranks, more rounds make one step."""
+    """Number of steps that the job has made. One step is as many steps of single ranks as there are
+    active ranks. In Full mode that is one round. Where a mode makes rounds with fewer ranks,
+    more rounds make one step."""
     epoch: int = 0
-    """Epochs of `pl.DataLoader` of which every sample is applied or dropped."""
+    """Number of epochs of `pl.DataLoader` in which every sample was applied or dropped."""
     samples: int = 0
-    """Samples applied; a script that feeds itself says how many a step has, step(samples=)."""
+    """Number of samples that were applied. A script that feeds itself gives the samples of each
+    step with `step(samples=)`."""
 
 
 def progress_of(log: Log) -> Progress:
+    """Return the progress that follows from a log."""
     ledger = log.ledger
     return Progress(
         step=int(log.steps),

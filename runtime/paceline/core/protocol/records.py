@@ -1,7 +1,7 @@
-"""The two kinds of records of the round log, GO and GEN, and what they are made of (R2).
+"""The two kinds of records in the round log, GO and GEN, and their parts (R2).
 
 Everything that must be equal on all ranks is a function of the sequence of these records
-(`core.protocol.log.Log`), so each fact that such a function needs is written into one of them.
+(`core.protocol.log.Log`). So each fact that such a function needs is written into one of them.
 """
 
 from __future__ import annotations
@@ -18,65 +18,80 @@ from paceline.core.protocol.ids import GenerationId, MemberId
 
 
 class Request(Struct, frozen=True):
-    """A change asked for through the coordinator; a starter writes it into a GO (R18)."""
+    """Change that was requested through the coordinator; a starter writes it into a GO (R18)."""
 
     number: int
+    """Number of the request; a GO carries only a number above the log's highest."""
     settings: RoundSettings | None = None
+    """New settings; None keeps the present ones."""
     stop: bool = False
-    """Stop with the round that carries this."""
+    """True to stop the job with the round that carries the request."""
 
 
 class DataPlan(Struct, frozen=True):
-    """What is dealt: `epochs` keyed permutations of `samples` indices in leases of one step."""
+    """Data to deal: `epochs` keyed permutations of `samples` indices, in leases of one step."""
 
     samples: int = 0
-    """Length of the data set; 0 = the script feeds itself, nothing is dealt."""
+    """Length of the data set. 0 means that the script feeds itself and nothing is dealt."""
     batch: int = 0
-    """Samples of one batch of one rank."""
+    """Samples in one batch of one rank."""
     accumulate: int = 1
     """Batches per optimizer step; a lease is `batch x accumulate` samples (D1)."""
     epochs: int = 0
     seed: int = 0
     drop_last: bool = False
-    """Leave out the last, smaller batch of an epoch."""
+    """True to leave out the last lease of an epoch if it has fewer samples."""
     steps: int = 0
-    """Of a script that feeds itself: the job ends when so many steps are made (`Log.steps`)."""
+    """Number of steps (`Log.steps`) after which the job of a script that feeds itself ends; 0 for
+    no such end."""
 
     @property
     def ends(self) -> bool:
-        """The job ends when this is worked off; else it does when all ranks have left their loops,
-        and nothing can tell a rank that comes late where they are."""
+        """True if the job ends when this plan is worked off.
+
+        Otherwise the job ends when all ranks have left their loops. Nothing can then tell a rank
+        that joins late how far the loops of the others are.
+        """
         return bool(self.samples or self.steps)
 
     def differences(self, other: DataPlan) -> str:
-        """Return what `other` has otherwise, such as `epochs: 10 -> 20`; empty if nothing."""
+        """Return how `other` differs, such as `epochs: 10 -> 20`; empty if it does not."""
         both = (
             (name, getattr(self, name), getattr(other, name)) for name in self.__struct_fields__
         )
         return ", ".join(f"{name}: {one} -> {two}" for name, one, two in both if one != two)
 
     def goes_on_as(self, longer: DataPlan) -> bool:
-        """Return True if a job of this plan may go on with `longer`: the same data, dealt in the
-        same order, for as many epochs or steps or more. Leases are numbered through all epochs, so
-        those that were dealt keep their meaning."""
+        """Return True if a job with this plan may continue with another one.
+
+        Leases are numbered through all epochs, so those that were dealt keep their meaning.
+
+        Args:
+            longer: The other plan.
+
+        Returns:
+            True if it deals the same data in the same order, for as many epochs or steps or more.
+        """
         same = msgspec.structs.replace(self, epochs=longer.epochs, steps=longer.steps) == longer
         kind = bool(self.steps) == bool(longer.steps)
         return same and kind and self.epochs <= longer.epochs and self.steps <= longer.steps
 
 
 class DropReason(StrEnum):
+    """Why samples were dropped."""
+
     STALE = "stale"
     """Older than `max_age` when it could have been announced (D4)."""
     NONFINITE = "nonfinite"
     """NaN or Inf in the gradient (I17, D9)."""
     FOREIGN = "foreign"
-    """The first of a script that feeds itself, computed on weights that are not the job's."""
+    """Computed on weights that are not the job's: the first step of a script that feeds itself."""
     REVOKED = "revoked"
-    """Shares a buffer with work whose lease was dealt again (R13)."""
+    """Merged in one buffer with work whose lease was dealt again (R13)."""
     SKIPPED = "skipped"
-    """The user's loop took the batch and made no step of it (D1)."""
+    """Batch that the script's loop took without making a step of it (D1)."""
     FAILED = "failed"
-    """The script failed with the batch on two ranks, and `failurePolicy` skips it (R56)."""
+    """Batch with which the script failed on two ranks, and which `failurePolicy` skips (R56)."""
 
 
 DROP_MEANINGS: Final[dict[DropReason, str]] = {
@@ -87,7 +102,7 @@ DROP_MEANINGS: Final[dict[DropReason, str]] = {
     DropReason.SKIPPED: "the loop made no step of the batch",
     DropReason.FAILED: "the script failed twice with the batch",
 }
-"""What each reason means, for users: in the help of metrics and in dashboards."""
+"""Meaning of each reason for users, in the help of metrics and in dashboards."""
 
 
 class Drop(Struct, frozen=True):
@@ -99,7 +114,7 @@ class Drop(Struct, frozen=True):
 
 
 class LoggedMetric(Struct, frozen=True):
-    """A user's figure, summed over the contributors of a round (D11)."""
+    """User metric, summed over the contributors of a round (D11)."""
 
     name: str
     total: float
@@ -107,7 +122,7 @@ class LoggedMetric(Struct, frozen=True):
 
 
 def summed(metrics: Iterable[LoggedMetric]) -> tuple[LoggedMetric, ...]:
-    """One figure of each name."""
+    """Return one metric of each name, with its totals and weights summed."""
     sums: dict[str, tuple[float, float]] = {}
     for m in metrics:
         total, weight = sums.get(m.name, (0.0, 0.0))
@@ -116,43 +131,55 @@ def summed(metrics: Iterable[LoggedMetric]) -> tuple[LoggedMetric, ...]:
 
 
 class Share(Struct, frozen=True, omit_defaults=True):
-    """What one rank has in a round. Only ranks that announced something are named in a GO."""
+    """Contribution of one rank to a round. GO names only ranks that announced something."""
 
     member: MemberId
     upto: int
-    """All its pending contributions with a sequence number up to this one."""
+    """Sequence number up to which GO takes the pending contributions of the rank."""
     count: int = 0
-    """Number of contributions; 0 = it reduces zeros."""
+    """Number of contributions. With 0 the rank reduces zeros."""
     oldest: int = 0
-    """Version on which the oldest of them was computed; age = round - oldest (D4)."""
+    """Version on which the oldest of them was computed (D4)."""
     fresh: bool = False
+    """True if the rank arrived before GO with a gradient of this round."""
     idle: bool = False
+    """True if the rank announced IDLE."""
     samples: int = 0
+    """Samples of all its contributions."""
     unit: int = 0
-    """The buffer holds sum(per-sample gradients) / unit; equal units need no weighing (D3)."""
+    """Unit of the buffer, which holds sum(sample gradients) / unit. Equal units need no weighing
+    (D3)."""
     discount: float = 1.0
     """Weight under `MaxAgePolicy.DECAY`, already multiplied into the buffer."""
     leases: tuple[int, ...] = ()
+    """Leases that the contributions work off."""
     drops: tuple[Drop, ...] = ()
     returned: tuple[int, ...] = ()
-    """Leases given back untouched (evaluating, draining)."""
+    """Leases that are given back untouched, because the rank evaluates or drains."""
     resting: bool = False
-    """Wants no leases until it says otherwise (evaluating, draining, finished)."""
+    """True if the rank wants no leases until it announces otherwise: it evaluates, drains or has
+    finished."""
     done: bool = False
-    """Its loop has ended; where nothing is dealt, the job ends when all say so (R17)."""
+    """True if the loop of the rank has ended. Where nothing is dealt, the job ends when all ranks
+    report this (R17)."""
     stop: bool = False
-    """Its script ends the job here, whatever is left to do (`pl.stop`)."""
+    """True if the script of the rank ends the job here, whatever is left to do (`pl.stop`)."""
     base: int = 0
-    """PENDING: version of the batch in hand, which a later round will get (MaxAgePolicy.WAIT)."""
+    """Version of the batch in hand, which a later round will get. Set in PENDING, for
+    MaxAgePolicy.WAIT and grace."""
     offset_us: int = 0
-    """Arrival after the first one of this round, on the starter's clock."""
+    """Arrival time after the first arrival of this round, on the starter's clock, in microseconds.
+    """
     metrics: tuple[LoggedMetric, ...] = ()
+    """User metrics of the contributions."""
 
 
 class Benched(Struct, frozen=True):
+    """Rank that this round makes passive because it did not finish a step in time (R13)."""
+
     member: MemberId
     leases: tuple[int, ...]
-    """Its unannounced leases, which go back into the pool (R13)."""
+    """Its leases that it has not announced, which go back into the pool (R13)."""
 
 
 class Trigger(StrEnum):
@@ -165,100 +192,116 @@ class Trigger(StrEnum):
     TAIL = "tail"
     BENCH = "bench"
     VOID = "void"
-    """Began streamed and came to nothing: a record without shares (R32)."""
+    """The round started streamed and was aborted; its record has no shares (R32)."""
 
 
 class GivenUp(StrEnum):
     """Why a rank made a streamed round void (R31)."""
 
     LATE = "late"
-    """Its patience with its own batch was over (R33)."""
+    """Its batch was not complete before its timeout (R33)."""
     DROPPED = "dropped"
-    """The script, or a change of the leases, gave up the batch that GO names."""
+    """The batch that GO names was dropped, by the script or by a change of the leases."""
     NONFINITE = "nonfinite"
     """A segment had a NaN or an Inf."""
     REWRITTEN = "rewritten"
-    """A segment was written again after it was handed over, or step() said other samples."""
+    """A segment was written again after it was handed over, or step() differs from COMING in
+    leases, samples or unit."""
 
 
 class AnnounceKind(StrEnum):
     """What an announcement means to the starter (R11)."""
 
     PENDING = "pending"
-    """Has something from earlier rounds; may still become fresh in this one."""
+    """The rank has contributions or drops of earlier rounds, and may still become fresh in this
+    one."""
     COMING = "coming"
-    """Its first segment is ready: will be fresh in this round, once backward() has ended (R28)."""
+    """The first segment of its batch is ready. It will be fresh in this round once backward() has
+    ended (R28)."""
     ARRIVE = "arrive"
-    """Fresh: computed on the version of this round; waits for it."""
+    """The rank is fresh and waits for the round, or with a pipeline has a gradient under way (R36).
+    """
     IDLE = "idle"
-    """Nothing more to compute in this round: no lease, evaluating or draining."""
+    """The rank computes nothing more in this round: it has no lease, evaluates, drains or has
+    finished."""
     READY = "ready"
-    """Passive, with complete state: may be made active."""
+    """The rank is passive, has the complete state, and may be made active."""
 
 
 class Go(Struct, frozen=True, tag="go", omit_defaults=True):
-    """Round `round` starts: who contributes what, why now. Turns version `round` into the next.
+    """Record that starts round `round`, with who contributes what and why the round starts now.
 
-    `core.protocol.composition` reads who has what, since that takes the log too."""
+    The round turns version `round` into the next one. Which rank has what follows from this record
+    and the log together (`core.protocol.composition`).
+    """
 
     generation: GenerationId
     round: int
     trigger: Trigger
     listed: tuple[Share, ...] = ()
-    """Shares that the log does not tell by itself."""
+    """Shares that the log does not predict."""
     ordinary: bytes = b""
-    """A bit for each active rank: it has the share that the log expects of it."""
+    """One bit for each active rank: it has the share that the log predicts."""
     quiet: bytes = b""
-    """Likewise: it is there and has nothing."""
+    """One bit for each active rank: it is idle and has nothing to contribute."""
     offsets: bytes = b""
-    """When the ordinary ranks and then the quiet ones have arrived (`Share.offset_us`)."""
+    """Arrival times of the ordinary ranks and then of the quiet ones (`Share.offset_us`), encoded.
+    """
     metrics: tuple[LoggedMetric, ...] = ()
-    """User's figures, summed over the ordinary ranks."""
+    """User metrics, summed over the ordinary ranks."""
     admitted: tuple[MemberId, ...] = ()
     """Passive members with complete state that are active from the next round (R15)."""
     benched: tuple[Benched, ...] = ()
+    """Ranks that are passive from the next round."""
     request: Request | None = None
+    """Request that takes effect with this round."""
     sync: bool = False
-    """The contributors' float buffers are reduced along (D10)."""
+    """True if the float buffers of the contributors are reduced with the gradients (D10)."""
     streamed: bool = False
-    """Each rank reduces a segment as soon as it has it; some have said COMING only (R30)."""
+    """True if each rank reduces a segment as soon as it is ready; some ranks announced only COMING
+    (R30)."""
     coming: bytes = b""
-    """A bit for each active rank that has said no more than COMING."""
+    """One bit for each active rank, in a streamed round: it announced no more than COMING."""
     wait_us: int = 0
-    """First arrival until GO, on the starter's clock."""
+    """Time from the first arrival to GO, on the starter's clock."""
     round_us: int = 0
-    """The starter's previous commit until GO; 0 of a streamed round, which starts early."""
+    """Time from the starter's previous commit to GO; 0 in a streamed round, which starts early."""
     before_us: int = 0
-    """If the round before was streamed: how long it took on the starter, commit to commit."""
+    """Duration of the previous round on the starter, commit to commit, if it was streamed;
+    otherwise 0."""
 
     @property
     def contributing(self) -> int:
-        """Ranks with something in the sum."""
+        """Number of ranks with something in the sum."""
         ordinary = int.from_bytes(self.ordinary, "little").bit_count()
         return ordinary + sum(1 for share in self.listed if share.count)
 
     @property
     def degraded(self) -> bool:
-        """Quorum not promised in this round (R12, R13, R20)."""
+        """True if the quorum is not promised in this round (R12, R13, R20)."""
         return self.trigger in (Trigger.TAIL, Trigger.BENCH)
 
     @property
     def void(self) -> bool:
+        """True if the round was aborted and changes no weights (R32)."""
         return self.trigger is Trigger.VOID
 
     def voided(self) -> Go:
-        """What is appended instead, on every rank, if a segment came back flagged (R32)."""
+        """Return the record that all ranks append instead if a segment came back flagged (R32)."""
         return Go(self.generation, self.round, Trigger.VOID, streamed=True)
 
 
 class LeftOut(Struct, frozen=True):
+    """Member of the previous generation that the new one leaves out."""
+
     member: MemberId
     why: str
-    """"leave", "dead" or "silent": from then on its leases are dealt again (R9)."""
+    """One of "leave", "dead" and "silent". The leases of the member are dealt again from then on
+    (R9)."""
 
 
 class Gen(Struct, frozen=True, tag="gen"):
-    """A new membership. `members` is the rank order."""
+    """Record of a new membership; `members` is the rank order."""
 
     id: GenerationId
     members: tuple[MemberId, ...]
@@ -267,14 +310,16 @@ class Gen(Struct, frozen=True, tag="gen"):
     version: int
     left_out: tuple[LeftOut, ...] = ()
     lookahead: tuple[tuple[MemberId, int], ...] = ()
-    """Leases that each member may hold: D of R14 and D1."""
+    """Number of leases that each member may hold (D of R14, D1)."""
     plan: DataPlan | None = None
-    """Set by the first generation of a job, None afterwards."""
+    """Data plan of the job. The first generation sets it, also the first one from a checkpoint;
+    None in the others."""
     settings: RoundSettings | None = None
-    """Likewise."""
+    """Settings of the job; set where `plan` is."""
     skips: tuple[int, ...] | UnsetType = UNSET
-    """Leases that no rank computes from now on: whoever is dealt one drops it (R56). Unset, as in
-    nearly every record, its bytes are those of a release that did not know of it."""
+    """Leases that no rank computes from now on: a rank that is dealt one drops it (R56). Where it
+    is unset, as in nearly every record, the bytes are those of a release that did not know the
+    field."""
 
 
 Record = Go | Gen
@@ -283,5 +328,5 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 def pack_record(record: Record) -> bytes:
-    """Canonical bytes of a record; the log's digest is made of them."""
+    """Return the canonical bytes of a record, from which the log's digest is made."""
     return _pack(record)

@@ -1,7 +1,7 @@
-"""Sets of members in few words (R44).
+"""Short form of a set of members (R44).
 
-Pods that were started alike have the same ranks, so a set of a thousand members is one row, and one
-more for each pod that is unlike its neighbours.
+Pods that were started alike have the same ranks. So a set of a thousand members is one row, and one
+or two more for each pod that differs from its neighbors.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from paceline.core.protocol.ids import MemberId
 
 
 class Row(NamedTuple):
-    """Neighbouring pods with the same ranks."""
+    """Neighboring pods with the same ranks."""
 
     first: int
-    """Slots, the last one included."""
+    """Slot of the first of these pods."""
     last: int
+    """Slot of the last of these pods, inclusive."""
     ranks: tuple[tuple[int, int], ...]
-    """(local, attempt) in each of these pods."""
+    """(local, attempt) of the ranks in each of these pods."""
 
 
 Rows = tuple[Row, ...]
 
 
 def rows_of(members: Iterable[MemberId]) -> Rows:
-    """`members` in rank order, each once."""
+    """Return the rows for `members`, which are in rank order and each occur once."""
     rows: list[Row] = []
     for slot, group in groupby(members, key=lambda m: m.slot):
         ranks = tuple((m.local, m.attempt) for m in group)
@@ -40,9 +41,9 @@ def rows_of(members: Iterable[MemberId]) -> Rows:
     return tuple(rows)
 
 
-@lru_cache(maxsize=64)  # a thousand reports name the same few sets
+@lru_cache(maxsize=64)  # many reports name the same few sets
 def members_of(rows: Rows) -> tuple[MemberId, ...]:
-    """Inverse of `rows_of`."""
+    """Return the members of these rows, in rank order; inverse of `rows_of`."""
     return tuple(
         MemberId(slot, local, attempt)
         for first, last, ranks in rows

@@ -1,15 +1,16 @@
 """Shadow's report: what each partial mode would have saved and missed, from the arrival times.
 
-Shadow trains as Full, and every GO holds when each rank arrived. For each round, each partial mode
-has a moment at which it would have started: all waiting after it would have been saved, and a fresh
-gradient that came after it would have been late. Everything is a function of the log, so it is the
-same on all ranks and survives any of them.
+Shadow trains as Full does, and every GO holds the arrival time of each rank. For each round, each
+partial mode has a moment at which it would have started. All waiting after it would have been
+saved, and a fresh gradient that came after it would have been late. Everything is a function of the
+log, so it is the same on all ranks and survives any of them.
 
-What it cannot know: a rank that nobody waits for goes on with other weights at another time, so its
-later arrivals would not be those that were seen; a late gradient may be dropped (`maxAge`); and the
-grace and the deadline that follow from recent rounds are those of Full rounds. It judges round by
-round, so it is a forecast, not a promise. Rounds that are Full in every mode (the first one,
-warm-up, `fullEvery`) save nothing. Of a rank that never arrived (bench) nothing is claimed.
+The report cannot know some things. A rank for which nobody waits goes on with other weights at
+another time, so its later arrivals would not be those that were observed. A late gradient may be
+dropped (`maxAge`). The grace and the deadline that follow from recent rounds are those of Full
+rounds. So the report judges round by round: it is a forecast, not a promise. Rounds that are Full
+in every mode (the first one, warm-up, `fullEvery`) save nothing. For a rank that never arrived
+(bench) nothing is claimed.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.waits import deadline_ns, grace_ns, quorum_of
 
 PARTIAL: Final = (Mode.QUORUM, Mode.MAJORITY, Mode.SOLO, Mode.DEADLINE)
+"""Modes that the report compares."""
 NS_PER_US: Final = 1000
 
 
 class Hindsight(Struct, frozen=True):
-    """Of one mode, over the rounds so far."""
+    """What one mode would have saved and missed over the rounds so far."""
 
     saved_us: int = 0
-    """Waiting, summed over the ranks."""
+    """Waiting time saved, summed over the ranks."""
     late: int = 0
     """Fresh contributions that would have missed their round."""
 
@@ -41,13 +43,13 @@ class Hindsight(Struct, frozen=True):
 
 
 class ShadowReport(Struct, frozen=True):
-    """Over the rounds that ran in Shadow."""
+    """Report over the rounds that ran in Shadow."""
 
     rounds: int = 0
     fresh: int = 0
-    """Fresh contributions in them."""
+    """Fresh contributions in these rounds."""
     waited_us: int = 0
-    """Waiting for the last one to arrive, summed over the ranks."""
+    """Time that fresh ranks waited for the last one, summed over the ranks."""
     modes: dict[Mode, Hindsight] = {}
 
 
@@ -61,8 +63,20 @@ def follow(
     *,
     full_anyhow: bool,
 ) -> ShadowReport:
-    """The report with one more round. `active`, medians and offsets: before the
-    round."""
+    """Return the report with one more round.
+
+    Args:
+        report: Report over the rounds before.
+        made: Composition of the round.
+        settings: Settings of the round.
+        active: Number of active ranks before the round.
+        median_round_us: Median duration of the rounds before.
+        recent_offsets_us: Arrival offsets of fresh ranks in the rounds before.
+        full_anyhow: True if the round is Full in every mode.
+
+    Returns:
+        The new report.
+    """
     fresh_us = sorted(made.heard.fresh_us)
     end_us = max([*fresh_us[-1:], *made.heard.idle_us], default=0)
     grace_us = grace_ns(settings, median_round_us) // NS_PER_US
@@ -86,9 +100,9 @@ def follow(
 
 
 def hindsight(fresh_us: Sequence[int], end_us: int, start_us: int) -> Hindsight:
-    """One round that went at `end_us` and could have gone at `start_us`."""
+    """Return the saving of one round that started at `end_us` and could have at `start_us`."""
     late = [x for x in fresh_us if x > start_us]
-    # Who had arrived would have waited until the start, who was late not at all.
+    # Ranks that had arrived would have waited until the start. Late ranks would not have waited.
     on_time = len(fresh_us) - len(late)
     saved_us = on_time * max(0, end_us - start_us) + sum(end_us - x for x in late)
     return Hindsight(saved_us, len(late))

@@ -1,6 +1,6 @@
-"""The round log as plain data: what a joiner gets and a checkpoint keeps (R2, R15).
+"""The round log as plain data: what a joiner receives and a checkpoint stores (R2, R15).
 
-`log.Log` and `ledger.Ledger` are made from it and turn into it; the parts are values, so that they
+`log.Log` and `ledger.Ledger` are made from it and turn into it. Its parts are values, so that they
 can be compared and sent.
 """
 
@@ -15,21 +15,26 @@ from paceline.core.protocol.shadow import ShadowReport
 
 
 class Totals(Struct):
-    """Where the samples of one rank, or of all, went (I1). The ledger counts on in its own."""
+    """Counts of the samples of one rank or of several (I1). The ledger adds to its own copy."""
 
     applied: int = 0
+    """Samples that a round applied."""
     late: int = 0
     """Part of `applied` that was not fresh."""
     dropped: int = 0
+    """Samples that will never be applied."""
     discounted: float = 0.0
     """Part of `applied` that `MaxAgePolicy.DECAY` took away."""
     redealt: int = 0
-    """Samples of leases that went back into the pool: their holder departed or was benched."""
+    """Samples of leases that went back into the pool, because their holder departed or was benched.
+    """
     rounds: int = 0
-    """Rounds with a contribution."""
+    """Number of rounds with a contribution."""
 
 
 class EpochCount(Struct, frozen=True):
+    """Leases of one unfinished epoch that are gone, and their applied and dropped samples."""
+
     epoch: int
     leases: int = 0
     applied: int = 0
@@ -37,7 +42,7 @@ class EpochCount(Struct, frozen=True):
 
 
 class LedgerSnapshot(Struct, frozen=True):
-    """A whole `core.protocol.ledger.Ledger` as plain data."""
+    """A whole `core.protocol.ledger.Ledger` as plain data; its fields are explained there."""
 
     by_member: tuple[tuple[MemberId, Totals], ...]
     departed: Totals
@@ -55,7 +60,7 @@ class LedgerSnapshot(Struct, frozen=True):
 
 
 class LogSnapshot(Struct, frozen=True):
-    """A whole `core.protocol.log.Log` as plain data: what a joiner or a checkpoint gets (R2)."""
+    """A whole `core.protocol.log.Log` as plain data; its fields are explained there (R2)."""
 
     index: int
     digest: str
@@ -96,7 +101,7 @@ class LogSnapshot(Struct, frozen=True):
 
 
 class Kept(Struct, frozen=True):
-    """A checkpoint that a rank can read (R19, R26)."""
+    """Checkpoint that a rank can read (R19, R26)."""
 
     generation: GenerationId
     """Last GEN record of its log. The newest checkpoint is the greatest (generation, version)."""
@@ -105,4 +110,4 @@ class Kept(Struct, frozen=True):
     request: int = 0
     """Highest request number in its log (R18)."""
     finished: bool = False
-    """The job ended with this version (C1)."""
+    """True if the job ended with this version, and not because a stop was requested (C1)."""

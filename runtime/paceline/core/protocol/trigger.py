@@ -1,8 +1,8 @@
-"""When a round starts, and why: one table for every mode (R12, R13, docs/design/rounds.md).
+"""When a round starts, and why: one table for all modes (R12, R13, docs/design/rounds.md).
 
-The starter calls `decide` whenever an announcement arrives or its timer fires. Solo, Majority and
-Full are Quorum(k) with another k (`Log.quorum`); Deadline and the random initiator of eager-SGD
-have conditions of their own. The answer carries its reason.
+The starter calls `decide` when an announcement arrives or its timer fires. Solo, Majority and Full
+are Quorum(k) with another k (`Log.quorum`). Deadline and the random initiator of eager-SGD have
+conditions of their own. The answer carries its reason.
 """
 
 from __future__ import annotations
@@ -18,24 +18,40 @@ from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, Trigger
 
 NEVER: Final = -1
-"""As the spread of a streamed round."""
+"""Spread that no streamed round can meet."""
 
 
 class Decision(NamedTuple):
+    """Answer of the trigger table, with its reason."""
+
     trigger: Trigger | None
-    """None: not yet."""
+    """Why the round starts; None if it does not start yet."""
     why: str
+    """Reason for people, in logs and tests."""
     wake_ns: int | None = None
-    """Ask again then, if nothing arrives before."""
+    """Time at which to ask again if nothing arrives before; None for no such time."""
     benched: tuple[MemberId, ...] = ()
+    """Ranks that GO makes passive because they were silent for too long."""
     streamed: bool = False
+    """True if GO is streamed: it also names the batches of ranks that announced COMING."""
 
 
 def decide(
     arrivals: Arrivals, *, now_ns: int, has_request: bool, spread_ns: int = NEVER
 ) -> Decision:
-    """Whether the round of `arrivals` starts now. `has_request`: an unwritten request is at hand
-    (R18). `spread_ns`: how far apart announcements may be in a streamed round (R34)."""
+    """Decide whether a round starts now.
+
+    This is a pure function, called by the starter on its communication thread.
+
+    Args:
+        arrivals: Announcements for the round.
+        now_ns: Present time, on the clock of the arrival times.
+        has_request: True if there is a request that no GO has carried yet (R18).
+        spread_ns: Upper bound on the time between announcements in a streamed round (R34).
+
+    Returns:
+        Why the round starts, or why it does not and when to ask again.
+    """
     log, fresh, idle = arrivals.log, len(arrivals.fresh), arrivals.idle
     if not arrivals.missing:
         if fresh == len(log.active):
@@ -64,8 +80,14 @@ def decide(
 
 
 def _streamed(arrivals: Arrivals, spread_ns: int) -> Decision | None:
-    """Everybody has come, some with the end of backward() still ahead. Not if the last one came so
-    late that those who were enough would be through by now without it (R34)."""
+    """Return the decision for a round in which all ranks have announced, some with COMING.
+
+    Without a streamed round, the ranks that met the quorum might be through by now. So there is no
+    such round if the last rank came too long after them (R34).
+
+    Returns:
+        The decision to stream; None if the announcements are too far apart.
+    """
     if arrivals.spread_ns > spread_ns:
         return None
     come = len(arrivals.fresh) + len(arrivals.coming)
@@ -78,7 +100,7 @@ def _streamed(arrivals: Arrivals, spread_ns: int) -> Decision | None:
 
 
 def _condition_met(arrivals: Arrivals, now_ns: int) -> Decision:
-    """The mode's own condition, with some active ranks still silent."""
+    """Judge the mode's own condition while some active ranks are silent."""
     s, k, fresh = arrivals.log.settings, arrivals.quorum, arrivals.fresh
     if s.mode is Mode.DEADLINE and arrivals.partial:
         if not fresh:
@@ -104,7 +126,7 @@ def _condition_met(arrivals: Arrivals, now_ns: int) -> Decision:
 
 
 def _or_bench(arrivals: Arrivals, now_ns: int, why: str) -> Decision:
-    """Everybody else is here: bench the silent once they were silent for too long (R13)."""
+    """Wait, or start the round without the silent ranks once they were silent too long (R13)."""
     if not arrivals.here:
         return Decision(None, why)  # never bench the last active rank
     since = arrivals.latest_ns
@@ -119,7 +141,7 @@ def _or_bench(arrivals: Arrivals, now_ns: int, why: str) -> Decision:
 
 
 def initiator(log: Log) -> MemberId:
-    """The rank drawn for this round, alike on all without a message (PPoPP'20, section 4.2)."""
+    """Return the rank drawn for this round, the same everywhere (PPoPP'20, section 4.2)."""
     key = f"{log.plan.seed}:{log.version}".encode()
     drawn = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
     return log.active[drawn % len(log.active)]

@@ -1,4 +1,4 @@
-"""How many ranks a mode needs and how long it waits: plain functions of the settings.
+"""How many ranks a mode needs and how long it waits, as functions of the settings.
 
 The trigger table (`core.protocol.trigger`) uses them for the mode in force, Shadow's report
 (`core.protocol.shadow`) for all modes.
@@ -13,14 +13,15 @@ from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
 DEADLINE_UNKNOWN_NS: Final = 0
-"""Auto deadline before any arrival offset was seen: start with the minimum."""
+"""Automatic deadline before any arrival offset was measured: start as soon as the quorum is met."""
 PATIENCE_MIN_NS: Final = 10**6
+"""Lower bound on what `patience_ns` returns: 1 ms."""
 PATIENCE_SHARE: Final = 16
-"""Of a round, at most; the bound that R41 states."""
+"""Divisor of the median round, which gives the upper bound on `patience_ns` (R41)."""
 
 
 def quorum_of(mode: Mode, settings: RoundSettings, active: int) -> int:
-    """k of R12 for a round that is not Full anyhow: never more than are active."""
+    """Return k of R12 for a round that is not Full anyway: at most the number of active ranks."""
     match mode:
         case Mode.FULL | Mode.SHADOW:
             return active
@@ -34,14 +35,14 @@ def quorum_of(mode: Mode, settings: RoundSettings, active: int) -> int:
 
 
 def grace_ns(settings: RoundSettings, median_round_us: int) -> int:
-    """The wait for near-simultaneous ranks once the condition holds."""
+    """Return how long to wait for nearly simultaneous ranks once the condition is met."""
     if settings.grace_ns >= 0:
         return settings.grace_ns
     return int(settings.grace_share * median_round_us * 1000)
 
 
 def deadline_ns(settings: RoundSettings, recent_offsets_us: Iterable[int]) -> int:
-    """Fixed, or median + c x MAD of the recent arrival offsets (hivemind's issue 676)."""
+    """Return the deadline: fixed, or median + c x MAD of recent arrivals (hivemind issue 676)."""
     if settings.deadline_ns:
         return settings.deadline_ns
     offsets = sorted(recent_offsets_us)
@@ -53,8 +54,16 @@ def deadline_ns(settings: RoundSettings, recent_offsets_us: Iterable[int]) -> in
 
 
 def patience_ns(median_round_us: int, recent_offsets_us: Iterable[int]) -> int:
-    """How long the head of a group may keep what is far from deciding: half of the time in which
-    nine of ten ranks arrive, but no more than a small part of a round."""
+    """Return how long the head of a group may hold back announcements that decide nothing.
+
+    Args:
+        median_round_us: Median duration of recent rounds.
+        recent_offsets_us: Arrival offsets of fresh ranks in recent rounds.
+
+    Returns:
+        Half of the time in which nine of ten ranks arrive, but at most a 16th of the median round,
+        and at least 1 ms; in nanoseconds.
+    """
     offsets = sorted(recent_offsets_us)
     spread_us = offsets[len(offsets) * 9 // 10] if offsets else 0
     bound_us = median_round_us // PATIENCE_SHARE

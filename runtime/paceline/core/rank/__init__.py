@@ -1,5 +1,5 @@
-"""One rank's part in the protocol: events in, effects out (R1-R20).
+"""One rank's part in the protocol, as a pure state machine: events in, effects out (R1-R20).
 
-`machine.Rank.handle` is the only entry. Reading order: events, state, script (the user's thread),
-rounds, membership, machine.
+`machine.Rank.handle` is the only entry point. Reading order: events, state, script (the user's
+thread), rounds, membership, machine.
 """

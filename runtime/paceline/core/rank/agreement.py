@@ -1,9 +1,10 @@
-"""What the ranks of a group say, put together: the group acts as one rank (R50, R51).
+"""Combine what the ranks of a group report, so that the group acts as one rank (R50, R51).
 
-Each rank of a group runs the state machine of its member on the same events in the same order,
-which its first rank, the lead, gives out. Two kinds of events begin on each of them: what their
-scripts say, and what came of an effect that all carry out, such as a reduction of each shard. Both
-become one event of the group here. Nothing of a group goes on before all its ranks have come to it.
+Each rank of a group runs the state machine of its member on the same events in the same order. The
+group's first rank, the lead, sets this order. Two kinds of events begin on each rank: calls of its
+script, and outcomes of an effect that all carry out, such as the reduction of each shard. This
+module makes one event of the group from them. The group does not go on before all its ranks have
+reached the same point.
 """
 
 from __future__ import annotations
@@ -30,31 +31,47 @@ _OWN: Final = {
 
 
 class GroupDisagreesError(Exception):
-    """The scripts of a group do not do the same, or share nothing; for the user."""
+    """Raised if scripts of a group do different things or hold the same whole model; for users."""
 
 
 class _Queues(Generic[T]):
-    """What each rank of a group has said, in its order, until all have."""
+    """Events of each rank of a group, in its order, until all ranks have reported theirs."""
 
     def __init__(self, model: int) -> None:
         self._of: list[deque[T]] = [deque() for _ in range(model)]
 
     def add(self, shard: int, one: T) -> list[T]:
-        """The oldest of each, in shard order, once there is one of each; empty before."""
+        """Return the oldest event of each rank, by shard, once all have one; empty before."""
         self._of[shard].append(one)
         return [queue.popleft() for queue in self._of] if all(self._of) else []
 
 
 class Agreement:
-    """What the scripts of a group have said, in their order, until all have said it."""
+    """Combines script events of the ranks of a group; used by the lead's communication thread."""
 
     def __init__(self, model: int, addresses: Sequence[str]) -> None:
-        """`addresses`: of the sockets of the ranks behind the first one."""
+        """Begin without events.
+
+        Args:
+            model: Number of ranks in the group (M).
+            addresses: Addresses of the peer sockets of all ranks but the first, by shard.
+        """
         self._said = _Queues[ScriptEvent](model)
         self._addresses = tuple(addresses)
 
     def said(self, shard: int, event: ScriptEvent) -> ScriptEvent | None:
-        """The group's event, once all have said theirs. Raises GroupDisagreesError."""
+        """Record an event of one script.
+
+        GroupDisagreesError is raised if the scripts call different things, or differ in a field
+        that all must share, or if parameters that are no shard differ.
+
+        Args:
+            shard: Rank in the group.
+            event: What its script called.
+
+        Returns:
+            The event of the group, once all ranks have reported theirs; None before.
+        """
         events = self._said.add(shard, event)
         if not events:
             return None
@@ -100,8 +117,15 @@ def _check_alike(events: Sequence[ScriptEvent]) -> None:
 
 
 def check_copies(of_ranks: Sequence[tuple[tuple[str, int], ...]], when: str) -> None:
-    """Raises GroupDisagreesError if a parameter that is no shard differs between the ranks of a
-    group. `of_ranks`: names and hashes, in shard order."""
+    """Check that parameters that are no shard are equal on the ranks of a group.
+
+    Args:
+        of_ranks: Names and hashes of these parameters on each rank, by shard.
+        when: When this was found, for the text of the error.
+
+    Raises:
+        GroupDisagreesError: If one of them differs.
+    """
     first = of_ranks[0]
     for shard, copies in enumerate(of_ranks):
         mine, theirs = dict(first), dict(copies)
@@ -119,7 +143,7 @@ def _name(event: ScriptEvent) -> str:
 
 
 def _step(steps: Sequence[ev.Step]) -> ev.Step:
-    """Finite if all of it is; figures of all count, as if one rank had logged them."""
+    """Return the step of the group: finite if all are, with the metrics of all summed."""
     return replace(
         steps[0],
         finite=all(step.finite for step in steps),
@@ -129,13 +153,22 @@ def _step(steps: Sequence[ev.Step]) -> ev.Step:
 
 
 class Writing:
-    """Parts of checkpoints that the ranks of a group have written, each of its shard."""
+    """Parts of a checkpoint that the ranks of a group have written, one for each shard."""
 
     def __init__(self, model: int) -> None:
         self._done = _Queues[ev.Written](model)
 
     def done(self, shard: int, event: ev.Written) -> ev.Written | None:
-        """The group's event, once all parts are written: with a problem if one of them has one."""
+        """Record that one rank has written its part, or failed to.
+
+        Args:
+            shard: Rank in the group.
+            event: What became of its part.
+
+        Returns:
+            The event of the group, once all ranks have reported theirs, with the first problem if
+            there is one; None before.
+        """
         parts = self._done.add(shard, event)
         if not parts:
             return None
@@ -144,11 +177,21 @@ class Writing:
 
 
 def outcome_of(outcomes: Sequence[ev.Event]) -> ev.Event:
-    """What came of an effect on all ranks of a group. One that failed fails for all (R52).
-    Raises GroupDisagreesError if what they hold alike differs."""
+    """Combine the outcomes of one effect on all ranks of a group (R52).
+
+    If the effect failed on one rank, it failed for the group. GroupDisagreesError is raised if
+    parameters that the ranks hold alike differ.
+
+    Args:
+        outcomes: Outcome on each rank, by shard.
+
+    Returns:
+        The outcome of the group. Of several failures, one that was not an abort is preferred: it
+        says more than that of a rank that was told to give up.
+    """
     failed = [e for e in outcomes if isinstance(e, ev.ChannelFailed)]
     if failed:
-        # Whoever has lost a peer tells more than who was told to give up.
+        # A rank that lost a peer knows more than one that was told to give up.
         return next((e for e in failed if not e.aborted), failed[0])
     if lacking := next((e for e in outcomes if isinstance(e, ev.NotRestored)), None):
         return lacking

@@ -1,7 +1,18 @@
-"""What can happen to a rank, and what it wants done about it.
+"""Events that reach a rank's state machine, and the effects that it requests in return.
 
-Peer messages and coordinator messages (`core.messages`) are events as they are. Effects are
-carried out by the driver in the order given, each to its end, before the next event is handled.
+Messages of peers and of the coordinator (`core.messages`) are events as they are.
+
+The driver, `worker.comm_thread`, carries out the effects of one event in this order:
+
+    1. All effects but Reduce, OpenChannel and Restore, in the order given. So messages leave
+       before the thread blocks in a reduction. OpenChannel already makes the addresses of the
+       peers known here, at its place in the list.
+    2. Reduce, OpenChannel and Restore, which block, in the order given.
+    3. The outcomes of these effects, such as Hashed and Reduced, as new events in that order.
+
+The thread handles no other event in between. Some effects are then still running: Reduce of a
+streamed round, Save, Publish, SendPart, SendState and PassState go on in the background. In the
+simulation nothing blocks, and all effects are carried out in the order given.
 """
 
 from __future__ import annotations
@@ -43,21 +54,26 @@ class Begin(Struct, frozen=True, tag=True):
     """Model and data are known. The main thread blocks until Resume."""
 
     fingerprint: str
+    """Hash of the model's parameters, which must be equal on all ranks."""
     plan: DataPlan
+    """Data that the script wants to be dealt."""
     lookahead: int
+    """Number of leases that this rank may hold (D1)."""
     pacing: Pacing = Pacing.ROUND
+    """Pacing that the optimizer needs if the job leaves it open."""
     data: str = ""
-    """Where peers reach the data channel, which may depend on the model's devices."""
+    """Address at which peers reach the data channel. It may depend on the model's devices."""
     segments: int = 1
-    """Of the gradients."""
+    """Number of segments of the gradients."""
     seed: int | None = None
-    """Of torch's random numbers, where the script feeds itself; None: it does not matter."""
+    """Seed of torch's random numbers if the script feeds itself; None if it does not matter."""
     copies: tuple[tuple[str, int], ...] = ()
-    """As in `Hashed`."""
+    """Names and hashes of the parameters that all ranks of a group hold alike, as in `Hashed`."""
     whole: str = ""
-    """Of a group's rank whose parameters show no shard: what they are and hold. Empty elsewhere."""
+    """In a group, fingerprint and hash of the weights of a rank that holds no shard of any
+    parameter; empty otherwise."""
     shards: tuple[tuple[str, str], ...] = ()
-    """Of a group: where the ranks of the other shards are reached (`Endpoints.shards`)."""
+    """In a group, the addresses of the ranks of the other shards (`Endpoints.shards`)."""
 
 
 class Step(Struct, frozen=True, tag=True):
@@ -66,15 +82,20 @@ class Step(Struct, frozen=True, tag=True):
     leases: tuple[int, ...]
     samples: int
     unit: int
+    """Unit of GRAD, which holds sum(sample gradients) / unit (D3)."""
     finite: bool = True
+    """False if the gradient has a NaN or an Inf."""
     metrics: tuple[LoggedMetric, ...] = ()
+    """User metrics of the step."""
     foreign: bool = False
-    """Computed before this rank had the job's weights, which were others."""
+    """True if the gradient was computed on other weights, before this rank had those of the job."""
 
 
 class Coming(Struct, frozen=True, tag=True):
-    """The first segment of the batch in hand is final, and finite as far as the host knows (R28);
-    its Step will say the same of leases, samples and unit, or the batch is dropped."""
+    """The first segment of the batch in hand is final, and finite as far as the host knows (R28).
+
+    Its Step must have the same leases, samples and unit, otherwise the batch is dropped.
+    """
 
     leases: tuple[int, ...]
     samples: int
@@ -82,108 +103,120 @@ class Coming(Struct, frozen=True, tag=True):
 
 
 class Want(Struct, frozen=True, tag=True):
-    """The loader has nothing left in hand. The main thread blocks until Resume."""
+    """The loader has no batch left. The main thread blocks until Resume."""
 
 
 class Skip(Struct, frozen=True, tag=True):
-    """The loop took a batch and made no step of it."""
+    """The script's loop took a batch and made no step of it. The main thread does not block."""
 
     lease: int
     samples: int
 
 
 class Flush(Struct, frozen=True, tag=True):
-    """With a pipeline: the main thread blocks until Resume, when nothing of its own is under way
-    any more (R36)."""
+    """The main thread waits until no gradient of this rank is under way (R36).
+
+    This is for jobs with a pipeline. The main thread blocks until Resume.
+    """
 
 
 class Rest(Struct, frozen=True, tag=True):
-    """The main thread does something else for a while (evaluating); it does not block."""
+    """The main thread does something else for a while, such as evaluating; it does not block."""
 
 
 class Unrest(Struct, frozen=True, tag=True):
-    """It comes back. Blocks until Resume."""
+    """The main thread is back from Rest. It blocks until Resume."""
 
 
 class Finish(Struct, frozen=True, tag=True):
     """The script's loop has ended. The main thread blocks until Exit."""
 
     stop: bool = False
-    """And the job with it, on all ranks (`pl.stop`)."""
+    """True if the script also ends the job on all ranks (`pl.stop`)."""
 
 
 # ---- events: the driver --------------------------------------------------------------------------
 
 
 class ChannelOpened(Struct, frozen=True, tag=True):
+    """The data channel of the generation is open; outcome of OpenChannel."""
+
     why: str = ""
-    """It moves buffers as it does, for people; empty where there is nothing to choose."""
+    """Why the transport moves buffers as it does, for people; empty if there is no choice."""
 
 
 class ChannelFailed(Struct, frozen=True, tag=True):
-    """Opening, or the reduction under way, failed. `aborted`: a PREPARE ended it."""
+    """Opening the data channel failed, or the reduction on it did."""
 
     why: str
+    """What failed, for people."""
     lost: MemberId | None = None
+    """Peer that was lost; None if it is not known or there is none."""
     aborted: bool = False
+    """True if an order such as PREPARE aborted it."""
 
 
 class Reduced(Struct, frozen=True, tag=True):
-    """The reduction is complete on this rank; the sum lies in the scratch buffer (R21)."""
+    """The reduction is complete on this rank, and the sum is in the scratch buffer (R21)."""
 
     transfer_ns: int = 0
-    """What it took, without waiting for a batch of this rank's own."""
+    """Duration of the reduction, without waiting for this rank's own batch."""
 
 
 class Voided(Struct, frozen=True, tag=True):
-    """A segment of a streamed round came back flagged: nobody completes it (R31)."""
+    """A segment of a streamed round came back flagged, so no rank completes the round (R31)."""
 
     own: GivenUp | None
-    """Why this rank has flagged it; None if others have."""
+    """Why this rank flagged it; None if only others did."""
 
 
 class Hashed(Struct, frozen=True, tag=True):
+    """The hash of the committed weights that Apply requested."""
+
     version: int
     value: int
     copies: tuple[tuple[str, int], ...] = ()
-    """In a group: names and hashes of the parameters that each of its ranks holds alike."""
+    """In a group, names and hashes of the parameters that all its ranks hold alike."""
 
 
 class Found(Struct, frozen=True, tag=True):
-    """What the folder of the checkpoints holds: the newest one, or why it cannot be used."""
+    """Newest checkpoint in the folder, or why it cannot be used."""
 
     checkpoint: Kept | None
     problem: str = ""
 
 
 class Restored(Struct, frozen=True, tag=True):
-    """The checkpoint that COMMIT named is the committed state; its log."""
+    """The checkpoint that COMMIT named is the committed state now; outcome of Restore."""
 
     log: LogSnapshot
+    """Log of the checkpoint."""
 
 
 class NotRestored(Struct, frozen=True, tag=True):
-    """It cannot be loaded here, whatever its manifest says."""
+    """The checkpoint cannot be loaded here, whatever its manifest says; outcome of Restore."""
 
     problem: str
 
 
 class Written(Struct, frozen=True, tag=True):
-    """A checkpoint lies on the disk under a name that nobody reads; `problem`: it does not."""
+    """A checkpoint is on the disk under a temporary name, or could not be written."""
 
     version: int
     problem: str = ""
+    """Why it could not be written; empty if it was."""
 
 
 class Published(Struct, frozen=True, tag=True):
-    """It has its name now; `problem`: it has not."""
+    """A checkpoint has its final name, or could not be given it."""
 
     version: int
     problem: str = ""
+    """Why it could not be renamed; empty if it was."""
 
 
 class Connected(Struct, frozen=True, tag=True):
-    """A connection to a coordinator stands; what was said over an older one may be lost."""
+    """A new connection to a coordinator is open; messages over an older one may be lost."""
 
 
 class Drain(Struct, frozen=True, tag=True):
@@ -191,7 +224,7 @@ class Drain(Struct, frozen=True, tag=True):
 
 
 class Tick(Struct, frozen=True, tag=True):
-    """The time asked for by WakeAt has come."""
+    """The time that WakeAt requested has come."""
 
 
 Event = (
@@ -231,20 +264,26 @@ Event = (
 
 
 class ToPeer(Struct, frozen=True):
+    """Send a message to another rank; does not block."""
+
     member: MemberId
     message: PeerMessage
 
 
 class ToCoordinator(Struct, frozen=True):
+    """Send a message to the coordinator by way of the agent; does not block."""
+
     message: Register | Prepared | Refused | Started | Stopped | Saved | Complain | Leaving | Fatal
 
 
 class ChangeBuffers(Struct, frozen=True):
+    """Carry out an operation on the gradient buffers."""
+
     op: BufferOp
 
 
 class OpenChannel(Struct, frozen=True):
-    """Wire the data channel of this generation, then report ChannelOpened or ChannelFailed."""
+    """Open the data channel of this generation, then report ChannelOpened or ChannelFailed."""
 
     commit: Commit
 
@@ -254,26 +293,30 @@ class CloseChannel(Struct, frozen=True):
 
 
 class Reduce(Struct, frozen=True):
-    """Sum over the members; own contribution: what lies in `source` times `factor`, or zeros.
+    """Sum the gradients over the members, then report Reduced or ChannelFailed.
 
-    In a streamed round segment by segment, while events are handled; then Reduced or Voided."""
+    A streamed round is summed segment by segment while events are handled. It ends with Reduced,
+    Voided or ChannelFailed.
+    """
 
     go: Go
     source: BufferName | None
+    """Buffer that this rank contributes, times `factor`; None if it contributes zeros."""
     factor: float
     in_hand: bool = False
-    """backward() still adds to `source`: a segment is contributed once it is handed over (R30)."""
+    """True if backward() still adds to `source`: a segment is contributed once it is handed over
+    (R30)."""
     divisor: float = 0.0
-    """Of the average, in a streamed round whose sum alone makes a step: for each segment as soon as
-    it is summed. 0: it is made when all are."""
+    """Divisor of the average in a streamed round whose sum alone makes a step, applied to each
+    segment as soon as it is summed. With 0, the average is made from all segments at the end."""
     gives_up: bool = False
-    """What GO names of this rank does not exist any more: the round is void (R31)."""
+    """True if what GO names of this rank no longer exists, so that the round is void (R31)."""
     unit: int = 0
-    """`Weighing.residual_unit`; 0 of a rank without state, too."""
+    """Unit of the rounding residuals (`Weighing.residual_unit`); 0 on a rank without state."""
 
 
 class GiveUp(Struct, frozen=True):
-    """The batch in hand will not come, or too late: from here on contribute zeros and the flag."""
+    """Contribute zeros and the void flag from here on: the batch in hand is dropped or too late."""
 
     why: GivenUp
 
@@ -284,59 +327,63 @@ class Apply(Struct, frozen=True):
     go: Go
     weighing: Weighing
     hash: bool
+    """True to report Hashed afterwards."""
 
 
 class Queue(Struct, frozen=True):
-    """Keep the reduced sum until the donor's state is here (R15)."""
+    """Keep the reduced sum until the state of the donor is here (R15)."""
 
     go: Go
 
 
 class DropQueue(Struct, frozen=True):
-    """Queued sums are of no use any more, nor are states of other generations than this one."""
+    """Discard the queued sums, and received states of other generations than this one."""
 
     generation: GenerationId
 
 
 class InstallPart(Struct, frozen=True):
-    """Apply the holder's sum, which came with Part, as if this rank had reduced it (R7)."""
+    """Apply the sum that the holder sent with Part, as if this rank had reduced it (R7)."""
 
     go: Go
     weighing: Weighing
 
 
 class InstallState(Struct, frozen=True):
-    """Replace the committed state by the donor's, then apply these queued sums."""
+    """Replace the committed state by the donor's, then apply the queued sums."""
 
     queued: tuple[tuple[Go, Weighing], ...]
+    """Rounds whose sums are applied, in order."""
 
 
 class SendPart(Struct, frozen=True):
+    """Send the records that a member lacks, with the last result if `with_result` (R7)."""
+
     to: MemberId
     part: Part
     with_result: bool
 
 
 class SendState(Struct, frozen=True):
-    """Snapshot the committed state now and stream it in the background."""
+    """Copy the committed state now and send it in the background."""
 
     to: MemberId
     state: State
 
 
 class PassState(Struct, frozen=True):
-    """Send the donor's state on as it came, before it is installed (R45)."""
+    """Forward the received state of the donor unchanged, before it is installed (R45)."""
 
     to: MemberId
     state: State
 
 
 class RefusePeer(Struct, frozen=True):
-    """Count a message of a peer that names members which are not in the group; nothing is sent."""
+    """Count a message of a peer that names ranks outside of the group; nothing is sent."""
 
 
 class Restore(Struct, frozen=True):
-    """Load this checkpoint as the committed state, then report Restored."""
+    """Load this checkpoint as the committed state, then report Restored or NotRestored."""
 
     checkpoint: Kept
 
@@ -346,17 +393,18 @@ class Save(Struct, frozen=True):
 
     log: LogSnapshot
     finished: bool
-    """The job ends with this version, and not because a stop was asked for (C1)."""
+    """True if the job ends with this version, and not because a stop was requested (C1)."""
 
 
 class Publish(Struct, frozen=True):
-    """Version `version` may leave the group (R19): give it its name, then report Published."""
+    """Give the written checkpoint its final name, then report Published (R19)."""
 
     version: int
+    """Version that may leave the group."""
 
 
 class Unsave(Struct, frozen=True):
-    """Throw away what was written and not published."""
+    """Delete a checkpoint that was written and not published."""
 
 
 class Resume(Struct, frozen=True):
@@ -364,28 +412,32 @@ class Resume(Struct, frozen=True):
 
     version: int
     fresh: bool
+    """True if the gradient for which the main thread waited is in its own round, applied or under
+    way."""
     stopped: bool
+    """True if `version` is the job's final one."""
     progress: Progress
     under_way: bool = False
-    """A gradient of its own is, and `progress` is without it (R36)."""
+    """True if a gradient of this rank is under way; `progress` does not count it (R36)."""
 
 
 class Held(Struct, frozen=True):
-    """The leases that this rank may work on: held and not yet worked off."""
+    """Tell the loader the leases that this rank may work on: held and not worked off."""
 
     leases: tuple[int, ...]
 
 
 class WakeAt(Struct, frozen=True):
-    """Deliver Tick then; only the latest one counts."""
+    """Deliver Tick at this time; a later WakeAt replaces an earlier one."""
 
     at_ns: int
 
 
 class Exit(Struct, frozen=True):
-    """The rank's part is over. `finished`: the log's final version is in the model (R17)."""
+    """End this rank's part in the job."""
 
     finished: bool
+    """True if the log's final version is in the model (R17)."""
     why: str
 
 

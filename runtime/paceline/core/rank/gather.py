@@ -1,9 +1,9 @@
-"""What the head of a group has heard for a round and not passed on yet (R41).
+"""Announcements that the head of a group has received and not forwarded yet (R41).
 
-The starter counts: so many fresh ranks, or all. As long as a group is far from its part of that,
-its words decide nothing and wait for each other; the closer it comes, the less they wait. What
-completes the part, or the group, goes on at once, and so does a rank that the round waits for by
-name.
+The starter counts: it needs a number of fresh ranks, or all. While a group is far from its part of
+that number, its announcements decide nothing, and wait to be sent together. The closer the group
+comes to its part, the shorter they wait. An announcement that completes the part or the group is
+forwarded at once, and so is one of a rank that the round waits for by name.
 """
 
 from __future__ import annotations
@@ -24,37 +24,47 @@ from paceline.core.protocol.trigger import initiator
 from paceline.core.protocol.waits import patience_ns
 
 BENCH_SHARE: Final = 32
-"""Where everybody is needed, an incomplete group matters to R13 alone: this part of its wait."""
+"""Divisor of the bench timeout, which gives the patience where all ranks are needed. There an
+incomplete group matters to R13 alone."""
 LEAST: Final = 4
-"""The wait never falls below this part of the patience: arrivals in a row make one message."""
+"""Divisor of the patience, which gives the shortest wait. So arrivals in a row make one message."""
 
 
 class Collector:
-    """Of one head, for round `log.version`."""
+    """Announcements of one group for round `log.version`, kept by the group's head."""
 
     def __init__(self, log: Log, number: int, group: Sequence[MemberId]) -> None:
+        """Begin without announcements.
+
+        Args:
+            log: Log of the head. It must not change while this object is in use.
+            number: Number of the group in the grid.
+            group: Members of the group, in rank order.
+        """
         self._log = log
         self._number = number
         self._group = group
         self._silent = {m for m in group if m in log.places}
         self._uncome = set(self._silent)
-        """Those that have not even said COMING."""
+        """Active ranks of the group that have not even announced COMING."""
         self._all_come = self._decides = False
-        """What is held completes COMING; it has more than COMING."""
+        """True if, with what is held, all active ranks of the group have announced COMING or more;
+        `_decides`: if something more than COMING is held."""
         self._held: dict[MemberId, tuple[AnnounceKind, int, Share, bool]] = {}
-        """Last words, and whether they are usual."""
+        """Latest announcement of each rank, and whether the log predicts its share."""
         self._since_ns = 0
-        """When the first of them came."""
+        """Time at which the first of the held announcements arrived."""
         self._fresh = self._fresh_sent = 0
         self._urgent = False
         self._everybody = log.quorum == len(log.active)
         version, heard = log.version, log.heard
         near = {m for m in log.active if heard.get(m, version) >= log.fresh_from}
         self._near = near & self._silent
-        """Those of the group that began their step with the others, and are awaited."""
+        """Ranks of the group that began their step with the others and have not announced more than
+        PENDING."""
         part = -(-log.quorum * len(self._near) // max(1, len(near)))
         self._part = max(1, min(part, len(self._silent)))
-        """Of the fresh ranks that the round needs."""
+        """Part of this group in the fresh ranks that the round needs."""
         self._patience_ns = (
             bench_after_ns(log) // BENCH_SHARE
             if self._everybody
@@ -62,6 +72,12 @@ class Collector:
         )
 
     def hear(self, at_ns: int, announce: Announce) -> None:
+        """Record an announcement of a rank of the group.
+
+        Args:
+            at_ns: Time at which it arrived.
+            announce: The announcement.
+        """
         kind, share = announce.kind, announce.share
         member = share.member
         usual = member in self._log.places and is_usual(self._log, kind, share)
@@ -84,20 +100,25 @@ class Collector:
         self._urgent |= self._is_awaited(member)
 
     def _is_awaited(self, member: MemberId) -> bool:
-        """By name: it would become too old, or was drawn."""
+        """Return True if the round waits for this rank: it was drawn, or would be too old."""
         log, s = self._log, self._log.settings
         if s.late is MaxAgePolicy.WAIT and s.max_age:
             return log.age(log.heard.get(member, log.version)) >= s.max_age
         return s.mode is Mode.MAJORITY and s.random_initiator and member == initiator(log)
 
     def due_ns(self) -> int | None:
-        """When what is held back goes on; None if nothing is."""
+        """Return when the held announcements have to be forwarded.
+
+        Returns:
+            The time, which is 0 for at once; None if nothing is held, or if it is not worth a
+            message.
+        """
         if not self._held:
             return None
         if self._urgent or self._all_come or not self._silent:
             return 0
         if not self._decides:
-            return None  # a streamed round needs everybody (R34)
+            return None  # a streamed round needs all ranks (R34)
         if self._everybody:
             return self._since_ns + self._patience_ns
         if self._fresh >= self._part > self._fresh_sent or not self._near:
@@ -107,7 +128,14 @@ class Collector:
         return self._since_ns + max(share, self._patience_ns // LEAST)
 
     def take(self, now_ns: int) -> Gathered:
-        """All of it, in one message."""
+        """Take out all held announcements, to be sent in one message.
+
+        Args:
+            now_ns: Present time, from which the ages of the announcements are counted.
+
+        Returns:
+            The message for the starter.
+        """
         usual: dict[MemberId, tuple[AnnounceKind, int]] = {}
         coming: dict[MemberId, tuple[AnnounceKind, int]] = {}
         words: list[Word] = []
@@ -141,7 +169,14 @@ class Collector:
 
 
 def hear_all(arrivals: Arrivals, message: Gathered, group: Sequence[MemberId], at_ns: int) -> None:
-    """The starter hears of a group; `at_ns`: when the message came."""
+    """Record the announcements of a group at the starter.
+
+    Args:
+        arrivals: Announcements for the round.
+        message: Message of the group's head.
+        group: Members of the group, in rank order.
+        at_ns: Time at which the message arrived.
+    """
     ordinary, quiet = chosen(message.ordinary, group), chosen(message.quiet, group)
     came_ns = [at_ns - age_us * 1000 for age_us in unpack_offsets(message.ages)]
     arrivals.hear_ordinary(ordinary, came_ns[: len(ordinary)])

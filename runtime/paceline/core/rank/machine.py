@@ -1,8 +1,8 @@
-"""The rank's state machine: `handle` one event, get the effects that it asks for.
+"""State machine of a rank: `handle` takes one event and returns the effects that it asks for.
 
-Every handler only changes the state; what follows from a state, whoever caused it, is found
-afterwards by `_settle`: may the main thread go on, is there something to announce, to start, to
-join, to serve, to report. So each of these rules stands in one place.
+Each handler only changes the state. What follows from a state, whatever caused it, is decided
+afterwards by `_settle`: whether the main thread may go on, and whether there is something to
+announce, start, join, serve or report. So each of these rules stands in one place.
 """
 
 from __future__ import annotations
@@ -62,15 +62,34 @@ REPAIR: Final = (Part, State)
 
 
 class Rank:
-    """One rank. Pure: time comes with each event, nothing is waited for."""
+    """State machine of one rank. It is pure: it never waits, and each event brings the time."""
 
     def __init__(
         self, me: MemberId, *, pid: int, host: str, endpoints: Endpoints, save_every: int = 0
     ) -> None:
+        """Create a rank that has not begun.
+
+        Args:
+            me: Name of this rank.
+            pid: Process id, for the coordinator.
+            host: Name of the host, for the coordinator.
+            endpoints: Addresses at which peers reach this rank.
+            save_every: Number of rounds between two checkpoints; 0 for none.
+        """
         self.state = RankState(me, pid, host, endpoints, saving=Saving(every=save_every))
 
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
-        """Take one event; the effects are to be carried out in this order."""
+        """Handle one event.
+
+        Called by the communication thread only. After Exit all events are ignored.
+
+        Args:
+            now_ns: Present time, on a monotonic clock.
+            event: What happened.
+
+        Returns:
+            Effects for the driver to carry out, in the order that `core.rank.events` describes.
+        """
         rank = self.state
         rank.now_ns = now_ns
         rank.effects = []
@@ -87,7 +106,7 @@ class Rank:
     def _dispatch(self, event: Event) -> None:
         rank = self.state
         match event:
-            # What comes in every round goes first; a starter hears hundreds of words in one.
+            # Frequent events go first: a starter gets hundreds of announcements in a round.
             case Announce() | Gathered():
                 self._peer(event)
             case Step():
@@ -126,7 +145,11 @@ class Rank:
                 self._peer(event)
 
     def _peer(self, message: PeerMessage) -> None:
-        """Fencing: older than the promise is dropped, not yet started is kept (R4, I13)."""
+        """Handle a message of a peer, if its generation is the present one (R4, I13).
+
+        A message that is older than the promise is dropped. One of a generation that has not
+        started here is kept until it has.
+        """
         rank = self.state
         if message.generation < rank.promise:
             return
@@ -155,7 +178,7 @@ class Rank:
         rank = self.state
         if rank.arrived_state is not None:
             membership.install(rank)
-        is_word = isinstance(event, WORD)  # moves nothing but its round's start
+        is_word = isinstance(event, WORD)  # can only start the round
         between_rounds = rank.talks and not rank.in_flight
         if not is_word:
             script.wake(rank, between_rounds=between_rounds)

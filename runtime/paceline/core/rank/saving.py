@@ -1,9 +1,9 @@
-"""Checkpoints: which versions are written, by whom, and when one may leave the group (R19, C1).
+"""Checkpoints: which versions are written, by which rank, and when they are published (R19, C1).
 
-The lowest active member writes every N-th version, one at a time: copied right after the update,
-written in the background, published once this rank has committed the next version, since that
-proves that every member had it. The version that ends the job is published after RELEASE. What the
-disk does never holds a round.
+The lowest active member writes every N-th version, one at a time. It copies the state right after
+the update, writes it in the background, and publishes it once this rank has committed the next
+version: that proves that every member had this one. The version that ends the job is published
+after RELEASE. A slow disk never holds up a round.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from paceline.core.rank.events import Publish, Published, Save, Unsave, WakeAt, 
 from paceline.core.rank.state import RankState, Stage
 
 FINAL_NS: Final = 600 * 10**9
-"""So long a released rank stays for its last checkpoint."""
+"""How long a released rank stays for its last checkpoint: 10 minutes."""
 
 
 def save(rank: RankState) -> None:
-    """What follows for checkpoints from the state of the rank, whoever changed it."""
+    """Begin or publish a checkpoint if the state of the rank, whatever changed it, calls for it."""
     s, log = rank.saving, rank.log
     if rank.ended:
         return
@@ -36,10 +36,10 @@ def _save_when_due(rank: RankState) -> None:
     if log.active[:1] != (rank.me,):
         s.considered = log.version
     elif log.stopped:
-        # The last one is never skipped: until the release nothing changes any more.
+        # The last version is never skipped: nothing changes any more until the release.
         if not s.final and s.stage is Stage.NONE:
             s.final = True
-            # Not complete: a stop was asked for.
+            # The job is not finished if a stop was requested before its end.
             _begin(rank, finished=log.is_worked_off)
     elif log.version != s.considered:
         s.considered = log.version
@@ -57,7 +57,7 @@ def _begin(rank: RankState, *, finished: bool) -> None:
 
 
 def on_writer(rank: RankState, event: Written | Published) -> None:
-    """The writer has done what it was asked for, or could not."""
+    """Take the answer of the checkpoint writer: it has done what it was told to, or could not."""
     s = rank.saving
     if event.problem:
         s.stage = Stage.NONE
@@ -76,7 +76,7 @@ def on_writer(rank: RankState, event: Written | Published) -> None:
 
 
 def replaced(rank: RankState) -> None:
-    """The committed state is another one now: what was not published is of no history (R8)."""
+    """Discard what was not published, because the committed state is another one now (R8)."""
     s = rank.saving
     s.considered, s.final = rank.log.version, False
     if s.stage is Stage.WRITTEN:
@@ -87,7 +87,7 @@ def replaced(rank: RankState) -> None:
 
 
 def released(rank: RankState) -> None:
-    """RELEASE names this rank's version: it ends as finished, its last checkpoint published."""
+    """Let the rank end as finished once its last checkpoint is published; called after RELEASE."""
     rank.saving.exit_by_ns = rank.now_ns + FINAL_NS
 
 

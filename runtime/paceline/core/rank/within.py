@@ -1,9 +1,10 @@
-"""What the ranks of a group say to each other over their own lines (R50 to R54).
+"""Messages between the ranks of a group, over their own sockets (R50 to R54).
 
     lead -> the others    Welcome, Ordered, Interrupt, Total
     the others -> lead    Greeting, Said, Came, Wrote, Mail, Square
 
-msgpack like what ranks of different members say to each other; never a pickle.
+They are encoded as msgpack, like the messages between ranks of different members; never as a
+pickle.
 """
 
 from __future__ import annotations
@@ -20,65 +21,71 @@ from paceline.core.rank.events import Event, Written
 from paceline.core.wire import WireError
 
 Key = tuple[str, GenerationId, int]
-"""Of a message with tensors: the same for all shards."""
+"""Key of a message with tensors, (kind, generation, number); the same for all shards."""
 
 
 class Greeting(Struct, frozen=True, tag=True):
+    """First message of a rank to the lead."""
+
     address: str
-    """Of its sockets (`PeerSockets.address`)."""
+    """Address of its peer sockets (`PeerSockets.address`)."""
 
 
 class Welcome(Struct, frozen=True, tag=True):
-    """What the lead is known by, which all of its group run the machine of."""
+    """First message of the lead: the identity under which all ranks run the member's machine."""
 
     pid: int
     host: str
     address: str
     data: str
     port: int
-    """On the loopback: where the group's process group of torch meets."""
+    """Port on the loopback where the ranks open the group's torch process group."""
 
 
 class Ordered(Struct, frozen=True, tag=True):
-    """The next event of the member, at this time of the lead's clock."""
+    """Next event of the member, with its time on the lead's clock."""
 
     now_ns: int
     event: Event
 
 
 class Interrupt(Struct, frozen=True, tag=True):
-    """An order that interrupts has come; it follows among the events."""
+    """Announces an order that interrupts the reduction; the order itself follows as an event."""
 
 
 class Total(Struct, frozen=True, tag=True):
+    """Sum over the group of the values in Square."""
+
     value: float
 
 
 class Said(Struct, frozen=True, tag=True):
-    """By the script of one rank."""
+    """Event of the script of one rank."""
 
     event: ScriptEvent
 
 
 class Came(Struct, frozen=True, tag=True):
-    """Of an effect, on one rank."""
+    """Outcome of an effect on one rank."""
 
     event: Event
 
 
 class Wrote(Struct, frozen=True, tag=True):
-    """Its part of a checkpoint."""
+    """What became of one rank's part of a checkpoint."""
 
     event: Written
 
 
 class Mail(Struct, frozen=True, tag=True):
-    """Tensors of its shard have arrived; they wait for those of the others."""
+    """Tensors of one shard have arrived; they wait for those of the other shards."""
 
     key: Key
 
 
 class Square(Struct, frozen=True, tag=True):
+    """Value of one rank for a sum over the group: the square of its gradient's norm (R54)."""
+
     value: float
 
 
@@ -91,11 +98,22 @@ _any: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)
 
 
 def pack(message: Message) -> bytes:
+    """Encode a message."""
     return _pack(message)
 
 
 def unpack(data: bytes) -> Message:
-    """Raises WireError."""
+    """Decode a message.
+
+    Args:
+        data: Bytes that were received.
+
+    Returns:
+        The message.
+
+    Raises:
+        WireError: If the bytes are not a message.
+    """
     try:
         return _any.decode(data)
     except UNDECODABLE as error:

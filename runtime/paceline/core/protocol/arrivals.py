@@ -63,7 +63,7 @@ class Arrivals:
         """Number of active ranks that the round no longer waits for: they announced more than
         PENDING."""
         self.done = 0
-        """Number of active ranks whose announcement says that their loop has ended."""
+        """Number of active ranks whose announcement reports that their loop has ended."""
         self.coming: dict[MemberId, Arrival] = {}
         """Active ranks whose latest announcement is COMING. They count as silent, except in a
         streamed round (R34)."""
@@ -258,7 +258,7 @@ class Arrivals:
         return {m for m in log.active if heard.get(m, version) >= log.fresh_from}
 
     def _look_whether_near(self, member: MemberId, said: Arrival) -> None:
-        """Count a rank as near if its PENDING says that it began its step with the others."""
+        """Count a rank as near if its PENDING shows that it began its step with the others."""
         began_by_ns = self.opened_ns + self.grace_ns
         if (
             said.kind is AnnounceKind.PENDING

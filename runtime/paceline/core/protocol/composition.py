@@ -203,7 +203,7 @@ class Weighing:
     divisor: float
     """Divisor of the accumulated sum, in units of `unit`."""
     scheduler_steps: int
-    """How often the scheduler is stepped in this round."""
+    """Number of times that the scheduler is stepped in this round."""
     progress: Fraction
     """Applied over nominal samples of this round, which is added to `Log.progress`."""
 
@@ -249,7 +249,7 @@ class Composition:
     quiet: tuple[Share, ...]
     """Shares of the idle ranks with nothing to contribute, without their arrival offsets."""
     weighing: Weighing | None = field(default=None, init=False)
-    """How the log weighs the round; None until `Log.weigh` is called."""
+    """The log's weighing of the round; None until `Log.weigh` is called."""
     _offsets_us: list[int] | None = field(default=None, init=False)
     _shares: tuple[Share, ...] | None = field(default=None, init=False)
     _heard: Heard | None = field(default=None, init=False)

@@ -21,12 +21,12 @@ whose loader prefetches may hold more (D1)."""
 
 
 class DealError(AssertionError):
-    """Raised if a lease is not where the log says that it is (I2)."""
+    """Raised if a lease is not where the log puts it (I2)."""
 
 
 @dataclass(slots=True)
 class Deal:
-    """Where each lease is: a part of the log's state."""
+    """Place of each lease: a part of the log's state."""
 
     next: int = 0
     """Lowest lease that was never dealt."""

@@ -59,7 +59,7 @@ class GenerationId(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The id for people, without the tie-break, which says nothing within one job."""
+        """The id for people, without the tie-break, which means nothing within one job."""
         return f"{self.incarnation}.{self.counter}"
 
     def __str__(self) -> str:

@@ -2,9 +2,9 @@
 
 Two gradient buffers are enough (R22). backward() adds to GRAD. LATE keeps a gradient that has to
 wait for a round while the next one is computed: it missed its round, or there is a pipeline (R36).
-A fresh gradient is otherwise announced and reduced where it lies, in GRAD. This module knows which
-step is in which buffer, and returns the operations on the buffers that the driver has to carry out.
-It never touches a number of a gradient.
+A fresh gradient is otherwise announced and reduced in place, in GRAD. This module tracks which step
+is in which buffer, and returns the operations on the buffers that the driver has to carry out. It
+never touches a number of a gradient.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class Pending:
         fresh: bool,
         holds: Callable[[int], bool],
     ) -> tuple[Share, list[BufferOp]]:
-        """Return what GO may name of this rank: LATE, and GRAD if nobody adds to it (R11).
+        """Return what GO may name of this rank: LATE, and GRAD if backward() has ended (R11).
 
         The owner itself weighs or drops what is too old, and names it as such (D4, I7).
 

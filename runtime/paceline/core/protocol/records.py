@@ -179,7 +179,7 @@ class Benched(Struct, frozen=True):
 
     member: MemberId
     leases: tuple[int, ...]
-    """Its leases that it has not announced, which go back into the pool (R13)."""
+    """Leases of the rank that it has not announced, which go back into the pool (R13)."""
 
 
 class Trigger(StrEnum):
@@ -199,7 +199,7 @@ class GivenUp(StrEnum):
     """Why a rank made a streamed round void (R31)."""
 
     LATE = "late"
-    """Its batch was not complete before its timeout (R33)."""
+    """The rank's batch was not complete before its timeout (R33)."""
     DROPPED = "dropped"
     """The batch that GO names was dropped, by the script or by a change of the leases."""
     NONFINITE = "nonfinite"
@@ -210,7 +210,7 @@ class GivenUp(StrEnum):
 
 
 class AnnounceKind(StrEnum):
-    """What an announcement means to the starter (R11)."""
+    """Kind of an announcement, which tells the starter what the rank has (R11)."""
 
     PENDING = "pending"
     """The rank has contributions or drops of earlier rounds, and may still become fresh in this

@@ -31,7 +31,7 @@ NS_PER_US: Final = 1000
 
 
 class Hindsight(Struct, frozen=True):
-    """What one mode would have saved and missed over the rounds so far."""
+    """Savings and misses of one mode over the rounds so far."""
 
     saved_us: int = 0
     """Waiting time saved, summed over the ranks."""

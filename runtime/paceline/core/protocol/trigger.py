@@ -1,4 +1,4 @@
-"""When a round starts, and why: one table for all modes (R12, R13, docs/design/rounds.md).
+"""Decision table for the start of a round, with reasons (R12, R13, docs/design/rounds.md).
 
 The starter calls `decide` when an announcement arrives or its timer fires. Solo, Majority and Full
 are Quorum(k) with another k (`Log.quorum`). Deadline and the random initiator of eager-SGD have

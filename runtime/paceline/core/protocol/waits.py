@@ -1,4 +1,4 @@
-"""How many ranks a mode needs and how long it waits, as functions of the settings.
+"""Sizes of the quorum and waiting times of each mode, as functions of the settings.
 
 The trigger table (`core.protocol.trigger`) uses them for the mode in force, Shadow's report
 (`core.protocol.shadow`) for all modes.

@@ -94,7 +94,7 @@ class Agreement:
         check_copies([event.copies for event in events], "when training begins")
         shards = tuple(zip(self._addresses, (event.data for event in events[1:]), strict=True))
         fingerprint = "|".join(event.fingerprint for event in events)
-        # Rounds of a group are not streamed, so nobody needs to know of segments (R52).
+        # Rounds of a group are not streamed, so the number of segments does not matter (R52).
         return replace(events[0], fingerprint=fingerprint, shards=shards, segments=1)
 
 
@@ -121,7 +121,7 @@ def check_copies(of_ranks: Sequence[tuple[tuple[str, int], ...]], when: str) -> 
 
     Args:
         of_ranks: Names and hashes of these parameters on each rank, by shard.
-        when: When this was found, for the text of the error.
+        when: Moment of the check, for the text of the error.
 
     Raises:
         GroupDisagreesError: If one of them differs.
@@ -186,8 +186,8 @@ def outcome_of(outcomes: Sequence[ev.Event]) -> ev.Event:
         outcomes: Outcome on each rank, by shard.
 
     Returns:
-        The outcome of the group. Of several failures, one that was not an abort is preferred: it
-        says more than that of a rank that was told to give up.
+        The outcome of the group. Of several failures, one that is no abort is preferred: an aborted
+        rank does not know the cause.
     """
     failed = [e for e in outcomes if isinstance(e, ev.ChannelFailed)]
     if failed:

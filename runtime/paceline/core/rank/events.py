@@ -70,10 +70,10 @@ class Begin(Struct, frozen=True, tag=True):
     copies: tuple[tuple[str, int], ...] = ()
     """Names and hashes of the parameters that all ranks of a group hold alike, as in `Hashed`."""
     whole: str = ""
-    """In a group, fingerprint and hash of the weights of a rank that holds no shard of any
+    """Fingerprint and hash of the weights of a rank in a group, if it holds no shard of any
     parameter; empty otherwise."""
     shards: tuple[tuple[str, str], ...] = ()
-    """In a group, the addresses of the ranks of the other shards (`Endpoints.shards`)."""
+    """Addresses of the ranks of the other shards, in a group (`Endpoints.shards`)."""
 
 
 class Step(Struct, frozen=True, tag=True):
@@ -149,7 +149,7 @@ class ChannelFailed(Struct, frozen=True, tag=True):
     """Opening the data channel failed, or the reduction on it did."""
 
     why: str
-    """What failed, for people."""
+    """Cause of the failure, for people."""
     lost: MemberId | None = None
     """Peer that was lost; None if it is not known or there is none."""
     aborted: bool = False
@@ -176,7 +176,7 @@ class Hashed(Struct, frozen=True, tag=True):
     version: int
     value: int
     copies: tuple[tuple[str, int], ...] = ()
-    """In a group, names and hashes of the parameters that all its ranks hold alike."""
+    """Names and hashes of the parameters that all ranks of a group hold alike; empty elsewhere."""
 
 
 class Found(Struct, frozen=True, tag=True):
@@ -194,7 +194,7 @@ class Restored(Struct, frozen=True, tag=True):
 
 
 class NotRestored(Struct, frozen=True, tag=True):
-    """The checkpoint cannot be loaded here, whatever its manifest says; outcome of Restore."""
+    """The checkpoint cannot be loaded here, despite its manifest; outcome of Restore."""
 
     problem: str
 

@@ -1,4 +1,4 @@
-"""Generations as a rank sees them: promise, start, repair, join, leave, end (R1-R10, R15-R17)."""
+"""Changes of the membership on a rank: promise, start, repair, join, leave (R1-R10, R15-R17)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,12 @@ Order = Prepare | Commit | CommitChange | Release | Dismiss | Ask
 
 
 def on_order(rank: RankState, order: Order) -> None:
-    """A word of the coordinator."""
+    """Handle an order of the coordinator.
+
+    Args:
+        rank: State of this rank.
+        order: The order. After RELEASE only PREPARE and DISMISS have an effect.
+    """
     if rank.released is not None:
         _answer_released(rank, order)
         return
@@ -56,11 +61,11 @@ def on_order(rank: RankState, order: Order) -> None:
             if proposal > rank.promise:
                 _promise(rank, order)
             elif proposal == rank.promise and rank.frozen:
-                rank.tell(_report(rank))  # asked again over a new connection
+                rank.tell(_report(rank))  # the coordinator repeats PREPARE over a new connection
             else:
                 rank.tell(Refused(proposal, rank.me, rank.promise))
                 if rank.broken and not rank.frozen:
-                    # The proposal ended a reduction before it was read.
+                    # The proposal aborted a reduction before it was read.
                     why = "a reduction was given up for a proposal that came too late"
                     rank.tell(Complain(rank.gen_id, rank.me, rank.round, why))
         case Commit() | CommitChange():
@@ -83,7 +88,7 @@ def _hear_commit(rank: RankState, order: Commit | CommitChange) -> None:
 
 
 def _answer_released(rank: RankState, order: Order) -> None:
-    """It only waits for its last checkpoint, and is evidence of success for others (R17)."""
+    """Answer an order while only the last checkpoint is missing: evidence of success (R17)."""
     if isinstance(order, Prepare):
         rank.tell(rank.registration())
     elif isinstance(order, Dismiss):
@@ -94,11 +99,11 @@ def _answer_released(rank: RankState, order: Order) -> None:
 
 
 def _promise(rank: RankState, prepare: Prepare) -> None:
-    """From here on nothing older is committed, joined or started (R3)."""
+    """Promise a newer generation: from here on nothing older is committed or started (R3)."""
     rank.promise = prepare.id
     rank.reducing = rank.arrived_state = None
     rank.started = rank.broken = False
-    # A rank that still waits for its missing part reports as of its old record (R5).
+    # A rank that still lacks records reports the state of its own log (R5).
     rank.needs_part = False
     rank.stop_reported = rank.leave_asked = False
     rank.announced = rank.announced_pending = rank.stream.announced = False
@@ -147,7 +152,7 @@ def _started(rank: RankState, *, has_state: bool) -> Started:
 
 
 def on_connected(rank: RankState) -> None:
-    """Introduce itself, and repeat what an older connection may have lost."""
+    """Register, and repeat what may have been lost with an older connection."""
     rank.tell(rank.registration())
     if rank.fatal is not None:
         rank.tell(rank.fatal)
@@ -164,6 +169,7 @@ def on_connected(rank: RankState) -> None:
 
 
 def _accept(rank: RankState, commit: Commit) -> None:
+    """Accept a COMMIT of the promised generation: repair others, then join, restore or start."""
     gen = commit.gen
     rank.commit = commit
     rank.is_member = rank.me in gen.members
@@ -189,13 +195,13 @@ def _accept(rank: RankState, commit: Commit) -> None:
         rank.needs_part = True
     else:
         _start(rank)
-    # Repairs that came before this COMMIT count now (R4).
+    # Part and State messages that arrived before this COMMIT are handled now (R4).
     rank.inbox.extend(m for m in rank.early if isinstance(m, Part | State))
     rank.early = [m for m in rank.early if not isinstance(m, Part | State)]
 
 
 def _join_without_state(rank: RankState, commit: Commit) -> None:
-    """A joiner brings nothing; it keeps what state it has until the donor's is complete (R8)."""
+    """Become a joiner; its old state is kept until the donor's is complete (R8)."""
     _bring_nothing(rank)
     rank.passive = True
     rank.round = commit.gen.version
@@ -204,12 +210,21 @@ def _join_without_state(rank: RankState, commit: Commit) -> None:
 
 
 def _bring_nothing(rank: RankState) -> None:
+    """Give up all gradients of this rank (R8)."""
     rank.under_way = NOTHING
     rank.do(rank.pending.lose_all(grad_in_use=rank.main is Main.RUN))
 
 
 def on_restored(rank: RankState, log: LogSnapshot) -> None:
-    """The checkpoint is this rank's state: its log goes on with the new generation (R26)."""
+    """Start with the checkpoint as this rank's state (R26).
+
+    Args:
+        rank: State of this rank.
+        log: Log of the checkpoint.
+
+    Raises:
+        LogError: If this is not the checkpoint that COMMIT named.
+    """
     commit = rank.commit
     if rank.frozen or commit is None or commit.restore is None:
         return  # another proposal came in between
@@ -221,23 +236,24 @@ def on_restored(rank: RankState, log: LogSnapshot) -> None:
 
 
 def take_log(rank: RankState, log: Log) -> None:
-    """The committed state was replaced by another one, with its log."""
+    """Replace the log, because the committed state was replaced by another one."""
     rank.log = log
-    # What it had applied before it was left out, and the others abandoned, is lost (R8, V17).
+    # Its contributions to rounds that the others abandoned, after it was left out, are lost
+    # (R8, V17).
     rank.pending.recount(log.ledger.counted(rank.me))
     rank.waits_for = NOTHING
     saving.replaced(rank)
 
 
 def forget_queue(rank: RankState, commit: Commit) -> None:
-    """Rounds that an older generation reduced may have been abandoned since (R15)."""
+    """Discard queued sums: their rounds may have been abandoned by the new generation (R15)."""
     rank.queue.clear()
     rank.queue_max = QUEUE_MAX
     rank.emit(DropQueue(commit.gen.id))
 
 
 def _start(rank: RankState) -> None:
-    """The log is complete up to this generation: append it and wire the channel (R7, R8)."""
+    """Append GEN to the complete log of this rank, and open the data channel (R7, R8)."""
     assert rank.commit is not None
     rank.needs_part = False
     rank.passive = False
@@ -253,7 +269,12 @@ def _start(rank: RankState) -> None:
 
 
 def on_channel(rank: RankState, why: str) -> None:
-    """The links stand: rounds of this generation may run, early messages count now (R4)."""
+    """Start the generation once its data channel is open; messages that came early count now (R4).
+
+    Args:
+        rank: State of this rank.
+        why: Why the transport moves buffers as it does, for people.
+    """
     if rank.frozen or rank.commit is None:
         return
     rank.started, rank.channel_why = True, why
@@ -267,7 +288,15 @@ def on_channel(rank: RankState, why: str) -> None:
 
 
 def on_part(rank: RankState, part: Part) -> None:
-    """What this rank lacks of the log, with the result of the round in it (R7)."""
+    """Append the records that this rank lacks, and apply the last result (R7).
+
+    Args:
+        rank: State of this rank.
+        part: Message of the holder.
+
+    Raises:
+        LogError: If the records hold more than one round.
+    """
     if not rank.needs_part or part.generation != rank.promise:
         return
     rounds = [r for r in part.records if isinstance(r, Go)]
@@ -286,17 +315,18 @@ def on_part(rank: RankState, part: Part) -> None:
 
 
 def names_strangers(rank: RankState, message: AskState | State | Start) -> bool:
-    """Return True if a peer asks to send something to members that are not in the group."""
+    """Return True if a peer asks to send something to ranks outside of the group."""
     receivers = (message.member,) if isinstance(message, AskState) else message.onward
     return bool(receivers) and not rank.group.issuperset(receivers)
 
 
 def on_ask_state(rank: RankState, ask: AskState) -> None:
+    """Note that a joiner waits for a state of at least the version that it names."""
     rank.serve[ask.member] = ask.at_least
 
 
 def serve(rank: RankState) -> None:
-    """The donor streams its state to the joiners, of a version that they can continue (R15)."""
+    """Send the donor's state to the joiners for whom its version is new enough (R15)."""
     if not rank.serve or rank.frozen or rank.needs_part or rank.passive or not rank.started:
         return
     due = sorted(m for m, at_least in rank.serve.items() if rank.log.version >= at_least)
@@ -310,13 +340,13 @@ def serve(rank: RankState) -> None:
 
 
 def pass_on(rank: RankState, state: State) -> None:
-    """The others get it from here, whatever becomes of it here (R45)."""
+    """Forward a received state to the ranks that it names, even if it is of no use here (R45)."""
     for member, onward in branches(state.onward):
         rank.emit(PassState(member, replace(state, onward=onward)))
 
 
 def on_state(rank: RankState, state: State) -> None:
-    """The donor's state is complete here: the old one is discarded only now (R8)."""
+    """Take the donor's state, which is complete here; only now the old one is discarded (R8)."""
     if rank.frozen or state.generation != rank.gen_id:
         return
     pass_on(rank, state)
@@ -326,15 +356,24 @@ def on_state(rank: RankState, state: State) -> None:
 
 
 def install(rank: RankState) -> None:
-    """What has come of the donor, between two reductions: the sums that are queued are applied in
-    the scratch that the one under way contributes from (R15)."""
+    """Install the donor's state between two reductions, and apply the queued sums to it (R15).
+
+    Queued sums are applied in the scratch from which a running reduction contributes, so a
+    reduction must end first. If the state is older than the queue, this rank asks for a newer one.
+
+    Args:
+        rank: State of this rank.
+
+    Raises:
+        LogError: If state and queue do not reach the round of this rank.
+    """
     state = rank.arrived_state
     if state is None or rank.reducing is not None:
         return
     rank.arrived_state = None
     base = state.log.version
     if base > rank.round and rank.broken:
-        return  # its reduction failed here and went through at the donor: a change will follow
+        return  # the reduction failed here but not at the donor: a change follows
     first = rank.queue[0].round if rank.queue else rank.round
     if base < first:
         rank.send(_donor(rank), AskState(rank.gen_id, rank.me, at_least=first))
@@ -371,7 +410,7 @@ def _donor(rank: RankState) -> MemberId:
 
 
 def leave(rank: RankState) -> None:
-    """Ask to be dismissed once nothing of its own is left to apply (R16)."""
+    """Ask to be dismissed if this rank drains and has nothing left to apply (R16)."""
     if rank.wants_to_leave and not rank.leave_asked and not rank.frozen and not rank.log.stopped:
         rank.leave_asked = True
         rank.tell(Leaving(rank.gen_id, rank.me, rank.ended_early))

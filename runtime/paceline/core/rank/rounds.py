@@ -1,8 +1,8 @@
 """Rounds: announce, start, join, commit (R11-R13, R20, R21).
 
-Everybody announces to the starter of the round, in a large job by way of the head of its group; the
-starter asks the trigger table and sends GO to all members; every member then joins the reduction,
-contributing what GO names of it, and commits.
+All ranks announce to the starter of the round, in a large job by way of the head of their group.
+The starter asks the trigger table and sends GO to all members. Each member then joins the
+reduction, contributes what GO names of it, and commits.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from paceline.core.rank.gather import Collector, hear_all
 from paceline.core.rank.state import NOTHING, Main, RankState
 
 HASHES_MAX: Final = 16
-"""Versions whose hashes are compared at the same time."""
+"""Number of versions whose hashes are compared at the same time."""
 
 
 # ---- announcing: while this rank takes part and no GO is under way -------------------------------
 
 
 def announce(rank: RankState) -> None:
-    """Say to the starter what there is to say: PENDING or COMING, and what supersedes it (R11)."""
+    """Announce to the starter what is new: PENDING or COMING, or what supersedes it (R11)."""
     if rank.announced:
         return
     kind = _kind(rank)
@@ -91,7 +91,7 @@ def announce(rank: RankState) -> None:
 
 
 def is_for_later(rank: RankState) -> bool:
-    """What GRAD has by now: another gradient is under way in this round (R37)."""
+    """Return True if GRAD belongs to a later round, because a gradient is under way (R37)."""
     return rank.under_way == rank.log.version
 
 
@@ -101,6 +101,7 @@ def _say(rank: RankState, kind: AnnounceKind, share: Share) -> None:
 
 
 def _kind(rank: RankState) -> AnnounceKind | None:
+    """Return what this rank may announce now; None for nothing."""
     parked = rank.main in (Main.PARKED, Main.WANT)
     if not rank.is_active:
         ready = (parked and not rank.draining) or rank.stops
@@ -112,20 +113,20 @@ def _kind(rank: RankState) -> AnnounceKind | None:
     if rank.main in (Main.WANT, Main.DONE) or (rank.draining and parked):
         return AnnounceKind.IDLE
     if rank.main is Main.REST and (rank.draining or not rank.log.settings.is_synchronous):
-        return AnnounceKind.IDLE  # in Full a rank that evaluates is waited for as if it computed
+        return AnnounceKind.IDLE  # in Full, rounds wait for a rank that evaluates (R13)
     if not rank.announced_pending and (rank.pending.late.steps or rank.pending.drops):
         return AnnounceKind.PENDING
     return AnnounceKind.COMING if streaming.hopes(rank) else None
 
 
 def _with_standing(rank: RankState, share: Share, kind: AnnounceKind) -> Share:
-    """Add whether it wants leases, and what it gives back untouched."""
+    """Return the share with the flags of this rank and the leases that it gives back."""
     if kind not in (AnnounceKind.ARRIVE, AnnounceKind.IDLE):
         standing = rank.me in rank.log.resting, rank.me in rank.log.done
         return replace(share, resting=standing[0], done=standing[1], base=rank.main_version)
     resting = rank.is_resting
-    # What a first word of this round has given back stays so (`script.on_script`, Unrest): taken
-    # up again, it would make a gradient that this round cannot name, for which nobody waits.
+    # Leases that an earlier announcement of this round gave back stay so, also after Unrest. A
+    # gradient of them could not be named in this round, and no other rank would wait for it.
     returned = rank.share.returned if rank.share is not None else ()
     if resting:
         worked = rank.pending.leases()
@@ -142,20 +143,30 @@ def _with_standing(rank: RankState, share: Share, kind: AnnounceKind) -> Share:
     )
 
 
-# ---- starting: likewise --------------------------------------------------------------------------
+# ---- starting: while this rank takes part and no GO is under way --------------------------------
 
 
 def on_announce(rank: RankState, message: Announce | Gathered) -> None:
-    """The starter or a head hears a rank. What is for the next round may come before this commit:
-    it is kept until then."""
+    """Keep an announcement until this rank looks at it as starter or as head.
+
+    A message for the next round may arrive before this rank has committed the present one. One for
+    an earlier round is dropped.
+
+    Args:
+        rank: State of this rank.
+        message: Announcement of a rank, or the announcements of a group.
+    """
     if message.round < rank.log.version:
         return
     rank.words.setdefault(message.round, []).append((rank.now_ns, message))
 
 
 def pass_on(rank: RankState) -> None:
-    """The head of a group tells the starter what it has heard, or asks to be woken when it is time
-    to (R41)."""
+    """Forward the announcements of a group to the starter, or wake up when it is time to (R41).
+
+    Args:
+        rank: State of this rank, which does this only as the head of its group.
+    """
     log, grid = rank.log, rank.grid
     if grid is None:
         return
@@ -175,10 +186,10 @@ def pass_on(rank: RankState) -> None:
 
 
 def consider_start(rank: RankState) -> None:
-    """Send GO if the trigger table says so, else ask to be woken when it may."""
+    """Send GO if the trigger table starts the round; otherwise wake up when it may."""
     log = rank.log
     if rank.arrivals is None and log.version not in rank.words:
-        return  # before the first word nothing can start it
+        return  # nothing can start the round before the first announcement
     if not log.active or rank.starter != rank.me:
         return
     go = _next_go(rank, _arrivals(rank), streaming.spread_ns(rank))
@@ -196,7 +207,7 @@ def consider_start(rank: RankState) -> None:
 
 
 def _next_go(rank: RankState, arrivals: Arrivals, spread_ns: int) -> Go | None:
-    """None: not yet."""
+    """Return the GO of this round; None if it does not start yet."""
     has_request = unwritten(rank) is not None
     decision = decide(arrivals, now_ns=rank.now_ns, has_request=has_request, spread_ns=spread_ns)
     if decision.trigger is None:
@@ -205,13 +216,13 @@ def _next_go(rank: RankState, arrivals: Arrivals, spread_ns: int) -> Go | None:
         return None
     go = _make_go(rank, arrivals, decision)
     if go.streamed and rank.log.stops_with(go):
-        # What comes with step() only, such as the user's figures, has no later round to ride in.
+        # User metrics come with step() only, so those of a streamed last round would be lost.
         return _next_go(rank, arrivals, NEVER)
     return go
 
 
 def _arrivals(rank: RankState) -> Arrivals:
-    """All that was heard for the round in question."""
+    """Return all announcements for this round, new ones included."""
     if rank.arrivals is None:
         rank.arrivals = Arrivals(rank.log, rank.opened_ns)
     grid = rank.grid
@@ -224,12 +235,13 @@ def _arrivals(rank: RankState) -> Arrivals:
 
 
 def unwritten(rank: RankState) -> Request | None:
-    """The newest request that no GO has carried yet (R18)."""
+    """Return the newest request that no GO has carried yet; None without one (R18)."""
     request = rank.request
     return request if request is not None and request.number > rank.log.request else None
 
 
 def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
+    """Return the GO for a decision, with all that the log cannot predict."""
     log, named = rank.log, arrivals.named(streamed=decision.streamed)
     first_ns = min((a.at_ns for a in named.values()), default=rank.now_ns)
     benched = []
@@ -273,7 +285,12 @@ def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
 
 
 def on_start(rank: RankState, start: Start) -> None:
-    """Pass it on first: others wait for it, and joining the reduction blocks this thread."""
+    """Forward GO first, then take it: others wait, and joining the reduction blocks this thread.
+
+    Args:
+        rank: State of this rank.
+        start: GO, with the members to whom this rank forwards it.
+    """
     alone = Start(start.go)
     for member in start.onward:
         rank.send(member, alone)
@@ -281,12 +298,13 @@ def on_start(rank: RankState, start: Start) -> None:
 
 
 def on_go(rank: RankState, go: Go) -> None:
+    """Keep a GO until this rank joins its round; GO of a round that is over is dropped."""
     if go.round >= rank.round:
         rank.gos[go.round] = go
 
 
 def join(rank: RankState) -> None:
-    """Enter the reduction of this rank's next round once its GO is here."""
+    """Join the reduction of this rank's next round if its GO is here."""
     go = rank.gos.get(rank.round)
     if go is None or rank.reducing is not None or not rank.in_rounds or rank.broken:
         return
@@ -303,7 +321,7 @@ def join(rank: RankState) -> None:
 
 
 def _part(rank: RankState, go: Go, share: Share) -> Reduce:
-    """What this rank adds to the sum."""
+    """Return the reduction with what this rank contributes; LogError if it lacks what GO names."""
     if not share.count:
         return Reduce(go, None, 1.0)
     factor = rank.log.weigh(go).factor(share)
@@ -321,11 +339,13 @@ def _part(rank: RankState, go: Go, share: Share) -> Reduce:
 
 
 def _has(rank: RankState, share: Share) -> bool:
+    """Return True if exactly the steps that GO names are pending here."""
     mine = [p for p in rank.pending.steps if p.seq <= share.upto]
     return len(mine) == share.count and share.leases == tuple(x for p in mine for x in p.leases)
 
 
 def on_reduced(rank: RankState, reduced: Reduced) -> None:
+    """Commit the round that was reduced here, or queue its sum as a joiner."""
     go = _taken(rank)
     if go is None:
         return
@@ -341,7 +361,7 @@ def on_reduced(rank: RankState, reduced: Reduced) -> None:
 
 
 def on_voided(rank: RankState, voided: Voided) -> None:
-    """The round came to nothing on every rank (R32)."""
+    """Commit the round as void, as every rank does (R32)."""
     go = _taken(rank)
     if go is None:
         return
@@ -353,7 +373,7 @@ def on_voided(rank: RankState, voided: Voided) -> None:
 
 
 def _taken(rank: RankState) -> Go | None:
-    """The round under way is over; None if a PREPARE that came in between has abandoned it."""
+    """End the round under way and return its GO; None if PREPARE has abandoned the round."""
     go = rank.reducing
     if go is not None:
         rank.reducing = None
@@ -364,7 +384,12 @@ def _taken(rank: RankState) -> Go | None:
 
 
 def after_commit(rank: RankState, go: Go) -> None:
-    """Append GO to the log and forget what it applied of this rank's own."""
+    """Append GO to the log, and forget what the round applied of this rank.
+
+    Args:
+        rank: State of this rank.
+        go: GO of the round, or the void record in its place.
+    """
     was_coming = rank.me in chosen(go.coming, rank.log.active)
     rank.log.append(go)
     if go.void:
@@ -386,7 +411,7 @@ def after_commit(rank: RankState, go: Go) -> None:
 
 
 def _lift(rank: RankState) -> None:
-    """The weights of the version before are those of this one (`Log`)."""
+    """Raise the versions of this rank by one, because a void round changed no weights (R32)."""
     rank.main_version += 1
     if rank.waits_for != NOTHING:
         rank.waits_for += 1
@@ -394,7 +419,7 @@ def _lift(rank: RankState) -> None:
 
 
 def _queue(rank: RankState, go: Go) -> None:
-    """A joiner keeps the sum until the donor's state is here; the bound is QUEUE_MAX (R15)."""
+    """Keep the sum until the donor's state is here, at most `queue_max` of them (R15)."""
     rank.queue.append(go)
     rank.emit(Queue(go))
     if len(rank.queue) > rank.queue_max:
@@ -407,7 +432,7 @@ def _queue(rank: RankState, go: Go) -> None:
 
 
 def on_failed(rank: RankState, event: ChannelFailed) -> None:
-    """The data channel is of no use any more; a new generation repairs it."""
+    """Report that the data channel is of no use any more; a new generation replaces it."""
     rank.reducing = rank.stream.due_ns = None
     rank.broken = True
     if not event.aborted and not rank.frozen and rank.commit is not None:
@@ -418,6 +443,7 @@ def on_failed(rank: RankState, event: ChannelFailed) -> None:
 
 
 def on_hashed(rank: RankState, event: Hashed) -> None:
+    """Send the hash of the weights to the rank that compares hashes."""
     if rank.talks and rank.is_active:
         note = WeightsHash(rank.gen_id, rank.me, event.version, event.value)
         first = rank.grid.first_active(rank.me) if rank.grid is not None else None
@@ -425,7 +451,7 @@ def on_hashed(rank: RankState, event: Hashed) -> None:
 
 
 def on_weights_hash(rank: RankState, note: WeightsHash) -> None:
-    """Two hashes of one version that differ end the job with the evidence (I5, R23)."""
+    """Compare the hashes of one version; a difference ends the job with both (I5, R23)."""
     seen = rank.hashes.setdefault(note.version, {})
     for member, value in seen.items():
         if value != note.value:
@@ -440,7 +466,7 @@ def on_weights_hash(rank: RankState, note: WeightsHash) -> None:
 
 
 def report_stop(rank: RankState) -> None:
-    """The stop round is committed: nothing more is started, but the rank still serves (R17)."""
+    """Report once that the stop round is committed; the rank still serves others (R17)."""
     if (
         rank.log.stopped
         and rank.has_state

@@ -57,7 +57,7 @@ def _begin(rank: RankState, *, finished: bool) -> None:
 
 
 def on_writer(rank: RankState, event: Written | Published) -> None:
-    """Take the answer of the checkpoint writer: it has done what it was told to, or could not."""
+    """Handle the outcome of an order to the checkpoint writer, which may be a failure."""
     s = rank.saving
     if event.problem:
         s.stage = Stage.NONE

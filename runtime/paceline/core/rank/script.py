@@ -1,8 +1,8 @@
 """The user's thread as the protocol sees it: what it announces, and when it may go on.
 
-A fresh gradient waits for its round. A late one waits at most for the reduction in flight; then
-the main thread takes the newest committed weights and goes on from there (jump), so that a
-permanently slow rank slows nobody (A1, I9).
+A fresh gradient waits for its round. A late one waits at most for the reduction in flight. Then the
+main thread takes the newest committed weights and goes on from there (a jump), so that a rank that
+is always slow delays no other (A1, I9).
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ ScriptEvent = Begin | Want | Skip | Flush | Rest | Unrest | Finish | Drain
 
 
 def on_script(rank: RankState, event: ScriptEvent) -> None:
+    """Handle a call of the user's script, or an order to drain.
+
+    Args:
+        rank: State of this rank.
+        event: What the script called. Step and Coming have handlers of their own.
+    """
     match event:
         case Begin():
             rank.begun = event
@@ -57,7 +63,7 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
             _unrest(rank)
         case Finish(stop=stop):
             _finish(rank, stop=stop)
-            # Leaving the loop before the end is a drain of this rank alone (A4, D7).
+            # A script that leaves its loop early drains only its own rank (A4, D7).
             if rank.log.plan.ends and not rank.log.stopped and not stop:
                 rank.draining = rank.ended_early = True
         case Drain():
@@ -65,13 +71,21 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
 
 
 def on_coming(rank: RankState, coming: Coming) -> None:
+    """Note that the first segment of the batch in hand is ready, while the script computes."""
     if rank.main is Main.RUN:
         rank.stream.coming = coming
 
 
 def _drop_coming(rank: RankState, why: GivenUp = GivenUp.DROPPED, lease: int | None = None) -> None:
-    """The batch in hand, if it is of this lease, will never be announced. A GO that is on its way
-    may name it, so its number is used up (R28)."""
+    """Note that the batch in hand will never be announced, if it is of this lease.
+
+    A GO that was already sent may name it, so its sequence number is used up (R28).
+
+    Args:
+        rank: State of this rank.
+        why: Reason if a round is aborted by it.
+        lease: Lease of the batch; None for any batch.
+    """
     stream = rank.stream
     if stream.coming is None or lease not in (None, *stream.coming.leases):
         return
@@ -82,7 +96,7 @@ def _drop_coming(rank: RankState, why: GivenUp = GivenUp.DROPPED, lease: int | N
 
 
 def _put_down(rank: RankState, main: Main) -> None:
-    """No backward pass is under way any more: what waited in GRAD for its end is looked at."""
+    """Note that no backward pass runs any more, and drop what waited in GRAD for its end."""
     _drop_coming(rank)
     rank.main = main
     rank.do(rank.pending.drop_revoked(rank.owns, grad_in_use=False))
@@ -96,13 +110,13 @@ def _finish(rank: RankState, *, stop: bool) -> None:
 
 
 def _say_more(rank: RankState) -> None:
-    """It may speak again in this round if nothing of its own is named by what it announced: then a
-    second word cannot make two buffers too few (R11, V20)."""
+    """Allow another announcement in this round, if the first one names no gradient (R11, V20)."""
     if rank.share is None or not rank.share.count:
         rank.announced = False
 
 
 def on_step(rank: RankState, step: Step) -> None:
+    """Record the gradient of a step, or drop it if the rank may not announce it."""
     stream, made = rank.stream, Coming(step.leases, step.samples, step.unit)
     if stream.coming not in (None, made):
         _drop_coming(rank, GivenUp.REWRITTEN)
@@ -120,8 +134,8 @@ def on_step(rank: RankState, step: Step) -> None:
     )
     owned = all(rank.may_apply(x) for p in pending.grad.steps for x in p.leases)
     if pending.void or rank.passive or not rank.is_active or not owned:
-        # Benched or left out meanwhile: the log deals these leases to others (R13, R8). Or the job
-        # has given one of them up while it was computed here (R56).
+        # The rank was benched or left out, and the log deals these leases to others (R13, R8). Or
+        # the job gave up one of them while it was computed here (R56).
         streaming.give_up(rank, GivenUp.DROPPED)
         rank.do(pending.drop(BufferName.GRAD, DropReason.REVOKED, rank.may_apply))
         rank.waits_for, rank.hands_on = NOTHING, False
@@ -141,8 +155,12 @@ def _unrest(rank: RankState) -> None:
 
 
 def wake(rank: RankState, *, between_rounds: bool) -> None:
-    """Let the main thread go on if nothing speaks against it. `between_rounds`: this rank takes
-    part, and no GO is under way."""
+    """Let the main thread go on if nothing prevents it.
+
+    Args:
+        rank: State of this rank.
+        between_rounds: True if this rank takes part in rounds and no GO is under way.
+    """
     drop_given_up(rank)
     show_leases(rank)
     if rank.main not in (Main.PARKED, Main.WANT) or rank.passive or not rank.has_state:
@@ -175,25 +193,34 @@ def _wake_active(rank: RankState) -> None:
 
 
 def waits_for_the_one_before(rank: RankState) -> bool:
-    """Its last gradient is under way: announced for the round in question, which is not over."""
+    """Return True if a gradient is announced for this round, which is not over (R37)."""
     return rank.under_way == rank.log.version
 
 
 def _is_named_as_idle(rank: RankState) -> bool:
-    """Back from resting, while its last word of this round names what it has. That lies where the
-    next batch would be added, and stays what it was announced as: idle, of its age, never fresh."""
+    """Return True if the last announcement named a gradient while the rank was idle.
+
+    The rank is back from evaluating. Its gradient is where the next batch would be added, and stays
+    what it was announced as: of its age, and never fresh.
+
+    Returns:
+        True if the main thread has to wait for the round.
+    """
     share = rank.share
     return rank.announced and share is not None and share.idle and share.count > 0
 
 
 def is_free(rank: RankState) -> bool:
-    """LATE may take what is in GRAD: nothing of it was named in this round, or there is nothing."""
+    """Return True if LATE can take what is in GRAD: nothing of it was named in this round."""
     return not (rank.pending.late.steps and rank.announced_pending)
 
 
 def _hand_on(rank: RankState) -> None:
-    """The gradient goes into LATE and is announced, and the main thread computes the next one into
-    the other buffer, on the newest weights. With its next step it waits for this round (R36)."""
+    """Move the gradient to LATE, announce it, and let the main thread go on (R36).
+
+    The main thread computes the next gradient into the other buffer, on the newest weights. Its
+    next step waits for this round.
+    """
     log = rank.log
     rank.do(rank.pending.age_late(log.age, log.settings, rank.holds))
     rank.do(rank.pending.merge())
@@ -203,7 +230,7 @@ def _hand_on(rank: RankState) -> None:
 
 
 def _was_fresh(rank: RankState) -> bool:
-    """The gradient that the main thread waits for was applied in its own round."""
+    """Return True if the gradient of the waiting main thread was applied in its own round."""
     return rank.pending.empty and rank.waits_for == rank.log.version - 1
 
 
@@ -229,7 +256,7 @@ def drop_given_up(rank: RankState) -> None:
 
 
 def show_leases(rank: RankState) -> None:
-    """Tell the loader which leases it may work on, when that has changed."""
+    """Tell the loader which leases it may work on, if that has changed."""
     leases = rank.usable()
     if leases != rank.shown_leases:
         rank.shown_leases = leases

@@ -1,4 +1,4 @@
-"""What a rank knows: log, promise, generation, its own contributions, its main thread."""
+"""State of a rank: log, promise, generation, its own contributions, its main thread."""
 
 from __future__ import annotations
 
@@ -39,63 +39,70 @@ from paceline.core.rank.gather import Collector
 from paceline.core.rank.streaming import Streaming
 
 EARLY_MAX: Final = 4096
-"""Messages kept of a generation that this rank has not started (R4)."""
+"""Upper bound on the messages that are kept of a generation that this rank has not started (R4)."""
 QUEUE_MAX: Final = 8
-"""Reduced sums that a joiner keeps while the donor's state is under way (R15, D15)."""
+"""Upper bound on the sums that a joiner keeps until the donor's state is here; it doubles each time
+that it is exceeded (R15, D15)."""
 
 
 NOTHING: Final = -1
+"""Value of `waits_for` and `under_way` for no round."""
 
 
 class Main(StrEnum):
-    """What the user's thread is doing."""
+    """State of the user's thread."""
 
     SCRIPT = "script"
-    """Has not begun: importing, building the model."""
+    """The script has not begun: it imports, or builds the model."""
     RUN = "run"
-    """Computing a batch."""
+    """The script computes a batch."""
     PARKED = "parked"
-    """In step() or begin(): waits for the engine."""
+    """The script waits for the engine in step(), begin() or another call."""
     WANT = "want"
-    """In the loader: waits for a lease."""
+    """The loader waits for a lease."""
     REST = "rest"
-    """Evaluating."""
+    """The script evaluates."""
     DONE = "done"
-    """Its loop has ended; waits for the release."""
+    """The script's loop has ended, and it waits for the release."""
 
 
 class Stage(StrEnum):
-    """How far the checkpoint under way has come; there is at most one (D15)."""
+    """Progress of the checkpoint under way; there is at most one (D15)."""
 
     NONE = "none"
     WRITING = "writing"
     WRITTEN = "written"
-    """Waits until its version may leave the group (R19)."""
+    """The checkpoint waits until its version may leave the group (R19)."""
     PUBLISHING = "publishing"
 
 
 @dataclass(slots=True)
 class Saving:
-    """Checkpoints as this rank makes them (`rank.saving`)."""
+    """Checkpoints that this rank makes (`rank.saving`)."""
 
     every: int = 0
-    """Rounds between two; 0 = the job has none."""
+    """Number of rounds between two checkpoints; 0 if the job has none."""
     stage: Stage = Stage.NONE
     version: int = 0
-    """Of the one under way."""
+    """Version of the checkpoint under way."""
     void: bool = False
-    """The committed state was replaced while it was written: it is thrown away."""
+    """True if the committed state was replaced during the write, so that the checkpoint is thrown
+    away."""
     considered: int = 0
-    """The last version of which it is decided whether it is saved."""
+    """Last version for which it is decided whether to save it."""
     final: bool = False
-    """The stop round's version was handed to the writer."""
+    """True if the version of the stop round was handed to the writer."""
     exit_by_ns: int | None = None
-    """Released: ends once the final checkpoint is published, or at this time at the latest."""
+    """Time at which a released rank ends at the latest; before that, once its last checkpoint is
+    published. None before the release."""
     published: int | None = None
+    """Last version that was published; None without one."""
     written: int = 0
+    """Number of checkpoints that were published."""
     skipped: int = 0
-    """Were due while the one before was not published yet."""
+    """Number of checkpoints that were skipped because the one before was not published yet."""
     failed: int = 0
+    """Number of checkpoints that could not be written or published."""
 
 
 @dataclass(slots=True)
@@ -103,110 +110,137 @@ class Facts:
     """Counters for status and metrics; no decision reads them."""
 
     jumps: int = 0
+    """Number of times that the main thread went on without its gradient applied in its round."""
     steps: int = 0
+    """Number of steps of the script."""
     rounds_by_trigger: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class RankState:
+    """State of a rank's machine. Only `machine.Rank.handle` and what it calls change it."""
+
     me: MemberId
+    """Name of this rank."""
     pid: int
     host: str
     endpoints: Endpoints
     tree_above: int = TREE_ABOVE
-    """Members above which announcements and GO go by way of heads (R41)."""
+    """Number of members above which announcements and GO go by way of heads (R41)."""
     now_ns: int = 0
+    """Time of the event that is being handled."""
 
     log: Log = field(default_factory=Log)
     has_state: bool = False
-    """The committed state belongs to `log`."""
+    """True if the committed state belongs to `log`."""
     begun: Begin | None = None
+    """The script's Begin; None before it."""
 
     promise: GenerationId = NO_GENERATION
+    """Greatest generation that this rank has promised (R3)."""
     commit: Commit | None = None
-    """The COMMIT that this rank accepted last."""
+    """COMMIT that this rank accepted last."""
     _group_of: tuple[MemberId, ...] = ()
     _group: frozenset[MemberId] = frozenset()
     is_member: bool = False
-    """It names this rank."""
+    """True if `commit` names this rank as a member."""
     needs_part: bool = False
+    """True while this rank waits for the records that it lacks (R7)."""
     passive: bool = False
-    """Member without state: joins reductions, queues sums, waits for the donor (R15)."""
+    """True for a member without state: it joins reductions, queues sums and waits for the donor
+    (R15)."""
     started: bool = False
-    """The data channel of the generation stands."""
+    """True if the data channel of the generation is open."""
     fatal: Fatal | None = None
-    """Why the job cannot go on, as this rank has found out first. Its agent may have no connection
-    at that moment, so each new one begins with it."""
+    """Why the job cannot go on, if this rank was the first to find out. Its agent may have no
+    connection at that moment, so each new connection begins with it."""
     channel_why: str = ""
-    """Why it moves buffers as it does, for people."""
+    """Why the data channel moves buffers as it does, for people."""
     broken: bool = False
-    """The data channel has failed; a new generation repairs it."""
+    """True if the data channel has failed; a new generation replaces it."""
     stop_reported: bool = False
+    """True if this connection and generation has reported the stop round."""
     leave_asked: bool = False
+    """True if this rank has asked to be dismissed, over this connection."""
     released: tuple[GenerationId, int] | None = None
+    """Generation and version of the RELEASE that named this rank's log; None before."""
     ended: bool = False
+    """True after Exit."""
 
     main: Main = Main.SCRIPT
     main_version: int = 0
     """Version of the weights in the model."""
     waits_for: int = -1
-    """PARKED: the round that its gradient was made for; NOTHING if it waits for none."""
+    """Round for which the gradient of the PARKED main thread was made; NOTHING if it waits for
+    none."""
     under_way: int = -1
-    """With a pipeline: the round whose fresh gradient lies in LATE, announced, while the main
-    thread goes on (R36); NOTHING if there is none, or it has missed that round."""
+    """Round whose fresh gradient is announced and is in LATE while the main thread goes on, with a
+    pipeline (R36). NOTHING if there is none, or it has missed that round."""
     hands_on: bool = False
-    """PARKED: in a step() that goes on when its gradient is under way."""
+    """True if the main thread is PARKED in a step() that goes on once its gradient is under way."""
     draining: bool = False
+    """True if this rank is to leave the job."""
     ended_early: bool = False
-    """The script left its loop before the job was over."""
+    """True if the script left its loop before the job was over."""
     stops: bool = False
-    """The script has ended the job (`pl.stop`); a round has to carry that."""
+    """True if the script has ended the job (`pl.stop`); a round has to carry that."""
     found: Found = Found(None)  # noqa: RUF009 - frozen
+    """Newest checkpoint in the folder, as this rank has last looked."""
     saving: Saving = field(default_factory=Saving)
     pending: Pending = field(default_factory=Pending)
     stream: Streaming = field(default_factory=Streaming)
     shown_leases: tuple[int, ...] = ()
+    """Leases in the last Held."""
 
     announced_pending: bool = False
+    """True if PENDING was announced in this round."""
     announced: bool = False
-    """The second announcement of this round is out (R11)."""
+    """True if the second announcement of this round was sent (R11)."""
     share: Share | None = None
-    """What was announced last in this round."""
+    """Share that was announced last in this round."""
     words: dict[int, list[tuple[int, Announce | Gathered]]] = field(default_factory=dict)
-    """Announcements by round that were not looked at yet, with the time at which they came."""
+    """Announcements that were not looked at yet, by round, with the time at which they arrived."""
     arrivals: Arrivals | None = None
-    """The starter's, of the round in question."""
+    """Announcements for this round, on its starter."""
     collector: Collector | None = None
-    """A head's, likewise."""
+    """Announcements of the own group for this round, on the group's head."""
     gos: dict[int, Go] = field(default_factory=dict)
+    """GO of this round and later ones, by round."""
     reducing: Go | None = None
+    """GO of the reduction under way."""
     arrived_state: State | None = None
-    """Of the donor, until no reduction is under way (R15)."""
+    """State of the donor, kept until no reduction is under way (R15)."""
     round: int = 0
-    """The next round that this rank joins."""
+    """Next round that this rank joins."""
     opened_ns: int = 0
-    """When that round began here."""
+    """Time at which that round began here."""
     before_ns: int = 0
-    """How long the one before took."""
+    """Duration of the round before it."""
     queue: list[Go] = field(default_factory=list)
+    """GO of each round whose sum is queued; void rounds have none."""
     queue_max: int = QUEUE_MAX
+    """Length of `queue` above which it is dropped and a newer state is requested."""
     serve: dict[MemberId, int] = field(default_factory=dict)
-    """Joiners that wait for this donor's state, with the version they need at least."""
+    """Joiners that wait for this donor's state, with the oldest version that each can use."""
     request: Request | None = None
+    """Newest request of the coordinator."""
     hashes: dict[int, dict[MemberId, int]] = field(default_factory=dict)
+    """Hashes of the weights that were received, by version and rank."""
     early: list[PeerMessage] = field(default_factory=list)
+    """Messages of a generation that has not started here."""
     facts: Facts = field(default_factory=Facts)
 
     _grid: Grid | None = None
     _grid_of: tuple[tuple[MemberId, ...], tuple[MemberId, ...]] = ((), ())
-    """What `_grid` was made of; both stay the same for many rounds."""
+    """Members and active ranks for which `_grid` was made. Both stay the same for many rounds."""
 
     _roles_of: tuple[Grid | None, int, MemberId | None] = (None, 0, None)
     _roles_are: tuple[MemberId, MemberId | None] = (MemberId(0, 0, 0), None)
 
     effects: list[Effect] = field(default_factory=list)
+    """Effects of the event that is being handled."""
     inbox: deque[PeerMessage] = field(default_factory=deque)
-    """Messages to itself."""
+    """Messages that this rank sends to itself."""
 
     # ---- reading --------------------------------------------------------------------------
 
@@ -220,17 +254,17 @@ class RankState:
 
     @property
     def gen_id(self) -> GenerationId:
-        """The generation that this rank accepted last."""
+        """Id of the generation that this rank accepted last."""
         return self.commit.gen.id if self.commit else NO_GENERATION
 
     @property
     def frozen(self) -> bool:
-        """Has promised a newer generation: nothing older is committed, joined or started (R3)."""
+        """True if a newer generation is promised, so that no older one goes on here (R3)."""
         return self.promise != self.gen_id
 
     @property
     def in_rounds(self) -> bool:
-        """Member of a running generation; with state unless `passive`."""
+        """True if this rank is a member of a started generation, with state or `passive`."""
         return (
             self.started
             and not self.frozen
@@ -241,38 +275,40 @@ class RankState:
 
     @property
     def talks(self) -> bool:
-        """May announce, start and commit rounds."""
+        """True if this rank may announce, start and commit rounds."""
         return self.in_rounds and not self.passive and not self.log.stopped
 
     @property
     def request_known(self) -> int:
-        """Highest request number of its log, or of the log that it may go on with (R18)."""
+        """Highest request number of its log, or of a checkpoint that it may go on from (R18)."""
         kept = self.found.checkpoint
         return max(self.log.request, kept.request if kept else 0)
 
     @property
     def in_flight(self) -> bool:
-        """GO of the round in question is here and the round is not committed."""
+        """True if GO of this round is here and the round is not committed."""
         return self.reducing is not None or self.log.version in self.gos
 
     @property
     def is_active(self) -> bool:
+        """True if the log lists this rank as active."""
         return self.me in self.log.places
 
     def holds(self, lease: int) -> bool:
+        """Return True if the log gives a lease to this rank."""
         return lease in self.log.held(self.me)
 
     def owns(self, lease: int) -> bool:
-        """The group's log gives it to this rank; an own log of an earlier life does not count."""
+        """Return True if this rank is active and its log gives it a lease; a joiner owns none."""
         return not self.passive and self.is_active and self.holds(lease)
 
     def may_apply(self, lease: int) -> bool:
-        """It owns the lease, and has not dropped it: a step of it counts."""
+        """Return True if a step of this lease counts: this rank owns it and has not dropped it."""
         dropped = (x for drop in self.pending.drops for x in drop.leases)
         return self.owns(lease) and lease not in dropped
 
     def usable(self) -> tuple[int, ...]:
-        """Leases to work on: held and not worked off."""
+        """Return the leases to work on: held and not worked off."""
         if self.passive or not self.has_state or not self.is_active:
             return ()
         held = self.log.held(self.me)
@@ -282,22 +318,22 @@ class RankState:
         return tuple(x for x in held if x not in done)
 
     def has_state_of(self, message: State) -> bool:
-        """It needs this state no more: what it had to be passed on to has gone out (R45)."""
+        """Return True if this rank no longer needs the tensors of a state message (R45)."""
         return message.generation == self.gen_id and not self.frozen and not self.passive
 
     @property
     def wants_to_leave(self) -> bool:
-        """Draining, and nothing of its own is left to apply, or to be said (R16)."""
+        """True if this rank drains and has nothing left to apply or to report (R16)."""
         left = self.main is Main.RUN or self.stops or self.pending.unsaid
         return self.draining and self.pending.empty and not left
 
     @property
     def is_resting(self) -> bool:
-        """Takes no new lease."""
+        """True if this rank takes no new lease."""
         return self.draining or self.main in (Main.REST, Main.DONE)
 
     def registration(self) -> Register:
-        """The facts that a coordinator needs first (R1, R5)."""
+        """Return the facts that a coordinator needs first (R1, R5)."""
         begun = self.begun
         return Register(
             member=self.me,
@@ -323,12 +359,13 @@ class RankState:
         )
 
     def end(self, *, finished: bool, why: str) -> None:
+        """End this rank's part in the job: request Exit, after which no event is handled."""
         self.ended = True
         self.emit(Exit(finished, why))
 
     @property
     def grid(self) -> Grid | None:
-        """None: everybody talks to the starter."""
+        """Groups for announcements and GO; None if all ranks exchange them with the starter."""
         log = self.log
         if len(log.members) <= self.tree_above:
             return None
@@ -339,12 +376,12 @@ class RankState:
 
     @property
     def starter(self) -> MemberId:
-        """Of the round in question."""
+        """Rank that starts this round."""
         return self._roles()[0]
 
     @property
     def head(self) -> MemberId | None:
-        """Likewise, of this rank's group; None if there is none."""
+        """Head of this rank's group in this round; None without groups or an active rank."""
         return self._roles()[1]
 
     def _roles(self) -> tuple[MemberId, MemberId | None]:
@@ -360,22 +397,25 @@ class RankState:
     # ---- emitting -------------------------------------------------------------------------
 
     def emit(self, effect: Effect) -> None:
+        """Request an effect."""
         self.effects.append(effect)
 
     def do(self, ops: list[BufferOp]) -> None:
+        """Request operations on the gradient buffers."""
         for op in ops:
             self.emit(ChangeBuffers(op))
 
     def fail(self, reason: str, message: str) -> None:
-        """Tell the coordinator that the job cannot go on, now and on each new connection."""
+        """Report that the job cannot go on, now and over each new connection."""
         self.fatal = self.fatal or Fatal(self.me, reason, message)
         self.tell(self.fatal)
 
     def tell(self, message: object) -> None:
+        """Send a message to the coordinator."""
         self.emit(ToCoordinator(message))  # type: ignore[arg-type]
 
     def send(self, to: MemberId, message: PeerMessage) -> None:
-        """To a peer; a message to itself takes no way round."""
+        """Send a message to a peer; one to this rank itself is handled after the present event."""
         if to == self.me:
             self.inbox.append(message)
         else:

@@ -1,9 +1,9 @@
-"""Whether a rank hopes for a streamed round, and for how long (R28, R33, R34).
+"""Speculation on streamed rounds: early announcements, timeouts and backoff (R28, R33, R34).
 
-In a streamed round the reduction begins while backward() still runs. It pays where everybody is
-about as fast, and a hope that fails costs a round: so a rank says COMING only with nothing else to
-say, the starter streams only where the announcements came close together, a rank that keeps the
-others waiting gives the round up, and then all are quiet for a while.
+In a streamed round the reduction begins while backward() still runs. This pays where all ranks are
+about as fast, and a failed speculation costs a round. So a rank announces COMING only with nothing
+else to announce, and the starter streams only where the announcements came close together. A rank
+that keeps the others waiting aborts the round, and then all ranks back off for a while.
 """
 
 from __future__ import annotations
@@ -23,50 +23,56 @@ if TYPE_CHECKING:
     from paceline.core.rank.state import RankState
 
 REMEMBERED: Final = 16
-"""Rounds."""
+"""Number of recent batches and reductions whose durations are kept."""
 LEVEL_MAX: Final = 6
-"""After a void round nobody says COMING for 2 ^ level rounds, whoever gave it up: if another rank
-is late each time, no single one would ever be quiet for long."""
+"""Upper bound on the backoff level. After a void round no rank announces COMING for 2 ^ level
+rounds, whichever rank aborted it: if another rank is late each time, no single one would ever
+back off for long."""
 UNSAID_MAX: Final = 32
-"""Rounds of which the user's figures wait for the next ARRIVE."""
+"""Number of streamed rounds after which this rank must announce with ARRIVE, so that user metrics
+are reported."""
 PATIENCE_MIN_NS: Final = 20 * 10**6
+"""Lower bound on the timeout that follows from the usual time of a batch: 20 ms."""
 PATIENCE_SHARE: Final = 1.5
-"""Of the usual time of a batch of one's own behind GO, or of a reduction if that is longer."""
+"""Timeout of the own batch after GO, as a multiple of its usual time, or of a reduction's if that
+is longer."""
 PATIENCE_MAX_NS: Final = 10 * 10**9
-"""Before anybody takes the others, who wait inside a segment, for stuck (R35)."""
+"""Upper bound on the timeout: 10 s. It must be below the time after which ranks that wait inside a
+segment count as stuck (R35)."""
 
 
 @dataclass(slots=True)
 class Streaming:
-    """What a rank knows of its hopes."""
+    """Speculation of one rank on streamed rounds."""
 
     segments: int = 1
-    """Of the gradients; a single one leaves nothing to stream."""
+    """Number of segments of the gradients. With a single one there is nothing to stream."""
     coming: Coming | None = None
-    """The batch in hand; its first segment is ready."""
+    """Batch in hand, if its first segment is ready."""
     announced: bool = False
-    """COMING is out in this round."""
+    """True if COMING was announced in this round."""
     due_ns: int | None = None
-    """The round under way is given up then, if the batch is not through."""
+    """Time at which this rank aborts the round under way if its batch is not complete."""
     level: int = 0
+    """Backoff level: the next void round raises it, and then COMING is off for 2 ^ level rounds."""
     quiet: int = 0
-    """Rounds without COMING that are left."""
+    """Number of rounds for which this rank still backs off."""
     good: int = 0
-    """Streamed rounds since the level has changed."""
+    """Number of streamed rounds that succeeded since the level has changed."""
     given_up: dict[GivenUp, int] = field(default_factory=dict)
-    """Rounds that this rank made void."""
+    """Number of rounds that this rank made void, by reason."""
     joined_ns: int | None = None
-    """When this rank joined a round with the batch that is still in hand."""
+    """Time at which this rank joined a round with the batch that is still in hand."""
     batches_ns: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """From joining to the end of the last such batches, given up or not. The whole round would not
-    do: it waits for whoever is late, so one late rank in each round would make all of them patient.
-    """
+    """Times from joining a round to the end of the own batch, for the last such batches, aborted or
+    not. The duration of the whole round would not do: it includes waiting for late ranks, so one
+    late rank in each round would make all others patient."""
     transfers_ns: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """What their reductions took, without waiting for a batch of this rank's own."""
+    """Durations of the last reductions, without waiting for this rank's own batch."""
 
 
 def hopes(rank: RankState) -> bool:
-    """Whether this rank may say COMING now."""
+    """Return True if this rank may announce COMING now, before backward() has ended (R28)."""
     s, log = rank.stream, rank.log
     return (
         s.coming is not None
@@ -76,10 +82,10 @@ def hopes(rank: RankState) -> bool:
         and rank.pending.unsaid_rounds < UNSAID_MAX
         and not log.after_void
         and log.settings.overlap is Overlap.AUTO
-        and not log.settings.pipeline  # the whole reduction is hidden then
-        # The weights have not changed since it began: else its batch is late.
+        and not log.settings.pipeline  # a pipeline hides the whole reduction anyway
+        # If the weights have changed since the batch began, it is late.
         and rank.main_version == log.version
-        # A GO may name it whole, or nothing.
+        # GO can name a rank's pending contributions only as a whole.
         and rank.pending.empty
         and not rank.pending.void
         and not rank.draining
@@ -88,7 +94,7 @@ def hopes(rank: RankState) -> bool:
 
 
 def share_of_coming(rank: RankState) -> Share:
-    """Of the batch in hand, as it will be announced when it is through (R28)."""
+    """Return the share of the batch in hand, as its ARRIVE will have it (R28)."""
     coming = rank.stream.coming
     assert coming is not None
     return Share(
@@ -104,7 +110,7 @@ def share_of_coming(rank: RankState) -> Share:
 
 
 def is_in_hand(rank: RankState, share: Share) -> bool:
-    """What GO names of this rank is the batch that it is computing."""
+    """Return True if GO names the batch that this rank is computing."""
     coming = rank.stream.coming
     return (
         coming is not None
@@ -114,7 +120,7 @@ def is_in_hand(rank: RankState, share: Share) -> bool:
 
 
 def spread_ns(rank: RankState) -> int:
-    """How far apart announcements may be: a segment's transfer is not hidden anyhow (R34)."""
+    """Return how far apart announcements may be in a streamed round; NEVER for no such round."""
     s = rank.stream
     if s.segments < 2 or not s.transfers_ns or rank.log.settings.overlap is Overlap.NEVER:
         return NEVER
@@ -122,7 +128,12 @@ def spread_ns(rank: RankState) -> int:
 
 
 def began(rank: RankState, *, in_hand: bool) -> None:
-    """This rank joins a round, with its batch still in hand or without."""
+    """Start the timeout of the own batch, if this rank joins a round with it (R33).
+
+    Args:
+        rank: State of this rank.
+        in_hand: True if the batch that GO names is still being computed.
+    """
     s = rank.stream
     if not in_hand:
         return
@@ -135,7 +146,7 @@ def began(rank: RankState, *, in_hand: bool) -> None:
 
 
 def through(rank: RankState) -> None:
-    """The batch in hand is whole."""
+    """Note that the batch in hand is complete, and stop its timeout."""
     s = rank.stream
     if s.joined_ns is not None:
         s.batches_ns.append(rank.now_ns - s.joined_ns)
@@ -143,7 +154,7 @@ def through(rank: RankState) -> None:
 
 
 def consider_giving_up(rank: RankState) -> None:
-    """Its patience with its own batch is over: the others wait for it (R33)."""
+    """Abort the round if the own batch is late and the others wait for it (R33)."""
     s = rank.stream
     if s.due_ns is None or s.coming is None:
         return
@@ -154,8 +165,14 @@ def consider_giving_up(rank: RankState) -> None:
 
 
 def give_up(rank: RankState, why: GivenUp) -> None:
-    """What a streamed GO may name of it will not come (R31). Before any GO nothing is to be said:
-    `rounds.join` finds out."""
+    """Announce that what a streamed GO may name of this rank will not come (R31).
+
+    Nothing is sent if no GO has named it yet: `rounds.join` then finds out.
+
+    Args:
+        rank: State of this rank.
+        why: Why the batch does not come.
+    """
     s = rank.stream
     s.coming = None
     if s.due_ns is not None:
@@ -164,7 +181,12 @@ def give_up(rank: RankState, why: GivenUp) -> None:
 
 
 def voided(rank: RankState, own: GivenUp | None) -> None:
-    """The round came to nothing; `own`: why this rank has given it up, if it has."""
+    """Back off after a void round.
+
+    Args:
+        rank: State of this rank.
+        own: Why this rank aborted the round; None if others did.
+    """
     s = rank.stream
     _over(s)
     if own is not None:
@@ -174,7 +196,13 @@ def voided(rank: RankState, own: GivenUp | None) -> None:
 
 
 def ended(rank: RankState, go: Go, *, transfer_ns: int) -> None:
-    """The round is reduced."""
+    """Note that a round was reduced; enough successes lower the backoff level.
+
+    Args:
+        rank: State of this rank.
+        go: GO of the round.
+        transfer_ns: Duration of the reduction, without waiting for this rank's own batch.
+    """
     s = rank.stream
     _over(s)
     s.transfers_ns.append(transfer_ns)

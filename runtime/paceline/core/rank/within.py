@@ -72,7 +72,7 @@ class Came(Struct, frozen=True, tag=True):
 
 
 class Wrote(Struct, frozen=True, tag=True):
-    """What became of one rank's part of a checkpoint."""
+    """Outcome of writing one rank's part of a checkpoint."""
 
     event: Written
 

@@ -38,8 +38,8 @@ from paceline.core.protocol.snapshot import LogSnapshot
 from paceline.core.protocol.waits import quorum_of
 
 WINDOW: Final = 32
-"""Number of recent rounds whose durations are kept. Four times as many arrival offsets are (for
-grace, the automatic deadline and the bench timeout)."""
+"""Number of recent round durations that are kept, for grace and the bench timeout. Four times as
+many arrival offsets are kept, for the automatic deadline."""
 OFFSETS_MAX: Final = 16
 """Upper bound on the arrival offsets that are kept of one round."""
 ONE: Final = Fraction(1)
@@ -139,8 +139,8 @@ class Log:
     upto: dict[MemberId, int] = field(default_factory=dict)
     """Highest sequence number with which a round has named each member."""
     usual: dict[MemberId, int] = field(default_factory=dict)
-    """Number of samples that the next step of a member is predicted to have, where the script feeds
-    itself: those of its last step that was listed. It is 1 where none was."""
+    """Predicted number of samples in the next step of a member, where the script feeds itself: that
+    of its last listed step, or 1 if none was listed."""
     _read: Composition | None = None
     """Composition of the last GO that was read."""
     _appended: Composition | None = None

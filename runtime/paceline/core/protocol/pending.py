@@ -177,7 +177,8 @@ class Pending:
         """Give up all of a buffer.
 
         Leases that the log still gives to this rank are announced as drops. Other leases were dealt
-        again, so their samples only count as lost here (R9, R14).
+        again, so their samples only count as lost here (R9, R14). The same holds for all of GRAD if
+        `void` is set.
 
         Args:
             which: Buffer to empty.

@@ -24,10 +24,11 @@ from paceline.core.protocol.trigger import initiator
 from paceline.core.protocol.waits import patience_ns
 
 BENCH_SHARE: Final = 32
-"""Divisor of the bench timeout, which gives the patience where all ranks are needed. There an
-incomplete group matters to R13 alone."""
+"""Divisor of the bench timeout, which gives the longest wait where all ranks are needed. An
+incomplete group matters only for benching there (R13)."""
 LEAST: Final = 4
-"""Divisor of the patience, which gives the shortest wait. So arrivals in a row make one message."""
+"""Divisor of the longest wait, which gives the shortest one, so that arrivals in quick succession
+make one message."""
 
 
 class Collector:
@@ -48,8 +49,8 @@ class Collector:
         self._uncome = set(self._silent)
         """Active ranks of the group that have not even announced COMING."""
         self._all_come = self._decides = False
-        """True if, with what is held, all active ranks of the group have announced COMING or more;
-        `_decides`: if something more than COMING is held."""
+        """True if the held announcements complete those of the group: each active rank of it has
+        announced COMING or more. `_decides` is True if one of them is more than COMING."""
         self._held: dict[MemberId, tuple[AnnounceKind, int, Share, bool]] = {}
         """Latest announcement of each rank, and whether the log predicts its share."""
         self._since_ns = 0

@@ -84,7 +84,7 @@ class Rank:
         Called by the communication thread only. After Exit all events are ignored.
 
         Args:
-            now_ns: Present time, on a monotonic clock.
+            now_ns: Present time in nanoseconds, on a monotonic clock: that of the lead in a group.
             event: What happened.
 
         Returns:

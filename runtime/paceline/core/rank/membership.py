@@ -238,8 +238,7 @@ def on_restored(rank: RankState, log: LogSnapshot) -> None:
 def take_log(rank: RankState, log: Log) -> None:
     """Replace the log, because the committed state was replaced by another one."""
     rank.log = log
-    # Its contributions to rounds that the others abandoned, after it was left out, are lost
-    # (R8, V17).
+    # Samples that this rank applied in rounds which the others abandoned are lost (R8, V17).
     rank.pending.recount(log.ledger.counted(rank.me))
     rank.waits_for = NOTHING
     saving.replaced(rank)
@@ -288,7 +287,7 @@ def on_channel(rank: RankState, why: str) -> None:
 
 
 def on_part(rank: RankState, part: Part) -> None:
-    """Append the records that this rank lacks, and apply the last result (R7).
+    """Append the records that this rank lacks, apply the last result, and start (R7).
 
     Args:
         rank: State of this rank.
@@ -321,7 +320,7 @@ def names_strangers(rank: RankState, message: AskState | State | Start) -> bool:
 
 
 def on_ask_state(rank: RankState, ask: AskState) -> None:
-    """Note that a joiner waits for a state of at least the version that it names."""
+    """Record that a joiner waits for a state of at least the version that it names."""
     rank.serve[ask.member] = ask.at_least
 
 

@@ -143,7 +143,7 @@ def _with_standing(rank: RankState, share: Share, kind: AnnounceKind) -> Share:
     )
 
 
-# ---- starting: while this rank takes part and no GO is under way --------------------------------
+# ---- starting: while this rank takes part and no GO is under way ---------------------------------
 
 
 def on_announce(rank: RankState, message: Announce | Gathered) -> None:
@@ -165,7 +165,8 @@ def pass_on(rank: RankState) -> None:
     """Forward the announcements of a group to the starter, or wake up when it is time to (R41).
 
     Args:
-        rank: State of this rank, which does this only as the head of its group.
+        rank: State of this rank. It forwards only as the head of its group, and if it is not the
+            starter.
     """
     log, grid = rank.log, rank.grid
     if grid is None:
@@ -361,7 +362,7 @@ def on_reduced(rank: RankState, reduced: Reduced) -> None:
 
 
 def on_voided(rank: RankState, voided: Voided) -> None:
-    """Commit the round as void, as every rank does (R32)."""
+    """Commit the round as void, as every rank does; a joiner queues the record (R32)."""
     go = _taken(rank)
     if go is None:
         return
@@ -432,7 +433,7 @@ def _queue(rank: RankState, go: Go) -> None:
 
 
 def on_failed(rank: RankState, event: ChannelFailed) -> None:
-    """Report that the data channel is of no use any more; a new generation replaces it."""
+    """Mark the data channel as broken, and ask for a new generation if it was not aborted."""
     rank.reducing = rank.stream.due_ns = None
     rank.broken = True
     if not event.aborted and not rank.frozen and rank.commit is not None:

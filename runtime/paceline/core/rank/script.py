@@ -71,13 +71,13 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
 
 
 def on_coming(rank: RankState, coming: Coming) -> None:
-    """Note that the first segment of the batch in hand is ready, while the script computes."""
+    """Record that the first segment of the batch in hand is ready, while the script computes."""
     if rank.main is Main.RUN:
         rank.stream.coming = coming
 
 
 def _drop_coming(rank: RankState, why: GivenUp = GivenUp.DROPPED, lease: int | None = None) -> None:
-    """Note that the batch in hand will never be announced, if it is of this lease.
+    """Record that the batch in hand will never be announced, if it is of this lease.
 
     A GO that was already sent may name it, so its sequence number is used up (R28).
 
@@ -96,7 +96,7 @@ def _drop_coming(rank: RankState, why: GivenUp = GivenUp.DROPPED, lease: int | N
 
 
 def _put_down(rank: RankState, main: Main) -> None:
-    """Note that no backward pass runs any more, and drop what waited in GRAD for its end."""
+    """Record that no backward pass runs any more, and drop what waited in GRAD for its end."""
     _drop_coming(rank)
     rank.main = main
     rank.do(rank.pending.drop_revoked(rank.owns, grad_in_use=False))
@@ -211,7 +211,7 @@ def _is_named_as_idle(rank: RankState) -> bool:
 
 
 def is_free(rank: RankState) -> bool:
-    """Return True if LATE can take what is in GRAD: nothing of it was named in this round."""
+    """Return True if LATE can take what is in GRAD: it is empty, or not named in this round."""
     return not (rank.pending.late.steps and rank.announced_pending)
 
 

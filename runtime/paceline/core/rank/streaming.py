@@ -65,8 +65,8 @@ class Streaming:
     """Time at which this rank joined a round with the batch that is still in hand."""
     batches_ns: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """Times from joining a round to the end of the own batch, for the last such batches, aborted or
-    not. The duration of the whole round would not do: it includes waiting for late ranks, so one
-    late rank in each round would make all others patient."""
+    not. The duration of the whole round would be wrong: it includes waiting for late ranks, so
+    one late rank in each round would make all others patient."""
     transfers_ns: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """Durations of the last reductions, without waiting for this rank's own batch."""
 
@@ -146,7 +146,7 @@ def began(rank: RankState, *, in_hand: bool) -> None:
 
 
 def through(rank: RankState) -> None:
-    """Note that the batch in hand is complete, and stop its timeout."""
+    """Record that the batch in hand is complete, and stop its timeout."""
     s = rank.stream
     if s.joined_ns is not None:
         s.batches_ns.append(rank.now_ns - s.joined_ns)
@@ -165,9 +165,10 @@ def consider_giving_up(rank: RankState) -> None:
 
 
 def give_up(rank: RankState, why: GivenUp) -> None:
-    """Announce that what a streamed GO may name of this rank will not come (R31).
+    """Give up the batch in hand: what a streamed GO may name of it will not come (R31).
 
-    Nothing is sent if no GO has named it yet: `rounds.join` then finds out.
+    If this rank has not joined a round with the batch, there is nothing to abort. `rounds.join`
+    finds out if a GO names it later.
 
     Args:
         rank: State of this rank.
@@ -196,7 +197,7 @@ def voided(rank: RankState, own: GivenUp | None) -> None:
 
 
 def ended(rank: RankState, go: Go, *, transfer_ns: int) -> None:
-    """Note that a round was reduced; enough successes lower the backoff level.
+    """Record that a round was reduced; enough successes lower the backoff level.
 
     Args:
         rank: State of this rank.

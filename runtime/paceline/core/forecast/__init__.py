@@ -1,1 +1,1 @@
-"""What a job would do at another size, in another mode: from what runs of it have measured."""
+"""Pure forecasts of a job at another size or in another mode, from measured runs."""

@@ -1,4 +1,4 @@
-"""Least squares of two coefficients that cannot be negative."""
+"""Least squares for two coefficients that cannot be negative."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from collections.abc import Sequence
 
 
 def fit_two(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """(a, b), both >= 0, with the least squares of `y - a x1 - b x2` over (x1, x2, y), relative to
-    y. Where the points cannot tell a from b, all is put on b; without points both are 0."""
+    """Fit y = a x1 + b x2 with a, b >= 0 by least squares of the errors relative to y.
+
+    Args:
+        points: (x1, x2, y) of each measurement. Points with y <= 0 are ignored.
+
+    Returns:
+        (a, b). If the points cannot separate a from b, b explains everything. Without points both
+        are 0.
+    """
     scaled = [(x1 / y, x2 / y) for x1, x2, y in points if y > 0]
     s11 = sum(x1 * x1 for x1, _ in scaled)
     s12 = sum(x1 * x2 for x1, x2 in scaled)

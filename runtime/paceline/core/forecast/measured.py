@@ -1,4 +1,4 @@
-"""What the last steps and rounds of a run say, as a row to forecast from."""
+"""Turn the last steps and rounds of a run into a row from which forecasts are made."""
 
 from __future__ import annotations
 
@@ -26,26 +26,31 @@ from paceline.core.protocol.waits import quorum_of
 from paceline.core.status import Fact, RankStatus, Status
 
 BEGINNING: Final = 2
-"""Steps and rounds that are left out: memory, threads and connections are made in them."""
+"""Number of steps and rounds at the start that are ignored: they allocate memory and set up threads
+and connections."""
 ROUNDS_MIN: Final = 4
-"""Without the beginning."""
+"""Fewest rounds that make a row, not counting those that are ignored at the start."""
 EARLIER_MIN: Final = 16
-"""Rounds of a membership that is known by its changes alone."""
+"""Fewest rounds of an earlier membership, of which only the times of the membership changes are
+known."""
 BEHIND_MAX: Final = 16
-"""Rounds that the samples of a member may lack: of one that has left there are no later ones."""
+"""Upper bound on the rounds by which a member's last sample may be behind the newest one. A rank
+that is further behind has left."""
 UPDATE: Final = (Part.UPDATE, Part.COPY, Part.PROTOCOL)
+"""Parts of a step that count as the update of a round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a run did before its last change of the membership."""
+    """The measured speed of a run before its last membership change."""
 
     generation: str
+    """Short name of the generation that had this membership."""
     at_s: float
-    """Unix time of its beginning."""
+    """Unix time at which all members of this membership had started."""
     setting: Setting
     step_s: float
-    """From one round to the next."""
+    """Mean seconds from one round to the next."""
 
 
 def row(
@@ -54,8 +59,18 @@ def row(
     model: int,
     noise_scale: float | None = None,
 ) -> Row | None:
-    """None if too few rounds are known of those that are members now. `settings`: in force in them;
-    `model`: ranks of a member."""
+    """Return the row of a run, from the samples of its present members.
+
+    Args:
+        pods: The samples of all pods of the job.
+        settings: The round settings in force while the samples were taken.
+        model: Number of ranks that share one copy of the model.
+        noise_scale: The gradient noise scale in samples, or None if it is unknown.
+
+    Returns:
+        The row, or None if fewer than ROUNDS_MIN rounds are known to all present members, or if one
+        of them has no step since the first of these rounds.
+    """
     ranks = _members(pods)
     rounds = _rounds(ranks)
     if len(rounds) < ROUNDS_MIN:
@@ -72,7 +87,7 @@ def row(
         for own, rank in zip(steps, ranks, strict=True)
     ]
     return Row(
-        # Not the mean: the last batch of an epoch is smaller, and falls among these or not.
+        # The median: the last batch of an epoch is smaller, and may or may not be among these.
         setting=_setting(settings, len(ranks), median(batches), model),
         computing_s=tuple(
             tuple(max(x.announced_ns - x.began_ns, 1) / NS_PER_S for x in own) for own in steps
@@ -87,8 +102,16 @@ def row(
 
 
 def earlier(status: Status, batch: float, model: int) -> Iterator[Earlier]:
-    """Of the memberships before the last one, as far as they lasted. `batch`: samples of a
-    gradient."""
+    """Measure the memberships before the present one, from the membership changes in the status.
+
+    Args:
+        status: The status of the run.
+        batch: Samples in one gradient of a member.
+        model: Number of ranks that share one copy of the model.
+
+    Yields:
+        One entry for each membership that lasted at least EARLIER_MIN rounds, oldest first.
+    """
     for change, after in pairwise(status.changes):
         rounds = after.version - change.version
         if change.start_s is None or rounds < EARLIER_MIN:
@@ -107,7 +130,7 @@ def _setting(settings: RoundSettings, members: int, batch: float, model: int) ->
 
 
 def _members(pods: Sequence[PodSamples]) -> list[RankSamples]:
-    """Those of the last membership; of a group one rank, since its ranks step together."""
+    """Return one rank of each present member; the ranks of a group step together."""
     known = [rank for pod in pods for rank in pod.ranks if rank.steps and rank.rounds]
     last = max((rank.rounds[-1].round for rank in known), default=0)
     members: dict[str, RankSamples] = {}
@@ -118,7 +141,7 @@ def _members(pods: Sequence[PodSamples]) -> list[RankSamples]:
 
 
 def _rounds(ranks: Sequence[RankSamples]) -> dict[int, list[RoundSample]]:
-    """Those that all know, by number: one sample of each rank."""
+    """Return the rounds that all ranks know, by round number: one sample of each rank."""
     found: defaultdict[int, list[RoundSample]] = defaultdict(list)
     for rank in ranks:
         for sample in rank.rounds[BEGINNING:]:
@@ -127,16 +150,28 @@ def _rounds(ranks: Sequence[RankSamples]) -> dict[int, list[RoundSample]]:
 
 
 def _steps_since(rank: RankSamples, first: int) -> list[StepSample]:
+    """Return the steps of `rank` that began after GO of round `first`."""
     since_ns = next(sample.go_ns for sample in rank.rounds if sample.round == first)
     return [step for step in rank.steps if step.began_ns >= since_ns]
 
 
 def _sums(rounds: dict[int, list[RoundSample]], members: int) -> tuple[Sum, ...]:
-    """Of each segment: the median of what the rank took that came last and waited for nobody."""
+    """Return the measured time of each segment of the gradient.
+
+    In each round the shortest time over the ranks counts: that rank arrived last and waited for
+    nobody. The result is the median of these over the rounds.
+
+    Args:
+        rounds: One sample of each rank, by round number.
+        members: Number of members.
+
+    Returns:
+        One entry for each segment, in order.
+    """
     took: defaultdict[int, list[float]] = defaultdict(list)
     sizes: dict[int, int] = {}
     for by_rank in rounds.values():
-        # A rank that could not bring its part of a streamed round has fewer.
+        # A rank that could not contribute to a streamed round has fewer segments.
         for number, each in enumerate(zip(*(s.segments for s in by_rank), strict=False)):
             took[number].append(min(s.ended_ns - s.begun_ns for s in each) / NS_PER_S)
             sizes[number] = each[0].payload_bytes
@@ -144,7 +179,16 @@ def _sums(rounds: dict[int, list[RoundSample]], members: int) -> tuple[Sum, ...]
 
 
 def noise_scale_told(ranks: Sequence[RankStatus]) -> float | None:
-    """From the figures that ranks of a run have which `paceline plan` measures; None without."""
+    """Return the noise scale from the ranks' figures; None if no rank reports them.
+
+    Only a run that `paceline plan` measures has these figures.
+
+    Args:
+        ranks: The status of each rank of the run.
+
+    Returns:
+        The noise scale in samples, or None.
+    """
     told = [rank.facts for rank in ranks if Fact.OWN_SQUARE in rank.facts]
     if not told:
         return None

@@ -1,8 +1,9 @@
-"""From runs that were measured to steps, gradients and progress at another size or in another mode.
+"""The forecast model: from measured runs to step time, gradients and progress in another setting.
 
-A step is the arrival of the member that the mode waits for, then what the reduction adds: with n
-pieces that are reduced while backward() makes the next ones, max(1 + C/n, 1/3 + 2/3/n + C) times
-the computing (docs/benchmarks.md, B10), with one piece 1 + C; then the update.
+A step lasts until the member that the mode waits for has arrived, plus what the reduction adds,
+plus the update. If n pieces are reduced while backward() computes the next ones, computing and
+reduction together take max(1 + C/n, 1/3 + 2/3/n + C) times the computing time (docs/benchmarks.md,
+B10); with one piece, 1 + C. C is the reduction time over the computing time.
 """
 
 from __future__ import annotations
@@ -21,87 +22,107 @@ from paceline.core.forecast.link import Link, Sum
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What can be chosen."""
+    """The size, quorum, batch and ranks per copy of the model to forecast for."""
 
     members: int
-    """P: copies of the model, each one rank or a group of them."""
+    """P: number of copies of the model. Each is one rank or a group of ranks."""
     quorum: int
-    """Members that a round waits for; all of them in Full."""
+    """Number of members that a round waits for; all of them in mode Full."""
     batch: float
-    """Samples of one gradient of a member."""
+    """Samples in one gradient of a member."""
     model: int = 1
-    """M: ranks of a member."""
+    """M: number of ranks in a member."""
 
     @property
     def ranks(self) -> int:
+        """Number of ranks of the whole job."""
         return self.members * self.model
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run that was measured."""
+    """The measurements of one run."""
 
     setting: Setting
     computing_s: tuple[tuple[float, ...], ...]
-    """Of each member: its steps, from the end of step() to the next call. All > 0."""
+    """Computing time of each step, for each member: seconds from the end of step() to the next
+    call. All above 0."""
     sums: tuple[Sum, ...]
-    """One for each segment of the gradient; none for a member alone."""
+    """One measured reduction for each segment of the gradient; empty for a single member."""
     payload_bytes: int
-    """Of the gradient, on one rank."""
+    """Size of the gradient on one rank, in bytes."""
     streamed: bool
-    """Most rounds were reduced while backward() ran."""
+    """True if most rounds were reduced while backward() ran."""
     update_s: float
-    """Of a round: update, copy, and what the protocol takes."""
+    """Mean seconds of a step spent on the update, the weight copy and the protocol."""
     step_s: float
-    """From one round to the next."""
+    """Mean seconds from one round to the next."""
     noise_scale: float | None
+    """Gradient noise scale in samples; None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
+    """The predicted speed and cost of one setting."""
+
     setting: Setting
     step_s: float
-    """From one round to the next."""
+    """Seconds from one round to the next."""
     gradients_per_s: float
-    """Applied."""
+    """Gradients applied per second, over all members."""
     efficiency: float
-    """Share of the samples that is progress; 1 if the noise scale is not known."""
+    """Share of the samples that is progress; 1 if the noise scale is unknown."""
     goodput: float
     """Samples per second that are progress."""
     cost: float
-    """Rank seconds for 1,000 such samples."""
+    """Rank-seconds for 1,000 samples that are progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """The fewest replicas from which M ranks to a copy of the model beat M times as many copies."""
+    """The fewest groups of M ranks that beat M times as many replicas."""
 
     groups: int
     gain: float
+    """Speed of these groups relative to the replicas; above 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
+    """The coefficients that were fitted to the measured runs of one job."""
+
     per_sample_s: float
-    """Computing, of a rank that has its machine for itself."""
+    """Computing seconds per sample on a rank that has its machine to itself."""
     sharing_s: float
-    """More of it for each rank of the job: ranks of one machine share its cores."""
+    """Additional computing seconds per sample for each rank of the job: ranks on one machine share
+    its cores."""
     shape: tuple[tuple[float, ...], ...]
-    """Times of each measured member, over the mean of all."""
+    """Computing times of each measured member, divided by the mean over all members."""
     link: Link
     payload_bytes: float
-    """Of the whole model's gradient."""
+    """Size of the gradient of the whole model, in bytes."""
     pieces: int
-    """That are reduced one after the other beside backward(); 1: all behind it."""
+    """Number of pieces of the gradient that are reduced in turn while backward() runs; 1: the whole
+    gradient is reduced after backward()."""
     update_s: float
+    """Seconds of a step spent on the update, the weight copy and the protocol."""
     speedups: dict[int, float]
-    """Of computing, by ranks that share a copy of the model, SU(M). Where nothing is known of one
-    rank with the whole model: in multiples of the fewest that were measured."""
+    """Speedup of computing SU(M), by the number M of ranks that share one copy of the model. If no
+    rank with the whole model was measured, it is relative to the smallest M that was measured."""
     noise_scale: float | None
+    """Gradient noise scale in samples; None if it is unknown."""
 
     @classmethod
     def fit(cls, rows: Sequence[Row], speedups: dict[int, float] | None = None) -> Self:
-        """`rows`: at least one, of one job; `speedups`: by M, instead of what the rows say."""
+        """Fit the model to measured runs.
+
+        Args:
+            rows: At least one row, all of one job.
+            speedups: SU(M) by M, given by the user. They replace what the rows show.
+
+        Returns:
+            The fitted model.
+        """
         given = speedups or {}
         smallest = min(row.setting.model for row in rows)
         sharing_s, per_sample_s = _computing([r for r in rows if r.setting.model == smallest])
@@ -112,7 +133,7 @@ class Model:
                 for row in rows
                 if row.setting.model == m
             )
-        # What is given is in multiples of a rank with the whole model.
+        # Given speedups are relative to a rank with the whole model.
         base = given.get(smallest, 1.0)
         if smallest > 1 and base != 1.0:
             found = {1: 1.0} | {m: base * speedup for m, speedup in found.items()}
@@ -133,7 +154,16 @@ class Model:
         )
 
     def forecast(self, setting: Setting) -> Forecast:
-        """KeyError if nothing is known of the speed of so many ranks to a copy of the model."""
+        """Return the predicted speed and cost of a setting.
+
+        A setting whose number of ranks per copy of the model has no known speedup raises KeyError.
+
+        Args:
+            setting: The size, quorum and batch to predict for.
+
+        Returns:
+            The forecast.
+        """
         p, m = setting.members, setting.model
         alone_s = (self.per_sample_s + self.sharing_s * setting.ranks) * setting.batch
         computing_s = alone_s / self.speedups[m]
@@ -142,13 +172,14 @@ class Model:
         at_s = arrival_s(times, p, setting.quorum)
         step_s = self._step_s(at_s, setting)
         rate = p / full_s
-        if setting.quorum < p:  # who is late goes on by itself, and comes in a later round
+        if setting.quorum < p:  # a late member goes on by itself and contributes to a later round
             rate = max(rate, sum(1 / (step_s + late) for late in late_s(times, p, at_s)))
         share = efficiency(rate * step_s * setting.batch, self.noise_scale)
         goodput = rate * setting.batch * share
         return Forecast(setting, step_s, rate, share, goodput, 1000 * setting.ranks / goodput)
 
     def _step_s(self, arrived_s: float, setting: Setting) -> float:
+        """Return the seconds of a step whose round starts `arrived_s` after the step began."""
         pieces = self.pieces if setting.model == 1 else 1  # groups do not stream
         carried_s = pieces * self.link.seconds(
             setting.members, self.payload_bytes / setting.model / pieces
@@ -156,19 +187,37 @@ class Model:
         return streamed_s(arrived_s, carried_s, pieces) + self.update_s
 
     def needed_speedup(self, groups: int, model: int, batch: float) -> float:
-        """Of a step, from which `groups` groups of `model` ranks beat as many ranks with a copy
-        each, in Full."""
+        """Return the speedup of a step above which groups beat replicas, both in mode Full.
+
+        Args:
+            groups: Number of groups.
+            model: Number of ranks in a group; the replicas are `groups` x `model` ranks with a copy
+                each.
+            batch: Samples in one gradient of a member.
+
+        Returns:
+            The speedup SU(M) at which both are equally fast.
+        """
         scaling, more_epochs = self._replicas(groups, model, batch)
         return hybrid.needed(model=model, scaling=scaling, epochs=more_epochs)
 
     def gain(self, groups: int, model: int, batch: float) -> float:
-        """Of `groups` groups of `model` ranks over as many ranks with a copy each, in Full."""
+        """Return the speed of groups relative to as many ranks with a copy each, both in mode Full.
+
+        Args:
+            groups: Number of groups.
+            model: Number of ranks in a group.
+            batch: Samples in one gradient of a member.
+
+        Returns:
+            The ratio; above 1 the groups win.
+        """
         scaling, more_epochs = self._replicas(groups, model, batch)
         speedup = self.speedups[model]
         return hybrid.gain(speedup=speedup, model=model, scaling=scaling, epochs=more_epochs)
 
     def _replicas(self, groups: int, model: int, batch: float) -> tuple[float, float]:
-        """SE(MN)/SE(N) and E(N)/E(MN), of N = `groups` replicas."""
+        """Return SE(MN)/SE(N) and E(N)/E(MN) for N = `groups` replicas and M = `model`."""
         few = self.forecast(Setting(groups, groups, batch))
         many = self.forecast(Setting(groups * model, groups * model, batch))
         scale, samples = self.noise_scale, groups * batch
@@ -176,7 +225,16 @@ class Model:
         return few.step_s / many.step_s, share
 
     def crossover(self, model: int, batch: float, *, groups_max: int) -> Crossover | None:
-        """None if up to `groups_max` groups, tried as powers of two, copies win."""
+        """Return the fewest groups that beat replicas; None if no number that is tried does.
+
+        Args:
+            model: Number of ranks in a group.
+            batch: Samples in one gradient of a member.
+            groups_max: Largest number of groups to try; only powers of two are tried.
+
+        Returns:
+            The crossover, or None.
+        """
         groups = 1
         while groups <= groups_max:
             if (found := self.gain(groups, model, batch)) > 1:
@@ -186,8 +244,19 @@ class Model:
 
 
 def streamed_s(computing_s: float, carried_s: float, pieces: int) -> float:
-    """A step without its update: two thirds of the computing are backward(), beside which
-    `pieces` of the gradient are summed, each as soon as it is there; all take `carried_s`."""
+    """Return the seconds of computing and reduction of one step, without the update.
+
+    Two thirds of the computing time are backward(). It produces `pieces` pieces of the gradient,
+    and each piece is reduced as soon as it is complete.
+
+    Args:
+        computing_s: Seconds until the rank that is waited for has its whole gradient.
+        carried_s: Seconds for the reduction of all pieces together.
+        pieces: Number of pieces; 1 means that nothing overlaps.
+
+    Returns:
+        Seconds from the beginning of the step to the complete sum.
+    """
     backward = 2 / 3
     ready_s = computing_s * (1 - backward + backward / pieces)
     return max(computing_s + carried_s / pieces, ready_s + carried_s)
@@ -195,19 +264,28 @@ def streamed_s(computing_s: float, carried_s: float, pieces: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A row beside what the others say about it."""
+    """A measured row and the forecast of it that the other rows give."""
 
     row: Row
     forecast: Forecast
 
     @property
     def error(self) -> float:
-        """Of the step, as a share of what was measured; above 0: it was predicted too slow."""
+        """Relative error of the predicted step time; above 0 the prediction was too slow."""
         return self.forecast.step_s / self.row.step_s - 1
 
 
 def check(rows: Sequence[Row], speedups: dict[int, float] | None = None) -> list[Checked]:
-    """Each row predicted from the other ones; one of which they say nothing is left out."""
+    """Predict each row from the other rows.
+
+    Args:
+        rows: The measured rows of one job.
+        speedups: SU(M) by M, given by the user.
+
+    Returns:
+        One entry for each row that the others can predict. A row is left out if it is the only one,
+        or if the others know nothing of its number of ranks per copy of the model.
+    """
     checked = []
     for i, row in enumerate(rows):
         others = [*rows[:i], *rows[i + 1 :]]
@@ -220,9 +298,10 @@ def check(rows: Sequence[Row], speedups: dict[int, float] | None = None) -> list
 
 
 def _computing(rows: Sequence[Row]) -> tuple[float, float]:
-    """Seconds of a sample: more for each rank of the job, and alone."""
+    """Return the computing seconds per sample: those that each rank adds, and those alone."""
     return fit_two([(row.setting.ranks, 1.0, _mean_s(row) / row.setting.batch) for row in rows])
 
 
 def _mean_s(row: Row) -> float:
+    """Return the mean computing time of a step over all members."""
     return fmean(map(fmean, row.computing_s))

@@ -1,4 +1,4 @@
-"""A plan: forecasts beside what the job has now, what they are worth, and where groups win."""
+"""A plan: forecasts beside the job as it is, the error of the forecasts, and where groups win."""
 
 from __future__ import annotations
 
@@ -16,89 +16,111 @@ from paceline.core.forecast.model import Forecast, Model, Row, Setting, check
 from paceline.core.protocol.waits import quorum_of
 
 GROUPS_MAX: Final = 1024
-"""Tried for a crossover."""
+"""Largest number of groups that is tried to find a crossover."""
 NEEDED_FOR: Final = (1, 4, 16)
-"""Groups of which is said how quick they would have to be."""
+"""Numbers of groups for which the plan states the speedup that groups would need to win."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the job is, and what shall be forecast of it."""
+    """The job as it is now, and the settings to forecast."""
 
     job: str
     settings: RoundSettings
+    """Round settings of the job."""
     members: int
+    """Present number of members."""
     model: int
+    """Present number of ranks per copy of the model."""
     ranks: tuple[int, ...]
-    """Sizes: all ranks of the job."""
+    """Sizes to forecast, as total numbers of ranks."""
     models: tuple[int, ...]
-    """Ranks to a copy of the model; those of which nothing is known are left out."""
+    """Numbers of ranks per copy of the model to forecast; those without a known speedup are
+    skipped."""
     batches: tuple[float, ...]
-    """Samples of one gradient; empty: as was measured."""
+    """Samples in one gradient; empty: the batch that was measured."""
     speedups: Mapping[int, float]
-    """Of a step by M ranks that share the model, where somebody has said so."""
+    """Speedup of a step when M ranks share the model, by M, where the user gave one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
+    """One forecast of the plan."""
+
     mode: str
+    """Mode, with its quorum if the mode is Quorum."""
     own: bool
-    """The job as it is."""
+    """True for the job as it is now."""
     forecast: Forecast
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A measurement beside what was forecast of it."""
+    """A measurement and what was forecast of it."""
 
     source: str
+    """Name of the run; for an earlier membership of the run, with its generation."""
     at_s: float
+    """Unix time at which the measured run began."""
     setting: Setting
     step_s: float
+    """Measured seconds from one round to the next."""
     spread_s: float | None
-    """From the first arrival to the last, on the mean."""
+    """Mean seconds from the first arrival to the last; None if arrivals were not measured."""
     predicted_s: float | None
+    """Predicted seconds from one round to the next; None without a forecast."""
     by: str
-    """Where the forecast came from: the plan that was shown before, or the other rows."""
+    """Source of the forecast: the plan that was shown before, or the other rows."""
     error: float | None
-    """Of the step, as a share; above 0: it was predicted too slow."""
+    """Relative error of the predicted step time; above 0 the prediction was too slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needed:
+    """The speedup that a number of groups needs to beat replicas."""
+
     groups: int
     speedup: float
-    """Of a step, from which so many groups win."""
+    """Speedup of a step above which this many groups win."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Groups of M ranks against M times as many replicas."""
+    """The comparison of groups of M ranks with M times as many replicas."""
 
     model: int
+    """M: number of ranks in a group."""
     speedup: float | None
-    """SU(M); None: not known."""
+    """SU(M); None if it is unknown."""
     groups: int | None
-    """The fewest that win; None: not up to GROUPS_MAX, or not known."""
+    """Fewest groups that win; None if no number up to GROUPS_MAX wins, or if it is unknown."""
     gain: float | None
-    """Of so many."""
+    """Speed of that many groups relative to the replicas."""
     needed: tuple[Needed, ...]
-    """Empty where nothing is known of one rank with the whole model."""
+    """Speedups that groups would need; empty if no rank with the whole model was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """The answer of `paceline plan`, as plain data."""
+
     job: str
     compared: tuple[Compared, ...]
+    """Measurements beside their forecasts, oldest first."""
     lines: tuple[Line, ...]
+    """The forecasts."""
     contests: tuple[Contest, ...]
     alpha_s: float
+    """Fitted latency of one step of the ring, in seconds."""
     beta_s_per_byte: float
+    """Fitted seconds for each byte that a rank sends."""
     noise_scale: float | None
-    """Samples; None: not known."""
+    """Gradient noise scale in samples; None if it is unknown."""
     error: float | None
-    """The largest one."""
+    """Largest relative error of the forecasts, as an absolute value; None if there is none to show.
+    """
     advice: str
+    """What the plan recommends, as text for the user."""
 
 
 BY_PLAN: Final = "plan before"
@@ -106,7 +128,15 @@ BY_ROWS: Final = "other rows"
 
 
 def make(asked: Asked, book: Book) -> Plan:
-    """`book`: with at least one row."""
+    """Make the plan of a job.
+
+    Args:
+        asked: The job as it is, and the settings to forecast.
+        book: The measurements of the job, with at least one row.
+
+    Returns:
+        The plan.
+    """
     known = rows(book)
     model = Model.fit(known, dict(asked.speedups))
     batches = asked.batches or (_batch(known, asked),)
@@ -129,6 +159,7 @@ def make(asked: Asked, book: Book) -> Plan:
 
 
 def _batch(known: Sequence[Row], asked: Asked) -> float:
+    """Return the median measured batch, if possible of rows with the job's own ranks per copy."""
     own = [row.setting.batch for row in known if row.setting.model == asked.model]
     return median(own or [row.setting.batch for row in known])
 
@@ -149,9 +180,9 @@ def _lines(asked: Asked, model: Model, batches: Sequence[float]) -> Iterator[Lin
 
 
 def _modes(settings: RoundSettings, members: int) -> list[tuple[Mode, int]]:
-    """The job's own mode, then others that wait for another number."""
+    """Return the job's own mode, then other modes that wait for another number of members."""
     found: dict[int, Mode] = {}
-    if settings.mode is not Mode.DEADLINE:  # which starts by the time, not by a number
+    if settings.mode is not Mode.DEADLINE:  # a deadline waits for a time, not a number
         found[quorum_of(settings.mode, settings, members)] = settings.mode
     for mode, quorum in (
         (Mode.FULL, members),
@@ -187,6 +218,7 @@ def _compared(
 
 
 def _spread_s(one: Measurement) -> float | None:
+    """Return the mean seconds from the first arrival to the last; None without a row."""
     if one.row is None:
         return None
     times, members = one.row.computing_s, one.setting.members

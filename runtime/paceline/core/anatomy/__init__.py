@@ -1,1 +1,4 @@
-"""What one step is made of: samples of a rank, dissected; those of a whole job, compared. Pure."""
+"""The anatomy of a step: the samples of one rank split into parts, and those of all ranks compared.
+
+Pure functions over plain data.
+"""

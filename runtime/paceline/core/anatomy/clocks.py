@@ -1,8 +1,8 @@
-"""One clock for the moments of several hosts, each of which counts from a moment of its own.
+"""Align the monotonic clocks of several hosts, each of which counts from its own start.
 
-Nobody sees the end of a sum before everybody has begun to give to it. So each round that two hosts
-know says between which bounds the difference of their clocks lies. It is taken for the median of
-the differences between the ends, which come within the time of a message.
+No rank sees the end of a reduction before every rank has begun to contribute to it. So each round
+that two hosts know gives bounds for the difference of their clocks. The estimate is the median of
+the differences between the ends, which come within the time of one message.
 """
 
 from __future__ import annotations
@@ -14,32 +14,45 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """When a host began to give to the last segment of a round, and when it had the result."""
+    """When a host began to reduce the last segment of a round, and when it had the result."""
 
     begun_ns: int
+    """When the host began to contribute, on its own clock."""
     ended_ns: int
+    """When the host had the result, on its own clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Of one host, against the one of which the most rounds are known."""
+    """The clock of one host relative to the reference: the host that knows the most rounds."""
 
     shift_ns: int
-    """To be added to its moments."""
+    """Nanoseconds to add to a time of this host."""
     off_ns: int
-    """The true difference is at most so far from it, if both clocks run at the same speed."""
+    """Upper bound on the error of `shift_ns`, provided that both clocks run at the same speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
     sum: Sum
-    """On the common clock."""
+    """The reduction, on the reference clock."""
     off_ns: int
+    """Upper bound on the error of its times."""
 
 
 def align(hosts: Mapping[str, Mapping[int, Sum]]) -> dict[str, Clock]:
-    """`hosts`: the sums of each by round. Hosts that were asked at different moments may have no
-    round in common: they come together by way of others. Those that do not are left out."""
+    """Return the clock of each host that can be aligned.
+
+    Hosts whose samples were collected at different times may have no round in common. They are
+    aligned through other hosts.
+
+    Args:
+        hosts: For each host, the reduction of each round that it knows, by round number.
+
+    Returns:
+        The clocks by host. A host that shares no round with the others, even indirectly, is left
+        out.
+    """
     if not hosts:
         return {}
     first = max(hosts, key=lambda host: len(hosts[host]))
@@ -57,6 +70,7 @@ def align(hosts: Mapping[str, Mapping[int, Sum]]) -> dict[str, Clock]:
 
 
 def _beside(own: Mapping[int, Sum], known: Mapping[int, _Known]) -> Clock:
+    """Return the clock of a host that shares at least one round with the known ones."""
     pairs = [(known[number], own[number]) for number in own.keys() & known.keys()]
     shift_ns = round(median(one.sum.ended_ns - other.ended_ns for one, other in pairs))
     off_ns = min(

@@ -1,8 +1,8 @@
-"""The parts of a step, and of a round's reduction what was hidden and what was exposed.
+"""Split a step into its parts, and the reduction of a round into hidden and exposed time.
 
-Every moment of a step belongs to exactly one part, so the parts sum to the step. A moment of a
-reduction is exposed if the main thread was held in step() at it, else hidden, so the two sum to the
-reduction.
+Every moment of a step belongs to exactly one part, so the parts add up to the step. A moment of a
+reduction is exposed if the main thread was blocked in step() at that moment, else it is hidden. So
+hidden and exposed time add up to the reduction.
 """
 
 from __future__ import annotations
@@ -21,60 +21,73 @@ NS_PER_S: Final = 1e9
 
 
 class Part(StrEnum):
-    """Of a step."""
+    """A part of a step."""
 
     LOADING = "loading"
+    """Inside the runtime's data loader."""
     FORWARD = "forward"
+    """Inside the model's forward pass."""
     BACKWARD = "backward"
+    """The loss and backward()."""
     SCRIPT = "script"
+    """The rest of the time outside step(): the script's own work."""
     LEASE = "lease"
+    """Waiting for a lease of data."""
     BLOCKED = "blocked"
-    """Held in step(): this rank had arrived, and the last one had not."""
+    """Blocked in step(): this rank had arrived, and the last one had not."""
     REDUCTION = "reduction"
-    """Held, while gradients were summed: what was exposed."""
+    """Blocked in step() while gradients were reduced: the exposed part of the reduction."""
     UPDATE = "update"
+    """Blocked in step() while the committed weights were updated."""
     COPY = "copy"
+    """Blocked in step() while weights were copied into the model."""
     PROTOCOL = "protocol"
-    """Held, and none of the four: messages, threads that wake, a grace or a deadline."""
+    """Blocked in step() for any other reason: messages, waking threads, a grace or a deadline."""
 
 
 HELD: Final = (Part.BLOCKED, Part.REDUCTION, Part.UPDATE, Part.COPY, Part.PROTOCOL)
+"""The parts during which the main thread is blocked in step()."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time that belongs to a part; `key`: whom for, or the size class."""
+    """An interval that belongs to one part."""
 
     part: Part
     begin_ns: int
     end_ns: int
     key: str = ""
+    """BLOCKED: place of the rank that was waited for. REDUCTION: size class. Else empty."""
 
 
 @dataclass(slots=True)
 class StepAnatomy:
-    """One step, in nanoseconds."""
+    """The parts of one step, in nanoseconds."""
 
     step_ns: int
+    """Duration of the step."""
     parts: Mapping[Part, int]
-    """They sum to `step_ns`."""
+    """Duration of each part; they add up to `step_ns`."""
     blocked_on: Mapping[str, int]
+    """Duration of BLOCKED by the place of the rank that was waited for."""
     exposed: Mapping[str, int]
-    """Reduction by size class."""
+    """Duration of REDUCTION by size class."""
     held: Sequence[Span]
-    """What the time in step() was, in order and without overlap; the gaps are PROTOCOL."""
+    """The intervals inside step(), in order and without overlap; the gaps are PROTOCOL."""
 
     @property
     def if_nobody_were_late_ns(self) -> int:
+        """Duration of the step without waiting for late ranks."""
         return self.step_ns - self.parts[Part.BLOCKED]
 
     @property
     def if_the_network_were_free_ns(self) -> int:
+        """Duration of the step without exposed reductions."""
         return self.step_ns - self.parts[Part.REDUCTION]
 
 
 def spans_of(sample: RoundSample) -> list[Span]:
-    """Of one round, in order."""
+    """Return the intervals of one round: blocked, each segment, update, copy."""
     spans = []
     if sample.arrived_ns and sample.last_ns:
         end_ns = min(sample.last_ns, sample.go_ns)
@@ -86,11 +99,20 @@ def spans_of(sample: RoundSample) -> list[Span]:
 
 
 def class_of(segment: SegmentSample) -> str:
+    """Return the name of the size class of a segment."""
     return CLASS_NAMES[size_class(segment.payload_bytes)]
 
 
 def dissect(step: StepSample, rounds: Sequence[RoundSample]) -> StepAnatomy:
-    """`rounds`: all whose work may lie in the step; others do no harm."""
+    """Split one step into its parts.
+
+    Args:
+        step: The step.
+        rounds: All rounds that may overlap with the step; others are ignored.
+
+    Returns:
+        The parts of the step.
+    """
     held = list(_held(step, rounds))
     parts = Counter(dict.fromkeys(Part, 0))
     blocked_on: Counter[str] = Counter()
@@ -119,7 +141,17 @@ def dissect(step: StepSample, rounds: Sequence[RoundSample]) -> StepAnatomy:
 
 
 def _held(step: StepSample, rounds: Sequence[RoundSample]) -> Iterator[Span]:
-    """Two clocks tell of arrivals, so spans may overlap a little: the first one counts."""
+    """Yield the intervals inside step(), in order, cut so that they do not overlap.
+
+    Arrival times come from two clocks, so intervals may overlap a little: the earlier one wins.
+
+    Args:
+        step: The step.
+        rounds: All rounds that may overlap with the step.
+
+    Yields:
+        The intervals, each within the time that the main thread was blocked.
+    """
     at_ns = step.announced_ns
     near = (r for r in rounds if _end_ns(r) > step.announced_ns and _begin_ns(r) < step.resumed_ns)
     spans = (span for sample in near for span in spans_of(sample))
@@ -143,27 +175,44 @@ class RankAnatomy:
     """Means of one rank, in seconds per step."""
 
     steps: int = 0
+    """Number of steps that the means are taken over."""
     step_s: float = 0.0
+    """Duration of a step."""
     parts: dict[Part, float] = field(default_factory=dict)
+    """Duration of each part; they add up to `step_s`."""
     blocked_on: dict[str, float] = field(default_factory=dict)
+    """Duration of BLOCKED by the place of the rank that was waited for."""
     exposed: dict[str, float] = field(default_factory=dict)
-    """Of the reductions, by size class of their segments."""
+    """Exposed time of the reductions, by the size class of their segments."""
     hidden: dict[str, float] = field(default_factory=dict)
+    """Hidden time of the reductions, by the size class of their segments."""
     gap_s: float = 0.0
-    """From the end of one update to the beginning of the next."""
+    """Mean time from the end of one update to the beginning of the next."""
     gaps: int = 0
+    """Number of such pairs of consecutive rounds."""
 
     @property
     def if_nobody_were_late_s(self) -> float:
+        """Duration of a step without waiting for late ranks."""
         return self.step_s - self.parts.get(Part.BLOCKED, 0.0)
 
     @property
     def if_the_network_were_free_s(self) -> float:
+        """Duration of a step without exposed reductions."""
         return self.step_s - self.parts.get(Part.REDUCTION, 0.0)
 
 
 def summarise(steps: Sequence[StepSample], rounds: Sequence[RoundSample]) -> RankAnatomy:
-    """Means over the steps. Of the rounds, those that lie within the time of the steps."""
+    """Return the means of one rank over its steps.
+
+    Args:
+        steps: The steps of the rank, in order.
+        rounds: The rounds of the rank, in order. Exposed and hidden time use only the rounds that
+            lie within the time of the steps.
+
+    Returns:
+        The means; all zero if there are no steps.
+    """
     if not steps:
         return RankAnatomy()
     found = [dissect(step, rounds) for step in steps]

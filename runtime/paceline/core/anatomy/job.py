@@ -1,4 +1,4 @@
-"""A whole job from the samples of its ranks: who cost the others what, and what to change."""
+"""The anatomy of a whole job: which rank delayed the others, and what to change."""
 
 from __future__ import annotations
 
@@ -17,101 +17,124 @@ from paceline.core.protocol.shadow import Hindsight, hindsight
 
 NS_PER_US: Final = 1000
 WORTH: Final = 0.05
-"""Share of a step from which a part is worth a word."""
+"""Smallest share of a step for which a part is mentioned in the advice."""
 SLOWER: Final = 1.15
-"""Times the median of the others: a rank that computes for so long is slow itself."""
+"""Factor over the median of the other ranks from which a rank counts as slow itself."""
 US_PER_S: Final = 1e6
 NEARLY: Final = 0.9
-"""Of what the best mode would save: then the one with the fewest late gradients is advised."""
+"""Share of the largest saving from which a mode is advised; among those, the one with the fewest
+late gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank process."""
+    """The samples of one rank process, and what follows from them."""
 
     samples: RankSamples
     host: str
     clock: Clock | None
-    """Of its host; None if it has no round in common with the others."""
+    """Clock of its host; None if the host has no round in common with the others."""
     anatomy: RankAnatomy
 
     @property
     def worker(self) -> str:
-        """Slot.process."""
+        """Place of the rank: slot.process."""
         return place_of_member(self.samples.member)
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What one worker cost the others."""
+    """The time that one worker cost the others."""
 
     worker: str
+    """Place of the worker: slot.process."""
     blocked_s: float
-    """Seconds that the others were held for it, summed over them and their sampled steps."""
+    """Seconds that the others were blocked by it, summed over them and over their sampled steps."""
     last: int
-    """Rounds in which another rank waited for it."""
+    """Number of rounds in which another rank waited for it."""
     per_step_s: float
-    """Of each other rank, in each step."""
+    """Mean seconds that each other rank was blocked by it in each step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What another mode would have changed, in the rounds of which all arrivals are known."""
+    """What another mode would have changed in the rounds for which all arrivals are known."""
 
     mode: str
     saved_s: float
-    """Of each rank, in each round."""
+    """Seconds of waiting saved for each rank in each round."""
     late: float
     """Share of the gradients that would have missed their round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to change, with what it costs now."""
+    """One recommended change, and what the problem costs now."""
 
     seconds: float
-    """Of a rank's mean step."""
+    """Cost in seconds of a mean step of a rank."""
     share: float
+    """The same, as a share of the step."""
     what: str
+    """Name of the cost, for users."""
     change: str
+    """What to change, for users."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobAnatomy:
+    """The anatomy of a job, computed from the samples of its pods."""
+
     job: str
     ranks: tuple[Rank, ...]
     step_s: float
+    """Mean duration of a step over the ranks, in seconds."""
     parts: Mapping[Part, float]
-    """Mean over the ranks, in seconds per step."""
+    """Duration of each part, in seconds per step: the mean over the ranks."""
     blame: tuple[Blame, ...]
+    """Workers that others waited for, the most expensive first."""
     savings: tuple[Saving, ...]
+    """What each partial mode would have saved; empty if pods are missing, or no round is known from
+    all ranks."""
     rounds: int
-    """Of which all arrivals are known."""
+    """Number of rounds for which all arrivals are known."""
     advice: tuple[Advice, ...]
+    """Recommended changes, the largest cost first."""
     silent: tuple[SilentPod, ...]
-    """Pods of which nothing is known, so some workers may be missing above."""
+    """Pods that did not report, so some workers may be missing above."""
 
     @property
     def hosts(self) -> int:
-        """With a clock each."""
+        """Number of hosts; each has its own clock."""
         return len({rank.host for rank in self.ranks})
 
     @property
     def clocks_off_s(self) -> float:
-        """So far a moment may be from where it is drawn."""
+        """Upper bound on the error of the times on the time line, in seconds."""
         return max((r.clock.off_ns for r in self.ranks if r.clock), default=0) / NS_PER_S
 
     @property
     def if_nobody_were_late_s(self) -> float:
+        """Duration of a step without waiting for late ranks."""
         return self.step_s - self.parts[Part.BLOCKED]
 
     @property
     def if_the_network_were_free_s(self) -> float:
+        """Duration of a step without exposed reductions."""
         return self.step_s - self.parts[Part.REDUCTION]
 
 
 def analyse(pods: Sequence[PodSamples], silent: Sequence[SilentPod] = ()) -> JobAnatomy:
-    """`pods`: with at least one step among them."""
+    """Analyze a job from the samples of its pods.
+
+    Args:
+        pods: The samples; at least one rank has made a step.
+        silent: Pods that did not report. If there are any, savings are not computed, because they
+            need the arrivals of all ranks.
+
+    Returns:
+        The anatomy of the job.
+    """
     found = [(pod.host, rank) for pod in pods for rank in pod.ranks if rank.steps]
     clocks = align(_sums(found))
     ranks = tuple(
@@ -129,7 +152,16 @@ def analyse(pods: Sequence[PodSamples], silent: Sequence[SilentPod] = ()) -> Job
 
 
 def _sums(found: Sequence[tuple[str, RankSamples]]) -> dict[str, dict[int, Sum]]:
-    """By host and round. A rank that lives comes after the one that died in its place."""
+    """Return the last reduction of each round, by host and round.
+
+    A living rank overrides one that died in its place: it comes later.
+
+    Args:
+        found: Each rank with the name of its host.
+
+    Returns:
+        The reductions.
+    """
     sums: dict[str, dict[int, Sum]] = {host: {} for host, _ in found}
     for host, rank in found:
         for sample in rank.rounds:
@@ -140,6 +172,7 @@ def _sums(found: Sequence[tuple[str, RankSamples]]) -> dict[str, dict[int, Sum]]
 
 
 def _blame(ranks: Sequence[Rank]) -> tuple[Blame, ...]:
+    """Return the cost that each worker caused, the most expensive first."""
     cost_s: defaultdict[str, float] = defaultdict(float)
     per_step_s: defaultdict[str, list[float]] = defaultdict(list)
     rounds: defaultdict[str, set[int]] = defaultdict(set)
@@ -158,7 +191,7 @@ def _blame(ranks: Sequence[Rank]) -> tuple[Blame, ...]:
 
 
 def arrivals(ranks: Sequence[Rank]) -> dict[int, list[int]]:
-    """Of each round in which every worker had a fresh gradient: when they came, in order."""
+    """Return the sorted arrival times of each round in which every worker had a fresh gradient."""
     latest = {rank.worker: rank for rank in ranks}.values()
     came: defaultdict[int, list[int]] = defaultdict(list)
     for rank in latest:
@@ -169,7 +202,16 @@ def arrivals(ranks: Sequence[Rank]) -> dict[int, list[int]]:
 
 
 def _savings(ranks: Sequence[Rank]) -> tuple[tuple[Saving, ...], int]:
-    """Grace and deadline are left out: they follow from settings and from rounds before."""
+    """Return what each partial mode would have saved, and the number of rounds used.
+
+    Grace and deadline are ignored: they follow from settings and from earlier rounds.
+
+    Args:
+        ranks: All ranks of the job.
+
+    Returns:
+        (savings, rounds).
+    """
     known = arrivals(ranks)
     if not known:
         return (), 0
@@ -214,7 +256,7 @@ def _advice(
 
 
 def _about(worker: str, ranks: Sequence[Rank]) -> str:
-    """Why others wait for it: what of its own time is longer than theirs."""
+    """Explain why others wait for this worker: which part of its step is longer than theirs."""
     own = [rank.anatomy for rank in ranks if rank.worker == worker]
     others = [rank.anatomy for rank in ranks if rank.worker != worker]
     if not own or not others:
@@ -239,6 +281,7 @@ LOOK: Final = {
     Part.BACKWARD: "its processor and who shares it",
     Part.SCRIPT: "what its script does between the batches, its processor and who shares it",
 }
+"""Where to look if this part of a rank's step is longer than that of the others."""
 WHAT: Final = {
     Part.LOADING: "loading data",
     Part.LEASE: "waiting for data to be dealt",
@@ -247,6 +290,7 @@ WHAT: Final = {
     Part.COPY: "copying weights into the model",
     Part.PROTOCOL: "messages, threads that wake, a grace or a deadline",
 }
+"""Name of each part in the advice."""
 CHANGES: Final = {
     Part.LOADING: "Give the loader workers (num_workers), or faster storage.",
     Part.LEASE: "Deal more at once: smaller batches, or fewer ranks for so little data.",
@@ -258,17 +302,27 @@ CHANGES: Final = {
     Part.COPY: "The model on a device with faster memory; nothing in the job's settings.",
     Part.PROTOCOL: "More processor for the ranks: their threads wait for one. Or a shorter grace.",
 }
+"""Advice for each part that is a large share of the step."""
 
 
 def known_rounds(ranks: Sequence[Rank]) -> range:
-    """From the first to the last that any rank knows."""
+    """Return the range from the first to the last round that any rank knows."""
     numbers = _known_by(ranks)
     return range(min(numbers), max(numbers) + 1) if numbers else range(0)
 
 
 def latest_rounds(ranks: Sequence[Rank], count: int) -> range:
-    """At most `count`, up to the last one of those that the most ranks know: agents are not all
-    asked at one moment."""
+    """Return at most `count` rounds that end with the last round known to the most ranks.
+
+    Agents are not all asked at the same time, so some ranks know later rounds than others.
+
+    Args:
+        ranks: All ranks of the job.
+        count: Upper bound on the number of rounds.
+
+    Returns:
+        The rounds; empty if no rank knows any.
+    """
     numbers = _known_by(ranks)
     if not numbers:
         return range(0)
@@ -278,5 +332,5 @@ def latest_rounds(ranks: Sequence[Rank], count: int) -> range:
 
 
 def _known_by(ranks: Sequence[Rank]) -> Counter[int]:
-    """How many ranks know each round."""
+    """Return how many ranks know each round."""
     return Counter(sample.round for rank in ranks for sample in rank.samples.rounds)

@@ -1,12 +1,13 @@
-"""What a rank notes of a step and of a round: moments on its own clock, in nanoseconds.
+"""The samples that a rank records of its steps and rounds: times on its own clock, in nanoseconds.
 
-Samples come from pods, whose images belong to whoever submitted the job, and their text ends up
-on a page and on a terminal. So the types bound every number, text and list, and a name is a name of
-a process and nothing else: decoding is the check.
+Samples come from pods, whose images belong to the user who submitted the job, and their text is
+shown on a page and on a terminal. So the types bound every number, text and list, and a name can
+only be the name of a process. Decoding a message is the check.
 
-A step is the loop's, from the end of one step() to the end of the next. A round is the job's; a
-rank takes part in rounds that none of its steps waited for, so the two are noted apart and meet
-again by their times. 0 stands for a moment that there was not.
+A step belongs to the training loop: from the end of one step() to the end of the next. A round
+belongs to the job. A rank takes part in rounds that none of its steps waited for, so steps and
+rounds are recorded separately and matched by their times. A time of 0 means that the event did not
+happen.
 """
 
 from __future__ import annotations
@@ -21,123 +22,148 @@ from paceline_api.decoding import UNDECODABLE
 from paceline_api.types.model import PROCS_MAX
 
 SEGMENTS_MAX: Final = 32
-"""Kept of one round. Of a model with more, neighbours are put together."""
+"""Upper bound on the segments recorded for one round. If a model has more, neighbors are merged."""
 STEPS: Final = 64
-"""Kept of one rank."""
+"""Number of steps kept for one rank."""
 ROUNDS: Final = 64
-"""Kept of one rank."""
+"""Number of rounds kept for one rank."""
 RANK_BYTES_MAX: Final = 512 * 1024
-"""Of one rank's samples as JSON; 64 rounds of 32 segments come to 355 KB."""
+"""Upper bound on the samples of one rank as JSON, in bytes; 64 rounds of 32 segments take 355 KB.
+"""
 RANKS_PER_PLACE: Final = 2
-"""The one that lives and the one that died there last."""
+"""Number of ranks reported for one place: the living one, and the one that died there last."""
 STEPS_PATH: Final = "/steps"
-"""Where an agent serves `PodSamples` as JSON."""
+"""HTTP path at which an agent serves `PodSamples` as JSON."""
 
 Ns = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-"""A moment or a length of time, in nanoseconds."""
+"""A time or a duration, in nanoseconds."""
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""A non-negative integer of 63 bits."""
 MemberName = Annotated[str, Meta(pattern=r"\A[0-9]{1,9}\.[0-9]{1,5}#[0-9]{1,15}\Z")]
-"""A `MemberId` as text."""
+"""A `MemberId` as text: slot.process#attempt."""
 PlaceName = Annotated[str, Meta(pattern=r"\A([0-9]{1,9}\.[0-9]{1,5})?\Z")]
-"""Slot.process, or empty."""
+"""The place of a rank, slot.process, or empty."""
 ShortText = Annotated[str, Meta(max_length=253)]
-"""Long enough for any name of DNS, and so of Kubernetes."""
+"""A text that is long enough for any DNS name, and so for any Kubernetes name."""
 
 
 class Phase(IntEnum):
-    """What the main thread is at between two step()."""
+    """What the main thread does between two calls of step()."""
 
     SCRIPT = 0
-    """Nothing that hooks can see: the script's own work."""
+    """The script's own work: nothing that the hooks can see."""
     LOADING = 1
-    """Inside our loader."""
+    """Inside the runtime's data loader."""
     FORWARD = 2
+    """Inside the model's forward pass."""
     BACKWARD = 3
-    """From the end of forward on: loss and backward."""
+    """From the end of the forward pass on: the loss and backward()."""
 
 
 class StepSample(Struct, frozen=True):
-    """One step of the loop."""
+    """One step of the training loop on one rank."""
 
     began_ns: Ns
+    """End of the previous step(), or the time at which the loop began or continued after
+    evaluation."""
     announced_ns: Ns
-    """step() was called."""
+    """When step() was called."""
     resumed_ns: Ns
-    """step() returned."""
+    """When step() returned."""
     loading_ns: Ns
+    """Time spent in the data loader, without waiting for a lease."""
     forward_ns: Ns
+    """Time spent in the forward pass."""
     backward_ns: Ns
+    """Time spent in the loss and backward()."""
     lease_ns: Ns
-    """Waiting for data to be dealt."""
+    """Time spent waiting for a lease of data, or outside step() for a reduction in flight."""
     version: Count
-    """Of the weights after it."""
+    """Version of the weights with which step() returned."""
     fresh: bool
+    """True if the gradient was applied in its own round, not kept for a later one or dropped."""
     samples: Count
-    """That its gradient is of; 0 if it had none to bring."""
+    """Number of samples in the gradient; 0 if the step had none."""
 
 
 class SegmentSample(Struct, frozen=True):
-    """One segment of the gradient, or several neighbours, in one round."""
+    """The reduction of one segment of the gradient, or of merged neighbors, in one round."""
 
     payload_bytes: Count
+    """Size of the segment, in bytes."""
     ready_ns: Ns
-    """backward() had added the last gradient; 0 where nobody looked."""
+    """When backward() had added the last gradient of the segment; 0 if it was not observed."""
     opened_ns: Ns
-    """What this rank contributes lay ready for the transport; 0 in a round that is not streamed,
-    where that is just before `begun_ns` of the first one."""
+    """When this rank's contribution was ready for the transport. 0 in a round that is not streamed:
+    there it is just before `begun_ns` of the first segment."""
     begun_ns: Ns
+    """When its reduction began."""
     ended_ns: Ns
-    """Of its reduction."""
+    """When its reduction ended."""
     busy_ns: Ns
-    """Of this time in the transport; less than all of it only where neighbours are put together."""
+    """Part of that time in which the transport was busy. Less than all of it only if neighbors are
+    merged."""
 
 
 class RoundSample(Struct, frozen=True):
     """One round on one rank."""
 
     round: Count
+    """Number of the round."""
     streamed: bool
+    """True if the round was reduced while backward() ran."""
     fresh: bool
-    """It holds a gradient of this rank that came in time."""
+    """True if the round contains a gradient of this rank that arrived in time."""
     arrived_ns: Ns
-    """This rank's announcement; 0 if it had none that was fresh."""
+    """When this rank announced its gradient; 0 if it had no fresh one."""
     last: PlaceName
-    """Slot.process of the rank that arrived last; empty if no rank was fresh."""
+    """Place of the rank that this rank waited for: the last one to arrive. Empty if this rank was
+    the last, or not fresh."""
     last_ns: Ns
-    """When that one did, on this rank's clock."""
+    """When that rank arrived, on this rank's clock."""
     go_ns: Ns
+    """When GO reached this rank."""
     update_begun_ns: Ns
+    """When the update of the committed weights began."""
     update_ended_ns: Ns
+    """When the update of the committed weights ended."""
     copy_begun_ns: Ns
+    """When the copy of the weights into the model began; 0 if the main thread did not wait for it.
+    """
     copy_ended_ns: Ns
-    """Of the weights into the model; 0 if the main thread was not waiting for them."""
+    """When the copy of the weights into the model ended; 0 if the main thread did not wait for it.
+    """
     segments: Annotated[tuple[SegmentSample, ...], Meta(max_length=SEGMENTS_MAX)]
+    """The segments that this rank reduced, in order."""
 
 
 class RankSamples(Struct, frozen=True):
-    """The last steps and rounds of one rank process, in their order."""
+    """The last steps and rounds of one rank process, in order."""
 
     member: MemberName
     alive: bool
+    """False if the process has died."""
     steps: Annotated[tuple[StepSample, ...], Meta(max_length=STEPS)]
     rounds: Annotated[tuple[RoundSample, ...], Meta(max_length=ROUNDS)]
 
 
 class PodSamples(Struct, frozen=True):
-    """What an agent tells of its ranks."""
+    """The samples that an agent reports for its ranks."""
 
     job: ShortText
     slot: Count
     host: ShortText
-    """Ranks of one host share a clock."""
+    """Name of the host. Ranks on one host share a clock."""
     ranks: Annotated[tuple[RankSamples, ...], Meta(max_length=RANKS_PER_PLACE * PROCS_MAX)]
 
 
 class SilentPod(Struct, frozen=True):
-    """One that runs, and whose agent has not told its samples."""
+    """A running pod whose agent did not report its samples."""
 
     pod: str
+    """Name of the pod."""
     why: str
+    """Why its samples are missing, for users."""
 
 
 class SamplesError(ValueError):
@@ -145,18 +171,21 @@ class SamplesError(ValueError):
 
 
 def bytes_max(procs: int) -> int:
-    """Return how many bytes the samples of a pod with so many processes may have."""
+    """Return the upper bound on the samples of a pod with `procs` processes, in bytes."""
     return RANKS_PER_PLACE * max(1, min(procs, PROCS_MAX)) * RANK_BYTES_MAX
 
 
 def read_samples(answer: bytes) -> PodSamples:
-    """Return the samples that a pod tells, once all their bounds hold.
+    """Decode and check the samples that a pod reports.
 
     Args:
-        answer: JSON, of at most `bytes_max()`.
+        answer: JSON, at most `bytes_max()` bytes long.
+
+    Returns:
+        The samples; all bounds hold.
 
     Raises:
-        SamplesError: It is no such JSON, exceeds a bound, or has ranks of another pod.
+        SamplesError: The answer is not such JSON, exceeds a bound, or names ranks of another pod.
     """
     try:
         pod = msgspec.json.decode(answer, type=PodSamples)
@@ -169,11 +198,11 @@ def read_samples(answer: bytes) -> PodSamples:
 
 
 def with_steps(pods: Iterable[PodSamples]) -> tuple[PodSamples, ...]:
-    """Those of which a rank has made a step, in order of their slots."""
+    """Return the pods in which at least one rank has made a step, ordered by slot."""
     found = (pod for pod in pods if any(rank.steps for rank in pod.ranks))
     return tuple(sorted(found, key=lambda pod: pod.slot))
 
 
 def place_of_member(member: str) -> str:
-    """Slot.process of a member's name: what stays the same when it is started again."""
+    """Return slot.process of a member's name: the part that stays the same after a restart."""
     return member.partition("#")[0]

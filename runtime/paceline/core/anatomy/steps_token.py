@@ -1,8 +1,8 @@
-"""The token with which an agent lets somebody read the last steps of its ranks (C18).
+"""The token with which an agent lets a caller read the last steps of its ranks (C18).
 
-It is derived from the token of the job's ranks and tells nothing about that one, because an agent
-serves plain HTTP: whoever overhears it can read steps and do nothing else. It has a header of its
-own, because an API server takes `Authorization` for itself and does not pass it on.
+It is derived from the token of the job's ranks and reveals nothing about that token, because an
+agent serves plain HTTP: an eavesdropper can read steps and do nothing else. It has a header of its
+own, because a Kubernetes API server consumes `Authorization` itself and does not forward it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import hmac
 from typing import Final
 
 STEPS_HEADER: Final = "X-Paceline-Steps-Token"
+"""HTTP header that carries the token."""
 WRONG_TOKEN: Final = "WrongStepsToken"
-"""The reason in an agent's refusal, which tells it apart from one of the API server."""
+"""Reason in an agent's refusal. It distinguishes the refusal from one of the API server."""
 
 
 def steps_token(token: str) -> str:
@@ -21,5 +22,8 @@ def steps_token(token: str) -> str:
 
     Args:
         token: The token of the job's ranks and agents.
+
+    Returns:
+        The derived token, as hexadecimal digits.
     """
     return hmac.new(token.encode(), b"paceline steps v1", hashlib.sha256).hexdigest()

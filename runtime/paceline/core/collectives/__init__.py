@@ -1,1 +1,1 @@
-"""How a sum is made: which rank sends what to whom, and which of several ways is taken."""
+"""How a sum is computed: which rank sends what to whom, and which algorithm is chosen."""

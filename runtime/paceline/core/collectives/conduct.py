@@ -1,6 +1,6 @@
-"""How a transport sums in the group that is wired now, beyond its name: what a user sees of it.
+"""How a transport computes sums in the present group, as far as users need to know.
 
-One value for metric and words, so that they cannot say different things.
+The metric and the text are made from one value, so they cannot contradict each other.
 """
 
 from __future__ import annotations
@@ -14,41 +14,46 @@ from typing import Final
 from paceline_api.types.enums import Wire
 
 MACHINES_MAX: Final = 8
-"""So many are told one by one."""
+"""Upper bound on the machines that the text lists one by one."""
 
 
 class Bits(StrEnum):
-    """Why all ranks get the same ones (R23)."""
+    """The reason why all ranks get the same bits (R23)."""
 
     ORDER = "order"
-    """Of the additions: it is fixed, or was shown to be."""
+    """The order of the additions is fixed, or was shown to be fixed."""
     COMPARED = "compared"
-    """The group has tried a library's own allreduce, and they were."""
+    """The group tried the library's own allreduce, and all ranks got the same bits."""
     ONE_RANK = "one_rank"
-    """They were not, so one rank reduces and broadcasts."""
+    """They did not, so one rank reduces and broadcasts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
+    """How one transport computes sums in the present group."""
+
     transport: str
+    """Name of the transport."""
     wire: Wire | None = Wire.FLOAT32
-    """What float32 sums travel as; None where nothing travels."""
+    """Type in which float32 sums travel; None if nothing travels."""
     bits: Bits = Bits.ORDER
+    """Why all ranks get the same bits."""
     machines: tuple[int, ...] = ()
-    """Of each rank, where sums have two levels (`Transport.machines`)."""
+    """Machine of each rank, if sums have two levels (`Transport.machines`); else empty."""
     in_python: str = ""
-    """Why its loop runs in Python; empty where it does not."""
+    """Why the inner loop runs in Python; empty if it does not."""
     by_host: bool = False
-    """Gradients are in a memory that it does not reach, and go through the host's."""
+    """True if the transport cannot access the memory of the gradients, so they go through host
+    memory."""
 
     @property
     def travels_as(self) -> str:
-        """For a label."""
+        """Value of the metric's `wire` label."""
         return self.wire or "none"
 
 
 def told(conduct: Conduct) -> str:
-    """In words; empty if there is nothing to know beside its name."""
+    """Describe a conduct for users; empty if there is nothing to add to the transport's name."""
     parts = []
     if conduct.machines:
         parts.append(f"{_machines(conduct.machines)}, slices are summed inside, then between")
@@ -66,6 +71,7 @@ def told(conduct: Conduct) -> str:
 
 
 def _machines(numbers: Sequence[int]) -> str:
+    """Describe which ranks share a machine."""
     count = max(numbers) + 1
     ranks = [[rank for rank, on in enumerate(numbers) if on == m] for m in range(count)]
     listed = [_ranges(on) for on in ranks[:MACHINES_MAX]]
@@ -74,7 +80,7 @@ def _machines(numbers: Sequence[int]) -> str:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """0-3, 6"""
+    """Format ascending ranks as ranges, such as `0-3, 6`."""
     found = []
     for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]):
         first, *rest = [rank for _, rank in run]

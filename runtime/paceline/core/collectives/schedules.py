@@ -1,24 +1,27 @@
-"""Who sends which part of a buffer to whom, so that every rank ends with the same sum (R23).
+"""Schedules of an allreduce: which rank sends which part of a buffer to whom (R23).
 
-A *schedule* is the list of steps of one rank. A buffer is cut into `chunks` nearly equal parts; a
-step names the parts that leave and the parts that come in, and whether what comes in is added or
-replaces. A rank may start a step as soon as its own previous step is complete. Three algorithms,
-for any number of ranks:
+Every rank ends with the same sum. A *schedule* is the list of steps of one rank. A buffer is cut
+into `chunks` nearly equal parts. A step names the parts that are sent and the parts that are
+received, and says whether the received parts are added or replace the own ones. A rank may start a
+step as soon as its own previous step is complete. There are three algorithms, for any number of
+ranks:
 
 - ring: reduce-scatter and allgather round the ring; 2(P-1) steps, each rank moves 2S(P-1)/P bytes;
 - recursive doubling: whole buffers between ranks whose distance doubles; log2(P) steps;
-- halving-doubling (Rabenseifner): reduce-scatter between ranks whose distance doubles while what
-  they exchange is halved, then allgather the same way back; 2 log2(P) steps, 2S(P-1)/P bytes.
+- halving-doubling (Rabenseifner): reduce-scatter between ranks whose distance doubles while the
+exchanged part halves, then allgather the same way back; 2 log2(P) steps, 2S(P-1)/P bytes.
 
-The last two need a power of two: when P is none, some ranks hand their part to a neighbour first
-and get the result last, two more steps. They pair the same ranks and add in the same order.
+The last two need a power of two. If P is not one, some ranks first hand their part to a neighbor
+and get the result at the end, which takes two more steps. Both algorithms pair the same ranks and
+add in the same order.
 
-`fold` is the slow, obvious twin: it says in which order each chunk is summed, so that a test can
-predict the result bit for bit.
+`fold` is the slow, obvious twin for tests: it says in which order each chunk is summed, so a test
+can predict the result bit for bit.
 
-Where what travels is shorter than what is summed, parts are rounded on their way (`Rounding`): what
-leaves before it is complete, and the complete sum once, so that all ranks have the same bits. Each
-rounding is made by one rank, or by several alike, of which one keeps what it took away.
+If the type that travels is shorter than the type of the sum, parts are rounded on their way
+(`Rounding`): a part is rounded before it is sent, and the complete sum is rounded once, so that all
+ranks have the same bits. Each rounding is done by one rank, or identically by several ranks, one of
+which keeps the rounding error.
 """
 
 from __future__ import annotations
@@ -29,51 +32,72 @@ from enum import IntEnum
 from typing import Final, TypeVar
 
 RING: Final = "ring"
+"""Name of the ring algorithm."""
 RECURSIVE_DOUBLING: Final = "recursive_doubling"
+"""Name of the recursive doubling algorithm."""
 HALVING_DOUBLING: Final = "halving_doubling"
+"""Name of the halving-doubling algorithm."""
 ALGORITHMS: Final = (RECURSIVE_DOUBLING, HALVING_DOUBLING, RING)
 
 T = TypeVar("T")
 
 
 class Rounding(IntEnum):
-    """What becomes of a part where the type that travels is shorter than that of the sum."""
+    """How a part is treated if the type that travels is shorter than that of the sum."""
 
     EXACT = 0
-    """It is of that type already."""
+    """It is not rounded: it already has the shorter type."""
     ROUNDED = 1
-    """It is rounded; another rank, which rounds the same, keeps what that takes away."""
+    """It is rounded. Another rank, which rounds the same part, keeps the rounding error."""
     KEPT = 2
-    """It is rounded, and what that takes away is kept here."""
+    """It is rounded, and this rank keeps the rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleStep:
-    """One exchange of one rank, of `width` neighbouring chunks; either half may be absent."""
+    """One exchange of one rank, of `width` neighboring chunks; either half may be absent."""
 
     send_to: int | None = None
+    """Rank to send to; None if the step only receives."""
     send_chunk: int = 0
+    """First chunk that is sent."""
     recv_from: int | None = None
+    """Rank to receive from; None if the step only sends."""
     recv_chunk: int = 0
+    """First chunk that is received."""
     width: int = 1
+    """Number of chunks that are sent and received."""
     reduce: bool = False
-    """What comes in is added to the own part; otherwise it replaces it."""
+    """True if the received part is added to the own part; otherwise it replaces it."""
     sent: Rounding = Rounding.EXACT
-    """Of the part that leaves, in place: this rank goes on with what the other one gets."""
+    """Rounding of the part that is sent. It happens in place: this rank continues with what the
+    receiver gets."""
     made: Rounding = Rounding.EXACT
-    """Of the sum that the step makes."""
+    """Rounding of the sum that the step computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """All steps of one rank, and into how many chunks they cut a buffer."""
+    """All steps of one rank, and the number of chunks into which they cut a buffer."""
 
     chunks: int
     steps: tuple[ScheduleStep, ...]
 
 
 def schedule(algorithm: str, size: int, rank: int) -> Schedule:
-    """The steps of `rank` among `size` ranks under the named algorithm."""
+    """Return the steps of one rank under an algorithm.
+
+    Args:
+        algorithm: One of ALGORITHMS.
+        size: Number of ranks, at least 1.
+        rank: The rank, below `size`.
+
+    Returns:
+        The schedule; without steps if `size` is 1.
+
+    Raises:
+        ValueError: There is no algorithm of that name.
+    """
     assert 0 <= rank < size, (rank, size)
     if size == 1:
         return Schedule(1, ())
@@ -88,7 +112,16 @@ def schedule(algorithm: str, size: int, rank: int) -> Schedule:
 
 
 def partners(algorithms: Sequence[str], size: int, rank: int) -> tuple[int, ...]:
-    """The ranks that `rank` exchanges messages with, ascending; the relation is symmetric."""
+    """Return the ranks that `rank` exchanges messages with; the relation is symmetric.
+
+    Args:
+        algorithms: Algorithms that may be used.
+        size: Number of ranks.
+        rank: The rank, below `size`.
+
+    Returns:
+        The other ranks, ascending.
+    """
     found: set[int] = set()
     for algorithm in algorithms:
         for step in schedule(algorithm, size, rank).steps:
@@ -97,12 +130,21 @@ def partners(algorithms: Sequence[str], size: int, rank: int) -> tuple[int, ...]
 
 
 def bounds(numel: int, chunks: int) -> tuple[int, ...]:
-    """Element offsets: chunk c is [bounds[c], bounds[c + 1]); sizes differ by at most one."""
+    """Return the offsets at which a buffer is cut into chunks whose sizes differ by at most one.
+
+    Args:
+        numel: Number of elements of the buffer.
+        chunks: Number of chunks, at least 1.
+
+    Returns:
+        `chunks` + 1 offsets in elements: chunk c is [bounds[c], bounds[c + 1]).
+    """
     share, extra = divmod(numel, chunks)
     return tuple(c * share + min(c, extra) for c in range(chunks + 1))
 
 
 def _ring(size: int, rank: int) -> tuple[ScheduleStep, ...]:
+    """Return the steps of `rank` on a ring."""
     right, left = (rank + 1) % size, (rank - 1) % size
     steps = [
         ScheduleStep(
@@ -116,7 +158,7 @@ def _ring(size: int, rank: int) -> tuple[ScheduleStep, ...]:
         )
         for s in range(size - 1)
     ]
-    # Now this rank holds the finished chunk rank + 1; the finished chunks go round once more.
+    # Now this rank has the complete sum of chunk rank + 1. The complete chunks go round once more.
     steps += [
         ScheduleStep(right, (rank + 1 - s) % size, left, (rank - s) % size) for s in range(size - 1)
     ]
@@ -129,10 +171,20 @@ def _folded(
     chunks: int,
     middle: Callable[[int, int, Callable[[int], int]], list[ScheduleStep]],
 ) -> tuple[ScheduleStep, ...]:
-    """The steps `middle` of a power of two of ranks, and how the others hang on to them.
+    """Extend the steps `middle` of a power of two of ranks to any number of ranks.
 
-    The first 2 x spare ranks pair up: the even one hands its part to the odd one, waits, and gets
-    the result; the others, a power of two of them, take the places of `middle`.
+    The first 2 x spare ranks pair up. The even rank of a pair hands its part to the odd one, waits
+    and gets the result. The remaining ranks, a power of two of them, take the places of `middle`.
+
+    Args:
+        size: Number of ranks.
+        rank: The rank, below `size`.
+        chunks: Number of chunks of the buffer.
+        middle: Returns the steps of a place, given the power of two, the place and a function from
+            place to rank.
+
+    Returns:
+        The steps of `rank`.
     """
     power = _power(size)
     spare = size - power
@@ -153,7 +205,18 @@ def _folded(
 def _recursive_doubling(
     power: int, place: int, rank_at: Callable[[int], int]
 ) -> list[ScheduleStep]:
-    """At each level 2^level ranks have the same part; the first of them keeps what is rounded."""
+    """Return the steps of one place under recursive doubling.
+
+    At each level 2^level ranks have the same part; the first of them keeps the rounding error.
+
+    Args:
+        power: Number of places, a power of two.
+        place: The place, below `power`.
+        rank_at: Maps a place to its rank.
+
+    Returns:
+        The steps.
+    """
     levels = power.bit_length() - 1
     steps = []
     for level in range(levels):
@@ -167,6 +230,7 @@ def _recursive_doubling(
 
 
 def _halving_doubling(power: int, place: int, rank_at: Callable[[int], int]) -> list[ScheduleStep]:
+    """Return the steps of one place under halving-doubling."""
     halving: list[ScheduleStep] = []
     doubling: list[ScheduleStep] = []
     low, width = 0, power
@@ -188,11 +252,12 @@ def _halving_doubling(power: int, place: int, rank_at: Callable[[int], int]) -> 
 
 
 def _power(size: int) -> int:
-    """The greatest power of two that is not above `size`."""
+    """Return the greatest power of two that is not above `size`."""
     return 1 << (size.bit_length() - 1)
 
 
 def _as_it_is(part: T, rank: int) -> T:  # noqa: ARG001
+    """Return the part unchanged: no rounding."""
     return part
 
 
@@ -203,14 +268,23 @@ def fold(
     add: Callable[[T, T], T],
     rounded: Callable[[T, int], T] = _as_it_is,
 ) -> T:
-    """The sum of `parts` (one per rank) for one chunk, added in the order of the algorithm.
+    """Return the sum of one chunk, added in the order of the algorithm.
 
     Only the *pairing* of additions is fixed, not which operand is on the left: IEEE addition is
-    commutative, and that is what makes recursive doubling give the same bits everywhere. It and
-    halving-doubling pair alike, in every chunk.
+    commutative, which is why recursive doubling gives the same bits on all ranks. Recursive
+    doubling and halving-doubling pair alike, in every chunk. They differ in the rounding: in
+    recursive doubling both partners have to continue with what the other one gets.
 
-    `rounded(part, rank)`: the part as it travels; `rank` keeps what that takes away. The two differ
-    there: in recursive doubling both partners have to go on with what the other one gets.
+    Args:
+        algorithm: One of ALGORITHMS.
+        parts: The contribution of each rank, in rank order.
+        chunk: Number of the chunk.
+        add: Adds two parts.
+        rounded: Called with a part and a rank. Returns the part as it travels; that rank keeps the
+            rounding error.
+
+    Returns:
+        The sum, as all ranks have it.
     """
     size = len(parts)
     if size == 1:
@@ -226,7 +300,7 @@ def fold(
     level = [add(rounded(parts[2 * i], 2 * i), parts[2 * i + 1]) for i in range(spare)]
     level += parts[2 * spare :]
     owner = 0
-    """Of this chunk, as far as places differ in the levels so far."""
+    """Place that owns this chunk, as far as the levels so far distinguish places."""
     for depth in range(levels):
 
         def sent(group: int, part: T, below: int = owner, depth: int = depth) -> T:

@@ -1,13 +1,14 @@
-"""Which transport and algorithm moves a buffer of a given size: measured, agreed, explained.
+"""Choose the transport and algorithm that moves a buffer of a given size, and explain the choice.
 
-A *candidate* is a transport with one of its algorithms, by name ("mpi:ring", "gloo"). Every rank
-measures the seconds of one allreduce per candidate and *size class*; the means over the ranks, the
-same everywhere, are the table. The choice is a function of the table alone: all choose alike. The
-table holds for a *topology*: the number of ranks, and who of them share a machine.
+A *candidate* is a transport with one of its algorithms, identified by name ("mpi:ring", "gloo").
+Every rank measures the time of one allreduce for each candidate and *size class*. The means over
+the ranks form the table, which is the same on all ranks. The choice is a function of the table
+alone, so all ranks choose alike. The table is valid for one *topology*: the number of ranks, and
+which of them share a machine.
 
 Candidates add in different orders, so a measured choice may change the last bits from run to run.
-Where each run has to have the same bits (mode Full), the choice is a function of the topology and
-of the size alone (`choose_reproducible`), and nothing is measured.
+If each run must have the same bits (mode Full), the choice is a function of the topology and the
+size alone (`choose_reproducible`), and nothing is measured.
 """
 
 from __future__ import annotations
@@ -19,50 +20,57 @@ from typing import Final
 from paceline.core.collectives.schedules import HALVING_DOUBLING, RECURSIVE_DOUBLING, RING
 
 CLASS_BYTES: Final = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
-"""Payload that stands for each size class when it is measured."""
+"""Payload in bytes that represents each size class in a measurement."""
 _CLASS_LIMITS: Final = (16 << 10, 256 << 10, 4 << 20, 32 << 20)
-"""Between the classes: the geometric means of neighbouring payloads."""
+"""Limits between the size classes in bytes: the geometric means of neighboring payloads."""
 CLASS_NAMES: Final = ("4KiB", "64KiB", "1MiB", "16MiB", "64MiB")
+"""Names of the size classes, for labels and users."""
 CALLS: Final = 5
-"""So often a candidate is measured in a class, if there is time."""
+"""Upper bound on the measurements of one candidate in one size class."""
 BUDGET_S: Final = 0.1
-"""For all candidates in one class, but each that may win is measured once."""
+"""Seconds for measuring all candidates in one size class. Each candidate that may win is measured
+at least once."""
 LONGEST_S: Final = 2.0
-"""A class in which all that may win would take so long together is not measured. It would hold up
-each change of the topology; where a link is that slow the bytes decide, in smaller classes too."""
+"""A size class is not measured if one call of each candidate that may win would take longer than
+this in total, in seconds. It would delay each change of the topology. Where a link is that slow,
+the bytes decide in smaller classes too."""
 NEAR: Final = 4.0
-"""Who takes more than so many times the best is out of the larger classes. Measured: the most that
-was made good was 3.4 times (gloo against mpi, four ranks), from 1 to 16 MiB."""
+"""A candidate that takes more than this factor times the best one is not measured in larger
+classes. Measured: the slowest candidate that still won in a larger class took 3.4 times the best
+(gloo against mpi, four ranks), from 1 to 16 MiB."""
 NATIVE: Final = "native"
-"""The algorithm of a transport that chooses by itself, as a library with its own allreduce does."""
+"""Algorithm of a transport that chooses by itself, such as a library with its own allreduce."""
 
 HIERARCHICAL: Final = "hier:"
-"""Before the name of the transport that carries between machines what each has summed inside."""
+"""Prefix of a transport name: sums are computed inside each machine first, and this transport
+carries them between machines."""
 PREFERENCE: Final = ("nccl", "shm", f"{HIERARCHICAL}mpi", "mpi", f"{HIERARCHICAL}gloo", "gloo")
-"""Transports where the choice may not depend on a measurement: the first one that is usable. Which
-are usable follows from the machines and from the memory of the gradients."""
+"""Order of transports if the choice must not depend on a measurement: the first usable one is
+chosen. The machines and the memory of the gradients determine which ones are usable."""
 LATENCY_CLASSES: Final = 2
-"""Likewise: in so many size classes, from the smallest, few steps count more than few bytes."""
+"""Number of size classes, from the smallest, in which few steps matter more than few bytes. Used if
+the choice must not depend on a measurement."""
 
 Seconds = Mapping[str, Sequence[float]]
-"""By candidate: seconds of one allreduce in each size class; 0 = not measured."""
+"""Measured table: for each candidate, the seconds of one allreduce in each size class; 0 = not
+measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What moves a buffer."""
+    """A transport and its algorithm."""
 
     transport: str
     algorithm: str = NATIVE
 
     @property
     def candidate(self) -> str:
-        """Its name, in tables, in journals and for people."""
+        """Name of the method in tables, journals and messages to users."""
         return self.transport + (f":{self.algorithm}" if self.algorithm != NATIVE else "")
 
     @classmethod
     def of(cls, candidate: str) -> Method:
-        """Inverse of `candidate`."""
+        """Parse the name of a candidate; the inverse of `candidate`."""
         levels = HIERARCHICAL if candidate.startswith(HIERARCHICAL) else ""
         transport, _, algorithm = candidate.removeprefix(levels).partition(":")
         return cls(levels + transport, algorithm or NATIVE)
@@ -70,16 +78,23 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What moves the buffers of one size class, and why."""
+    """The candidate for the buffers of one size class, and the reason."""
 
     candidate: str
     why: str
+    """The reason with the measurements, for users."""
 
     def regret(self, row: Mapping[str, float]) -> float:
-        """Seconds that one rank loses per reduction by going along with the choice.
+        """Return the seconds that one rank loses in each reduction by following the common choice.
 
-        `row`: what that rank has measured itself at this size, by candidate. The choice is made
-        from the means over all ranks, so that on one of them another may have been faster.
+        The choice is made from the means over all ranks, so another candidate may be faster on one
+        of them.
+
+        Args:
+            row: What this rank measured itself at this size, by candidate; 0 = not measured.
+
+        Returns:
+            Seconds, at least 0. 0 if this rank did not measure the chosen candidate.
         """
         measured = [seconds for seconds in row.values() if seconds > 0]
         own = row.get(self.candidate, 0.0)
@@ -87,26 +102,40 @@ class Choice:
 
 
 def size_class(payload_bytes: int) -> int:
-    """Index into CLASS_BYTES for a payload."""
+    """Return the index into CLASS_BYTES of a payload."""
     return sum(payload_bytes >= limit for limit in _CLASS_LIMITS)
 
 
 def classes_up_to(largest_bytes: int) -> int:
-    """How many classes, from the smallest, hold payloads up to the largest that there is."""
+    """Return the number of size classes, from the smallest, up to that of the largest payload."""
     return size_class(largest_bytes) + 1
 
 
 def topology(machines: Sequence[str]) -> tuple[int, ...]:
-    """Of ranks on these machines, in rank order: equal if as many ranks share machines alike."""
+    """Number the machines of the ranks, in rank order.
+
+    The result is equal for groups whose ranks share machines alike.
+
+    Args:
+        machines: Name of the machine of each rank, in rank order.
+
+    Returns:
+        Number of the machine of each rank; machines are numbered in the order of their first ranks.
+    """
     numbers: dict[str, int] = {}
     return tuple(numbers.setdefault(machine, len(numbers)) for machine in machines)
 
 
 def calls_to_measure(table: Seconds, index: int) -> dict[str, int]:
-    """How often each candidate is measured in the class `index`, by what the classes before took;
-    none at all where that would take too long.
+    """Return how often to measure each candidate in a size class, given the class before.
 
-    `table` must be the same on all ranks, so that they make the same calls.
+    Args:
+        table: Means over all ranks so far. It must be the same on all ranks, so that they make the
+            same calls.
+        index: The size class.
+
+    Returns:
+        Number of calls by candidate; all 0 if measuring would take too long.
     """
     before = {name: row[index - 1] for name, row in table.items() if index and row[index - 1] > 0}
     if not before:
@@ -122,7 +151,15 @@ def calls_to_measure(table: Seconds, index: int) -> dict[str, int]:
 
 
 def choose(seconds: Mapping[str, float], payload_bytes: int) -> Choice:
-    """The fastest candidate at this size; the name breaks ties, alike on every rank."""
+    """Choose the fastest candidate at one size; the name breaks ties, so all ranks choose alike.
+
+    Args:
+        seconds: Mean seconds of one allreduce by candidate, not empty; 0 = not measured.
+        payload_bytes: The size, for the explanation.
+
+    Returns:
+        The choice. If nothing is measured, the first candidate by name.
+    """
     assert seconds, "no candidate"
     measured = {name: taken for name, taken in seconds.items() if taken > 0}
     if not measured:
@@ -137,7 +174,16 @@ def choose(seconds: Mapping[str, float], payload_bytes: int) -> Choice:
 
 
 def choose_all(table: Seconds) -> tuple[Choice, ...]:
-    """One choice per size class. Classes above the measured ones do as the largest of these."""
+    """Return one choice for each size class.
+
+    Classes above the measured ones use the choice of the largest measured class.
+
+    Args:
+        table: Means over all ranks, by candidate.
+
+    Returns:
+        The choices, in the order of CLASS_BYTES.
+    """
     choices: list[Choice] = []
     for index, payload in enumerate(CLASS_BYTES):
         column = {name: row[index] for name, row in table.items() if index < len(row)}
@@ -147,11 +193,14 @@ def choose_all(table: Seconds) -> tuple[Choice, ...]:
 
 
 def choose_reproducible(candidates: Sequence[str], topology: Sequence[int]) -> tuple[Choice, ...]:
-    """Return one choice per size class that is the same in each run on this topology.
+    """Return one choice for each size class that is the same in each run on this topology.
 
     Args:
-        candidates: What the group can use; not empty.
-        topology: The machine of each rank, as `topology` numbers them.
+        candidates: Candidates that the group can use; not empty.
+        topology: The machine of each rank, as numbered by `topology()`.
+
+    Returns:
+        The choices, in the order of CLASS_BYTES.
     """
     assert candidates, "no candidate"
     methods = [Method.of(name) for name in candidates]
@@ -169,12 +218,13 @@ def choose_reproducible(candidates: Sequence[str], topology: Sequence[int]) -> t
 
 
 def _preference(transport: str) -> tuple[int, str]:
+    """Return the sort key of a transport: the preferred ones first, then by name."""
     known = transport in PREFERENCE
     return (PREFERENCE.index(transport) if known else len(PREFERENCE)), transport
 
 
 def _algorithms(index: int, ranks: int) -> tuple[str, ...]:
-    """The best first, by steps where buffers are small and else by bytes (`schedules`)."""
+    """Return the algorithms, best first: by steps for small buffers, else by bytes."""
     if index < LATENCY_CLASSES:
         return RECURSIVE_DOUBLING, HALVING_DOUBLING, RING
     if ranks & (ranks - 1):

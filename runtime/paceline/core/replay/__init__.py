@@ -1,1 +1,1 @@
-"""A run once more in one process: what each rank has written down, and the order it gives (I15)."""
+"""Replay of a run in one process, from the journals of all ranks (I15)."""

@@ -1,10 +1,10 @@
-"""From the journals of all ranks to one sequence of actions that makes the same weights (I15).
+"""Turn the journals of all ranks into one sequence of actions that gives the same weights (I15).
 
-Ranks worked side by side; here they take turns. At each version every rank first does what its
-journal says up to the point where it needs the next one: it computes the batches that it computed
-on these weights, and adds, moves and drops gradients as it did. Then the round is made from what
-its contributors gave. So one process with one copy of the weights is enough, and no old weights
-have to be kept.
+In the run ranks worked in parallel; in the replay they take turns. At each version every rank first
+does what its journal says up to the point where it needs the next version: it computes the batches
+that it computed on these weights, and adds, moves and drops gradients as it did. Then the round is
+made from what its contributors gave. So one process with one copy of the weights is enough, and no
+old weights have to be kept.
 """
 
 from __future__ import annotations
@@ -35,77 +35,88 @@ from paceline.core.replay.journal import (
 )
 
 NEVER: Final = GenerationId(0, "", -1)
+"""A generation that cannot exist: no contribution belongs to it."""
 RESULT: Final = "replay.json"
-"""In the run folder."""
+"""Name of the file in the run folder that holds the result."""
 
 
 class SequenceError(Exception):
-    """These journals cannot be replayed, and why."""
+    """Raised for journals that cannot be replayed; the message says why."""
 
 
 class ReplayResult(Struct, frozen=True):
-    """What a replay has found."""
+    """The outcome of a replay."""
 
     version: int
+    """Last version of the weights."""
     rounds: int
+    """Number of rounds that were replayed."""
     contributions: int
+    """Number of contributions in them."""
     ranks: int
+    """Number of ranks that wrote a journal."""
     recorded: str
     """Hash of weights, optimizer and scheduler at the end of the run."""
     replayed: str
+    """The same hash at the end of the replay."""
     differs_at: int | None
-    """First version whose weights are known to differ; None if none does."""
+    """First version whose weights are known to differ; None if there is none."""
 
 
 # ---- actions -----------------------------------------------------------------------------------
 
 
 class Compute(Struct, frozen=True):
-    """The script computes the gradient of this lease, as `member`, on the present weights."""
+    """Compute the gradient of these leases as `member`, on the present weights."""
 
     member: MemberId
     step: Stepped
 
 
 class Operate(Struct, frozen=True):
+    """Carry out an operation on the gradient buffers of `member`."""
+
     member: MemberId
     op: BufferOp
 
 
 class Forget(Struct, frozen=True):
-    """The rank was left out and brings nothing (R8): its buffers are empty."""
+    """Empty the buffers of a rank that was left out and has rejoined (R8)."""
 
     member: MemberId
 
 
 class Give(Struct, frozen=True):
+    """Contribute the content of a buffer of `member`, times `factor`, to the next round."""
+
     member: MemberId
     source: BufferName
     factor: float
 
 
 class Round(Struct, frozen=True):
-    """Sum what was given, in the order of `members`, and apply it."""
+    """Sum what was contributed, in the order of `members`, and apply it."""
 
     round: int
     members: tuple[MemberId, ...]
     methods: tuple[str, ...]
-    """One for each buffer."""
+    """Candidate that summed each buffer; empty in a group of one."""
     machines: tuple[int, ...]
-    """Of each member, where one of the methods has two levels."""
+    """Machine of each member, if one of the methods has two levels; else empty."""
     weighing: Weighing
+    """The contributors, and how the sum is weighed."""
     progress: Progress
-    """With this round."""
+    """Progress of the job after this round."""
 
 
 class Void(Struct, frozen=True):
-    """A round that came to nothing: the next version has the weights of the one before (R32)."""
+    """A round that was aborted: the next version has the same weights as the one before (R32)."""
 
     round: int
 
 
 class Check(Struct, frozen=True):
-    """The hash that a rank found for the weights of the present version."""
+    """Compare the weights of the present version with the hash that a rank recorded."""
 
     member: MemberId
     version: int
@@ -117,20 +128,35 @@ Action = Compute | Operate | Forget | Give | Round | Void | Check
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """All that has to be played."""
+    """Everything that a replay has to do."""
 
     plan: DataPlan
+    """The data of the run."""
     ranks: int
-    """In the first generation."""
+    """Number of ranks in the first generation."""
     actions: tuple[Action, ...]
+    """The actions, in order."""
     end: Ended
+    """The end of the run, with the hashes to compare with."""
 
 
 # ---- the log -----------------------------------------------------------------------------------
 
 
 def true_log(journals: Mapping[MemberId, Sequence[Entry]]) -> tuple[Ended, list[Record], list[str]]:
-    """The records of the released log, and the digest after each, joined from all journals."""
+    """Return the released log, joined from all journals.
+
+    Args:
+        journals: The entries of each rank's journal, in order.
+
+    Returns:
+        The last entry of a rank that reached the end, the records of the log, and the digest after
+        each record.
+
+    Raises:
+        SequenceError: No rank was released, ranks ended with different logs or states, or a record
+            is in no journal.
+    """
     ends = [e for journal in journals.values() for e in journal if isinstance(e, Ended)]
     if not ends:
         raise SequenceError(
@@ -146,8 +172,8 @@ def true_log(journals: Mapping[MemberId, Sequence[Entry]]) -> tuple[Ended, list[
             if isinstance(entry, Logged):
                 known[entry.index, entry.digest] = entry.record
                 digests.setdefault(entry.index, set()).add(entry.digest)
-    # Backwards, since only the released branch leads to the end: a rank that was left out may have
-    # a round that the others gave up.
+    # Go backwards, because only the released branch leads to the end. A rank that was left out may
+    # have recorded a round that the others abandoned.
     path, digest = [], end.digest
     for index in range(end.index, 0, -1):
         record = known.get((index, digest))
@@ -162,11 +188,11 @@ def true_log(journals: Mapping[MemberId, Sequence[Entry]]) -> tuple[Ended, list[
     return end, [record for record, _ in path], [d for _, d in path]
 
 
-# ---- one rank's part -----------------------------------------------------------------------------
+# ---- one rank's journal --------------------------------------------------------------------------
 
 
 class _Part:
-    """Walks through one journal as far as the rounds that are made allow."""
+    """Walks through one journal as far as the completed rounds allow."""
 
     def __init__(self, member: MemberId, journal: Sequence[Entry], digests: Sequence[str]) -> None:
         self.member = member
@@ -174,11 +200,20 @@ class _Part:
         self._digests = digests
         self._at = 0
         self._apart = False
-        """It went on from a round that the others gave up, and has not joined again."""
+        """True while the rank is on a branch: it went on from a round that the others abandoned,
+        and has not rejoined yet."""
 
     def walk(self, log: Log, attempt: GenerationId) -> list[Action]:
-        """What it does before the next record is appended to `log`. `attempt`: the generation that
-        makes the round of the log's version."""
+        """Return what this rank does before the next record is appended to the log.
+
+        Args:
+            log: The log so far.
+            attempt: The generation that completes the round of the log's version; NEVER if there is
+                none.
+
+        Returns:
+            The actions, in order.
+        """
         actions: list[Action] = []
         while self._at < len(self._journal):
             entry = self._journal[self._at]
@@ -190,6 +225,7 @@ class _Part:
         return actions
 
     def _must_wait(self, entry: Entry, log: Log) -> bool:
+        """Return True if the entry needs a version or a record that `log` does not have yet."""
         match entry:
             case Logged(index=index) | Placed(index=index):
                 return self._on_branch(entry) and index > log.index
@@ -200,6 +236,7 @@ class _Part:
         return False
 
     def _take(self, entry: Entry, log: Log, attempt: GenerationId) -> Action | None:
+        """Return the action of an entry, or None if it needs none."""
         match entry:
             case Logged():
                 self._apart = not self._on_branch(entry)
@@ -231,11 +268,12 @@ class _Part:
         return None
 
     def _on_branch(self, entry: Logged | Placed) -> bool:
+        """Return True if the entry belongs to the released log."""
         known = len(self._digests) >= entry.index > 0
         return known and self._digests[entry.index - 1] == entry.digest
 
     def _step_after(self) -> Stepped | None:
-        """The step that the main thread makes next; None if it rests first, or dies."""
+        """Return the next step of the main thread; None if it is parked first, or the rank dies."""
         for at in range(self._at, len(self._journal)):
             entry = self._journal[at]
             if isinstance(entry, Stepped):
@@ -245,11 +283,21 @@ class _Part:
         return None
 
 
-# ---- all parts -----------------------------------------------------------------------------------
+# ---- all journals together -----------------------------------------------------------------------
 
 
 def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
-    """Raises SequenceError if the journals are not those of one whole run that can be replayed."""
+    """Return the sequence of actions that replays a run.
+
+    Args:
+        journals: The entries of each rank's journal, in order.
+
+    Returns:
+        The data plan, the actions and the end of the run.
+
+    Raises:
+        SequenceError: The journals are not those of one complete run that can be replayed.
+    """
     end, records, digests = true_log(journals)
     first = records[0]
     if not isinstance(first, Gen) or first.plan is None:
@@ -285,7 +333,19 @@ def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
 
 
 def _round(log: Log, go: Go, gave: Gave | None) -> Round:
-    """The round of `go`, which is then in the log. `gave`: what somebody noted of it, or None."""
+    """Append the round of `go` to the log, and return the action for it.
+
+    Args:
+        log: The log before the round; the record is appended to it.
+        go: The record of the round.
+        gave: What any rank recorded of its contribution to the round, or None.
+
+    Returns:
+        The action.
+
+    Raises:
+        SequenceError: The record contradicts the log.
+    """
     try:
         weighing = log.weigh(go)
     except LogError as error:
@@ -304,7 +364,7 @@ def _append(log: Log, record: Record) -> None:
 
 
 def _check_given(actions: Sequence[Action]) -> None:
-    """Every contribution that a round names must be in its contributor's journal."""
+    """Check that each contribution that a round names is in its contributor's journal."""
     given: set[MemberId] = set()
     for action in actions:
         if isinstance(action, Give):

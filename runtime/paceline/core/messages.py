@@ -1,8 +1,9 @@
-"""Every message of the protocol, with who sends it to whom.
+"""The messages of the protocol, with sender and receiver.
 
-Two paths carry them: rank to rank (fast, msgpack over zmq), and rank to agent to coordinator (slow,
-JSON over a line within the pod and one web socket for it, R43). `core.wire` turns them into bytes.
-A message that can arrive late carries the generation that it belongs to (R1, R4).
+There are two paths. Rank to rank is fast: msgpack over zmq. Rank to agent to coordinator is slow:
+JSON over a socket within the pod, and one web socket for each pod (R43). `core.wire` encodes and
+decodes the messages. A message that can arrive late carries the generation that it belongs to (R1,
+R4).
 """
 
 from __future__ import annotations
@@ -32,12 +33,17 @@ from paceline.core.protocol.snapshot import Kept, LogSnapshot
 
 
 class Network(StrEnum):
-    """What carries the gradients of a rank to other pods. From the worst to the best, the unknown
-    aside; `core.agent.network` finds it out."""
+    """The network that carries the gradients of a rank to other pods.
+
+    Apart from UNKNOWN, the values are in order from the worst to the best. `core.agent.network`
+    detects the value.
+    """
 
     UNKNOWN = ""
+    """Not detected yet."""
     TCP = "TCP"
     RDMA = "RDMA"
+    """RDMA to and from host memory."""
     GPUDIRECT = "GPUDirect"
     """RDMA to and from the memory of GPUs."""
 
@@ -46,7 +52,11 @@ class Network(StrEnum):
 
 
 class Announce(Struct, frozen=True, tag="announce"):
-    """A rank -> the starter of `round`; above `TREE_ABOVE` members to the head of its group."""
+    """A rank announces what it has for `round`.
+
+    From a rank to the starter of the round; above `TREE_ABOVE` members, to the head of the rank's
+    group (R41).
+    """
 
     generation: GenerationId
     round: int
@@ -55,75 +65,100 @@ class Announce(Struct, frozen=True, tag="announce"):
 
 
 class Word(Struct, frozen=True, omit_defaults=True):
-    """One announcement that the log does not tell, and how long ago it came to the head."""
+    """One announcement that differs from what the log predicts, and when it reached the head."""
 
     kind: AnnounceKind
     share: Share
     age_us: int = 0
+    """Time since it reached the head, in microseconds."""
 
 
 class Gathered(Struct, frozen=True, tag="gathered", omit_defaults=True):
-    """The head of a group -> the starter of `round`: what it has heard since its last one (R41)."""
+    """Announcements of a group that reached its head since the last such message (R41).
+
+    From the head of a group to the starter of `round`.
+    """
 
     generation: GenerationId
     round: int
     group: int
-    """Its number in the grid (`core.protocol.tree`)."""
+    """Number of the group in the grid (`core.protocol.tree`)."""
     ordinary: bytes = b""
-    """A bit for each member of the group, as in GO."""
+    """One bit for each member of the group, as in GO: the member has the share that the log
+    predicts."""
     quiet: bytes = b""
+    """One bit for each member of the group, as in GO: the member is idle and contributes nothing.
+    """
     ages: bytes = b""
-    """How long ago the ordinary and then the quiet ones came to the head (`core.protocol.bits`)."""
+    """Time since the announcements of the ordinary and then of the quiet members reached the head
+    (`core.protocol.bits`)."""
     coming: bytes = b""
-    """A bit for each that has said COMING of an ordinary share."""
+    """One bit for each member that has announced COMING with the share that the log predicts."""
     coming_ages: bytes = b""
+    """Time since these announcements reached the head."""
     metrics: tuple[LoggedMetric, ...] = ()
-    """User's figures, summed over the ordinary ranks."""
+    """User metrics, summed over the ordinary members."""
     words: tuple[Word, ...] = ()
-    """Of all others."""
+    """The announcements of all other members."""
 
 
 class Start(Struct, frozen=True, tag="start"):
-    """The starter -> every member: GO; above `TREE_ABOVE` members by way of the heads."""
+    """GO of a round.
+
+    From the starter to every member; above `TREE_ABOVE` members, by way of the heads.
+    """
 
     go: Go
     onward: tuple[MemberId, ...] = ()
-    """To whom the receiver passes it on."""
+    """Members to whom the receiver forwards the message."""
 
     @property
     def generation(self) -> GenerationId:
+        """Generation of the round."""
         return self.go.generation
 
 
 class Part(Struct, frozen=True, tag="part"):
-    """The holder -> a member that is behind (R7): the records it lacks; the round's result follows
-    as a payload of its own if one of them is a GO."""
+    """The records that a member lacks (R7).
+
+    From the holder to a member that is behind. If one of the records is a GO, the round's result
+    follows as a separate payload.
+    """
 
     generation: GenerationId
     records: tuple[Record, ...]
 
 
 class AskState(Struct, frozen=True, tag="ask-state"):
-    """A joiner -> the donor: stream your state, of this version or newer (R15)."""
+    """A request for the committed state (R15).
+
+    From a joiner to the donor.
+    """
 
     generation: GenerationId
     member: MemberId
     at_least: int
+    """Oldest version that is accepted."""
 
 
 class State(Struct, frozen=True, tag="state"):
-    """The donor -> a joiner, and on from there (R45): committed state of the log's version; tensors
-    follow as payload."""
+    """The committed state at the version of the log; the tensors follow as payload.
+
+    From the donor to a joiner, and from there to further joiners (R45).
+    """
 
     generation: GenerationId
     log: LogSnapshot
     onward: tuple[MemberId, ...] = ()
-    """Joiners to whom the receiver passes it on."""
+    """Joiners to whom the receiver forwards the state."""
 
 
 class WeightsHash(Struct, frozen=True, tag="weights-hash"):
-    """A member -> the lowest active one, or that of its group, which sends its own to the lowest of
-    all; now and then: members must not drift (I5, R23)."""
+    """The hash of a member's weights, sent every few rounds to detect drift (I5, R23).
+
+    From a member to the lowest active rank. Above `TREE_ABOVE` members, to the lowest active rank
+    of its group, which sends its own hash to the lowest of all.
+    """
 
     generation: GenerationId
     member: MemberId
@@ -131,106 +166,137 @@ class WeightsHash(Struct, frozen=True, tag="weights-hash"):
     value: int
 
 
-# ---- rank -> coordinator, passed on by its agent ----------------------------------------------
+# ---- rank -> coordinator, forwarded by its agent ----------------------------------------------
 
 
 class Endpoints(Struct, frozen=True, omit_defaults=True):
-    """Where peers reach a rank."""
+    """The addresses at which peers reach a rank."""
 
     trigger: str
-    """Fast path (zmq)."""
+    """Address for messages between ranks (zmq)."""
     data: str
-    """`Transport.address`."""
+    """Address for the data channel: `Transport.address`."""
     shards: tuple[tuple[str, str], ...] = ()
-    """The same two of the other ranks of its group, by shard (R53)."""
+    """The same two addresses of the other ranks of its replica group, by shard (R53)."""
 
     def of(self, shard: int) -> Endpoints:
-        """Where the ranks of that shard meet. Without `shards`."""
+        """Return the addresses at which the ranks of a shard meet, without `shards`."""
         if shard == 0 and not self.shards:
             return self
         return Endpoints(*((self.trigger, self.data), *self.shards)[shard])
 
 
 class Register(Struct, frozen=True, tag="register"):
-    """First message of a rank for each connection of its agent, and again when one of its facts
-    changes."""
+    """The state of a rank, from the rank to the coordinator.
+
+    It is the first message of a rank for each connection of its agent, and is sent again when one
+    of its facts changes.
+    """
 
     member: MemberId
     pid: int
     host: str
     endpoints: Endpoints
     promise: GenerationId
+    """Highest generation that it has promised to follow (R3)."""
     last: GenerationId
-    """Its last GEN record, NO_GENERATION without one."""
+    """Generation of its last GEN record; NO_GENERATION if it has none."""
     version: int
+    """Version of its committed state."""
     has_state: bool
+    """True if it has the committed state of the job."""
     ready: bool
-    """Model and data are known: may become a member."""
+    """True if its model and data are known, so it may become a member."""
     leaving: bool = False
+    """True if it drains."""
     request: int = 0
     """Highest request number in its log (R18)."""
     fingerprint: str = ""
-    """Of the parameters' names, shapes and types; equal on all ranks."""
+    """Hash of the names, shapes and types of its parameters; equal on all ranks."""
     plan: DataPlan | None = None
+    """The data of its script, if its data loader is known."""
     lookahead: int = 2
+    """Number of leases that it has to be able to hold (D1)."""
     pacing: Pacing = Pacing.ROUND
-    """What its optimizer needs where the job leaves the choice open (docs/design/rounds.md)."""
+    """Pacing that its optimizer needs if the job leaves the choice open (docs/design/rounds.md)."""
     seed: int | None = None
-    """Of a script that feeds itself: equal ones are likely to draw equal batches."""
+    """Random seed of a script that loads its own data: ranks with equal seeds probably load equal
+    batches."""
     members: Rows = ()
-    """Of its last GEN record, with the active ones of that record (R6)."""
+    """Members of its last GEN record."""
     gen_active: Rows = ()
+    """Members that are active in that record (R6)."""
     released: tuple[GenerationId, int] | None = None
-    """It was released with this record and version (R17)."""
+    """The record and version with which it was released; None if it was not (R17)."""
     checkpoint: Kept | None = None
-    """The newest one that it sees; looked for again before each report without state."""
+    """The newest checkpoint that it can see. Looked up again before each report without state."""
 
 
 class Doing(Struct, frozen=True, array_like=True):
-    """What the communication thread of a rank is at; another thread tells (R35)."""
+    """What the communication thread of a rank is busy with, as observed by another thread (R35)."""
 
     for_ms: int
-    """So long it has been at its present piece of work; a second at most if it waits for news."""
+    """Time that it has spent on its present piece of work; at most 1,000 if it waits for messages.
+    If its data thread has been busy for longer, that time counts."""
     round: int = -1
-    """Whose reduction that is; -1: it is in none."""
+    """Round whose reduction that is; -1 if it is not in a reduction."""
     usual_ms: int = 0
-    """The longest of its last reductions."""
+    """Longest of its recent reductions."""
     payload_bytes: int = 0
-    """What a reduction sums."""
+    """Number of bytes that a reduction sums."""
 
 
 class Away(Struct, frozen=True, array_like=True):
-    """The script of a rank has not come back to step() for long; the same as long as it stays."""
+    """The script of a rank has not returned to step() for a long time.
+
+    The value stays the same until it does.
+    """
 
     since_s: float
-    """Wall time."""
+    """Unix time since which it has been away."""
     file: str = ""
-    """With `line`: where the script was when that was found; empty if no frame is its own."""
+    """With `line`: where the script was when this was noticed; empty if no frame belongs to the
+    script."""
     line: int = 0
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat", omit_defaults=True):
-    """What decides: to its agent every fifth of a second, and on from there in `PodBeat`."""
+    """The facts about a rank on which the coordinator's decisions depend.
+
+    From a rank to its agent, every 0.2 s, or less often in large jobs (`BeatEvery`). The agent
+    forwards what changed in `PodBeat`.
+    """
 
     member: MemberId
     promise: GenerationId
+    """Highest generation that it has promised to follow (R3)."""
     last: GenerationId
+    """Generation of its last GEN record."""
     version: int
+    """Version of its committed state."""
     leaving: bool = False
+    """True if it drains."""
     stopped: bool = False
+    """True if it has committed the stop round."""
     doing: Doing | None = None
     active: bool = False
+    """True if it is an active member."""
     benched: bool = False
+    """True if it is benched (R13)."""
     done: bool = False
-    """Its training loop has ended."""
+    """True if its training loop has ended."""
     step_s: float = 0.0
-    """Median of its recent steps: who is slow is judged by it."""
+    """Median duration of its recent steps, in seconds; stragglers are detected by it."""
     away: Away | None = None
+    """Set while its script has not returned to step() for long."""
 
 
 class Figures(Struct, frozen=True, tag="figures"):
-    """For `status` only, by `core.status.Fact`; with every so many beats of the pod (R42). No
-    decision reads them but the pace of the rounds, which tells stragglers."""
+    """The figures of a rank for `status`, by `core.status.Fact`.
+
+    They are sent with every n-th beat of the pod (R42). The only decision that uses them is the
+    detection of stragglers, which needs the pace of the rounds.
+    """
 
     member: MemberId
     version: int
@@ -238,57 +304,72 @@ class Figures(Struct, frozen=True, tag="figures"):
 
 
 class Prepared(Struct, frozen=True, tag="prepared"):
-    """A promise, and the report that comes with it (R3, R5)."""
+    """The promise of a rank to follow a generation, with a report of its state (R3, R5)."""
 
     id: GenerationId
+    """The generation that was proposed."""
     member: MemberId
     last: GenerationId
+    """Generation of its last GEN record."""
     version: int
+    """Version of its committed state."""
     index: int
     """Number of records in its log."""
     digest: str
-    """Chained hash of the log."""
+    """Chained hash of its log."""
     tail: tuple[tuple[int, str], ...]
-    """(index, digest) at the ends of its last records, to check that logs are prefixes."""
+    """(index, digest) after each of its last records, to check that logs are prefixes of each
+    other."""
     accepted: GenerationId
-    """The last COMMIT that it has; the next one may be told as what changes (R44)."""
+    """The last COMMIT that it has; the next one may be sent as the difference to it (R44)."""
     members: Rows
-    """Of its last GEN record, with the next two."""
+    """Members of its last GEN record."""
     with_state: Rows
+    """Members that had state in that record."""
     active: Rows
-    """At the end of its log; R6 asks about those of the GEN record, `gen_active`."""
+    """Members that are active at the end of its log. R6 uses those of the GEN record, `gen_active`.
+    """
     benched: Rows
+    """Members that are benched at the end of its log."""
     gen_active: Rows
+    """Members that were active in its last GEN record."""
     started: int
     """Version at which the job's first generation began."""
     has_state: bool
+    """True if it has the committed state of the job."""
     ready: bool
+    """True if its model and data are known."""
     leaving: bool
+    """True if it drains."""
     stopped: bool
+    """True if it has committed the stop round."""
     request: int
+    """Highest request number in its log (R18)."""
     checkpoint: Kept | None = None
+    """The newest checkpoint that it can see."""
     checkpoint_problem: str = ""
-    """Why the newest checkpoint that it sees cannot be used."""
+    """Why the newest checkpoint that it can see cannot be used; empty if it can."""
     skips: tuple[int, ...] = ()
-    """Leases that its log has given up (R56)."""
+    """Leases that are skipped according to its log (R56)."""
 
 
 class Refused(Struct, frozen=True, tag="refused"):
-    """Answer to a PREPARE or COMMIT that an own promise stands against (R3)."""
+    """The answer to a PREPARE or COMMIT that contradicts an earlier promise (R3)."""
 
     id: GenerationId
     member: MemberId
     promise: GenerationId
+    """The promise that stands against it."""
 
 
 class Started(Struct, frozen=True, tag="started"):
-    """The rank has the whole log and its links; rounds may run (R7)."""
+    """The rank has the complete log and its links are wired, so rounds may run (R7)."""
 
     id: GenerationId
     member: MemberId
     has_state: bool
     channel_why: str = ""
-    """Why the data channel moves buffers as it does, for people."""
+    """Why the data channel moves buffers as it does, for users."""
 
 
 class Stopped(Struct, frozen=True, tag="stopped"):
@@ -300,21 +381,24 @@ class Stopped(Struct, frozen=True, tag="stopped"):
 
 
 class Saved(Struct, frozen=True, tag="saved"):
-    """A checkpoint is published, or could not be written; training goes on either way."""
+    """A checkpoint was published or could not be written; training continues in both cases."""
 
     member: MemberId
     version: int
     problem: str = ""
+    """Why it could not be written; empty if it was published."""
 
 
 class Complain(Struct, frozen=True, tag="complain"):
-    """The data channel failed under this rank; it needs a new generation."""
+    """The data channel of this rank failed, so a new generation is needed."""
 
     id: GenerationId
     member: MemberId
     round: int
     why: str
+    """Description of the failure, for users."""
     lost: MemberId | None = None
+    """The peer whose connection failed, if it is known."""
 
 
 class Leaving(Struct, frozen=True, tag="leaving"):
@@ -323,84 +407,96 @@ class Leaving(Struct, frozen=True, tag="leaving"):
     id: GenerationId
     member: MemberId
     early: bool
-    """Its script left the training loop before the job was over (D7)."""
+    """True if its script left the training loop before the job was complete (D7)."""
 
 
 class Fatal(Struct, frozen=True, tag="fatal"):
-    """The job cannot go on: a script raised, weights differ, a parameter has another shape."""
+    """The job cannot go on: a script raised, weights differ, or a parameter has another shape."""
 
     member: MemberId
     reason: str
+    """One word for programs."""
     message: str
+    """What happened, for users."""
 
 
 # ---- coordinator -> rank ----------------------------------------------------------------------
 
 
 class Prepare(Struct, frozen=True, tag="prepare"):
+    """A proposal of a new generation; the rank answers with `Prepared` or `Refused` (R3)."""
+
     id: GenerationId
 
 
 class Commit(Struct, frozen=True, tag="commit"):
-    """The new membership, and who repairs whom (R7, R15)."""
+    """The new membership, and which rank repairs which (R7, R15)."""
 
     gen: Gen
     holder: MemberId
+    """The rank that sends the missing records and the last result."""
     behind: tuple[tuple[MemberId, int, str], ...]
-    """Members whose log lacks records, with the (index, digest) at its end."""
+    """Members whose log lacks records, each with the (index, digest) at its end."""
     donor: MemberId
+    """The rank that sends its state to the joiners."""
     joiners: tuple[MemberId, ...]
-    """Members without state; the donor streams it to them."""
+    """Members without state."""
     endpoints: tuple[tuple[MemberId, Endpoints], ...]
-    """Of members and holder."""
+    """Addresses of the members and of the holder."""
     restore: Kept | None = None
-    """All ranks were lost: the members with state load this checkpoint first (R26)."""
+    """The checkpoint that members with state load first, because all ranks were lost (R26); else
+    None."""
 
 
 class Place(Struct, frozen=True):
-    """A member of whom the last COMMIT did not say this."""
+    """A member that is new, or whose facts changed since the last COMMIT."""
 
     member: MemberId
     endpoints: Endpoints
     lookahead: int | None
-    """None: it is the holder, and no member."""
+    """Number of leases that it may hold. None if it is the holder and not a member."""
 
 
 class CommitChange(Struct, frozen=True, tag="commit-change"):
-    """A COMMIT to a rank that has the one before: only what is different (R44)."""
+    """A COMMIT as the difference to the one before, for a rank that has that one (R44)."""
 
     id: GenerationId
     base: GenerationId
-    """Whose COMMIT the receiver has."""
+    """Generation of the COMMIT that the receiver has."""
     removed: Rows
     """Members and holder of the base that are neither any more."""
     places: tuple[Place, ...]
-    """Who came, and whose facts changed."""
+    """New members, and members whose facts changed."""
     without_state: Rows
+    """Members without state."""
     passive: Rows
     """Members that are not active."""
     version: int
     left_out: tuple[LeftOut, ...]
     holder: MemberId
     behind: tuple[tuple[MemberId, int, str], ...]
+    """As in `Commit`."""
     donor: MemberId
     skips: tuple[int, ...] = ()
 
 
 class Release(Struct, frozen=True, tag="release"):
-    """The job is over for whoever's log holds this record and version (R17)."""
+    """The job is over for a rank whose log ends with this record and version (R17)."""
 
     generation: GenerationId
     version: int
 
 
 class Dismiss(Struct, frozen=True, tag="dismiss"):
-    """Leave now; nothing of yours is needed (drain done, or the job failed)."""
+    """Leave now: the drain of this rank is complete, or the job failed."""
 
     why: str
+    """The reason, for users."""
 
 
 class Ask(Struct, frozen=True, tag="ask"):
+    """A request for the next round: other settings, or stop (R18)."""
+
     request: Request
 
 
@@ -408,95 +504,118 @@ class Ask(Struct, frozen=True, tag="ask"):
 
 
 class Introduce(Struct, frozen=True, tag="introduce"):
-    """An agent -> its rank: there is a new connection to a coordinator. Say who you are, and again
-    what the one before may have lost."""
+    """The agent has a new connection to a coordinator.
+
+    From an agent to its rank. The rank registers again and repeats what may have been lost with the
+    connection before.
+    """
 
     connection: int
-    """Its number, which is in every word that is said for it."""
+    """Number of the connection. The rank puts it into every message for that connection."""
 
 
 class Said(Struct, frozen=True):
-    """A rank -> its agent: a word for the coordinator at the other end of that connection."""
+    """A message for the coordinator at the other end of a connection.
+
+    From a rank to its agent.
+    """
 
     connection: int
+    """Number of the connection."""
     message: RankMessage | Heartbeat
 
 
 class BeatEvery(Struct, frozen=True, tag="beat-every"):
-    """To agents, which pass it on: how often they beat, and with how many beats figures come (R42).
-    It holds for the connection over which it came."""
+    """The interval of the heartbeats, and the number of beats between figures (R42).
+
+    From the coordinator to the agents, which forward it to their ranks. It is valid for the
+    connection over which it came.
+    """
 
     ms: int
+    """Milliseconds from one beat to the next."""
     figures: int
+    """Figures are sent with every beat whose number is a multiple of this."""
 
 
 # ---- agent <-> coordinator --------------------------------------------------------------------
 
 
 class AgentHello(Struct, frozen=True, tag="agent-hello"):
-    """First message of an agent: which processes it has, after a reconnection too (R43)."""
+    """The processes that an agent has; its first message for each connection (R43)."""
 
     slot: int
     attempt: int
-    """Of the pod; a rank's own attempt is attempt x ATTEMPT_STRIDE + restarts."""
+    """Attempt of the pod. The attempt of a rank is attempt x ATTEMPT_STRIDE + restarts."""
     host: str
     metrics: str
+    """Address at which the agent serves metrics."""
     living: tuple[MemberId, ...]
     dead: tuple[MemberId, ...]
     released: tuple[GenerationId, int] | None = None
-    """One of the dead was released with this record and version (R17)."""
+    """The record and version with which one of the dead ranks was released (R17)."""
     registers: tuple[Register, ...] = ()
-    """Of the living, as far as they have introduced themselves for this connection."""
+    """Registrations of the living ranks that have introduced themselves for this connection."""
     failures: tuple[RankDead, ...] = ()
-    """The last ends of scripts that failed here: a new coordinator judges by them too (R55)."""
+    """The last failures of scripts in this pod, so that a new coordinator can take them into
+    account (R55)."""
 
 
 class PodBeat(Struct, frozen=True, tag="pod-beat", omit_defaults=True):
-    """That an agent lives, and what its ranks' heartbeats say, in few words (R43)."""
+    """A sign of life of an agent, with the changes in the heartbeats of its ranks (R43)."""
 
     slot: int
     attempt: int
     heard: tuple[tuple[int, int], ...] = ()
-    """(local, attempt) of the ranks of which a heartbeat has come since the last beat of the pod:
-    an agent that beats must not hide a rank that does not."""
+    """(local, attempt) of the ranks that sent a heartbeat since the last beat of the pod: an agent
+    that beats must not hide a rank that does not."""
     promise: GenerationId = NO_GENERATION
+    """Promise of all ranks that are in `heard` and not in `changed`."""
     last: GenerationId = NO_GENERATION
+    """Generation of the last GEN record of these ranks."""
     version: int = 0
-    """These three of all who were heard and are not in `changed`; the highest version of theirs."""
+    """Highest version of these ranks."""
     changed: tuple[Heartbeat, ...] = ()
-    """Of those who say something else than they said last, or than the others of the pod."""
+    """Heartbeats that differ from the last one sent for the rank, or from the others of the pod."""
     carriers: tuple[tuple[MemberId, Network], ...] | None = None
-    """What carries the data channel of its ranks to other pods, as far as it knows; None: what it
-    said last over this connection."""
+    """Network that carries the data channel of each rank to other pods, as far as it is known.
+    None: unchanged since the last beat over this connection."""
 
 
 class RankGone(Struct, frozen=True, tag="rank-gone"):
-    """Its line to the agent has ended. Not evidence: the process may live (R25)."""
+    """The connection from a rank to its agent has closed.
+
+    This is not evidence of a death: the process may live (R25).
+    """
 
     member: MemberId
 
 
 class RankStarted(Struct, frozen=True, tag="rank-started"):
+    """The agent has started a rank process."""
+
     member: MemberId
     pid: int
 
 
 STUCK: Final = "ScriptStuck"
-"""`ScriptError.type` of a script that did not come back to step() in time."""
+"""Value of `ScriptError.type` for a script that did not return to step() in time."""
 
 
 SCRIPT_ERROR_CHARS_MAX: Final = 1_000
-"""Of each text of an exception; all of it fits into one packet."""
+"""Upper bound on the characters of each text of an exception, so that all of it fits into one
+packet."""
 
 
 class ScriptError(Struct, frozen=True, omit_defaults=True):
     """The exception that ended the script of a rank (R55)."""
 
     type: str
+    """Name of the exception's class."""
     message: str
-    """Its first line, without the type."""
+    """First line of the exception's text, without the class."""
     file: str = ""
-    """With `line`: the innermost line of the script; empty if no frame is the script's own."""
+    """With `line`: the innermost line of the script; empty if no frame belongs to the script."""
     line: int = 0
 
     def __str__(self) -> str:
@@ -504,8 +623,13 @@ class ScriptError(Struct, frozen=True, omit_defaults=True):
         return f"{text} ({self.file}, line {self.line})" if self.file else text
 
     def printable(self) -> ScriptError:
-        """Return it with text that messages can carry and terminals may show: an exception may hold
-        control characters and halves of surrogate pairs."""
+        """Return the error with texts that messages can carry and terminals can show.
+
+        An exception may contain control characters and halves of surrogate pairs.
+
+        Returns:
+            The error; each text has at most SCRIPT_ERROR_CHARS_MAX characters.
+        """
         kind, message, file = (
             printable_lines(text)[:SCRIPT_ERROR_CHARS_MAX]
             for text in (self.type, self.message, self.file)
@@ -513,43 +637,55 @@ class ScriptError(Struct, frozen=True, omit_defaults=True):
         return ScriptError(kind, message, file, self.line)
 
     def is_same(self, other: ScriptError) -> bool:
-        """Return True if both were raised by the same line; messages often name a sample. An
-        endless loop may have many lines, so of stuck scripts the file counts."""
+        """Return True if both errors were raised by the same line.
+
+        Messages are not compared, because they often name a sample. For stuck scripts only the file
+        counts, because an endless loop may have many lines.
+
+        Args:
+            other: The error of another process.
+
+        Returns:
+            True for the same class, file and line. False if the file is unknown.
+        """
         line, others = (0, 0) if self.type == STUCK else (self.line, other.line)
         at = (self.type, self.file, line)
         return bool(self.file) and at == (other.type, other.file, others)
 
 
 class DealtBatch(Struct, frozen=True, array_like=True):
-    """One batch of a lease: what `core.protocol.sampling` turns into sample numbers."""
+    """One batch of a lease; `core.protocol.sampling` turns it into sample numbers."""
 
     lease: int
     part: int
+    """Number of the batch within the lease."""
 
 
 class RankDead(Struct, frozen=True, tag="rank-dead", omit_defaults=True):
-    """Evidence (R25): the agent has reaped it."""
+    """Evidence that a rank is dead: its agent has reaped the process (R25)."""
 
     member: MemberId
     exit_code: int
-    """Negative for a signal."""
+    """Exit code; negative for a signal."""
     why: str
+    """Description of the end, for users."""
     restarts: bool
-    """The agent starts another process in its place."""
+    """True if the agent starts another process in its place."""
     released: tuple[GenerationId, int] | None = None
-    """It was released with this record and version: evidence of success (R17)."""
+    """The record and version with which it was released, which is evidence of success; else None
+    (R17)."""
     error: ScriptError | None = None
-    """What its script raised last; None if it was killed, or ended without an exception."""
+    """The last exception of its script; None if it was killed, or ended without an exception."""
     batch: DealtBatch | None = None
-    """The batch that it was loading or computing; None between batches, and of a script that feeds
-    itself."""
+    """The batch that it was loading or computing; None between batches, and for a script that loads
+    its own data."""
     version: int = 0
-    """Of the weights that its last step() returned with: rounds were made, whether or not a
-    heartbeat has told of them."""
+    """Version of the weights with which its last step() returned. It shows that rounds were made
+    even if no heartbeat reported them."""
 
 
 class AgentDone(Struct, frozen=True, tag="agent-done"):
-    """All ranks of the pod have ended and none will be started again."""
+    """All ranks of the pod have ended, and none will be restarted."""
 
     slot: int
     attempt: int
@@ -557,19 +693,19 @@ class AgentDone(Struct, frozen=True, tag="agent-done"):
     """"finished", "drained" or "failed"."""
     message: str = ""
     reason: str = "RankFailed"
-    """Failed: one word for programs."""
+    """If it failed: one word for programs."""
 
 
 class ToPod(Struct, frozen=True, tag="to-pod"):
-    """For ranks of the pod: a COMMIT comes once, however many they are (R43)."""
+    """A message for several ranks of a pod: a COMMIT is sent once for all of them (R43)."""
 
     members: tuple[MemberId, ...]
     message: Raw
-    """`ToRank`; the agent does not open it."""
+    """A `ToRank` message; the agent does not decode it."""
 
 
 class KillRank(Struct, frozen=True, tag="kill-rank"):
-    """A silent rank whose agent lives is killed first, which is evidence (R6)."""
+    """Kill a suspect rank whose agent is alive, to obtain evidence (R6)."""
 
     member: MemberId
     why: str
@@ -582,11 +718,11 @@ class DrainPod(Struct, frozen=True, tag="drain-pod"):
 
 
 class Closing(Struct, frozen=True, tag="closing"):
-    """RELEASE is out: ranks that take part end by themselves, and none is started any more."""
+    """RELEASE was sent: members end by themselves, and no process is started any more."""
 
 
 class Shutdown(Struct, frozen=True, tag="shutdown"):
-    """The job is over: end what is left."""
+    """The job is over: end all remaining processes."""
 
     why: str
 
@@ -595,22 +731,27 @@ class Shutdown(Struct, frozen=True, tag="shutdown"):
 
 
 class Inventory(Struct, frozen=True):
-    """At this revision only these pods may have living processes (R25)."""
+    """The pods that may have living processes at this revision; no others may (R25)."""
 
     revision: int
+    """Number of the inventory; a later one replaces it."""
     pods: tuple[tuple[int, int], ...]
     """(slot, attempt) of each pod."""
     trained: bool = False
-    """The status has shown a committed round: some rank may hold weights that a new coordinator
-    does not know of, so nothing begins anew before all ranks are accounted for (R26)."""
+    """True if the status has shown a committed round. Some rank may then hold weights that a new
+    coordinator does not know of, so nothing starts from scratch before all ranks are accounted
+    for (R26)."""
 
 
 class Targets(Struct, frozen=True):
     """What the user wants now. Fields that are None stay as they are."""
 
     replicas: int | None = None
+    """Number of replicas."""
     settings: RoundSettings | None = None
+    """Round settings."""
     stop: bool = False
+    """Stop the job with the next round."""
 
 
 PeerMessage = Announce | Gathered | Start | Part | AskState | State | WeightsHash
@@ -622,9 +763,9 @@ ToRank = Prepare | Commit | CommitChange | Release | Dismiss | Ask
 ToAgent = KillRank | DrainPod | Closing | Shutdown
 
 ATTEMPT_STRIDE = 1000
-"""Rank attempt = pod attempt x ATTEMPT_STRIDE + restarts inside the pod."""
+"""Attempt of a rank = attempt of its pod x ATTEMPT_STRIDE + restarts inside the pod."""
 
 
 def pod_of(member: MemberId) -> tuple[int, int]:
-    """(slot, attempt) of the pod that a rank process belongs to."""
+    """Return (slot, attempt) of the pod that a rank process belongs to."""
     return member.slot, member.attempt // ATTEMPT_STRIDE

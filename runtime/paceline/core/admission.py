@@ -1,9 +1,9 @@
-"""Which connections an HTTP server accepts, so that no caller can use up the places of the others.
+"""Decide which connections an HTTP server accepts, so that no caller can use up all of its places.
 
-A caller is a stranger until it has shown who it is. Strangers of one address have a share of all
-places. When every place is taken, the stranger that has waited longest at the address with the most
-strangers makes room for a caller from an address with fewer. So a flood displaces itself, and a
-caller from another address gets in at once.
+A caller is a stranger until it has authenticated. Strangers of one address may use a limited share
+of the places. If every place is taken and a caller comes from an address with fewer strangers, the
+stranger that has waited longest at the address with the most strangers is disconnected. So a flood
+displaces itself, and a caller from another address gets in at once.
 """
 
 from __future__ import annotations
@@ -13,43 +13,47 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The number of connections that a server keeps."""
+    """Upper bounds on the connections that a server keeps."""
 
     connections: int
-    """All of them, those of known callers included."""
+    """Connections in total, including those of authenticated callers."""
     of_one_address: int
-    """Strangers of one address."""
+    """Connections of strangers from one address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision about a caller that arrives."""
+    """The decision about a new connection."""
 
     admitted: bool
     displaced: int | None = None
-    """The caller whose connection must be closed first. It has been released already."""
+    """The caller whose connection must be closed first; it has been released already."""
 
 
 class Admission:
-    """Counts open connections. A caller is any number that its owner uses once."""
+    """The open connections of a server. Each caller is a number that is used once."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._address_of: dict[int, str] = {}
         self._strangers: dict[str, dict[int, None]] = {}
-        """By address, in the order in which they arrived."""
+        """Strangers by address, in the order in which they arrived."""
 
     @property
     def open(self) -> int:
-        """Return the number of connections that are open."""
+        """Number of open connections."""
         return len(self._address_of)
 
     def admit(self, caller: int, address: str) -> Verdict:
-        """Decide about a connection that has just arrived; if admitted, it is open from now on.
+        """Decide about a connection that has just arrived; if it is admitted, it counts as open.
 
         Args:
             caller: A number that no other connection has had.
-            address: Where it comes from, as the kernel says.
+            address: Source address, as the kernel reports it.
+
+        Returns:
+            The decision. A displaced caller no longer counts as open; the caller of this method
+            must close its connection.
         """
         own = len(self._strangers.get(address, ()))
         if own >= self._bounds.of_one_address:
@@ -66,12 +70,12 @@ class Admission:
         return Verdict(admitted=True, displaced=displaced)
 
     def know(self, caller: int) -> None:
-        """Take a caller out of the strangers: it has shown who it is, and is never displaced."""
+        """Record that a caller has authenticated: it is no stranger and is never displaced."""
         if caller in self._address_of:
             self._forget_stranger(caller)
 
     def release(self, caller: int) -> None:
-        """Free the place of a connection that has ended. A second call changes nothing."""
+        """Free the place of a connection that has ended. A second call has no effect."""
         if caller in self._address_of:
             self._forget_stranger(caller)
             del self._address_of[caller]

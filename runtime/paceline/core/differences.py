@@ -1,7 +1,7 @@
-"""A COMMIT as what changes against the one before (R44).
+"""Encode a COMMIT as the difference to the one before, and decode it (R44).
 
-A membership of a thousand ranks that loses one and gains one is told in a few hundred bytes
-instead of a hundred thousand, to each of them.
+If a membership of a thousand ranks loses one and gains one, each rank gets a few hundred bytes
+instead of a hundred thousand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ _Facts = dict[MemberId, tuple[Endpoints, int | None]]
 
 
 def difference(before: Commit, after: Commit) -> CommitChange | None:
-    """None if `after` is a beginning, which tells more than a membership."""
+    """Return the difference between two COMMIT messages.
+
+    Args:
+        before: The COMMIT that the receiver has.
+        after: The new COMMIT.
+
+    Returns:
+        The difference; None if `after` starts a job or restores it, which needs the whole COMMIT.
+    """
     gen = after.gen
     if after.restore is not None or gen.plan is not None or gen.settings is not None:
         return None
@@ -40,7 +48,18 @@ def difference(before: Commit, after: Commit) -> CommitChange | None:
 
 
 def changed(before: Commit | None, change: CommitChange) -> Commit:
-    """Inverse of `difference`. LogError if `before` is not the COMMIT that it is told against."""
+    """Apply a difference to the COMMIT that it is based on; the inverse of `difference`.
+
+    Args:
+        before: The last COMMIT of this rank; None if it has none.
+        change: The difference.
+
+    Returns:
+        The new COMMIT.
+
+    Raises:
+        LogError: `before` is not the COMMIT that the difference is based on.
+    """
     if before is None or before.gen.id != change.base:
         has = before.gen.id if before else "none"
         raise LogError(f"COMMIT {change.id} is told against {change.base}; this rank has {has}")
@@ -72,5 +91,6 @@ def changed(before: Commit | None, change: CommitChange) -> Commit:
 
 
 def _facts(commit: Commit) -> _Facts:
+    """Return the addresses and the number of leases of each member and of the holder."""
     lookahead = dict(commit.gen.lookahead)
     return {m: (endpoints, lookahead.get(m)) for m, endpoints in commit.endpoints}

@@ -1,11 +1,11 @@
-"""Faults that a user asks for by `--inject`: one grammar for everybody who carries them out.
+"""The faults that a user injects with `--inject`: one grammar for all components that cause them.
 
     kind:key=value,key=value        kill:rank=1,at=round:50
 
-`slow`, `slow-factor`, `shift` and `nan` happen inside a rank, which finds them in PACELINE_FAULTS;
-all others are done to processes from outside, by the local runner. `rank` names a *place*: slot x
-procsPerReplica + process. That is the rank of the first generation; here it stays the same when
-others leave, and a process that is started again in that place is meant as well.
+`slow`, `slow-factor`, `shift` and `nan` happen inside a rank, which reads them from
+PACELINE_FAULTS. The local runner causes all others from outside the process. `rank` names a
+*place*: slot x procsPerReplica + process. In the first generation that is the rank. Unlike a rank
+it stays the same when others leave, and it includes a process that is restarted in that place.
 """
 
 from __future__ import annotations
@@ -21,47 +21,63 @@ from paceline_api.types.durations import format_duration, parse_duration
 from paceline.core.loads import LOADS, Load, LoadError
 
 SEPARATOR: Final = ";"
-"""Between the faults of one text."""
+"""Separator between the faults of one text."""
 
 
 class FaultKind(StrEnum):
+    """The kinds of faults."""
+
     SLOW = "slow"
-    """`ms` more in each step, or with probability `p`. With `dist` or `load` each step takes as
-    long as is drawn instead, what the script computes included; it is never made shorter."""
+    """Each step takes `ms` longer, or does so with probability `p`. With `dist` or `load`, the
+    duration of each step is drawn instead and includes the script's own computing; a step is
+    never shortened."""
     SLOW_FACTOR = "slow-factor"
     """Each step takes `factor` times as long."""
     SHIFT = "shift"
-    """Each step takes longer by one of as many delays as there are ranks, from `min` to `max`: each
-    rank by another one, and in its next step by the next one."""
+    """Each step takes longer by one of as many delays as there are ranks, from `min` to `max`. In
+    each step every rank has a different delay, and in the next step it has the next one."""
     NAN = "nan"
-    """The first gradient that is computed on version `at` or a later one is not a number; once."""
+    """The first gradient that is computed on version `at` or later is set to NaN, once."""
     KILL = "kill"
-    """SIGKILL."""
+    """Send SIGKILL to the rank."""
     FREEZE = "freeze"
-    """SIGSTOP; SIGCONT after `for`, or never."""
+    """Send SIGSTOP to the rank, and SIGCONT after `for`, or never."""
     SIGTERM = "sigterm"
-    """SIGTERM to the replica of the rank, as an eviction sends it: it drains and is replaced."""
+    """Send SIGTERM to the replica of the rank, as an eviction does: it drains and is replaced."""
     JOIN = "join"
-    """`n` more replicas."""
+    """Add `n` replicas."""
     COORDINATOR_KILL = "coordinator-kill"
-    """SIGKILL to the coordinator, which the runner starts again."""
+    """Send SIGKILL to the coordinator; the runner restarts it."""
 
 
 INSIDE_A_RANK: Final = frozenset(
     {FaultKind.SLOW, FaultKind.SLOW_FACTOR, FaultKind.SHIFT, FaultKind.NAN}
 )
+"""The faults that a rank causes itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """When: in the first moment that the committed version is `round`, or so long after the start.
+    """When a fault happens: as soon as a version is committed, or at a time.
 
-    Exactly one of the two is set."""
+    Exactly one of the two fields is set.
+    """
 
     round: int | None = None
+    """The fault happens as soon as the committed version is at least this."""
     after_ns: int | None = None
+    """The fault happens this long after the first generation, in nanoseconds."""
 
     def reached(self, *, version: int, elapsed_ns: int) -> bool:
+        """Return True if the fault is due.
+
+        Args:
+            version: Present committed version.
+            elapsed_ns: Nanoseconds since the first generation.
+
+        Returns:
+            True if the version or the time is reached.
+        """
         if self.round is not None:
             return version >= self.round
         assert self.after_ns is not None, self
@@ -70,35 +86,39 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
+    """One fault to inject."""
+
     kind: FaultKind
     rank: int | None = None
-    """Place; None for `slow` with `rank=random`: in each step another one, drawn by the ranks
-    alike, or with a load: each rank has its own; None also for faults that are done to no rank."""
+    """Place of the rank. None for `slow` with `rank=random`, where all ranks draw the same random
+    rank in each step. None for a load, which applies to each rank. None for faults that concern
+    no rank."""
     at: At | None = None
+    """When it happens; None for faults that happen in every step."""
     delay_ns: int = 0
-    """slow."""
+    """slow: additional time of a step."""
     probability: float = 1.0
-    """slow."""
+    """slow: probability of the delay in a step."""
     load: Load | None = None
-    """slow: what a step takes, before `scale`."""
+    """slow: distribution of the duration of a step, before `scale`."""
     scale: float = 1.0
-    """slow with a load."""
+    """slow with a load: factor on the drawn duration."""
     seed: int = 0
-    """slow with a load."""
+    """slow with a load: seed of the draws."""
     factor: float = 1.0
-    """slow-factor."""
+    """slow-factor: factor on the duration of a step."""
     least_ns: int = 0
-    """shift."""
+    """shift: shortest delay."""
     most_ns: int = 0
-    """shift."""
+    """shift: longest delay."""
     duration_ns: int = 0
-    """freeze; 0 = for ever."""
+    """freeze: time until the rank continues; 0 = never."""
     count: int = 1
-    """join."""
+    """join: number of replicas to add."""
 
 
 class FaultError(PacelineError):
-    """A text that is no fault."""
+    """Raised for a text that is not a valid fault."""
 
     def __init__(self, text: str, problem: str, *, hint: str) -> None:
         super().__init__(f'--inject "{text}": {problem}', hint=hint, exit_code=EXIT_BAD_INPUT)
@@ -115,26 +135,44 @@ EXAMPLES: Final = {
     FaultKind.JOIN: "join:at=round:80",
     FaultKind.COORDINATOR_KILL: "coordinator-kill:at=round:30",
 }
+"""An example of each kind, for error messages."""
 
 LOAD_EXAMPLES: Final = {
     "dist": "slow:dist=lognormal,mean=120,sd=70,min=20,max=340",
     "load": "slow:load=lstm,scale=0.1",
 }
-"""Of `slow` with this key."""
+"""An example of `slow` with each of these keys, for error messages."""
 
 
 def parse_faults(text: str) -> list[Fault]:
-    """All faults of a text such as PACELINE_FAULTS; an empty text has none. Raises FaultError."""
+    """Parse all faults of a text such as PACELINE_FAULTS.
+
+    Raises FaultError for a text that is not valid.
+
+    Args:
+        text: Faults, separated by SEPARATOR; may be empty.
+
+    Returns:
+        The faults, in order.
+    """
     return [_parse(part.strip()) for part in text.split(SEPARATOR) if part.strip()]
 
 
 def format_faults(faults: Iterable[Fault]) -> str:
-    """Inverse of `parse_faults`."""
+    """Format faults as text; the inverse of `parse_faults`."""
     return SEPARATOR.join(_format(fault) for fault in faults)
 
 
 def check_ranks(faults: Iterable[Fault], ranks: int) -> None:
-    """Raises FaultError for a fault whose place does not exist even at the job's largest size."""
+    """Check that the place of each fault exists at the job's largest size.
+
+    Args:
+        faults: The faults.
+        ranks: Largest number of ranks of the job.
+
+    Raises:
+        FaultError: A place does not exist.
+    """
     for fault in faults:
         if fault.rank is not None and fault.rank >= ranks:
             raise FaultError(
@@ -234,6 +272,8 @@ def _at_round(text: str) -> At:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
+    """How the value of one key is parsed, and what is expected of it."""
+
     field: str
     read: Callable[[str], Any]
     want: str
@@ -275,6 +315,7 @@ _OF_ALL: Final = {
     "scale": _Key("scale", _scale, "a factor above 0, such as 0.1", needed=False),
     "seed": _Key("seed", _seed, "a whole number, such as 1", needed=False),
 }
+"""Keys of `slow` with any kind of load."""
 _LOAD_KEYS: Final[dict[str, dict[str, _Key]]] = {
     "dist": {
         "dist": _Key("dist", _lognormal, "lognormal"),
@@ -286,7 +327,7 @@ _LOAD_KEYS: Final[dict[str, dict[str, _Key]]] = {
     },
     "load": {"load": _Key("load", _published, " or ".join(LOADS)), **_OF_ALL},
 }
-"""Of `slow`, if this key is among them."""
+"""Keys of `slow` if this key is among them."""
 
 
 def _parse(text: str) -> Fault:
@@ -336,14 +377,25 @@ def _pair(part: str) -> tuple[str, str | None]:
 
 
 def _drawn(kind: FaultKind, names: set[str]) -> str | None:
-    """The key that says that the load of `slow` is drawn."""
+    """Return the key that makes `slow` draw its durations, or None."""
     if kind is not FaultKind.SLOW:
         return None
     return next((name for name in _LOAD_KEYS if name in names), None)
 
 
 def _fault(kind: FaultKind, values: dict[str, Any]) -> Fault:
-    """Raises LoadError."""
+    """Make a fault of parsed values.
+
+    Args:
+        kind: Kind of the fault.
+        values: Parsed values by field; changed in place.
+
+    Returns:
+        The fault.
+
+    Raises:
+        LoadError: The values contradict each other.
+    """
     if "dist" in values:
         del values["dist"]
         parts = {name: values.pop(name) for name in ("mean_ns", "sd_ns", "min_ns", "max_ns")}

@@ -1,4 +1,7 @@
-"""Which GPU a rank takes, and why it can take none. Plain data in; the drivers ask the machine."""
+"""Choose the GPU of a rank, and explain why a process cannot use one.
+
+Pure functions over plain data; the callers query the machine.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,40 @@ from dataclasses import dataclass
 
 
 def own_gpu(index: int, *, visible: int) -> int | None:
-    """The device for the rank with this index among those that see the same `visible` ones; with
-    more ranks than devices some share. None: there is nothing to choose."""
+    """Return the device of a rank; some ranks share one if there are more ranks than devices.
+
+    Args:
+        index: Index of the rank among those that see the same devices.
+        visible: Number of visible devices.
+
+    Returns:
+        Index of the device; None if there is at most one, so there is nothing to choose.
+    """
     return index % visible if visible > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class NoGpu:
-    """What a process sees that can use no GPU."""
+    """What a process observes that cannot use a GPU."""
 
     visible_devices: str | None
-    """CUDA_VISIBLE_DEVICES; None if it is not set."""
+    """Value of CUDA_VISIBLE_DEVICES; None if it is not set."""
     driver: bool
-    """NVIDIA's driver is loaded into the kernel."""
+    """True if NVIDIA's driver is loaded into the kernel."""
     told: str
-    """What torch says about it."""
+    """What torch reports about it."""
 
 
 def why_none(found: NoGpu, *, local: bool) -> tuple[str, str]:
-    """What is wrong, and what to do. `local`: nothing else than this machine can be asked for."""
+    """Explain why a process cannot use a GPU.
+
+    Args:
+        found: What the process observes.
+        local: True if the job runs on this machine, so there is no pod template to change.
+
+    Returns:
+        The problem and the remedy, for users.
+    """
     if found.visible_devices is not None and not found.visible_devices.strip(" -1"):
         return (
             f"CUDA_VISIBLE_DEVICES={found.visible_devices!r} hides every GPU",

@@ -1,8 +1,9 @@
-"""How long the steps of a rank take: drawn from a distribution, each rank and step by itself.
+"""Durations of steps that are drawn from a distribution, independently for each rank and step.
 
-A load is a lognormal that begins at `min_ns` and is cut off at `max_ns`. What is given are mean and
-standard deviation of what remains, as papers publish them, so the parameters are solved for. Draws
-are a function of seed, rank and step: the n-th step of a rank is the same one in every mode.
+A load is a lognormal distribution that begins at `min_ns` and is truncated at `max_ns`. Its mean
+and standard deviation are given for the truncated distribution, as papers publish them, and the
+parameters are solved for. A draw is a function of seed, rank and step, so the n-th step of a rank
+has the same duration in every mode.
 """
 
 from __future__ import annotations
@@ -18,29 +19,34 @@ from typing import Final, NamedTuple
 
 _NORMAL: Final = NormalDist()
 _HALVINGS: Final = 100
+"""Upper bound on the steps of a bisection."""
 _FARTHEST: Final = 30.0
-"""Standard deviations by which the cut may lie below the middle of the uncut curve: what is left
-above zero in a double ends near 37."""
+"""Largest distance, in standard deviations, by which the cut may lie below the middle of the uncut
+curve. The tail of a double underflows to zero near 37."""
 _SIGMA_LEAST: Final = 1e-6
+"""Smallest sigma that is tried."""
 _SIGMA_MOST: Final = 1000.0
+"""Largest sigma that is tried."""
 
 
 class LoadError(ValueError):
-    """No lognormal is like that; the text says why."""
+    """Raised if no truncated lognormal has the given properties; the text says why."""
 
 
 class Curve(NamedTuple):
-    """Of the logarithm of what is above `min_ns`, before the cut."""
+    """Parameters of the logarithm of the part above `min_ns`, before truncation."""
 
     mu: float
+    """Mean of the logarithm of nanoseconds."""
     sigma: float
+    """Standard deviation of the logarithm."""
     kept: float
-    """Share that lies below the cut."""
+    """Probability of a value below the cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Mean and standard deviation are those of the draws: the cut is accounted for."""
+    """A truncated lognormal distribution; mean and deviation are those after truncation."""
 
     mean_ns: int
     sd_ns: int
@@ -48,17 +54,28 @@ class Load:
     max_ns: int
 
     def draw_ns(self, *, seed: int, rank: int, step: int) -> int:
-        """What step `step` (0, 1, ...) of `rank` takes. Raises LoadError as `curve` does."""
+        """Draw the duration of one step.
+
+        Parameters that fit no curve raise LoadError, as in `curve`.
+
+        Args:
+            seed: Seed of the draws.
+            rank: Number of the rank.
+            step: Number of the step, from 0.
+
+        Returns:
+            Nanoseconds, at most `max_ns`.
+        """
         curve = self.curve()
         key = f"{seed}:{rank}:{step}".encode()
         share = int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big") / 2**48
         at = share * curve.kept
-        # A probability of 0 has no place on the curve.
+        # inv_cdf is not defined at 0.
         above = math.exp(curve.mu + curve.sigma * _NORMAL.inv_cdf(max(at, 1e-300)))
         return min(self.min_ns + round(above), self.max_ns)
 
     def curve(self) -> Curve:
-        """Raises LoadError if nothing has this mean and deviation between these bounds."""
+        """Return the fitted curve; raises LoadError if none has this mean and deviation."""
         return _fit(self)
 
 
@@ -72,11 +89,11 @@ def _fit(load: Load) -> Curve:
     wanted = math.log(load.sd_ns / mean)
 
     def deviation(sigma: float) -> float:
-        """log(sd / mean) of what is kept, at the mu that gives the mean."""
+        """Return log(sd / mean) after truncation, at the mu that gives the wanted mean."""
         return _log_deviation(_mu(sigma, math.log(mean), top), sigma, top)
 
-    # With sigma the curve goes to a power law of this exponent - 1, whose cut is exponent x sigma
-    # below its middle, and whose deviation is the largest that there is.
+    # As sigma grows, the curve approaches a power law with this exponent - 1. Its cut then lies
+    # exponent x sigma below the middle, and its deviation is the largest possible.
     exponent = mean / (load.max_ns - load.mean_ns)
     most = min(_FARTHEST / exponent, _SIGMA_MOST)
     if deviation(most) <= wanted:
@@ -90,7 +107,18 @@ def _fit(load: Load) -> Curve:
 
 
 def _mu(sigma: float, log_mean: float, top: float) -> float:
-    """That gives the mean; the mean grows with it. Without a cut it is the lower end."""
+    """Return the mu at which the truncated distribution has the wanted mean.
+
+    The mean grows with mu. Without a cut, the lower end of the search interval is the result.
+
+    Args:
+        sigma: Standard deviation of the logarithm.
+        log_mean: Logarithm of the wanted mean.
+        top: Logarithm of the cut.
+
+    Returns:
+        mu.
+    """
 
     def mean_of(mu: float) -> float:
         at = (top - mu) / sigma
@@ -104,6 +132,7 @@ def _mu(sigma: float, log_mean: float, top: float) -> float:
 
 
 def _log_deviation(mu: float, sigma: float, top: float) -> float:
+    """Return log(sd / mean) of the truncated distribution."""
     at = (top - mu) / sigma
     moments = _log_below(at - 2 * sigma) + _log_below(at) - 2 * _log_below(at - sigma)
     squared = math.expm1(sigma**2 + moments)
@@ -111,7 +140,7 @@ def _log_deviation(mu: float, sigma: float, top: float) -> float:
 
 
 def _where(grows: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Where a growing function has the wanted value."""
+    """Return the point at which a growing function has the wanted value."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if grows(middle) < wanted:
@@ -124,7 +153,7 @@ def _where(grows: Callable[[float], float], wanted: float, low: float, high: flo
 
 
 def _log_below(at: float) -> float:
-    """Logarithm of the share of a standard normal below `at`, far out too."""
+    """Return the log of the standard normal probability below `at`, also far in the tail."""
     if at > -_FARTHEST:
         return math.log(math.erfc(-at / math.sqrt(2)) / 2)
     inverse = 1 / at**2
@@ -143,12 +172,25 @@ LOADS: Final = MappingProxyType(
         "cloud": _published(454, 116, 399, 1892),
     }
 )
-"""Times of a step that eager-SGD's paper (arXiv 1908.04207) gives: an LSTM on the videos of UCF101,
-a Transformer on WMT16, ResNet-50 on a virtual machine of a cloud."""
+"""Published distributions of step times, from the paper on eager-SGD (arXiv 1908.04207): an LSTM on
+the videos of UCF101, a Transformer on WMT16, and ResNet-50 on a virtual machine of a cloud."""
 
 
 def shifted_ns(least_ns: int, most_ns: int, *, rank: int, step: int, ranks: int) -> int:
-    """One of `ranks` delays, evenly from the least to the most; each step it is the next one, so
-    that all ranks have each of them in turn."""
+    """Return the delay of a rank in a step, one of `ranks` delays between a least and a most.
+
+    The delays are evenly spaced. In each step a rank has the next one, so all ranks have each of
+    them in turn.
+
+    Args:
+        least_ns: Shortest delay.
+        most_ns: Longest delay.
+        rank: Number of the rank.
+        step: Number of the step.
+        ranks: Number of ranks, and of delays.
+
+    Returns:
+        Nanoseconds.
+    """
     at = (rank + step) % ranks
     return least_ns + (most_ns - least_ns) * at // max(1, ranks - 1)

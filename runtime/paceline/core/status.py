@@ -1,12 +1,12 @@
-"""What the coordinator tells about a job: the answer of GET /v1/status, as plain data.
+"""The status of a job: the coordinator's answer to GET /v1/status, as plain data.
 
-Read by the local runner, the operator and people with curl. It is a report, never an input: nothing
-is decided from it. Three kinds of facts are kept apart. What the coordinator decided itself
-(generation, states, changes, outcome) is exact. What the round log holds (`LogStatus`) comes from
-the lowest active member and is as old as its last figures. What a rank measured about
-itself (`RankStatus.facts`) is for people.
+The local runner, the operator and people with curl read it. The coordinator itself decides nothing
+from it; a runner or operator does use it, for example `stopping`, `released` and `outcome`. It
+holds three kinds of facts. What the coordinator decided itself (generation, states, changes,
+outcome) is exact. What the round log says (`LogStatus`) comes from the lowest active member and is
+as old as its last figures. What a rank measured about itself (`RankStatus.facts`) is for people.
 
-Fields are only ever added, and a reader ignores those that it does not know (C14).
+Fields are only ever added, and a reader ignores fields that it does not know (C14).
 """
 
 from __future__ import annotations
@@ -23,208 +23,251 @@ from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.shadow import PARTIAL
 
 HAPPENINGS_MAX: Final = 256
+"""Upper bound on the entries of the history in a status."""
 CHANGES_MAX: Final = 64
+"""Upper bound on the membership changes in a status."""
 METRIC_ROUNDS: Final = 32
-"""The script's figures are shown as means over so many rounds."""
+"""Number of rounds over which the means of the script's own metrics are taken."""
 
 
 class Fact(StrEnum):
-    """Names of a rank's figures. All are numbers; totals grow from the rank's start."""
+    """Names of a rank's figures. All values are numbers; totals grow from the rank's start."""
 
     # What this rank measured about itself.
     STEP_S = "step_seconds"
-    """Median of its recent steps: batch in hand until the gradient is announced."""
+    """Median of its recent steps: from the return of step() until the next gradient is announced.
+    """
     LAG_S = "lag_seconds"
-    """Median of its recent arrivals after the first rank of the same round."""
+    """Median time of its recent arrivals after the first rank of the same round."""
     WAIT_S = "wait_seconds_total"
-    """Its main thread was parked in step(), waiting for others and for the reduction."""
+    """Time that its main thread was parked in step(), waiting for other ranks and for the
+    reduction."""
     EPOCH = "epoch"
-    """Of the batch in its hand."""
+    """Epochs done so far, including the completed part of the present one. From the log, so only
+    the lowest active rank reports it."""
 
     GIVEN_UP = "given_up."
-    """+ reason: streamed rounds that it made void."""
+    """+ reason: number of streamed rounds that this rank aborted."""
 
     CARRIED = "carried."
-    """+ transport: size classes of buffers that it moves, chosen when the channel was opened."""
+    """+ transport: number of size classes of buffers that it moves, chosen when the channel was
+    opened."""
 
     SAVED = "checkpoints_written"
+    """Number of checkpoints that this rank wrote."""
     SAVED_VERSION = "checkpoint_version"
-    """Of the last one that it published."""
+    """Version of the last checkpoint that it published."""
     SAVE_FAILED = "checkpoints_failed"
+    """Number of checkpoints that it could not write."""
     SAVE_SKIPPED = "checkpoints_skipped"
-    """Due while the one before was not on the disk yet."""
+    """Number of checkpoints that were due while the one before was still being written."""
     SAVE_EXPOSED_S = "checkpoint_exposed_seconds"
-    """Its communication thread copied the state."""
+    """Time that its communication thread spent on copying the state."""
     SAVE_HIDDEN_S = "checkpoint_hidden_seconds"
-    """The copies were written, beside training."""
+    """Time spent on writing the copies while training went on."""
 
-    # In a run that `paceline plan` measures: means over rounds that wait for everybody.
+    # Only in a run that `paceline plan` measures: means over rounds that wait for all ranks.
     OWN_BATCH = "gradient_samples"
-    """Of a gradient of this rank."""
+    """Samples in a gradient of this rank."""
     OWN_SQUARE = "gradient_square"
-    """Its squared norm."""
+    """Squared norm of a gradient of this rank."""
     MEAN_BATCH = "mean_gradient_samples"
-    """Of an update."""
+    """Samples in an update."""
     MEAN_SQUARE = "mean_gradient_square"
-    """Squared norm of the gradient that it makes of all ranks'."""
+    """Squared norm of the mean gradient over all ranks."""
 
-    # What its log says; equal on all members at equal version, so the lowest active one tells it.
+    # What its log says. It is equal on all members at the same version, so only the lowest active
+    # rank reports it.
     LOG = "log."
+    """Prefix of all figures from the log."""
     ROUNDS = "log.rounds."
-    """+ trigger."""
+    """+ trigger: number of rounds."""
     STREAMED = "log.streamed"
-    """Rounds that were reduced while backward() ran."""
+    """Number of rounds that were reduced while backward() ran."""
     GRADIENTS = "log.gradients"
+    """Contributions applied."""
     GRADIENTS_BEFORE = "log.gradients_before"
+    """Contributions that were applied before the job was last started or resumed."""
     LEFT_OUT = "log.samples_left_out"
+    """Samples of each epoch that `drop_last` leaves out."""
     APPLIED = "log.samples_applied"
+    """Samples applied."""
     LATE = "log.samples_late"
+    """Applied samples that were not fresh."""
     DROPPED = "log.samples_dropped."
-    """+ reason."""
+    """+ reason: samples dropped."""
     REDEALT = "log.samples_redealt"
+    """Samples dealt again because their holder died, left or was benched."""
     DISCOUNTED = "log.samples_discounted"
+    """Samples by which the decay of late gradients reduced the applied ones."""
     UPDATES = "log.updates"
+    """Steps of the optimizer."""
     EPOCHS_EXACT = "log.epochs_exact"
+    """Finished epochs in which each sample was applied exactly once."""
     EPOCHS_SHORT = "log.epochs_short"
+    """Finished epochs with dropped samples."""
     PROGRESS = "log.progress"
+    """Progress of the job, from 0 to 1."""
     LEFT_S = "log.seconds_left"
-    """At the speed of the last minutes, as this rank has seen it: nearly equal on all."""
+    """Seconds to the end at the speed of the last minutes, as this rank measures it: nearly equal
+    on all ranks."""
     ROUND_S = "log.round_seconds"
+    """Median duration of the recent rounds."""
     AVOIDED_S = "log.wait_avoided_seconds"
-    """Of all ranks, worked out from GO and when GO reached this rank: nearly equal on all."""
+    """Waiting of all ranks that the mode avoided, computed from GO and from when GO reached this
+    rank: nearly equal on all ranks."""
     SHARE = "log.share."
-    """+ member: rounds with a contribution of it, as a share of the rounds that it was active."""
+    """+ member: its rounds with a contribution, as a share of the rounds in which it was active."""
     SHADOW_ROUNDS = "log.shadow.rounds"
+    """Rounds that ran in mode Shadow."""
     SHADOW_FRESH = "log.shadow.fresh"
+    """Fresh contributions in these rounds."""
     SHADOW_WAITED_S = "log.shadow.waited_seconds"
+    """Time waited for the last arrival in these rounds, summed over the ranks."""
     SHADOW_SAVED_S = "log.shadow.saved_seconds."
-    """+ mode."""
+    """+ mode: part of that time that the mode would have saved."""
     SHADOW_LATE = "log.shadow.late."
-    """+ mode."""
+    """+ mode: contributions that would have missed their round in that mode."""
     METRIC = "log.metric."
-    """+ name that the script gave to `pl.log`: mean over the last METRIC_ROUNDS rounds."""
+    """+ name given to `pl.log`: mean over the last METRIC_ROUNDS rounds."""
     METRIC_SUM = "log.metric_sum."
+    """+ name given to `pl.log`: weighted sum over all rounds."""
     METRIC_WEIGHT = "log.metric_weight."
-    """+ name, both: over all rounds."""
+    """+ name given to `pl.log`: weight over all rounds."""
     METRIC_EPOCH = "log.metric_epoch."
-    """+ name: mean over the last finished epoch."""
+    """+ name given to `pl.log`: mean over the last finished epoch."""
 
 
 class RankPhase(StrEnum):
-    """What a rank is doing, in the order in which it usually happens."""
+    """The phase of a rank, in the usual order."""
 
     STARTING = "starting"
-    """Its process runs, but is not ready yet: imports, model, data."""
+    """Its process runs but is not ready yet: imports, model, data."""
     JOINING = "joining"
-    """Passive: ready, but not active yet."""
+    """Ready, but not active yet."""
     STANDBY = "standby"
-    """Ready, and more than the largest allowed size that is reached."""
+    """Ready, but not needed for the largest allowed size that the job has reached."""
     ACTIVE = "active"
+    """A member that takes part in rounds."""
     BENCHED = "benched"
-    """Passive because it never finished a step (R13)."""
+    """Passive because it did not finish a step in time (R13)."""
     SUSPECT = "suspect"
-    """Silent. Only evidence makes it dead (R25)."""
+    """Silent beyond the timeout. Only evidence makes it dead (R25)."""
     DRAINING = "draining"
+    """Leaving in an orderly way."""
     FINISHED = "finished"
     """It has committed the stop round."""
     DEAD = "dead"
+    """There is evidence that its process has ended."""
 
 
 class RankStatus(Struct, frozen=True):
+    """The status of one rank process."""
+
     member: MemberId
-    """[slot, process in the slot, attempt]"""
+    """[slot, process in the slot, attempt]."""
     state: RankPhase
     rank: int | None = None
-    """Index in the current generation; None if it is no member."""
+    """Index in the current generation; None if it is not a member."""
     pid: int = 0
+    """Process id on its host; 0 if unknown."""
     host: str = ""
     version: int = 0
+    """Version of its committed state."""
     silent_ms: int = 0
-    """Since its last message."""
+    """Milliseconds since its last message."""
     facts: dict[str, float] = {}
-    """Its own figures, by `Fact`. What its log says is in `Status.log`, once for all: with a share
-    of each member in each rank's the status would grow with the square of the ranks."""
+    """Its own figures, by `Fact`. Figures from the log are in `Status.log`, once for all ranks:
+    with a share of each member in each rank's figures, the status would grow with the square of
+    the ranks."""
     carrier: Network = Network.UNKNOWN
-    """What carries its data channel to other pods, as its agent has found out."""
+    """Network that carries its data channel to other pods, as its agent detected it."""
     why: str = ""
-    """Dead, suspect: what is known about it."""
+    """If it is dead or suspect: what is known about it."""
     finished: bool = False
-    """It has made the last round, whatever became of its process since."""
+    """True if it has made the last round, even if its process died since."""
 
 
 class ShadowStatus(Struct, frozen=True):
-    """What partial modes would have changed in the rounds of Shadow (`core.protocol.shadow`): a
-    forecast from the arrival times as they were. A rank that is not waited for would arrive at
-    others."""
+    """What partial modes would have changed in rounds that ran in Shadow (`core.protocol.shadow`).
+
+    It is a forecast from the observed arrival times. In another mode, a rank that nobody waits for
+    would arrive at other times.
+    """
 
     rounds: int = 0
+    """Rounds that ran in Shadow."""
     fresh: int = 0
-    """Gradients in them."""
+    """Gradients in these rounds."""
     waited_s: float = 0.0
-    """Waiting for the last arrival, summed over the ranks."""
+    """Seconds waited for the last arrival, summed over the ranks."""
     saved_s: dict[str, float] = {}
-    """By mode: part of it that the mode would have saved."""
+    """By mode: part of these seconds that the mode would have saved."""
     late: dict[str, int] = {}
     """By mode: gradients that would have missed their round."""
 
 
 class StragglerStatus(Struct, frozen=True):
-    """A rank that is slow for long (`paceline_api.slow`)."""
+    """A rank that has been slow for a long time (`paceline_api.slow`)."""
 
     member: MemberId
     percent: int
-    """Its median step in percent of the median of all ranks; 200 is twice as slow."""
+    """Its median step in percent of the median over all ranks; 200 is twice as slow."""
     since_wall_s: float
+    """Unix time since which it is a straggler."""
     action: str
     """The step of `spec.straggler.respond` that is in force."""
 
 
 class LogStatus(Struct, frozen=True):
-    """What the round log says, from the rank that is furthest."""
+    """What the round log says, as the most advanced rank reports it."""
 
     rounds: dict[str, int] = {}
-    """By trigger: why they started."""
+    """Number of rounds by trigger: why they started."""
     streamed: int = 0
-    """Those of them that were reduced while backward() ran."""
+    """Number of rounds that were reduced while backward() ran."""
     gradients: int = 0
     """Contributions applied; one is one optimizer step of one rank."""
     gradients_before: int = 0
-    """Part of them that was applied before the job was started or resumed the last time."""
+    """Part of these that was applied before the job was last started or resumed."""
     samples_left_out: int = 0
-    """In each epoch: fewer than a step has, so that `drop_last` leaves them out."""
+    """Samples of each epoch that `drop_last` leaves out: fewer than one step."""
     samples_applied: int = 0
+    """Samples applied."""
     samples_late: int = 0
-    """Part of the applied that was not fresh."""
+    """Part of the applied samples that was not fresh."""
     samples_dropped: dict[str, int] = {}
-    """By reason."""
+    """Samples dropped, by reason."""
     samples_redealt: int = 0
-    """Given to other ranks, since their holder died, left or was benched."""
+    """Samples dealt again because their holder died, left or was benched."""
     samples_discounted: float = 0.0
+    """Samples by which the decay of late gradients reduced the applied ones."""
     updates: int = 0
     """Steps of the optimizer; fewer than rounds under `pacing: Samples`."""
     epochs_exact: int = 0
-    """Finished epochs of which each sample was applied exactly once."""
+    """Finished epochs in which each sample was applied exactly once."""
     epochs_short: int = 0
     """Finished epochs with dropped samples."""
     progress: float | None = None
-    """0 to 1, by samples of all epochs or by `pl.steps`; None if nothing says where the end is."""
+    """0 to 1, by the samples of all epochs or by `pl.steps`; None if the end is unknown."""
     left_s: float | None = None
-    """Seconds until then, at the speed of the last minutes; None while that is not known."""
+    """Seconds to the end at the speed of the last minutes; None if unknown."""
     round_s: float = 0.0
-    """Median of the recent rounds."""
+    """Median duration of the recent rounds, in seconds."""
     avoided_s: float = 0.0
-    """Waiting, summed over ranks, that the mode has saved against Full."""
+    """Seconds of waiting that the mode avoided compared with Full, summed over the ranks."""
     shares: dict[str, float] = {}
-    """By member: rounds with a contribution of it, as a share of the rounds that it was active."""
+    """By member: its rounds with a contribution, as a share of the rounds in which it was active.
+    """
     shadow: ShadowStatus | None = None
     """None if no round ran in Shadow."""
     metrics: dict[str, float] = {}
-    """The script's own figures (`pl.log`), as weighted means over the last METRIC_ROUNDS rounds."""
+    """The script's own metrics (`pl.log`), as weighted means over the last METRIC_ROUNDS rounds."""
     metrics_of_epoch: dict[str, float] = {}
     """The same over the last finished epoch."""
     metric_sums: dict[str, tuple[float, float]] = {}
-    """Of each figure the weighted sum and the weight over all rounds. The mean between two statuses
-    is the quotient of what has come to them."""
+    """For each metric, the weighted sum and the weight over all rounds. The mean between two
+    statuses is the difference of the sums divided by the difference of the weights."""
 
 
 class Change(Struct, frozen=True):
@@ -234,31 +277,39 @@ class Change(Struct, frozen=True):
     reason: str
     """One word for programs: First, Joined, Left, Died, ChannelFailed, CoordinatorRestarted."""
     why: str
-    """A sentence for people."""
+    """A sentence for users."""
     members: int
+    """Number of members after it."""
     version: int
+    """Version at which it took effect."""
     wall_s: float
     """Unix time at which its cause was known."""
     agree_s: float
-    """From then until COMMIT was sent."""
+    """Seconds from its cause until COMMIT was sent."""
     start_s: float | None = None
-    """From then until all members had started (R7); None while it runs."""
+    """Seconds from its cause until all members had started (R7); None until then."""
     gap_s: float | None = None
-    """Longest time between two commits around it, as heartbeats show it; None while unknown."""
+    """Seconds from the last commit before it to the first commit after it, as heartbeats show them;
+    None while unknown."""
 
 
 class Happening(Struct, frozen=True):
     """One entry of the coordinator's history."""
 
     seq: int
+    """Number of the entry."""
     wall_s: float
+    """Unix time."""
     reason: str
+    """One word for programs."""
     message: str
+    """A sentence for users."""
     facts: dict[str, str] = {}
+    """The facts in the sentence, for programs."""
 
 
 class Condition(Struct, frozen=True):
-    """In the manner of Kubernetes; only those that hold are listed."""
+    """A condition as in Kubernetes; only conditions that are true are listed."""
 
     type: str
     """RingReady, Degraded or Resizing."""
@@ -268,13 +319,13 @@ class Condition(Struct, frozen=True):
 
 
 class ScriptFailure(Struct, frozen=True):
-    """One process that its script has ended: by an exception, an exit code or a crash (R55)."""
+    """A process that was ended by its script: by an exception, an exit code or a crash (R55)."""
 
     member: MemberId
     what: str
     """The exception with file and line, or the exit code or signal."""
     samples: str = ""
-    """Of the batch in its hand; empty where that is not known."""
+    """Samples of the batch that it worked on; empty if unknown."""
 
     def __str__(self) -> str:
         samples = f", {self.samples}" if self.samples else ""
@@ -285,75 +336,90 @@ class Outcome(Struct, frozen=True):
     """How the job ended. It never changes again."""
 
     complete: bool
+    """True if the job ended in success."""
     reason: str
     """One word for programs: Complete, ScriptFailed, ScriptEndedEarly, StateLost ..."""
     message: str
-    """What happened, where (rank), and the last lines that it said."""
+    """What happened, on which rank, and the last lines of its output."""
     hint: str = ""
+    """What the user can do about it; may be empty."""
 
 
 class Status(Struct, frozen=True):
+    """The status of a job."""
+
     job: str
     coordinator: str
-    """Uid of the process that answers; another one after its restart."""
+    """Uid of the process that answers; a new one after a restart."""
     seq: int = 0
-    """Grows with everything worth telling. For `?after=`; set by the server."""
+    """Grows with each relevant change; for `?after=`. Set by the server."""
     wall_s: float = 0.0
+    """Unix time of the answer."""
     generation: GenerationId = NO_GENERATION
-    """The last one that was committed."""
+    """The last committed generation; before the first one, the proposed generation."""
     replicas: int = 0
-    """Wanted."""
+    """Number of replicas that the user wants."""
     told: bool = True
-    """False: nobody has pushed `replicas` to this coordinator, so nobody leaves for it."""
+    """False if this coordinator has not received `replicas`: then no rank leaves because of it."""
     procs: int = 1
     """Ranks per replica."""
     beat_ms: int = 200
-    """From one beat of a pod to the next: what is told of its ranks is as old (R42)."""
+    """Milliseconds from one beat of a pod to the next: facts about its ranks are that old (R42)."""
     inventory: int = 0
     """Revision of the last inventory received."""
     settings: RoundSettings = RoundSettings()
-    """In force, or asked for if no round has carried it yet."""
+    """Round settings in force, or requested if no round has carried them yet."""
     ranks: tuple[RankStatus, ...] = ()
-    """Living ones by member id, then the last of the dead."""
+    """Living ranks by member id, then the last of the dead ones."""
     version: int = 0
-    """Rounds committed: the highest version that a member has reported."""
+    """Number of rounds committed: the highest version that a member has reported."""
     transport: str = ""
-    """What moves the gradients, such as mpi, or gloo+mpi where buffers of different size differ."""
+    """What moves the gradients, such as mpi, or gloo+mpi if buffers of different sizes use
+    different transports."""
     transport_why: str = ""
-    """How that sums, and the measurements that led to it."""
+    """How the transport computes sums, and the measurements that led to the choice."""
     carrier: Network = Network.UNKNOWN
-    """What carries them between pods: the worst of the members'; empty while one is not known, and
-    for a job in one pod."""
+    """Network that carries the gradients between pods: the worst one of the members. Empty if one
+    is unknown, and for a job in one pod."""
     log: LogStatus = LogStatus()
+    """What the round log says."""
     changes: tuple[Change, ...] = ()
-    """Latest last; at most CHANGES_MAX."""
+    """Membership changes, latest last; at most CHANGES_MAX."""
     happenings: tuple[Happening, ...] = ()
-    """Latest last; at most HAPPENINGS_MAX."""
+    """The coordinator's history, latest last; at most HAPPENINGS_MAX."""
     stragglers: tuple[StragglerStatus, ...] = ()
-    """The slowest first; those of the last moment if the job has ended."""
+    """Stragglers, slowest first. If the job has ended, those of the last moment."""
     conditions: tuple[Condition, ...] = ()
     restarts: int = 0
-    """Processes that an agent has started in the place of another one, in the pods known here."""
+    """Number of processes that an agent started to replace another one, in the pods known here."""
     script_failures: tuple[ScriptFailure, ...] = ()
-    """Latest last; the last ones of many."""
+    """The last script failures, latest last."""
     unsaved: str = ""
     """Which rank could not write the last checkpoint, and why; empty if it was written."""
     stopping: bool = False
-    """A rank has committed the stop round: a pod that ends from now on is not replaced."""
+    """True if a rank has committed the stop round: a pod that ends from now on is not replaced."""
     released: bool = False
-    """A rank was released with the final weights and has ended: the job is complete, whatever
-    becomes of the others and of this coordinator (R17)."""
+    """True if a rank was released with the final weights and has ended: the job is complete, even
+    if other ranks or this coordinator fail (R17)."""
     outcome: Outcome | None = None
     """Set once the job has ended."""
     silent: tuple[int, ...] = ()
-    """Replicas whose agents say nothing after the release; the job ends without their word."""
+    """Replicas whose agents have been silent since the release; the job ends without them."""
 
 
 def at_rest(status: Status, outcome: Outcome | None) -> Status:
-    """Return the status of a job of which nothing runs any more: it has ended, or is suspended.
+    """Return the status of a job of which nothing runs any more, because it ended or was suspended.
 
-    A rank that made the last round has finished, and what held while rounds ran (conditions,
-    stragglers) holds no more."""
+    A rank that made the last round counts as finished. Conditions and stragglers are removed,
+    because they describe running rounds.
+
+    Args:
+        status: The last status.
+        outcome: How the job ended; None if it is suspended.
+
+    Returns:
+        The final status.
+    """
     ranks = tuple(
         replace(rank, state=RankPhase.FINISHED, why="") if rank.finished else rank
         for rank in status.ranks
@@ -362,12 +428,12 @@ def at_rest(status: Status, outcome: Outcome | None) -> Status:
 
 
 def place_of(member: MemberId, procs: int) -> int:
-    """The name of a rank in texts and faults that does not change when others leave."""
+    """Return the place of a rank: the number in texts and faults that survives changes."""
     return member.slot * procs + member.local
 
 
 def log_status(facts: dict[str, float]) -> LogStatus:
-    """`LogStatus` from the `log.*` figures of one rank; a figure that is missing counts 0."""
+    """Return the `LogStatus` of one rank's `log.*` figures; a missing figure counts as 0."""
 
     def group(prefix: str) -> dict[str, float]:
         return {k.removeprefix(prefix): v for k, v in facts.items() if k.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""What the agent works out of the samples of its ranks when it is scraped: gauges and exemplars."""
+"""Gauges and exemplars that the agent computes from the samples of its ranks at each scrape."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from paceline.core.anatomy.samples import RoundSample
 from paceline.telemetry.catalog import BY_NAME, PEERS_MAX
 
 Exemplars = dict[str, dict[int, Exemplar]]
-"""By histogram and index of the bucket."""
+"""Exemplars by histogram and by index of the bucket."""
 
 
 def gauges(found: RankAnatomy) -> Iterable[tuple[str, tuple[str, ...], float]]:
-    """(metric, label values, value); nothing before the first step."""
+    """Yield the anatomy of one rank as gauges; nothing before its first step.
+
+    Args:
+        found: Means over the last steps of the rank.
+
+    Yields:
+        (metric, label values without the worker, value).
+    """
     if not found.steps:
         return
     for part, part_s in found.parts.items():
@@ -40,7 +47,14 @@ def gauges(found: RankAnatomy) -> Iterable[tuple[str, tuple[str, ...], float]]:
 
 
 def exemplars(rounds: Iterable[RoundSample]) -> Exemplars:
-    """Of each bucket the last round that fell into it, as far as it is still known."""
+    """Return the last known round of each bucket of the wait histogram.
+
+    Args:
+        rounds: The last rounds of one rank, in order.
+
+    Returns:
+        The exemplars. A round without a fresh gradient of the rank has none.
+    """
     found: Exemplars = {}
     for sample in rounds:
         if not sample.arrived_ns:

@@ -1,12 +1,12 @@
-"""Every metric of a worker, as data: name, kind, labels with all their values, help, writer.
+"""The catalog of a worker's metrics, as data: name, kind, labels with all values, help and writer.
 
 The layout of the shared memory (`records`), the page that Prometheus scrapes (`collector`) and the
-reference in docs/ follow from this list, so a new metric is one entry here. Labels have a fixed set
+reference in docs/ follow from this list, so a new metric is one entry here. A label has a fixed set
 of values: never a step, a round or a name that grows. Job, namespace, pod and node come from the
-scrape; `worker` (slot.process within the pod) is added to each series of a rank and stays the same
-when the rank is started again.
+scrape. `worker` (slot.process) is added to each series of a rank and stays the same when the rank
+is restarted.
 
-`telemetry.reference` makes docs/reference/metrics.md of it.
+`telemetry.reference` generates docs/reference/metrics.md from it.
 """
 
 from __future__ import annotations
@@ -30,32 +30,38 @@ from paceline.refusals import Entry, Reason
 
 
 class Kind(StrEnum):
+    """The kind of a metric, as in Prometheus."""
+
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 class Writer(StrEnum):
-    """Who writes it. A record is written without locks, so each metric has exactly one writer."""
+    """The writer of a metric. Records have no locks, so each metric has exactly one."""
 
     MAIN = "main"
-    """Main thread of the rank: the user's loop, inside our calls."""
+    """Main thread of the rank: the user's loop, inside calls of the runtime."""
     COMM = "comm"
-    """Communication thread of the rank."""
+    """Communication thread of the rank. In a streamed round its data thread writes the counters of
+    the transfers in its place."""
     AGENT = "agent"
-    """The agent itself, when it is scraped."""
+    """The agent itself, at each scrape."""
 
 
 FIGURE: Final = "figure"
-"""The label of a script's own figures. What it names is known at run time, so the record keeps the
-names of the first FIGURES_MAX, and these numbers stand for them until the page is made."""
+"""Label of a script's own metrics. Its values are known only at run time. So the record keeps the
+names of the first FIGURES_MAX, and numbers represent them until the page is made."""
 FIGURES_MAX: Final = 16
+"""Upper bound on the script's own metrics that are kept."""
 FIGURE_NAME_BYTES: Final = 32
+"""Size of the name of such a metric in UTF-8, in bytes; longer names are cut."""
 
 PEER: Final = "peer"
-"""The label of a rank that was waited for: slot.process. Of one worker the PEERS_MAX that cost it
-most are shown, which may be others at the next scrape."""
+"""Label of a rank that was waited for: slot.process. For each worker the PEERS_MAX peers that cost
+it most are shown; they may be others at the next scrape."""
 PEERS_MAX: Final = 8
+"""Upper bound on the peers that are shown for a worker."""
 
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     FIGURE: tuple(map(str, range(FIGURES_MAX))),
@@ -82,21 +88,24 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "entry": tuple(Entry),
     "refusal": tuple(Reason),
 }
+"""All values of each label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
+    """One metric of the catalog."""
+
     name: str
     kind: Kind
     writer: Writer
     help: str
-    """What it counts; then each label with the meaning of its values. One line."""
+    """What it counts, then each label with the meaning of its values. One line."""
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    """Upper bounds without +Inf."""
+    """Upper bounds of the buckets without +Inf."""
 
     def children(self) -> tuple[tuple[str, ...], ...]:
-        """All combinations of label values, in a fixed order."""
+        """Return all combinations of label values, in a fixed order."""
         return tuple(product(*(LABELS[label] for label in self.labels)))
 
 
@@ -121,7 +130,7 @@ _AGE: Final = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
 _MAIN, _COMM, _AGENT = Writer.MAIN, Writer.COMM, Writer.AGENT
 
 CATALOG: Final[tuple[Metric, ...]] = (
-    # ---- steps of the user's loop: is it making progress, where does its time go ----
+    # ---- steps of the user's loop: does it make progress, where does its time go ----
     _counter(
         "paceline_steps_total",
         _MAIN,
@@ -163,7 +172,7 @@ CATALOG: Final[tuple[Metric, ...]] = (
         _COMM,
         "Time for these copies, on the host.",
     ),
-    # ---- the whole job: how far is it, what does the script say; of its lowest active rank ----
+    # ---- the whole job: progress and the script's metrics, from its lowest active rank ----
     _gauge(
         "paceline_progress_ratio",
         _COMM,
@@ -189,7 +198,7 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "Sum of the weights. The increase of the sum by that of the weights is the figure's mean.",
         FIGURE,
     ),
-    # ---- rounds: why do they start, who waits for whom, what does moving the data cost ----
+    # ---- rounds: why do they start, which rank waits for which, what does a transfer cost ----
     _counter(
         "paceline_rounds_total",
         _COMM,
@@ -256,7 +265,7 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "transport",
         "algorithm",
     ),
-    # ---- stragglers: who is late, by how much, what does it cost the others ----
+    # ---- stragglers: which rank is late, by how much, what does it cost the others ----
     _histogram(
         "paceline_arrival_lag_seconds",
         _COMM,
@@ -321,7 +330,7 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "Times that this rank was late and went on from the newest committed weights with its work "
         "still to be applied.",
     ),
-    # ---- samples: where did they go (promise I1) ----
+    # ---- samples: were they applied, late, dropped or dealt again (promise I1) ----
     _counter(
         "paceline_samples_total",
         _COMM,
@@ -462,7 +471,7 @@ CATALOG: Final[tuple[Metric, ...]] = (
         _COMM,
         "Time in which the copies were written, beside training.",
     ),
-    # ---- anatomy: what is one step made of; means of the last steps, worked out by the agent ----
+    # ---- anatomy: the parts of a step; means of the last steps, computed by the agent ----
     _gauge(
         "paceline_anatomy_step_seconds",
         _AGENT,
@@ -526,5 +535,7 @@ CATALOG: Final[tuple[Metric, ...]] = (
     _gauge("paceline_coordinator_connected_info", _AGENT, "1 while the coordinator is there."),
     _counter("paceline_coordinator_connections_total", _AGENT, "Connections to the coordinator."),
 )
+"""All metrics, in the order of the page."""
 
 BY_NAME: Final[Mapping[str, Metric]] = {metric.name: metric for metric in CATALOG}
+"""The metrics by name."""

@@ -1,7 +1,7 @@
-"""The pod's page for Prometheus: the records of its ranks, folded when it is scraped.
+"""The pod's page for Prometheus: the records of its ranks, combined at each scrape.
 
-A place keeps its series when its rank is started again: the last figures of dead ranks are added to
-those of the living one, so a counter never goes backwards. Gauges are the living rank's alone.
+The series of a place continue when its rank is restarted: the last values of dead ranks are added
+to those of the living one, so a counter never decreases. Gauges come from the living rank alone.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ from paceline.telemetry.catalog import BY_NAME, CATALOG, FIGURE, Kind, Metric, W
 from paceline.telemetry.records import LAYOUT, Reading, RecordReader, allocate_record, width
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+"""Content type of the page."""
 OPENMETRICS_TYPE: Final = openmetrics.CONTENT_TYPE_LATEST
+"""Content type of the page with exemplars."""
 WORKER: Final = "worker"
+"""Label of the place of a rank: slot.process."""
 
 Values = dict[tuple[str, tuple[str, ...]], tuple[float, ...]]
-"""(metric, label values) -> its slots; only children that were touched."""
+"""Slots of each child that was written, by metric and label values."""
 
 
 _Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
@@ -48,19 +51,25 @@ _Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 @dataclass(slots=True)
 class _Place:
+    """One place of the pod: its living rank, and what is left of earlier ones."""
+
     fd: int | None = None
+    """Descriptor of the living rank's record; None without one."""
     reader: RecordReader | None = None
     member: MemberId | None = None
+    """The rank that was started here last."""
     earlier: Values = field(default_factory=dict)
+    """Sums over the earlier ranks."""
     telemetry_s: float = 0.0
-    """Of earlier ranks."""
+    """Seconds that earlier ranks spent on telemetry."""
     starts: int = 0
+    """Number of ranks that were started here."""
     died: RankSamples | None = None
-    """The last steps of the rank that died here last."""
+    """Last samples of the rank that died here last."""
 
 
 class PodRecords(Collector):
-    """Owns the records of a pod's ranks. One thread."""
+    """Owns the records of a pod's ranks. All methods are called on one thread."""
 
     def __init__(self, slot: int, procs: int) -> None:
         self._slot = slot
@@ -69,14 +78,22 @@ class PodRecords(Collector):
         self._registry.register(self)
         self._scrape_s = 0.0
         self.phases: Callable[[], Iterable[Phase]] | None = None
-        """Of the places, in their order; asked at each scrape."""
+        """Returns the phase of each place, in order; called at each scrape."""
         self.connection: Callable[[], tuple[bool, int]] | None = None
-        """(connected now, connections so far) of the coordinator link."""
+        """Returns whether the coordinator is connected, and the number of connections so far."""
         self.carriers: Callable[[], Mapping[MemberId, str]] | None = None
-        """What carries the data channel of the living ranks, as far as known."""
+        """Returns the network that carries the data channel of each living rank, as far as it is
+        known."""
 
     def begin(self, member: MemberId) -> int:
-        """A record for a rank that is about to start; the descriptor stays ours."""
+        """Create the record of a rank that is about to start.
+
+        Args:
+            member: The rank. A record of an earlier rank in its place is retired.
+
+        Returns:
+            The descriptor of the record, which this object owns.
+        """
         place = self._places[member.local]
         self.retire(place.member)
         place.fd = allocate_record()
@@ -86,7 +103,11 @@ class PodRecords(Collector):
         return place.fd
 
     def retire(self, member: MemberId | None) -> None:
-        """The rank is dead: keep its last figures. Harmless if repeated."""
+        """Keep the last values of a dead rank and close its record. A second call has no effect.
+
+        Args:
+            member: The rank; None has no effect.
+        """
         if member is None:
             return
         place = self._places[member.local]
@@ -101,8 +122,14 @@ class PodRecords(Collector):
         place.reader, place.fd = None, None
 
     def last_work(self, member: MemberId) -> tuple[DealtBatch | None, int]:
-        """Return the batch that a rank was at, and the version that its last step() returned with;
-        (None, 0) of one that was retired."""
+        """Return the batch that a rank worked on, and the version that its last step() returned.
+
+        Args:
+            member: The rank.
+
+        Returns:
+            (batch, version); (None, 0) if the rank was retired.
+        """
         place = self._places[member.local]
         if place.reader is None or place.member != member:
             return None, 0
@@ -110,7 +137,7 @@ class PodRecords(Collector):
         return place.reader.batch(), steps[-1].version if steps else 0
 
     def values(self) -> dict[MemberId, Values]:
-        """Of the living ranks."""
+        """Return the values of the living ranks."""
         return {
             place.member: _values(place.reader.read())
             for place in self._places
@@ -118,12 +145,20 @@ class PodRecords(Collector):
         }
 
     def samples(self) -> tuple[RankSamples, ...]:
-        """Of the living ranks, and in each place of the one that died last."""
+        """Return the samples of the living ranks, and of the last rank that died in each place."""
         died = [place.died for place in self._places if place.died is not None]
         return (*died, *(_samples(p, alive=True) for p in self._places if p.reader is not None))
 
     def page(self, *, exemplars: bool = False) -> bytes:
-        """`exemplars`: in the notation of OpenMetrics, with the round that fell into a bucket."""
+        """Return the page for Prometheus.
+
+        Args:
+            exemplars: True for the OpenMetrics format, with the last round of each bucket as
+                exemplar.
+
+        Returns:
+            The page; its content type is CONTENT_TYPE, or OPENMETRICS_TYPE with exemplars.
+        """
         before = now_ns()
         page: bytes = (openmetrics.generate_latest if exemplars else generate_latest)(
             self._registry
@@ -132,13 +167,16 @@ class PodRecords(Collector):
         return page
 
     def close(self) -> None:
+        """Retire all ranks."""
         for place in self._places:
             self.retire(place.member)
 
     def describe(self) -> Iterable[Family]:
+        """Return nothing: the names of the series are not registered in advance."""
         return ()
 
     def collect(self) -> Iterable[Family]:
+        """Yield all families of the page; prometheus_client calls it at each scrape."""
         ranks: list[Values] = []
         shown: list[anatomy.Exemplars] = []
         telemetry_s = 0.0
@@ -257,13 +295,14 @@ def _add(
 
 
 def _children(metric: Metric, values: Values) -> Iterable[tuple[str, ...]]:
-    """What the script has named is known from the values only."""
+    """Return the label values of a metric; names of the script's metrics come from the values."""
     if metric.labels == (FIGURE,):
         return [child for name, child in values if name == metric.name]
     return metric.children()
 
 
 def _values(reading: Reading) -> Values:
+    """Return the slots of each child that was written."""
     values: Values = {}
     for (name, child), at in LAYOUT.first.items():
         slots = reading.values[at : at + width(BY_NAME[name])]
@@ -275,7 +314,7 @@ def _values(reading: Reading) -> Values:
 
 
 def _fold(earlier: Values, newer: Values) -> Values:
-    """Sums of what may be summed over the ranks of one place: all but gauges."""
+    """Add the values of two ranks of one place, without gauges."""
     total = dict(earlier)
     for key, slots in newer.items():
         if BY_NAME[key[0]].kind is Kind.GAUGE:

@@ -1,27 +1,30 @@
-"""One rank's figures in shared memory: 8-byte slots, one writer per group, any number of readers.
+"""The metrics of one rank in shared memory, with one writer per group and any number of readers.
+
+The record is an array of 8-byte slots:
 
     slot 0          MAGIC; written last, when the record is complete
-    slot 1          hash of the catalogue: writer and reader must agree on the layout
-    slot 2          cost of one observation with its share of single figures, seconds, measured by
-                    the writer when it opened the record
+    slot 1          hash of the catalog: writer and reader must agree on the layout
+    slot 2          cost of one observation with its share of single values, in seconds; measured
+                    by the writer when it opened the record
     slots 3 and 4   lease and part of the batch that the main thread loads or computes; NaN: none
     group MAIN      seq, then the slots of all metrics that the main thread writes
     group COMM      seq, then those of the communication thread
-    names           of the script's own figures, UTF-8 padded with zeros; a name is written once,
-                    before the first value of its figure
+    names           of the script's own metrics, UTF-8 padded with zeros; a name is written once,
+                    before the first value of its metric
     rings           the last steps and rounds, see `telemetry.samples`
 
-A counter or gauge is one slot; a histogram is a slot for each bucket (not cumulative, +Inf last)
+A counter or gauge is one slot. A histogram is a slot for each bucket (not cumulative, +Inf last)
 and one for the sum. `seq` is odd while the writer is inside an observation of a histogram; a reader
-that saw it odd or changed reads again. A counter or gauge is one store, which nobody can see half
-of, so it needs no `seq`. A slot that nobody has touched holds NaN, and its series is not shown.
+that observes an odd or changed number reads again. A counter or gauge is one store, which is never
+visible in part, so it needs no `seq`. A slot that was never written holds NaN, and its series is
+not shown.
 
-The values are doubles, stored by item assignment into a memoryview: that is one 8-byte store, while
-struct.pack_into clears the bytes first, which readers would see. The order of the stores is kept on
-x86-64; on arm64 a torn read needs two reorderings within one observation, and lasts for one scrape.
+The values are doubles, stored by item assignment into a memoryview: that is one 8-byte store.
+struct.pack_into first clears the bytes, which readers would observe. x86-64 keeps the order of the
+stores. On arm64 a torn read needs two reorderings within one observation, and lasts for one scrape.
 
-The memory is a memfd that the agent made and passed on, so no file is left over however a process
-dies, and the agent can still read the last figures of a dead rank.
+The memory is a memfd that the agent creates and passes on. So no file is left behind however a
+process dies, and the agent can still read the last values of a dead rank.
 """
 
 from __future__ import annotations
@@ -50,31 +53,46 @@ from paceline.telemetry.catalog import (
 )
 
 MAGIC: Final = 0x3170_6C63_6361_7031
+"""Value of slot 0 of a complete record."""
 LEASE_SLOT: Final = 3
+"""Slot of the lease that the main thread works on."""
 PART_SLOT: Final = 4
+"""Slot of the batch within that lease."""
 HEADER_SLOTS: Final = 5
+"""Number of slots before the first group."""
 SLOT_BYTES: Final = 8
+"""Size of a slot, in bytes."""
 COST_SAMPLES: Final = 500
+"""Number of observations over which the cost is measured."""
 COST_BOUNDS: Final = 10
+"""Number of buckets of the histogram on which the cost is measured."""
 SINGLES_PER_OBSERVATION: Final = 2
-"""Counters and gauges written per observation, in a usual step."""
+"""Number of counters and gauges written per observation in a typical step."""
 NAME_SLOTS: Final = FIGURE_NAME_BYTES // SLOT_BYTES
+"""Number of slots of one name."""
 WHOLE_MAX: Final = 2.0**53
-"""A rank may write whatever it likes here; a double counts no further than this."""
+"""Largest integer that is believed: a rank may write any value here, and a double is exact only up
+to this."""
 READ_TRIES: Final = 20
+"""Upper bound on the attempts to read a group without a concurrent observation."""
 READ_PAUSE_S: Final = 0.0005
-"""Between tries: a writer that the machine has put aside needs a moment to go on."""
+"""Seconds between attempts: a writer that was preempted needs a moment to continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """Where each child of each metric is."""
+    """The position of each child of each metric."""
 
     slots: int
+    """Number of slots before the rings."""
     seq: Mapping[Writer, int]
+    """Slot of the sequence number of each group."""
     first: Mapping[tuple[str, tuple[str, ...]], int]
+    """First slot of each child, by metric and label values."""
     names: int
+    """First slot of the names."""
     digest: int
+    """Hash of the layout."""
 
 
 def _make_layout() -> RecordLayout:
@@ -98,20 +116,22 @@ def _make_layout() -> RecordLayout:
 
 
 def width(metric: Metric) -> int:
-    """Slots of one child."""
+    """Return the number of slots of one child."""
     return len(metric.buckets) + 2 if metric.kind is Kind.HISTOGRAM else 1
 
 
 LAYOUT: Final = _make_layout()
+"""The layout of this version's catalog."""
 BYTES: Final = (LAYOUT.slots + samples.WORDS) * SLOT_BYTES
+"""Size of a record, in bytes."""
 
 
 class RecordError(Exception):
-    """Memory that is no record of this version."""
+    """Raised for memory that is not a record of this version."""
 
 
 class Counter:
-    """Handle of one counter; only its writer's thread may call `add`."""
+    """Handle of one counter. Only one thread may write to it at a time."""
 
     __slots__ = ("_at", "_slots")
 
@@ -121,11 +141,12 @@ class Counter:
             slots[at] = 0.0
 
     def add(self, amount: float = 1.0) -> None:
+        """Increase the counter."""
         self._slots[self._at] += amount
 
 
 class Gauge:
-    """Handle of one gauge; shown once it was set."""
+    """Handle of one gauge, which is shown once it was set. Only one thread may write to it."""
 
     __slots__ = ("_at", "_slots")
 
@@ -133,15 +154,16 @@ class Gauge:
         self._slots, self._at = slots, at
 
     def set(self, value: float) -> None:
+        """Set the value."""
         self._slots[self._at] = value
 
     def clear(self) -> None:
-        """Show it no more."""
+        """Hide the gauge until it is set again."""
         self.set(nan)
 
 
 class Histogram:
-    """Handle of one histogram."""
+    """Handle of one histogram. Only the thread of its group may call `observe`."""
 
     __slots__ = ("_at", "_bounds", "_seq", "_slots", "_sum", "_words")
 
@@ -161,6 +183,7 @@ class Histogram:
                 slots[slot] = 0.0
 
     def observe(self, value: float) -> None:
+        """Count a value."""
         slots, words, seq = self._slots, self._words, self._seq
         bucket = self._at + bisect_left(self._bounds, value)
         count = words[seq] + 1
@@ -182,6 +205,17 @@ class SharedMemory:
 
     @classmethod
     def checked(cls, fd: int) -> SharedMemory:
+        """Map a record and check that its writer had the same layout.
+
+        Args:
+            fd: Descriptor of the memory; the caller keeps it.
+
+        Returns:
+            The mapping.
+
+        Raises:
+            RecordError: The memory has another size or layout.
+        """
         if os.fstat(fd).st_size != BYTES:
             raise RecordError(f"{os.fstat(fd).st_size} bytes instead of {BYTES}: another version")
         memory = cls(fd)
@@ -191,6 +225,7 @@ class SharedMemory:
         return memory
 
     def close(self) -> None:
+        """Unmap the memory; the views must not be used afterwards."""
         self.slots.release()
         self.rings.release()
         self.words.release()
@@ -199,7 +234,7 @@ class SharedMemory:
 
 
 def allocate_record() -> int:
-    """An empty record as a file descriptor, owned by the caller."""
+    """Create an empty record and return its file descriptor, which the caller owns."""
     fd = os.memfd_create("paceline-record")
     os.ftruncate(fd, BYTES)
     memory = SharedMemory(fd)
@@ -215,9 +250,11 @@ def allocate_record() -> int:
 
 
 class RankRecord:
-    """A rank's record. Resolve handles once (`counter`, `gauge`, `histogram`), then only use these.
+    """The record of a rank, for writing.
 
-    A name or label value that is not in the catalogue raises KeyError: a mistake in the program.
+    Resolve handles once (`counter`, `gauge`, `histogram`) and use only the handles afterwards. A
+    name or label value that is not in the catalog raises KeyError, because it is a programming
+    error.
     """
 
     def __init__(self, memory: SharedMemory) -> None:
@@ -228,51 +265,60 @@ class RankRecord:
 
     @classmethod
     def create(cls) -> RankRecord:
-        """A record of its own, for a script that works alone."""
+        """Create a record that no agent reads, for a script that runs without a job."""
         return cls.open(allocate_record())
 
     @classmethod
     def open(cls, fd: int) -> RankRecord:
-        """The record behind PACELINE_RECORD_FD, for writing; takes the descriptor."""
+        """Open the record of PACELINE_RECORD_FD for writing; closes the descriptor."""
         try:
             return cls(SharedMemory.checked(fd))
         finally:
             os.close(fd)
 
     def counter(self, name: str, **labels: str) -> Counter:
+        """Return the handle of a counter with these label values."""
         _, at = _find(name, Kind.COUNTER, labels)
         return Counter(self._memory.slots, at)
 
     def gauge(self, name: str, **labels: str) -> Gauge:
+        """Return the handle of a gauge with these label values."""
         _, at = _find(name, Kind.GAUGE, labels)
         return Gauge(self._memory.slots, at)
 
     def histogram(self, name: str, **labels: str) -> Histogram:
+        """Return the handle of a histogram with these label values."""
         seq, at = _find(name, Kind.HISTOGRAM, labels)
         bounds = BY_NAME[name].buckets
         return Histogram(self._memory.slots, self._memory.words, seq, at, bounds)
 
     def works_on(self, batch: DealtBatch | None) -> None:
-        """The main thread loads or computes this batch from now on."""
+        """Record the batch that the main thread loads or computes from now on; None: none."""
         slots = self._memory.slots
         slots[PART_SLOT] = nan if batch is None else batch.part
         slots[LEASE_SLOT] = nan if batch is None else batch.lease
 
     def name_figure(self, number: int, name: str) -> None:
-        """Its values follow; `name`: at most FIGURE_NAME_BYTES in UTF-8."""
+        """Write the name of one of the script's own metrics, before its first value.
+
+        Args:
+            number: Number of the metric, below FIGURES_MAX.
+            name: The name, at most FIGURE_NAME_BYTES bytes in UTF-8.
+        """
         raw = name.encode().ljust(FIGURE_NAME_BYTES, b"\0")
         at = LAYOUT.names + number * NAME_SLOTS
         for slot, word in enumerate(memoryview(raw).cast("Q"), at):
             self._memory.words[slot] = word
 
     def close(self) -> None:
-        """Handles must not be used afterwards."""
+        """Unmap the record; handles must not be used afterwards."""
         self.steps.release()
         self.rounds.release()
         self._memory.close()
 
 
 def _find(name: str, kind: Kind, labels: dict[str, str]) -> tuple[int, int]:
+    """Return the slots of the group's sequence number and of the child."""
     metric = BY_NAME[name]
     assert metric.kind is kind, f"{name} is a {metric.kind}"
     assert labels.keys() == set(metric.labels), f"{name} has labels {metric.labels}, not {labels}"
@@ -281,8 +327,13 @@ def _find(name: str, kind: Kind, labels: dict[str, str]) -> tuple[int, int]:
 
 
 def _observation_cost_s() -> float:
-    """What one observation costs here with the single figures that come with it, measured on memory
-    that nobody reads."""
+    """Measure the cost of one observation with the single values that come with it.
+
+    The measurement runs on memory that nobody reads.
+
+    Returns:
+        Seconds per observation.
+    """
     scratch = memoryview(bytearray((COST_BOUNDS + 4) * SLOT_BYTES))
     slots, bounds = scratch.cast("d"), tuple(map(float, range(COST_BOUNDS)))
     histogram, counter = Histogram(slots, scratch.cast("Q"), 0, 1, bounds), Counter(slots, 1)
@@ -296,24 +347,31 @@ def _observation_cost_s() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A consistent copy of a record. `values` is indexed like the slots; NaN = never touched."""
+    """A consistent copy of a record."""
 
     values: tuple[float, ...]
+    """Values, indexed like the slots; NaN = never written."""
     observations: int
-    """Of histograms, by both threads."""
+    """Number of observations of histograms, by both groups."""
     observation_s: float
-    """Measured cost of one, with its share of single figures."""
+    """Measured seconds of one observation with its share of single values."""
     figures: tuple[str, ...]
-    """Names of the script's own figures by their number; empty where there is none."""
+    """Names of the script's own metrics by their number; empty if there is none."""
 
 
 class RecordReader:
-    """The agent's view of a record; keeps it readable after the rank has died."""
+    """The agent's view of a record; it stays readable after the rank has died."""
 
     def __init__(self, fd: int) -> None:
         self._memory = SharedMemory.checked(fd)
 
     def read(self) -> Reading:
+        """Copy the record.
+
+        Returns:
+            A consistent copy. If the writer died or was stopped inside an observation, one figure
+            of one histogram may be behind the others.
+        """
         slots, words = self._memory.slots, self._memory.words
         values = slots[: LAYOUT.slots].tolist()
         observations = 0
@@ -325,24 +383,24 @@ class RecordReader:
                 if before == words[seq] and before % 2 == 0:
                     break
                 pause(READ_PAUSE_S)
-            # Else the writer died, or was stopped, inside an observation: at most one figure of a
-            # histogram is behind the others, and no reader waits for a dead writer.
+            # If no attempt succeeds, the writer died or was stopped inside an observation. At most
+            # one slot of a histogram is then behind the others. No reader waits for a dead writer.
             observations += words[seq] // 2
         return Reading(tuple(values), observations, slots[2], self._figures())
 
     def batch(self) -> DealtBatch | None:
-        """Return what the main thread loads or computes, or did when the rank died."""
+        """Return the batch that the main thread works on, or did when the rank died."""
         lease, part = self._memory.slots[LEASE_SLOT], self._memory.slots[PART_SLOT]
         if not (0 <= lease < WHOLE_MAX and 0 <= part < WHOLE_MAX):  # NaN as well
             return None
         return DealtBatch(int(lease), int(part))
 
     def steps(self) -> tuple[StepSample, ...]:
-        """The last ones, in their order."""
+        """Return the last steps, in order."""
         return samples.read_steps(self._memory.rings)
 
     def rounds(self) -> tuple[RoundSample, ...]:
-        """The last ones, in their order."""
+        """Return the last rounds, in order."""
         return samples.read_rounds(self._memory.rings)
 
     def _figures(self) -> tuple[str, ...]:
@@ -351,9 +409,11 @@ class RecordReader:
         return tuple(part.rstrip(b"\0").decode(errors="replace") for part in parts)
 
     def close(self) -> None:
+        """Unmap the record."""
         self._memory.close()
 
 
 def _group_end(writer: Writer) -> int:
+    """Return the slot behind the last one of a group."""
     later = [seq for seq in LAYOUT.seq.values() if seq > LAYOUT.seq[writer]]
     return min(later, default=LAYOUT.names)

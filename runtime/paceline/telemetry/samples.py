@@ -1,16 +1,16 @@
-"""The last steps and rounds of a rank, in the same shared memory as its figures.
+"""The last steps and rounds of a rank, in the same shared memory as its metrics.
 
-Behind the figures (`telemetry.records`) lie two rings of 8-byte words. Each has one writing thread:
-the main thread that of the steps, the communication thread that of the rounds.
+Behind the metrics (`telemetry.records`) are two rings of 8-byte words. The main thread stores the
+entries of steps, the communication thread those of rounds.
 
     ring of steps     STEPS entries of STEP_WORDS
     ring of rounds    ROUNDS entries of ROUND_WORDS: ROUND_HEAD, then a column of SEGMENTS_MAX for
                       each figure of a segment
 
-An entry's first word is its sequence number: 0 = never written, odd = being written, else twice the
-number of the entry, counted from 1. A reader that saw it odd, or changed, leaves the entry out.
-Nothing is allocated per entry: it is put together in one scratch and stored in one copy. So the
-entries of a dead rank are whole, but for one that it died in.
+The first word of an entry is its sequence number: 0 = never written, odd = being written, else
+twice the number of the entry, counted from 1. A reader that observes an odd or changed number skips
+the entry. Nothing is allocated for an entry: it is assembled in a scratch buffer and stored in one
+copy. So all entries of a dead rank are complete, except the one that it was writing when it died.
 """
 
 from __future__ import annotations
@@ -30,19 +30,28 @@ from paceline.core.anatomy.samples import (
 from paceline.core.protocol.ids import MemberId
 
 WORD_BYTES: Final = 8
+"""Size of a word, in bytes."""
 STEP_WORDS: Final = 11
+"""Words of one step."""
 ROUND_HEAD: Final = 13
+"""Words of one round before the columns of its segments."""
 SEGMENT_WORDS: Final = 6
+"""Words of one segment: the number of columns."""
 ROUND_WORDS: Final = ROUND_HEAD + SEGMENTS_MAX * SEGMENT_WORDS
+"""Words of one round."""
 WORDS: Final = STEPS * STEP_WORDS + ROUNDS * ROUND_WORDS
+"""Words of both rings."""
 STREAMED: Final = 1
+"""Flag of a round: it was streamed."""
 FRESH: Final = 2
+"""Flag of a round: it contains a gradient of this rank that arrived in time."""
 _LOCAL_BITS: Final = 16
+"""Bits of the process number in the word that stores a place."""
 _NOTHING: Final = memoryview(bytes(SEGMENTS_MAX * WORD_BYTES)).cast("Q")
 
 
 class _Ring:
-    """The writing end of one; `scratch` is the next entry."""
+    """The writing end of one ring; `scratch` is the next entry."""
 
     __slots__ = ("_count", "_entries", "_heads", "scratch")
 
@@ -54,6 +63,7 @@ class _Ring:
         self._count = 0
 
     def store(self) -> None:
+        """Store the scratch as the next entry."""
         place, self._count = self._count % len(self._entries), self._count + 1
         self._heads[place][0] = 2 * self._count - 1
         self.scratch[0] = 2 * self._count - 1
@@ -61,12 +71,13 @@ class _Ring:
         self._heads[place][0] = 2 * self._count
 
     def release(self) -> None:
+        """Release the views of the shared memory."""
         for view in (*self._heads, *self._entries):
             view.release()
 
 
 class StepRing:
-    """Steps of the loop. Main thread only."""
+    """The ring of steps. Only the main thread may use it."""
 
     def __init__(self, words: memoryview[int]) -> None:
         self._ring = _Ring(words, 0, STEPS, STEP_WORDS)
@@ -83,7 +94,18 @@ class StepRing:
         fresh: bool,
         samples: int,
     ) -> None:
-        """`spent_ns`: in each phase."""
+        """Store one step. Times are in nanoseconds on this rank's clock.
+
+        Args:
+            began_ns: End of the previous step().
+            announced_ns: Time at which step() was called.
+            resumed_ns: Time at which step() returned.
+            spent_ns: Duration of each `Phase`, in the order of the enum.
+            lease_ns: Duration of waiting for a lease.
+            version: Version of the weights with which step() returned.
+            fresh: True if the gradient was applied in its own round.
+            samples: Number of samples in the gradient.
+        """
         scratch = self._ring.scratch
         scratch[1], scratch[2], scratch[3] = began_ns, announced_ns, resumed_ns
         _, scratch[4], scratch[5], scratch[6] = spent_ns
@@ -91,12 +113,17 @@ class StepRing:
         self._ring.store()
 
     def release(self) -> None:
+        """Release the shared memory; the ring must not be used afterwards."""
         self._ring.release()
 
 
 class RoundRing:
-    """Rounds. The communication thread's, but for `carried` and `opened`: those are of whoever sums
-    and fills while it waits for them, or hears of other things (`worker.reduction`)."""
+    """The ring of rounds.
+
+    The communication thread uses it, with two exceptions in a streamed round (`worker.reduction`):
+    the data thread calls `carried` and the memory thread calls `opened`, while the communication
+    thread waits for them or handles other messages.
+    """
 
     def __init__(self, words: memoryview[int]) -> None:
         self._ring = _Ring(words, STEPS * STEP_WORDS, ROUNDS, ROUND_WORDS)
@@ -108,37 +135,55 @@ class RoundRing:
         self._segments, self._together = 1, 1
         self._carried = 0
         self._ready_next: array[int] = array("Q")
-        """Of the batch that was announced last."""
+        """Times of the batch that was announced last."""
         self._ready_now = self._ready_next
-        """Of the round that is applied."""
+        """Times of the batch in the round that is being applied."""
 
     def divide(self, segment_bytes: Sequence[int]) -> None:
-        """What the gradient is summed in; `together` neighbours share a place."""
+        """Set the segments of the gradient.
+
+        If there are more than SEGMENTS_MAX segments, neighbors share a place.
+
+        Args:
+            segment_bytes: Size of each segment in bytes, in order.
+        """
         self._segments = len(segment_bytes)
         self._together = together = -(-self._segments // SEGMENTS_MAX)
         for place, first in enumerate(range(0, self._segments, together)):
             self._bytes[place] = sum(segment_bytes[first : first + together])
 
     def begin(self, number: int, go_ns: int, *, streamed: bool) -> None:
+        """Begin the entry of a round.
+
+        Args:
+            number: Number of the round.
+            go_ns: When GO reached this rank.
+            streamed: True if the round is streamed.
+        """
         scratch = self._scratch
         scratch[1], scratch[2], scratch[6] = number, STREAMED if streamed else 0, go_ns
         scratch[3] = scratch[4] = scratch[5] = scratch[9] = scratch[10] = 0
         self._carried = 0
 
     def arrived(self, at_ns: int) -> None:
-        """This rank's gradient came in time, then."""
+        """Record that this rank's gradient arrived in time, at `at_ns`."""
         self._scratch[2] |= FRESH
         self._scratch[3] = at_ns
 
     def opened(self, segment: int, at_ns: int) -> None:
-        """In a streamed round: what is contributed lies ready."""
+        """Record that this rank's contribution to a segment of a streamed round was ready."""
         self._opened[segment // self._together] = at_ns
 
     def carried(self, begun_ns: int, ended_ns: int) -> None:
-        """The next segment in order is summed."""
+        """Record that the next segment in order was summed.
+
+        Args:
+            begun_ns: When its reduction began.
+            ended_ns: When its reduction ended.
+        """
         segment, self._carried = self._carried, self._carried + 1
         if segment >= self._segments:
-            return  # buffers of the model, which come behind
+            return  # float buffers of the model, which are reduced after the segments
         if self._together == 1:
             self._begun[segment], self._ended[segment] = begun_ns, ended_ns
             return
@@ -149,20 +194,31 @@ class RoundRing:
         self._busy[place] += ended_ns - begun_ns
 
     def handed_over(self, ready_ns: array[int]) -> None:
-        """The batch that a Step announces: when each segment was complete, 0 where nobody looked;
-        empty if nobody did at all. Kept, not copied."""
+        """Set the times at which the segments of the announced batch were complete.
+
+        Args:
+            ready_ns: Time of each segment, 0 if it was not observed; empty if none was. The ring
+                keeps a reference, so the caller must not change it.
+        """
         self._ready_next = ready_ns
 
     def sum_is_taken(self) -> None:
-        """The next batch may begin after this."""
+        """Record that the sum was taken over; the next batch may begin after this call."""
         self._ready_now = self._ready_next
 
     def copied(self, begun_ns: int, ended_ns: int) -> None:
-        """Weights into the model."""
+        """Record when weights were copied into the model."""
         self._scratch[9], self._scratch[10] = begun_ns, ended_ns
 
     def end(self, last: MemberId | None, last_ns: int, begun_ns: int, ended_ns: int) -> None:
-        """Who arrived last, and the times of the update. The entry is complete."""
+        """Complete the entry of the round and store it.
+
+        Args:
+            last: The rank that arrived last and that this rank waited for; None if there is none.
+            last_ns: When it arrived, on this rank's clock.
+            begun_ns: When the update began.
+            ended_ns: When the update ended.
+        """
         scratch, together = self._scratch, self._together
         if last is not None:
             scratch[4], scratch[5] = 1 + (last.slot << _LOCAL_BITS) + last.local, last_ns
@@ -180,21 +236,23 @@ class RoundRing:
         self._ring.store()
 
     def release(self) -> None:
+        """Release the shared memory; the ring must not be used afterwards."""
         self._ring.release()
 
 
 def read_steps(words: memoryview[int]) -> tuple[StepSample, ...]:
-    """Whole entries, in their order."""
+    """Return the complete entries of the ring of steps, in order."""
     return tuple(_step(entry) for entry in _entries(words, 0, STEPS, STEP_WORDS))
 
 
 def read_rounds(words: memoryview[int]) -> tuple[RoundSample, ...]:
-    """Whole entries, in their order."""
+    """Return the complete entries of the ring of rounds, in order."""
     entries = _entries(words, STEPS * STEP_WORDS, ROUNDS, ROUND_WORDS)
     return tuple(_round(entry) for entry in entries)
 
 
 def _entries(words: memoryview[int], at: int, entries: int, size: int) -> Iterator[list[int]]:
+    """Return the complete entries of a ring, in order of their sequence numbers."""
     whole = []
     for place in range(at, at + entries * size, size):
         before = words[place]

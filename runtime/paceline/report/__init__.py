@@ -1,1 +1,4 @@
-"""A report on a run: one page without scripts or network, and a trace for Perfetto. Text out."""
+"""The report on a run: a page without scripts or network access, and a trace for Perfetto.
+
+All functions return text.
+"""

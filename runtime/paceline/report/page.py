@@ -1,8 +1,8 @@
-"""The page: what to change first, a step's anatomy, who cost the others what, the time line.
+"""The page of the report: what to change first, the anatomy of a step, blame, and the time line.
 
-What stands on it comes from pods. So this module makes plain data, and `page.html.j2` the HTML,
-where whatever is put in is escaped. Should some of it still be taken for code one day, the page's
-own policy keeps a browser from running it.
+Its content comes from pods. So this module makes plain data, and `page.html.j2` makes the HTML and
+escapes every value. If a value were taken for code nevertheless, the page's own policy would keep a
+browser from running it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,17 @@ COLOURS: Final = {
     Part.COPY: "#8cd17d",
     Part.PROTOCOL: "#edc948",
 }
+"""Color of each part, in the order in which parts are drawn."""
 RANKS_DRAWN: Final = 32
+"""Upper bound on the ranks of the time line."""
 WIDTH: Final = 1100
+"""Width of the time line, in pixels."""
 LEFT: Final = 70
+"""Width of the rank names on the left, in pixels."""
 LINE: Final = 30
+"""Height of one rank in the time line, in pixels."""
 BAR: Final = 130
+"""Width of the longest bar of a step, in pixels."""
 STYLE: Final = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1180px; color: #222; }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
@@ -45,14 +51,16 @@ tr + tr { border-top: 1px solid #ddd } .key { display: inline-block; margin-righ
 .key svg { margin-right: .3rem } .wide { overflow-x: auto }
 .note { color: #666 } svg text { font: 12px system-ui, sans-serif; fill: #222 }
 """
+"""Style sheet of the page; its hash is in the policy."""
 
 
 TEMPLATE: Final = "page.html.j2"
+"""File name of the template in this package."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle of a drawing, in pixels; `title` is what the pointer over it shows."""
+    """A rectangle of a drawing, in pixels; `title` is shown under the mouse pointer."""
 
     x: str
     y: str
@@ -73,17 +81,18 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells are text, or drawings; the columns in `left` stand on the left."""
+    """A table. Cells are text or drawings."""
 
     id: str
     head: tuple[str, ...]
     rows: tuple[tuple[str | Bar, ...], ...]
     left: tuple[int, ...] = (0,)
+    """Numbers of the columns that are aligned on the left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A word in the time line."""
+    """A text in the time line."""
 
     x: str
     y: str
@@ -92,23 +101,25 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A line in the time line, from who waited to the rank that came last."""
+    """A line in the time line, from a rank that waited to the rank that arrived last."""
 
     x: str
     y: int
+    """Height of the rank that waited."""
     to: int
+    """Height of the rank that arrived last."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLine:
-    """The loops and sums of the ranks of which a clock is known."""
+    """The steps and reductions of the ranks whose clock is known."""
 
     width: int
     height: int
     drawn: int
-    """Ranks."""
+    """Number of ranks that are drawn."""
     alike: int
-    """Ranks that could be drawn."""
+    """Number of ranks that could be drawn: those whose clock is known."""
     texts: tuple[Label, ...]
     boxes: tuple[Box, ...]
     lines: tuple[Wait, ...]
@@ -118,8 +129,11 @@ def page(job: JobAnatomy, rounds: range) -> str:
     """Return the page of a job as HTML.
 
     Args:
-        job: What its pods have told; none of their text reaches the page unescaped.
-        rounds: Those that the time line shows.
+        job: The anatomy of the job. None of the text from its pods reaches the page unescaped.
+        rounds: The rounds that the time line shows.
+
+    Returns:
+        A complete HTML document.
     """
     steps = sum(rank.anatomy.steps for rank in job.ranks)
     return _template().render(
@@ -152,12 +166,12 @@ def page(job: JobAnatomy, rounds: range) -> str:
 
 
 def advice_lines(job: JobAnatomy) -> list[str]:
-    """What to change first, for a terminal too."""
+    """Return what to change first, one line each; also used in a terminal."""
     return [printable(f"{_ms(a.seconds)} ({a.share:.0%}) {a.what}. {a.change}") for a in job.advice]
 
 
 def silent_lines(job: JobAnatomy) -> list[str]:
-    """The pods that are missing, for a terminal too."""
+    """Return the pods that did not report, one line each; also used in a terminal."""
     return [printable(f"without {one.pod}: {one.why}") for one in job.silent]
 
 
@@ -174,12 +188,12 @@ def _template() -> Template:
 
 
 def _visible(value: object) -> object:
-    """Text without control characters; what the template itself has made is none of a pod."""
+    """Remove control characters from text. Markup of the template is left as it is."""
     return printable(value) if type(value) is str else value
 
 
 def _policy() -> str:
-    """Nothing is fetched, sent or run; the one style of the page has its hash here."""
+    """Return a content security policy that allows nothing but the page's own style."""
     digest = b64encode(sha256(STYLE.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 

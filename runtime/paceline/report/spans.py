@@ -1,4 +1,4 @@
-"""What was when on which rank, for the time line and the trace: one list, drawn twice."""
+"""The intervals of each rank, for the time line and the trace."""
 
 from __future__ import annotations
 
@@ -10,25 +10,34 @@ from paceline.core.anatomy.dissect import Part, dissect
 from paceline.core.anatomy.job import Rank
 
 PHASES: Final = (Part.LEASE, Part.LOADING, Part.SCRIPT, Part.FORWARD, Part.BACKWARD)
-"""The order in which a step's phases are drawn: of each only its length is known."""
+"""Order in which the phases of a step are drawn: only the duration of each is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A stretch of one rank's time, on the clock that all hosts were brought to."""
+    """An interval of one rank, on the common clock of all hosts."""
 
     part: Part
     begin_ns: int
     end_ns: int
     said: str
+    """Description, for users."""
     in_transport: bool
-    """On the line of its sums, below that of its loop."""
+    """True if it belongs on the line of the rank's reductions, below that of its loop."""
     waits_for: str = ""
+    """Place of the rank that is waited for; empty if there is none."""
 
 
 def drawn(rank: Rank, rounds: range) -> Iterator[Drawn]:
-    """Steps whose sum was one of these rounds, and all sums of these rounds. Nothing of a rank
-    without a clock."""
+    """Yield the intervals of one rank.
+
+    Args:
+        rank: The rank. If its clock is unknown, nothing is drawn.
+        rounds: Rounds to draw: the steps that waited for one of them, and their reductions.
+
+    Yields:
+        First the intervals of the steps, then the reductions.
+    """
     if rank.clock is None:
         return
     shift_ns, samples = rank.clock.shift_ns, rank.samples
@@ -72,5 +81,6 @@ def _drawn(
     in_transport: bool = False,
     waits_for: str = "",
 ) -> Drawn:
+    """Return an interval with its description."""
     text = f"{part} {took_ns / 1e6:.2f} ms" + (f", {said}" if said else "")
     return Drawn(part, begin_ns, begin_ns + took_ns, text, in_transport, waits_for)

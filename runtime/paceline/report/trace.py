@@ -1,4 +1,4 @@
-"""The time line as a trace file, which https://ui.perfetto.dev and chrome://tracing read."""
+"""The time line as a trace file, for https://ui.perfetto.dev and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ NS_PER_US = 1000
 
 
 def trace(job: JobAnatomy, rounds: range) -> str:
-    """A process for each rank, with two lines: its loop, and its sums."""
+    """Return the trace of a job. Each rank is a process with two threads: its loop and its sums.
+
+    Args:
+        job: The anatomy of the job.
+        rounds: The rounds to include.
+
+    Returns:
+        JSON in the trace event format.
+    """
     events: list[dict[str, object]] = []
     for number, rank in enumerate(job.ranks):
         worker = f"worker {rank.samples.member}"

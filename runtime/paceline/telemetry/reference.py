@@ -1,6 +1,6 @@
 """Write the reference page that lists every metric, from the catalog.
 
-    python -m paceline.telemetry.reference > docs/reference/metrics.md
+Run it as `python -m paceline.telemetry.reference > docs/reference/metrics.md`.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ INSIDE_A_RANK: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """When a fault happens: as soon as a version is committed, or at a time.
+    """The time of a fault: a committed version, or a time since the start.
 
     Exactly one of the two fields is set.
     """
@@ -94,7 +94,7 @@ class Fault:
     rank in each step. None for a load, which applies to each rank. None for faults that concern
     no rank."""
     at: At | None = None
-    """When it happens; None for faults that happen in every step."""
+    """Time of the fault; None for faults that happen in every step."""
     delay_ns: int = 0
     """slow: additional time of a step."""
     probability: float = 1.0

@@ -23,14 +23,14 @@ def own_gpu(index: int, *, visible: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class NoGpu:
-    """What a process observes that cannot use a GPU."""
+    """The observations of a process that cannot use a GPU."""
 
     visible_devices: str | None
     """Value of CUDA_VISIBLE_DEVICES; None if it is not set."""
     driver: bool
     """True if NVIDIA's driver is loaded into the kernel."""
     told: str
-    """What torch reports about it."""
+    """Report of torch about it."""
 
 
 def why_none(found: NoGpu, *, local: bool) -> tuple[str, str]:

@@ -43,7 +43,7 @@ class Network(StrEnum):
     """Not detected yet."""
     TCP = "TCP"
     RDMA = "RDMA"
-    """RDMA to and from host memory."""
+    """RDMA, which is not known to be GPUDirect."""
     GPUDIRECT = "GPUDirect"
     """RDMA to and from the memory of GPUs."""
 
@@ -90,7 +90,7 @@ class Gathered(Struct, frozen=True, tag="gathered", omit_defaults=True):
     """One bit for each member of the group, as in GO: the member is idle and contributes nothing.
     """
     ages: bytes = b""
-    """Time since the announcements of the ordinary and then of the quiet members reached the head
+    """Time since the announcements of the ordinary and then of the idle members reached the head
     (`core.protocol.bits`)."""
     coming: bytes = b""
     """One bit for each member that has announced COMING with the share that the log predicts."""
@@ -233,7 +233,7 @@ class Register(Struct, frozen=True, tag="register"):
 
 
 class Doing(Struct, frozen=True, array_like=True):
-    """What the communication thread of a rank is busy with, as observed by another thread (R35)."""
+    """The present work of a rank's communication thread, as observed by another thread (R35)."""
 
     for_ms: int
     """Time that it has spent on its present piece of work; at most 1,000 if it waits for messages.
@@ -255,8 +255,8 @@ class Away(Struct, frozen=True, array_like=True):
     since_s: float
     """Unix time since which it has been away."""
     file: str = ""
-    """With `line`: where the script was when this was noticed; empty if no frame belongs to the
-    script."""
+    """File in which the script was when this was noticed, with `line`; empty if no frame belongs to
+    the script."""
     line: int = 0
 
 
@@ -348,7 +348,7 @@ class Prepared(Struct, frozen=True, tag="prepared"):
     checkpoint: Kept | None = None
     """The newest checkpoint that it can see."""
     checkpoint_problem: str = ""
-    """Why the newest checkpoint that it can see cannot be used; empty if it can."""
+    """Reason why the newest checkpoint that it can see cannot be used; empty if it can."""
     skips: tuple[int, ...] = ()
     """Leases that are skipped according to its log (R56)."""
 
@@ -369,7 +369,7 @@ class Started(Struct, frozen=True, tag="started"):
     member: MemberId
     has_state: bool
     channel_why: str = ""
-    """Why the data channel moves buffers as it does, for users."""
+    """Reason why the data channel moves buffers as it does, for users."""
 
 
 class Stopped(Struct, frozen=True, tag="stopped"):
@@ -386,7 +386,7 @@ class Saved(Struct, frozen=True, tag="saved"):
     member: MemberId
     version: int
     problem: str = ""
-    """Why it could not be written; empty if it was published."""
+    """Reason why it could not be written; empty if it was published."""
 
 
 class Complain(Struct, frozen=True, tag="complain"):
@@ -417,7 +417,7 @@ class Fatal(Struct, frozen=True, tag="fatal"):
     reason: str
     """One word for programs."""
     message: str
-    """What happened, for users."""
+    """Description of the error, for users."""
 
 
 # ---- coordinator -> rank ----------------------------------------------------------------------
@@ -475,7 +475,7 @@ class CommitChange(Struct, frozen=True, tag="commit-change"):
     left_out: tuple[LeftOut, ...]
     holder: MemberId
     behind: tuple[tuple[MemberId, int, str], ...]
-    """As in `Commit`."""
+    """Members whose log lacks records, as in `Commit`."""
     donor: MemberId
     skips: tuple[int, ...] = ()
 
@@ -615,7 +615,8 @@ class ScriptError(Struct, frozen=True, omit_defaults=True):
     message: str
     """First line of the exception's text, without the class."""
     file: str = ""
-    """With `line`: the innermost line of the script; empty if no frame belongs to the script."""
+    """File of the innermost line of the script, with `line`; empty if no frame belongs to the
+    script."""
     line: int = 0
 
     def __str__(self) -> str:
@@ -744,7 +745,7 @@ class Inventory(Struct, frozen=True):
 
 
 class Targets(Struct, frozen=True):
-    """What the user wants now. Fields that are None stay as they are."""
+    """The targets that the user sets. Fields that are None stay as they are."""
 
     replicas: int | None = None
     """Number of replicas."""

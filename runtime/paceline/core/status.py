@@ -142,7 +142,7 @@ class RankPhase(StrEnum):
     """The phase of a rank, in the usual order."""
 
     STARTING = "starting"
-    """Its process runs but is not ready yet: imports, model, data."""
+    """The process runs but is not ready yet: imports, model, data."""
     JOINING = "joining"
     """Ready, but not active yet."""
     STANDBY = "standby"
@@ -156,7 +156,7 @@ class RankPhase(StrEnum):
     DRAINING = "draining"
     """Leaving in an orderly way."""
     FINISHED = "finished"
-    """It has committed the stop round."""
+    """The rank has committed the stop round."""
     DEAD = "dead"
     """There is evidence that its process has ended."""
 
@@ -177,9 +177,9 @@ class RankStatus(Struct, frozen=True):
     silent_ms: int = 0
     """Milliseconds since its last message."""
     facts: dict[str, float] = {}
-    """Its own figures, by `Fact`. Figures from the log are in `Status.log`, once for all ranks:
-    with a share of each member in each rank's figures, the status would grow with the square of
-    the ranks."""
+    """The rank's own figures, by `Fact`. Figures from the log are in `Status.log`, once for all
+    ranks: with a share of each member in each rank's figures, the status would grow with the
+    square of the ranks."""
     carrier: Network = Network.UNKNOWN
     """Network that carries its data channel to other pods, as its agent detected it."""
     why: str = ""
@@ -189,7 +189,7 @@ class RankStatus(Struct, frozen=True):
 
 
 class ShadowStatus(Struct, frozen=True):
-    """What partial modes would have changed in rounds that ran in Shadow (`core.protocol.shadow`).
+    """The estimated effect of partial modes on rounds that ran in Shadow (`core.protocol.shadow`).
 
     It is a forecast from the observed arrival times. In another mode, a rank that nobody waits for
     would arrive at other times.
@@ -202,9 +202,9 @@ class ShadowStatus(Struct, frozen=True):
     waited_s: float = 0.0
     """Seconds waited for the last arrival, summed over the ranks."""
     saved_s: dict[str, float] = {}
-    """By mode: part of these seconds that the mode would have saved."""
+    """Part of these seconds that each mode would have saved."""
     late: dict[str, int] = {}
-    """By mode: gradients that would have missed their round."""
+    """Gradients that would have missed their round in each mode."""
 
 
 class StragglerStatus(Struct, frozen=True):
@@ -212,7 +212,7 @@ class StragglerStatus(Struct, frozen=True):
 
     member: MemberId
     percent: int
-    """Its median step in percent of the median over all ranks; 200 is twice as slow."""
+    """Median step of the rank in percent of the median over all ranks; 200 is twice as slow."""
     since_wall_s: float
     """Unix time since which it is a straggler."""
     action: str
@@ -220,7 +220,7 @@ class StragglerStatus(Struct, frozen=True):
 
 
 class LogStatus(Struct, frozen=True):
-    """What the round log says, as the most advanced rank reports it."""
+    """The content of the round log, as the most advanced rank reports it."""
 
     rounds: dict[str, int] = {}
     """Number of rounds by trigger: why they started."""
@@ -257,7 +257,7 @@ class LogStatus(Struct, frozen=True):
     avoided_s: float = 0.0
     """Seconds of waiting that the mode avoided compared with Full, summed over the ranks."""
     shares: dict[str, float] = {}
-    """By member: its rounds with a contribution, as a share of the rounds in which it was active.
+    """Rounds with a contribution of each member, as a share of the rounds in which it was active.
     """
     shadow: ShadowStatus | None = None
     """None if no round ran in Shadow."""
@@ -266,8 +266,8 @@ class LogStatus(Struct, frozen=True):
     metrics_of_epoch: dict[str, float] = {}
     """The same over the last finished epoch."""
     metric_sums: dict[str, tuple[float, float]] = {}
-    """For each metric, the weighted sum and the weight over all rounds. The mean between two
-    statuses is the difference of the sums divided by the difference of the weights."""
+    """Weighted sum and weight of each metric over all rounds. The mean between two statuses is the
+    difference of the sums divided by the difference of the weights."""
 
 
 class Change(Struct, frozen=True):
@@ -340,9 +340,9 @@ class Outcome(Struct, frozen=True):
     reason: str
     """One word for programs: Complete, ScriptFailed, ScriptEndedEarly, StateLost ..."""
     message: str
-    """What happened, on which rank, and the last lines of its output."""
+    """Description of the end: what happened, on which rank, and the last lines of its output."""
     hint: str = ""
-    """What the user can do about it; may be empty."""
+    """Remedy for the user; may be empty."""
 
 
 class Status(Struct, frozen=True):
@@ -374,15 +374,16 @@ class Status(Struct, frozen=True):
     version: int = 0
     """Number of rounds committed: the highest version that a member has reported."""
     transport: str = ""
-    """What moves the gradients, such as mpi, or gloo+mpi if buffers of different sizes use
-    different transports."""
+    """Name of the transport of the gradients, such as mpi, or gloo+mpi if buffers of different
+    sizes use different transports."""
     transport_why: str = ""
-    """How the transport computes sums, and the measurements that led to the choice."""
+    """Description of how the transport computes sums, and the measurements that led to the choice.
+    """
     carrier: Network = Network.UNKNOWN
     """Network that carries the gradients between pods: the worst one of the members. Empty if one
     is unknown, and for a job in one pod."""
     log: LogStatus = LogStatus()
-    """What the round log says."""
+    """The content of the round log."""
     changes: tuple[Change, ...] = ()
     """Membership changes, latest last; at most CHANGES_MAX."""
     happenings: tuple[Happening, ...] = ()

@@ -99,7 +99,8 @@ class Metric:
     kind: Kind
     writer: Writer
     help: str
-    """What it counts, then each label with the meaning of its values. One line."""
+    """Help text: the meaning of the value, then each label with the meaning of its values. One
+    line."""
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     """Upper bounds of the buckets without +Inf."""

@@ -14,12 +14,12 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """When a host began to reduce the last segment of a round, and when it had the result."""
+    """Start and end of a host's reduction of the last segment of a round."""
 
     begun_ns: int
-    """When the host began to contribute, on its own clock."""
+    """Time at which the host began to contribute, on its own clock."""
     ended_ns: int
-    """When the host had the result, on its own clock."""
+    """Time at which the host had the result, on its own clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What another mode would have changed in the rounds for which all arrivals are known."""
+    """Estimated effect of another mode, in the rounds for which all arrivals are known."""
 
     mode: str
     saved_s: float
@@ -78,7 +78,7 @@ class Advice:
     what: str
     """Name of the cost, for users."""
     change: str
-    """What to change, for users."""
+    """Recommended change, for users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class JobAnatomy:
     blame: tuple[Blame, ...]
     """Workers that others waited for, the most expensive first."""
     savings: tuple[Saving, ...]
-    """What each partial mode would have saved; empty if pods are missing, or no round is known from
+    """Estimated effect of each partial mode; empty if pods are missing, or no round is known from
     all ranks."""
     rounds: int
     """Number of rounds for which all arrivals are known."""
@@ -281,7 +281,7 @@ LOOK: Final = {
     Part.BACKWARD: "its processor and who shares it",
     Part.SCRIPT: "what its script does between the batches, its processor and who shares it",
 }
-"""Where to look if this part of a rank's step is longer than that of the others."""
+"""Advice on where to look if a rank spends longer on this part than the others."""
 WHAT: Final = {
     Part.LOADING: "loading data",
     Part.LEASE: "waiting for data to be dealt",

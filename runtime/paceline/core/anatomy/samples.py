@@ -48,7 +48,7 @@ ShortText = Annotated[str, Meta(max_length=253)]
 
 
 class Phase(IntEnum):
-    """What the main thread does between two calls of step()."""
+    """The activity of the main thread between two calls of step()."""
 
     SCRIPT = 0
     """The script's own work: nothing that the hooks can see."""
@@ -57,7 +57,7 @@ class Phase(IntEnum):
     FORWARD = 2
     """Inside the model's forward pass."""
     BACKWARD = 3
-    """From the end of the forward pass on: the loss and backward()."""
+    """The loss and backward(): the time after the end of the forward pass."""
 
 
 class StepSample(Struct, frozen=True):
@@ -67,9 +67,9 @@ class StepSample(Struct, frozen=True):
     """End of the previous step(), or the time at which the loop began or continued after
     evaluation."""
     announced_ns: Ns
-    """When step() was called."""
+    """Time at which step() was called."""
     resumed_ns: Ns
-    """When step() returned."""
+    """Time at which step() returned."""
     loading_ns: Ns
     """Time spent in the data loader, without waiting for a lease."""
     forward_ns: Ns
@@ -92,14 +92,15 @@ class SegmentSample(Struct, frozen=True):
     payload_bytes: Count
     """Size of the segment, in bytes."""
     ready_ns: Ns
-    """When backward() had added the last gradient of the segment; 0 if it was not observed."""
+    """Time at which backward() had added the last gradient of the segment; 0 if it was not
+    observed."""
     opened_ns: Ns
-    """When this rank's contribution was ready for the transport. 0 in a round that is not streamed:
-    there it is just before `begun_ns` of the first segment."""
+    """Time at which this rank's contribution was ready for the transport. 0 in a round that is not
+    streamed: there it is just before `begun_ns` of the first segment."""
     begun_ns: Ns
-    """When its reduction began."""
+    """Start of its reduction."""
     ended_ns: Ns
-    """When its reduction ended."""
+    """End of its reduction."""
     busy_ns: Ns
     """Part of that time in which the transport was busy. Less than all of it only if neighbors are
     merged."""
@@ -115,24 +116,22 @@ class RoundSample(Struct, frozen=True):
     fresh: bool
     """True if the round contains a gradient of this rank that arrived in time."""
     arrived_ns: Ns
-    """When this rank announced its gradient; 0 if it had no fresh one."""
+    """Time at which this rank announced its gradient; 0 if it had no fresh one."""
     last: PlaceName
     """Place of the rank that this rank waited for: the last one to arrive. Empty if this rank was
     the last, or not fresh."""
     last_ns: Ns
-    """When that rank arrived, on this rank's clock."""
+    """Time at which that rank arrived, on this rank's clock."""
     go_ns: Ns
-    """When GO reached this rank."""
+    """Time at which GO reached this rank."""
     update_begun_ns: Ns
-    """When the update of the committed weights began."""
+    """Start of the update of the committed weights."""
     update_ended_ns: Ns
-    """When the update of the committed weights ended."""
+    """End of the update of the committed weights."""
     copy_begun_ns: Ns
-    """When the copy of the weights into the model began; 0 if the main thread did not wait for it.
-    """
+    """Start of the copy of the weights into the model; 0 if the main thread did not wait for it."""
     copy_ended_ns: Ns
-    """When the copy of the weights into the model ended; 0 if the main thread did not wait for it.
-    """
+    """End of the copy of the weights into the model; 0 if the main thread did not wait for it."""
     segments: Annotated[tuple[SegmentSample, ...], Meta(max_length=SEGMENTS_MAX)]
     """The segments that this rank reduced, in order."""
 
@@ -142,7 +141,7 @@ class RankSamples(Struct, frozen=True):
 
     member: MemberName
     alive: bool
-    """False if the process has died."""
+    """True if the process is alive."""
     steps: Annotated[tuple[StepSample, ...], Meta(max_length=STEPS)]
     rounds: Annotated[tuple[RoundSample, ...], Meta(max_length=ROUNDS)]
 
@@ -163,7 +162,7 @@ class SilentPod(Struct, frozen=True):
     pod: str
     """Name of the pod."""
     why: str
-    """Why its samples are missing, for users."""
+    """Reason why its samples are missing, for users."""
 
 
 class SamplesError(ValueError):

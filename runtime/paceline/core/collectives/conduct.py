@@ -37,11 +37,11 @@ class Conduct:
     wire: Wire | None = Wire.FLOAT32
     """Type in which float32 sums travel; None if nothing travels."""
     bits: Bits = Bits.ORDER
-    """Why all ranks get the same bits."""
+    """Reason why all ranks get the same bits."""
     machines: tuple[int, ...] = ()
     """Machine of each rank, if sums have two levels (`Transport.machines`); else empty."""
     in_python: str = ""
-    """Why the inner loop runs in Python; empty if it does not."""
+    """Reason why the inner loop runs in Python; empty if it does not."""
     by_host: bool = False
     """True if the transport cannot access the memory of the gradients, so they go through host
     memory."""

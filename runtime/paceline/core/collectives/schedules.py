@@ -46,11 +46,11 @@ class Rounding(IntEnum):
     """How a part is treated if the type that travels is shorter than that of the sum."""
 
     EXACT = 0
-    """It is not rounded: it already has the shorter type."""
+    """The part is not rounded: it already has the shorter type."""
     ROUNDED = 1
-    """It is rounded. Another rank, which rounds the same part, keeps the rounding error."""
+    """The part is rounded. Another rank, which rounds the same part, keeps the rounding error."""
     KEPT = 2
-    """It is rounded, and this rank keeps the rounding error."""
+    """The part is rounded, and this rank keeps the rounding error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Measurement:
     setting: Setting
     step_s: float
     row: Row | None = None
-    """All that was measured; None if only the step time is known."""
+    """The complete measurements; None if only the step time is known."""
     shown: Shown | None = None
     """The last forecast that was shown before this measurement began; None if there was none."""
 

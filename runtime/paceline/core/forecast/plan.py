@@ -120,7 +120,7 @@ class Plan:
     """Largest relative error of the forecasts, as an absolute value; None if there is none to show.
     """
     advice: str
-    """What the plan recommends, as text for the user."""
+    """Recommendation of the plan, as text for the user."""
 
 
 BY_PLAN: Final = "plan before"

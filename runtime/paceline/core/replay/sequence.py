@@ -54,7 +54,7 @@ class ReplayResult(Struct, frozen=True):
     contributions: int
     """Number of contributions in them."""
     ranks: int
-    """Number of ranks that wrote a journal."""
+    """Number of ranks whose gradients were replayed."""
     recorded: str
     """Hash of weights, optimizer and scheduler at the end of the run."""
     replayed: str

@@ -60,8 +60,10 @@ class Announce(Struct, frozen=True, tag="announce"):
 
     generation: GenerationId
     round: int
+    """Number of the round."""
     kind: AnnounceKind
     share: Share
+    """The pending contributions of the rank."""
 
 
 class Word(Struct, frozen=True, omit_defaults=True):
@@ -127,6 +129,7 @@ class Part(Struct, frozen=True, tag="part"):
 
     generation: GenerationId
     records: tuple[Record, ...]
+    """Records that the receiver lacks, in order."""
 
 
 class AskState(Struct, frozen=True, tag="ask-state"):
@@ -149,6 +152,7 @@ class State(Struct, frozen=True, tag="state"):
 
     generation: GenerationId
     log: LogSnapshot
+    """Log of the sender; it ends at the version of the state."""
     onward: tuple[MemberId, ...] = ()
     """Joiners to whom the receiver forwards the state."""
 
@@ -164,6 +168,7 @@ class WeightsHash(Struct, frozen=True, tag="weights-hash"):
     member: MemberId
     version: int
     value: int
+    """Hash of the committed weights."""
 
 
 # ---- rank -> coordinator, forwarded by its agent ----------------------------------------------
@@ -279,6 +284,7 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat", omit_defaults=True):
     stopped: bool = False
     """True if it has committed the stop round."""
     doing: Doing | None = None
+    """Present work of its communication thread."""
     active: bool = False
     """True if it is an active member."""
     benched: bool = False
@@ -395,6 +401,7 @@ class Complain(Struct, frozen=True, tag="complain"):
     id: GenerationId
     member: MemberId
     round: int
+    """Round that the rank had reached."""
     why: str
     """Description of the failure, for users."""
     lost: MemberId | None = None
@@ -433,6 +440,7 @@ class Commit(Struct, frozen=True, tag="commit"):
     """The new membership, and which rank repairs which (R7, R15)."""
 
     gen: Gen
+    """Record of the new membership."""
     holder: MemberId
     """The rank that sends the missing records and the last result."""
     behind: tuple[tuple[MemberId, int, str], ...]
@@ -485,6 +493,7 @@ class Release(Struct, frozen=True, tag="release"):
 
     generation: GenerationId
     version: int
+    """Last version of the weights."""
 
 
 class Dismiss(Struct, frozen=True, tag="dismiss"):
@@ -545,13 +554,16 @@ class AgentHello(Struct, frozen=True, tag="agent-hello"):
     """The processes that an agent has; its first message for each connection (R43)."""
 
     slot: int
+    """Slot of the pod."""
     attempt: int
     """Attempt of the pod. The attempt of a rank is attempt x ATTEMPT_STRIDE + restarts."""
     host: str
     metrics: str
-    """Address at which the agent serves metrics."""
+    """URL at which the agent serves metrics; empty if it serves none."""
     living: tuple[MemberId, ...]
+    """Ranks whose processes are alive."""
     dead: tuple[MemberId, ...]
+    """Ranks whose processes the agent has reaped."""
     released: tuple[GenerationId, int] | None = None
     """The record and version with which one of the dead ranks was released (R17)."""
     registers: tuple[Register, ...] = ()
@@ -666,6 +678,7 @@ class RankDead(Struct, frozen=True, tag="rank-dead", omit_defaults=True):
     """Evidence that a rank is dead: its agent has reaped the process (R25)."""
 
     member: MemberId
+    """The rank that died."""
     exit_code: int
     """Exit code; negative for a signal."""
     why: str
@@ -701,6 +714,7 @@ class ToPod(Struct, frozen=True, tag="to-pod"):
     """A message for several ranks of a pod: a COMMIT is sent once for all of them (R43)."""
 
     members: tuple[MemberId, ...]
+    """Ranks that get the message."""
     message: Raw
     """A `ToRank` message; the agent does not decode it."""
 
@@ -710,12 +724,14 @@ class KillRank(Struct, frozen=True, tag="kill-rank"):
 
     member: MemberId
     why: str
+    """Reason, for users."""
 
 
 class DrainPod(Struct, frozen=True, tag="drain-pod"):
     """Drain all ranks of the pod and end (scale-down)."""
 
     why: str
+    """Reason, for users."""
 
 
 class Closing(Struct, frozen=True, tag="closing"):
@@ -726,6 +742,7 @@ class Shutdown(Struct, frozen=True, tag="shutdown"):
     """The job is over: end all remaining processes."""
 
     why: str
+    """Reason, for users."""
 
 
 # ---- runner or operator -> coordinator (HTTP bodies) ------------------------------------------

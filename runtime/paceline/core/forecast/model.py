@@ -44,6 +44,7 @@ class Row:
     """The measurements of one run."""
 
     setting: Setting
+    """The setting of the run."""
     computing_s: tuple[tuple[float, ...], ...]
     """Computing time of each step, for each member: seconds from the end of step() to the next
     call. All above 0."""
@@ -99,6 +100,7 @@ class Model:
     shape: tuple[tuple[float, ...], ...]
     """Computing times of each measured member, divided by the mean over all members."""
     link: Link
+    """Coefficients of the allreduce time."""
     payload_bytes: float
     """Size of the gradient of the whole model, in bytes."""
     pieces: int

@@ -62,6 +62,7 @@ class Stepped(Struct, frozen=True, tag="stepped"):
     """The main thread added the gradient of these leases to the buffer GRAD."""
 
     leases: tuple[int, ...]
+    """Leases of the batches in the gradient."""
     samples: int
     """Number of samples in the gradient."""
     unit: int

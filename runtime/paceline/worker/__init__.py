@@ -1,5 +1,5 @@
-"""One rank at work: the threads behind the training API, and what they own.
+"""Runtime of one rank: the threads behind the training API, and what each thread owns.
 
-Reading order: session (the main thread's door), comm_thread, then state/ (the tensors), checkpoint/
-and metrics/. What the protocol wants is decided in `core.rank`.
+Read `session` first, which is the main thread's interface. Then read `comm_thread`, `state/` (the
+tensors), `checkpoint/` and `metrics/`. The decisions of the protocol are made in `core.rank`.
 """

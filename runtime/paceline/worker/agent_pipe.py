@@ -1,8 +1,8 @@
-"""The rank's end of its pipe to the agent.
+"""The rank's end of the pipe to its agent.
 
-The pipe is the socket that the shim left open as PACELINE_AGENT_FD. The rank says how it is going
-to end, the agent asks it to drain, and the end of the pipe means that the agent is dead: nobody
-would report this rank's death any more, so it must end at once, by `os._exit` (D6).
+The pipe is the socket that the shim left open as PACELINE_AGENT_FD. The rank reports how it is
+going to end, and the agent asks it to drain. If the pipe closes, the agent is dead. Nobody would
+report this rank's death any more, so the rank must end at once, by `os._exit` (D6).
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from paceline.core.protocol.ids import GenerationId
 
 MESSAGE_BYTES_MAX: Final = 32 * 1024
 MESSAGE_CHARS_MAX: Final = 4_000
-"""Of a user-visible text; the rest is in the log."""
+"""Upper bound on the length of a user-visible text, in characters; the full text is in the log."""
 SEND_S: Final = 5
-"""A frozen agent must not hold up its rank."""
+"""Timeout of a send, in seconds: a frozen agent must not hold up its rank."""
 
 
 class AgentOrder(msgspec.Struct, frozen=True):
-    """What the agent wants: `kind` is `drain` (R16) or `shutdown` (the job is over, leave)."""
+    """An order of the agent: `kind` is `drain` (R16) or `shutdown` (the job is over, leave)."""
 
     kind: str
     why: str = ""
 
 
 class AgentPipe:
-    """Takes over the descriptor. `tell` may be called from any thread, `read` from one."""
+    """The rank's side of the socket to its agent.
+
+    Takes over the descriptor. Any thread may call `tell`; only one thread may call `read`.
+    """
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)  # not for the script's own subprocesses
@@ -54,9 +57,20 @@ class AgentPipe:
         released: tuple[GenerationId, int] | None = None,
         error: ScriptError | None = None,
     ) -> bool:
-        """Say that this rank is `present`, and later how it will end: `finished` (released, with
-        which record and version: R17), `dismissed`, or `failed` with the reason and the exception.
-        The last word counts. False if the agent is gone or does not listen."""
+        """Report that this rank is present, or how it will end. Any thread may call this.
+
+        If the rank reports an end several times, the agent takes the last report. A send that does
+        not succeed within SEND_S counts as failed.
+
+        Args:
+            kind: `present`, `finished` (the job was released), `dismissed` or `failed`.
+            message: The reason, for people; cut to MESSAGE_CHARS_MAX characters.
+            released: The record and the version with which the job was released (R17).
+            error: The exception that ended the script.
+
+        Returns:
+            True if the report was sent; False if the agent is gone or does not read.
+        """
         text = msgspec.json.encode(
             {
                 "kind": kind,
@@ -73,7 +87,13 @@ class AgentPipe:
         return True
 
     def read(self) -> AgentOrder | None:
-        """Block until the agent wants something; None = it is dead, and so must be the rank."""
+        """Block until the agent sends an order.
+
+        Messages that cannot be decoded are skipped.
+
+        Returns:
+            The order, or None if the agent is dead; then this rank must end too.
+        """
         while True:
             try:
                 data = self._socket.recv(MESSAGE_BYTES_MAX)
@@ -81,13 +101,13 @@ class AgentPipe:
                 return None
             if not data:
                 return None
-            with suppress(*UNDECODABLE):  # an agent says nothing else
+            with suppress(*UNDECODABLE):  # an agent sends only orders
                 return msgspec.json.decode(data, type=AgentOrder)
 
     def close(self) -> None:
-        """Wakes a blocked `read`, which then returns None."""
+        """Close the socket; this also wakes a blocked `read`, which then returns None."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the agent was first
+        except OSError:  # the agent has closed it already
             pass
         self._socket.close()

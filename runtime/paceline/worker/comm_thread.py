@@ -1,8 +1,8 @@
-"""The communication thread: waits for events, asks the state machine, carries out its effects.
+"""The communication thread: waits for events, asks the state machine, and carries out its effects.
 
-It has no opinion. What the protocol wants is decided in `core.rank`; here tensors are added, links
-opened, messages sent and the main thread let go. Every wait ends with a message, a timer or an
-abort.
+It makes no decisions. The protocol's decisions are made in `core.rank`. Here tensors are added,
+links opened, messages sent and the main thread is let go. Every wait ends with a message, a timer
+or an abort.
 """
 
 from __future__ import annotations
@@ -62,30 +62,38 @@ from paceline.worker.state.codec import read_header
 from paceline.worker.state.committed import Bytes, Committed
 from paceline.worker.state.gradients import Gradients
 
-if TYPE_CHECKING:  # only a job that has checkpoints loads what writes them
+if TYPE_CHECKING:  # only a job with checkpoints loads the writer
     from paceline.worker.checkpoint.service import CheckpointService
 
 log = logging.getLogger("paceline.rank")
 
 IDLE_MS: Final = 1_000
-"""Longest wait of an idle thread, after which it looks at its timers again."""
+"""Upper bound on the wait of an idle thread, after which it checks its timers again."""
 SOON_MS: Final = 1
-"""After a round: a main thread that computes for longer is not held up by what waits then."""
+"""How long the thread waits after a round before it does deferred work, in milliseconds. A main
+thread that computes for longer than this is not held up by the work."""
 ROUND: Final = (Announce, Gathered, Start, ev.Reduced)
-"""What comes in each round, beside Step."""
+"""Messages and events of every round, apart from Step."""
 INTERRUPTING: Final = (Prepare, Release, Dismiss)
+"""Orders that abort what the communication thread is blocked in."""
 WRITER: Final = (ev.Written, ev.Published)
+"""Answers of the checkpoint writer."""
 BLOCKING: Final = (ev.Reduce, ev.OpenChannel, ev.Restore)
+"""Effects that may block; they are carried out after all others of the same event."""
 PARKED: Final = (ev.Begin, ev.Step, ev.Want, ev.Flush, ev.Unrest)
-"""The main thread waits for Resume from there on."""
+"""Events after which the main thread is parked until Resume."""
 STAGED_MAX: Final = 2
-"""States of generations that this rank has not promised: one may overtake the order to promise."""
+"""Upper bound on the staged states of generations that this rank has not promised. Such a state may
+arrive before the order to promise."""
 RECENT: Final = 32
-"""Reductions that tell how long one usually takes."""
+"""Number of recent reductions from which the usual duration is taken."""
 
 
 class Interrupts:
-    """Counts the orders that interrupt the communication thread and that it has not taken yet."""
+    """Counts the interrupting orders that the communication thread has not handled yet.
+
+    Any thread may call the methods. The abort flag is raised as long as the count is not zero.
+    """
 
     def __init__(self) -> None:
         self.abort = Abort()
@@ -94,15 +102,20 @@ class Interrupts:
 
     @staticmethod
     def interrupts(order: object) -> bool:
+        """Return True if the order aborts what the communication thread is blocked in."""
         return isinstance(order, INTERRUPTING)
 
     def arrived(self) -> None:
+        """Count an interrupting order and raise the abort flag."""
         with self._lock:
             self._outstanding += 1
             self.abort.raise_()
 
     def taken(self) -> None:
-        """One that never arrived as an interrupt changes nothing."""
+        """Count an interrupting order as handled, and lower the flag after the last one.
+
+        An order that was never counted by `arrived` changes nothing.
+        """
         with self._lock:
             self._outstanding = max(0, self._outstanding - 1)
             if not self._outstanding:
@@ -110,36 +123,45 @@ class Interrupts:
 
 
 class Within:
-    """What comes over the lines of a group (`worker.group`)."""
+    """Base class of the messages on the lines inside a group (`worker.group`)."""
 
     __slots__ = ()
 
 
 class ControlChannel(Protocol):
-    """How words reach the coordinator."""
+    """Sends messages to the coordinator: through the agent, or to a state machine in place."""
 
-    def start(self) -> None: ...
-    def send(self, message: RankMessage) -> None: ...
-    def close(self) -> None: ...
+    def start(self) -> None:
+        """Start the channel; called once, by the main thread."""
+
+    def send(self, message: RankMessage) -> None:
+        """Send or queue a message without blocking; it is lost if there is no connection."""
+
+    def close(self) -> None:
+        """Send what is queued and end the channel, in bounded time."""
 
 
 @dataclass(slots=True)
 class Tensors:
-    """What the script has brought; None until it began."""
+    """What the script brings with `begin()`."""
 
     gradients: Gradients
     committed: Committed
     reducer: Reducer
     checkpoints: CheckpointService | None
-    """None: the job has none."""
+    """The service that writes checkpoints; None if the job has none."""
 
 
 class _CannotJoinError(Exception):
-    """The state of the job does not fit this rank's script: it ends alone, and the job goes on."""
+    """The job's state does not fit this rank's script: the rank ends alone, and the job goes on."""
 
 
 class CommThread:
-    """Owns the machine, the sockets of the peers and the transport: all on one thread."""
+    """Runs the state machine, and carries out its effects on sockets, tensors and transport.
+
+    The thread owns the machine and the peers' sockets. Tensors and transport are also used by the
+    memory thread and the data thread (`worker.reduction`).
+    """
 
     def __init__(
         self,
@@ -157,9 +179,9 @@ class CommThread:
         self.link: ControlChannel | None = None
         self.recorder: Recorder | None = None
         self.away: Callable[[], Away | None] = lambda: None
-        """Since when the script has not come back, for the heartbeat."""
+        """Returns since when the script has not come back, for the heartbeat."""
         self.squares: GradientSquares | None = None
-        """In a run that `paceline plan` measures."""
+        """Squared norms of gradients; None unless `paceline plan` measures the run."""
         self._peers = peers
         self._channel = DataChannel(transport, interrupts.abort, metrics, shard, token)
         self._main, self._interrupts, self._metrics = main, interrupts, metrics
@@ -169,35 +191,42 @@ class CommThread:
         self._staged: dict[GenerationId, tuple[Bytes, ...]] = {}
         self._part: tuple[Bytes, ...] = ()
         self._shared: tuple[tuple[GenerationId, int], list[Bytes]] | None = None
-        """The state of a version, for those that join at it."""
+        """A copy of the state of one version, for all ranks that join at this version."""
         self._synced: torch.Tensor | None = None
-        """Averaged float buffers that wait for the main thread to be parked (D10)."""
+        """Averaged float buffers that are loaded when the main thread is parked (D10)."""
         self._own_buffers: torch.Tensor | None = None
-        """With a pipeline: the float buffers as they were when the main thread was parked last; it
-        changes those of the model while they are reduced."""
+        """With a pipeline: the model's float buffers when the main thread was last parked. The main
+        thread changes those of the model while they are reduced."""
         self._later: deque[Callable[[], None]] = deque()
-        """Figures of the last round, in their order. Nobody waits for them, and the main thread,
-        which has just been let go, wants the interpreter lock."""
+        """Metrics of the last round that are still to be counted, in order. Nobody waits for them,
+        and the main thread, which was just let go, needs the interpreter lock."""
         self._streamed: ev.Reduce | None = None
-        """The streamed round under way, or the last one."""
+        """The streamed round in flight, or the last one."""
         self._work_since_ns = now_ns()
         self._reductions_ms: deque[int] = deque(maxlen=RECENT)
         self._usual_ms = 0
         self._closing = False
         self._state_lock = threading.Lock()
-        """Held while an event changes the machine's state, which takes microseconds, and by the
-        link thread while it reads it."""
+        """Guards the machine's state. The communication thread holds it while an event changes the
+        state, which takes microseconds; the link thread holds it while it reads."""
         self._thread = threading.Thread(target=self._run, name="paceline-comm", daemon=True)
 
     # ---- any thread -----------------------------------------------------------------------
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def take(
         self, gradients: Gradients, committed: Committed, checkpoints: CheckpointService | None
     ) -> None:
-        """The script has begun. Main thread, before its first word."""
+        """Take over the tensors of a script that begins. Main thread, before it posts an event.
+
+        Args:
+            gradients: Gradient buffers.
+            committed: Weights and optimizer state.
+            checkpoints: Writes and loads checkpoints; None if the job has none.
+        """
         self._metrics.ring.divide([x.nbytes for x in gradients.result])
         reducer = Reducer(
             self._channel,
@@ -210,6 +239,7 @@ class CommThread:
         self.tensors = Tensors(gradients, committed, reducer, checkpoints)
 
     def _hear(self, event: ev.Coming | None) -> None:
+        """Post an event of the reducer, or only wake the thread (None). Memory or data thread."""
         if event is None:
             self._peers.wake()
         else:
@@ -217,18 +247,21 @@ class CommThread:
 
     @property
     def alive(self) -> bool:
+        """True if the thread is running."""
         return self._thread.is_alive()
 
     def post(self, event: ev.Event | Within) -> None:
-        """Hand an event to the communication thread."""
+        """Queue an event for the communication thread. Any thread."""
         self._posted.append(event)
         self._peers.wake()
 
     def order(self, order: ToRank) -> None:
-        """Hand over an order; one that interrupts aborts what the thread is blocked in.
+        """Queue an order of the coordinator or the agent. Any thread.
 
-        An interrupt that was counted is always followed by its order, which takes the count back:
-        else each reduction from then on would be aborted."""
+        An order that interrupts aborts what the communication thread is blocked in. Once such an
+        order is counted it is always queued too, since handling it takes the count back. Otherwise
+        every later reduction would be aborted.
+        """
         try:
             if Interrupts.interrupts(order):
                 self._interrupt()
@@ -239,26 +272,33 @@ class CommThread:
         self._interrupts.arrived()
 
     def registration(self) -> Register:
-        """Return, for the link thread, who this rank is, as of one event."""
+        """Return this rank's registration, consistent between two events. Link thread."""
         with self._state_lock:
             return self.machine.state.registration()
 
     def heartbeat(self) -> Heartbeat:
-        """Return the next heartbeat for the link thread, as of one event."""
+        """Return the next heartbeat, consistent between two events. Link thread."""
         doing = self.doing()
         with self._state_lock:
             return self._metrics.facts.heartbeat(self.machine.state, doing, self.away())
 
     def figures(self) -> Figures:
-        """Return, for the link thread, the last figures that were worked out."""
+        """Return the figures that were computed last. Link thread."""
         with self._state_lock:
             return self._metrics.facts.figures(self.machine.state)
 
     def doing(self) -> Doing:
-        """For the heartbeat: this thread cannot say itself that it is stuck (R35)."""
+        """Return what the rank is busy with and for how long. Link thread.
+
+        The communication thread cannot report itself that it is stuck (R35).
+
+        Returns:
+            The work of the thread that has been busy for longer, of the communication and the data
+            thread.
+        """
         with self._state_lock:
             go, tensors = self.machine.state.reducing, self.tensors
-        # Of two threads at work the one that has been at it for longer.
+        # Report the thread that has been busy for longer.
         since_ns = (self._work_since_ns, tensors.reducer.busy_since_ns if tensors else 0)
         return Doing(
             for_ms=(now_ns() - min(x for x in since_ns if x)) // NS_PER_MS,
@@ -268,7 +308,7 @@ class CommThread:
         )
 
     def close(self, timeout_s: float) -> None:
-        """End the thread; whatever it is blocked in is aborted."""
+        """Abort what the thread is blocked in, and wait at most `timeout_s` for its end."""
         self._closing = True
         self._interrupts.arrived()
         self._peers.wake()
@@ -320,8 +360,10 @@ class CommThread:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """With what can wait: while the announcement of the next Step is on its way, or when
-        nothing has come for a moment. The log must not have gone on."""
+        """Do the deferred work: while the next Step is being announced, or when the thread is idle.
+
+        Must run before the log goes on, since the metrics of a round are read from the log.
+        """
         while self._later:
             self._later.popleft()()
 
@@ -353,10 +395,10 @@ class CommThread:
             self._staged.pop(message.generation, None)
 
     def _take(self, event: ev.Event | Within) -> None:
-        """One event, its effects, and the events that carrying them out brought."""
+        """Handle an event, its effects, and the events that result from the effects."""
         assert not isinstance(event, Within), "no group"
         if isinstance(event, Prepare) and self._has_nothing_newer():
-            self._take(self._checkpoints.look())  # R26: the report names the newest one
+            self._take(self._checkpoints.look())  # the report names the newest one (R26)
         if self._interrupts.interrupts(event):
             if self.tensors is not None:
                 self.tensors.reducer.stop()
@@ -375,10 +417,10 @@ class CommThread:
         if self.tensors is not None and isinstance(event, PARKED):
             self._committed.take_back()
         if isinstance(event, ev.ChannelFailed):
-            self._synced = None  # it may have been summed here, and not in all of the group
+            self._synced = None  # summed here, but perhaps not on all ranks of the group
         with self._state_lock:
             effects = self.machine.handle(now, event)
-        self._metrics.handled(self.machine.state, event, now)  # before an effect lets main go on
+        self._metrics.handled(self.machine.state, event, now)  # before the main thread goes on
         if isinstance(event, WRITER):
             facts = self._checkpoints.figures(self.machine.state.saving)
             self._metrics.facts.checkpoints = facts
@@ -388,7 +430,7 @@ class CommThread:
         follow: deque[ev.Event] = deque()
         for effect in effects:
             if isinstance(effect, BLOCKING):
-                blocking.append(effect)  # everything else of this event goes out first
+                blocking.append(effect)  # after the other effects of this event
                 if isinstance(effect, ev.OpenChannel):
                     self._meet(effect.commit)
             elif (event_after := self._do(effect)) is not None:
@@ -405,7 +447,7 @@ class CommThread:
             self._take(event_after)
 
     def _agreed(self, outcomes: Sequence[ev.Event]) -> Sequence[ev.Event]:
-        """What came of effects, as an event of the member: in a group, of all its ranks (R51)."""
+        """Return the outcomes of effects as events of the member; a group agrees on them (R51)."""
         return outcomes
 
     def _block(self, effect: ev.Reduce | ev.OpenChannel | ev.Restore) -> ev.Event | None:
@@ -419,7 +461,7 @@ class CommThread:
 
     def _do(self, effect: ev.Effect) -> ev.Event | None:
         match effect:
-            # What each round brings goes first.
+            # The most frequent effects are tested first.
             case ev.ToPeer(member=member, message=message):
                 self._peers.send(member, message)
             case ev.ChangeBuffers(op=op):
@@ -479,7 +521,7 @@ class CommThread:
         return self._channel.open(commit, self.machine.state.me)
 
     def _reduce(self, effect: ev.Reduce) -> ev.Event | None:
-        self._catch_up()  # with the round before, if no Step came in between
+        self._catch_up()  # for the round before, if no Step has done it
         self._metrics.reducing(effect.go, self.machine.state, now_ns())
         if effect.go.streamed:
             self._streamed = effect
@@ -491,13 +533,13 @@ class CommThread:
         return outcome
 
     def _take_outcome(self) -> None:
-        """Of a streamed round, if it has come to an end."""
+        """Handle the end of a streamed round, if it has come."""
         outcome = self.tensors.reducer.outcome() if self.tensors is not None else None
         if outcome is None:
             return
         if isinstance(outcome, ev.Reduced):
             assert self._streamed is not None
-            self._record(self._streamed)  # its batch has been announced by now
+            self._record(self._streamed)  # the batch is announced by now
             self._reduced(outcome)
             self._metrics.streamed(self._reducer.hidden_ns)
         elif isinstance(outcome, ev.Voided):
@@ -540,8 +582,17 @@ class CommThread:
         return None
 
     def _state_for_joiners(self, state: State) -> list[Bytes]:
-        """One copy for all that join at this version, and each is sent what lies there (D15). It is
-        given back with the next version, as soon as the last of them has it."""
+        """Return a copy of the committed state, which all joiners of this version share.
+
+        The copy (D15) is dropped with the next version; its memory is freed when the last joiner
+        has it.
+
+        Args:
+            state: The message that the copy goes with.
+
+        Returns:
+            The header and the buffers, which must not change until they are sent.
+        """
         version = state.generation, state.log.version
         if self._shared is None or self._shared[0] != version:
             header, buffers = self._committed.snapshot()
@@ -563,7 +614,7 @@ class CommThread:
         begun_ns = now_ns()
         with self._gradients.streams.own():
             self._committed.install_result(self._part)
-            # The others could complete the round, so all that they got from here was rounded.
+            # The others could complete the round, so they got this rank's part, and it was rounded.
             self._gradients.keep_residuals(weighing.residual_unit)
             self._update(weighing)
         self._metrics.applied(go, self.machine.state, now_ns(), now_ns() - begun_ns)
@@ -586,7 +637,7 @@ class CommThread:
     # ---- checkpoints ----------------------------------------------------------------------
 
     def _has_nothing_newer(self) -> bool:
-        """A checkpoint may be what this rank goes on from."""
+        """Return True if this rank may have to go on from a checkpoint."""
         rank = self.machine.state
         has = self.tensors is not None and self.tensors.checkpoints is not None
         return has and (rank.passive or not rank.has_state)
@@ -610,7 +661,7 @@ class CommThread:
     def _buffers(self, op: BufferOp) -> None:
         if self.recorder is not None:
             self.recorder.did(op)
-        if op == Zero(BufferName.GRAD):  # the optimizer, which comes next, does not look at it
+        if op == Zero(BufferName.GRAD):  # the optimizer, which comes next, does not read it
             self._reducer.beside(partial(self._gradients.carry_out, op))
             return
         self._reducer.joined()
@@ -655,7 +706,7 @@ class CommThread:
     def _say(self, message: RankMessage) -> None:
         if self.link is None:
             return
-        if isinstance(message, Stopped | Saved):  # the last word about the rounds comes with it
+        if isinstance(message, Stopped | Saved):  # the last figures go with it
             self._catch_up()
             self._metrics.facts.work_out(self.machine.state)
             self._metrics.tell(self.machine.state)

@@ -1,10 +1,11 @@
-"""A rank's line to the coordinator, by way of its agent (R43): its own thread, so that a busy rank
-stays reachable.
+"""A rank's line to the coordinator, which runs through its agent (R43).
 
-Orders go to the communication thread. Those that end what it may be blocked in (PREPARE, RELEASE,
-DISMISS) raise the abort flag first. When the agent has a new connection it says so: the rank begins
-with Register, and the state machine repeats what may be lost (`Connected`). Between rank and agent
-heartbeats come every fifth of a second; the agent tells the coordinator what it has to know.
+The line has a thread of its own, so a rank that computes stays reachable. Orders go to the
+communication thread. Orders that end what it may be blocked in (PREPARE, RELEASE, DISMISS) raise
+the abort flag first. When the agent has a new connection it tells the rank. The rank then sends
+Register first, and the state machine repeats whatever may have been lost (`Connected`). Between
+rank and agent heartbeats are sent every fifth of a second; the agent tells the coordinator what it
+has to know.
 """
 
 from __future__ import annotations
@@ -37,13 +38,19 @@ from paceline.core.messages import (
 log = logging.getLogger("paceline.rank")
 
 BEAT_NS: Final = NS_PER_S // 5
+"""Interval between two heartbeats to the agent, in nanoseconds."""
 OUTBOX_MAX: Final = 256
-"""Messages. An agent that leaves so many unread is stopped; the rank introduces itself anew."""
+"""Upper bound on the number of unsent messages. An agent that leaves more of them unread is
+stopped; the rank then introduces itself anew."""
 CLOSE_S: Final = 5.0
+"""Upper bound on how long `close` takes, in seconds."""
 
 
 class CoordinatorLine:
-    """Takes over the descriptor; all that is said is up to the callbacks."""
+    """The rank's end of the line, with the thread that serves it (`ControlChannel`).
+
+    Takes over the descriptor. The callbacks decide what is sent and what is done about an order.
+    """
 
     def __init__(
         self,
@@ -56,7 +63,19 @@ class CoordinatorLine:
         connected: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`failed` is told what has ended the thread, other than the end of the agent."""
+        """Take over the descriptor; the thread begins with `start`.
+
+        All callbacks are called on the line's own thread.
+
+        Args:
+            fd: One end of a pair of packet sockets; the agent has the other one.
+            register: Returns this rank's registration.
+            heartbeat: Returns the next heartbeat.
+            figures: Returns the figures for `status`.
+            obey: Takes an order of the coordinator.
+            connected: Called when the agent has a new connection to the coordinator.
+            failed: Takes the exception that ended the thread; not called when the agent has ended.
+        """
         os.set_inheritable(fd, False)  # not for the script's own subprocesses
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
@@ -64,26 +83,30 @@ class CoordinatorLine:
         self._obey, self._connected, self._failed = obey, connected, failed
         self._news: int | None = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
-        """Of `_news`, `_outbox` and `_connection`, which other threads read and change."""
+        """Guards `_news`, `_outbox` and `_connection`, which other threads read and change."""
         self._outbox: deque[RankMessage] = deque()
-        """For the connection of that number only."""
+        """Unsent messages, for the connection with number `_connection` only."""
         self._connection = 0
-        """Of the agent, as it says; 0: it has none."""
+        """Number of the agent's connection, as the agent reported it; 0 if it has none."""
         self._registered: Register | None = None
-        """What was said for this connection last."""
+        """The registration that was sent last on this connection, or None."""
         self._figures_ns = BEAT_NS
         self._beat_due_ns = self._figures_due_ns = 0
         self._complaint = ""
         self._closing_ns: int | None = None
-        """When it gives up what is still to be said."""
+        """Deadline after which a line that is being closed drops its unsent messages, or None."""
         self._thread = threading.Thread(target=self._run, name="paceline-link", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def send(self, message: RankMessage) -> None:
-        """From any thread. Lost if the agent has no connection: the next one begins with the
-        facts."""
+        """Queue a message for the coordinator. Any thread may call this; it never blocks.
+
+        The message is lost if the agent has no connection. Nothing is missing then, because the
+        next connection begins with Register and the state machine repeats what matters.
+        """
         with self._lock:
             if not self._connection:
                 return
@@ -91,7 +114,7 @@ class CoordinatorLine:
         self._wake()
 
     def close(self) -> None:
-        """Say what is still to be said and end the thread; bounded."""
+        """Send what is queued and end the thread; drop the rest after CLOSE_S."""
         if self._thread.is_alive():
             self._closing_ns = now_ns() + int(CLOSE_S * NS_PER_S)
             self._wake()
@@ -119,7 +142,12 @@ class CoordinatorLine:
                 self._news = None
 
     def _turn(self) -> bool:
-        """False at the end: of the agent, or when all is said."""
+        """Write, wait, read and send heartbeats once.
+
+        Returns:
+            False at the end: the agent has ended, or everything is sent and the line is being
+            closed.
+        """
         all_said = self._write()
         if self._closing_ns is not None and (all_said or now_ns() >= self._closing_ns):
             return False
@@ -137,7 +165,7 @@ class CoordinatorLine:
         return True
 
     def _wait(self, all_said: bool) -> None:
-        """For a packet, a word of this process, room for what is to be said, or the next beat."""
+        """Wait for a packet, a message to send, space in the socket, or the next deadline."""
         assert self._news is not None
         poll = select.poll()
         poll.register(self._news, select.POLLIN)
@@ -163,14 +191,16 @@ class CoordinatorLine:
                 case _:
                     self._obey(order)
         except Exception as error:
-            # Whatever it was: who introduces himself is told again what he has to know.
+            # Whatever failed: a rank that registers again is sent all that it has to know.
             self._complain(f"{type(order).__name__} could not be followed: {error!r}", error)
             self._registered = None
             self.send(self._register())
 
     def _introduce(self, connection: int) -> None:
-        """What was still to be said belongs to the connection before: the state machine says it
-        anew when it hears `connected`."""
+        """Begin a connection with Register and drop what was queued for the one before.
+
+        The state machine sends the dropped messages again when it handles `connected`.
+        """
         register = self._register()
         with self._lock:
             self._connection, self._registered = connection, None
@@ -180,10 +210,10 @@ class CoordinatorLine:
         self._connected()
 
     def _write(self) -> bool:
-        """Whether everything is said."""
+        """Send the queued messages; return True if none is left."""
         if len(self._outbox) > OUTBOX_MAX:
             self._introduce(self._connection)
-        while self._outbox:  # other threads only add to it
+        while self._outbox:  # other threads only append
             message = self._outbox[0]
             known = isinstance(message, Register) and message == self._registered
             if not known and not self._say(message):
@@ -192,13 +222,13 @@ class CoordinatorLine:
         return True
 
     def _say(self, message: RankMessage | Heartbeat) -> bool:
-        """Whether there was room."""
+        """Send a message; return False if the socket has no space for it."""
         try:
             packets.send(self._socket, msgspec.json.encode(Said(self._connection, message)))
         except BlockingIOError:
             return False
         except OSError:
-            return True  # the agent has ended; the reader sees that too
+            return True  # the agent has ended, which the next read reports
         if isinstance(message, Register):
             self._registered = message
         return True
@@ -212,7 +242,7 @@ class CoordinatorLine:
             self._say(self._figures())
 
     def _complain(self, text: str, fault: Exception) -> None:
-        """Once per reason."""
+        """Log a problem, once as long as it stays the same."""
         if text != self._complaint:
             log.warning("%s", text, exc_info=fault)
             self._complaint = text

@@ -1,7 +1,12 @@
-"""The data channel of one generation: opened, used for one reduction at a time, abandoned.
+"""The data channel of one generation: opened, used for one reduction at a time, then abandoned.
 
-Turns what the transport says into events for the state machine; a group of one needs no transport.
-Communication thread only.
+Translates results and errors of the transport into events for the state machine. A group of one
+rank needs no transport.
+
+Two threads use it, one at a time. The communication thread opens, closes and shuts the channel
+down, and sums the rounds that are not streamed. The data thread sums the segments of a streamed
+round (`worker.reduction`); `Reducer.stop` waits for it before the communication thread closes the
+channel. Only `shutdown`, at the end of a rank, may come while the data thread is still in a call.
 """
 
 from __future__ import annotations
@@ -27,6 +32,11 @@ log = logging.getLogger("paceline.rank")
 
 
 class DataChannel:
+    """Drives a transport for one generation after another.
+
+    See the module for which thread calls what.
+    """
+
     def __init__(
         self,
         transport: Transport,
@@ -35,14 +45,33 @@ class DataChannel:
         shard: int = 0,
         token: str = "",
     ) -> None:
-        """`shard`: of the model; it is summed with the same one of the other groups (R53).
-        `token`: of the job; peers prove with it that they belong to the job."""
+        """Create a channel that is not open yet.
+
+        Args:
+            transport: Moves and sums the buffers. The channel drives it from now on.
+            abort: Flag that ends a blocking call from another thread.
+            metrics: Counts what was moved, and errors.
+            shard: Index of the model's shard, which is summed with the same shard of the other
+                groups (R53); 0 if each rank holds the whole model.
+            token: The job's token, with which peers prove that they belong to the job.
+        """
         self._shard, self._secret = shard, secret_of(token)
         self._transport, self._abort, self._metrics = transport, abort, metrics
         self._members: tuple[MemberId, ...] = ()
         self._methods: tuple[Method, ...] = ()
 
     def open(self, commit: Commit, me: MemberId) -> ev.ChannelOpened | ev.ChannelFailed:
+        """Connect to all members of a generation. Communication thread.
+
+        Blocks for CONNECT_NS at most, or until the abort flag is raised.
+
+        Args:
+            commit: The generation, with the addresses of its members.
+            me: This rank, which is one of them.
+
+        Returns:
+            ChannelOpened with the reasons for the chosen transport, or ChannelFailed.
+        """
         self._members = members = commit.gen.members
         if self.is_alone:
             return ev.ChannelOpened()
@@ -63,20 +92,21 @@ class DataChannel:
         self._methods = self._transport.methods()
         conducts = self._transport.conducts()
         self._metrics.opened(self._methods, self._transport.regrets_s(), conducts)
-        # A status shows the beginning of it: what is in use goes before what is not.
+        # A status shows only the beginning of this text, so what is in use comes first.
         why = [*filter(None, map(told, conducts)), *self._transport.reasons()]
         return ev.ChannelOpened("; ".join(dict.fromkeys(why)))
 
     @property
     def is_alone(self) -> bool:
+        """True if the generation has one member, so there is nothing to sum."""
         return len(self._members) < 2
 
     def methods(self, buffers: list[torch.Tensor]) -> list[Method]:
-        """What would sum each of these; empty in a group of one."""
+        """Return the transport and algorithm for each buffer; empty in a group of one."""
         return [] if self.is_alone else [self._method(buffer) for buffer in buffers]
 
     def machines(self) -> tuple[int, ...]:
-        """Of all members, where sums have two levels (`transport.base`)."""
+        """Return each member's machine where sums have two levels, else () (`transport.base`)."""
         return () if self.is_alone else self._transport.machines()
 
     def _method(self, buffer: torch.Tensor) -> Method:
@@ -85,8 +115,23 @@ class DataChannel:
     def sum(
         self, buffers: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor | None] = ()
     ) -> ev.ChannelFailed | None:
-        """In place, over the members; each by itself, as in a round that is streamed (R27). A
-        buffer with a residual travels as bfloat16 (`transport.base`)."""
+        """Sum buffers over the members, in place, each in a call of its own.
+
+        The communication thread calls this in a round that is not streamed, the data thread in a
+        streamed one. Each buffer is summed by itself, so a streamed round gives the same bits
+        (R27).
+
+        Args:
+            buffers: Flat, contiguous buffers of the same sizes and dtypes on all members. After a
+                failure their contents are undefined, and an abandoned call may still write to them:
+                the caller must not use this memory again.
+            residuals: For each buffer None, or a float32 tensor of its length. A buffer with a
+                residual travels as bfloat16, and what rounding takes away is added to the residual
+                (`Transport.allreduce_rounded`).
+
+        Returns:
+            None if all buffers are summed, otherwise why the reduction failed.
+        """
         if self.is_alone:
             return None
         halves = [residual is not None for _, residual in zip_longest(buffers, residuals)]
@@ -115,9 +160,11 @@ class DataChannel:
         return None
 
     def close(self) -> None:
+        """Leave the group without waiting for anybody. Idempotent. Communication thread."""
         self._transport.close()
 
     def shutdown(self) -> None:
+        """Leave the group and release ports and files, without waiting. Communication thread."""
         self._transport.close()
         self._transport.shutdown()
 

@@ -1,9 +1,17 @@
-"""The rank's engine: the `Session` that the training API uses, with its threads behind it.
+"""The rank's engine: the `Session` that the training API uses, with the threads behind it.
 
-main thread            the user's loop; blocks in a Session call while it is parked
-paceline-comm          `comm_thread`: rounds, committed state, data channel
-paceline-link          `coordinator_line`: control channel, by way of the agent
-paceline-agent         reads the agent's pipe: drain, and the end of the agent (D6)
+    main thread            the user's loop; blocks in a Session call while it is parked
+    paceline-comm          `comm_thread`: rounds, committed state, data channel
+    paceline-link          `coordinator_line`: control channel, by way of the agent
+    paceline-agent         reads the agent's pipe: drain, and the end of the agent (D6)
+    paceline-watch         `script_watch`: limits how long the script may stay away
+    paceline-memory        `reduction`: prepares the segments of a streamed round
+    paceline-data          `reduction`: sums the segments of a streamed round
+    paceline-checkpoint    `checkpoint.writer`: writes checkpoints
+    paceline-shard-<j>     `group`, on the lead: reads the line to the rank of shard j
+    paceline-lead          `group`, on every other rank of a group: reads the line to the lead
+
+The last six are started only where they are needed.
 """
 
 from __future__ import annotations
@@ -57,26 +65,34 @@ from paceline.worker.state.committed import Committed, GroupSum
 from paceline.worker.state.gradients import Gradients
 from paceline.worker.state.shards import is_shard
 
-if TYPE_CHECKING:  # only a job that has checkpoints loads what writes them
+if TYPE_CHECKING:  # only a job with checkpoints loads the writer
     from paceline.worker.checkpoint.service import CheckpointService
 
 log = logging.getLogger("paceline.rank")
 
 SWITCH_INTERVAL_S: Final = 1e-4
-"""Of the interpreter lock: with the default of 5 ms a busy main thread holds up GO by 5 ms, see
-docs/design/data-channel.md."""
+"""Switch interval of the interpreter lock, in seconds. With Python's default of 5 ms a busy main
+thread delays GO by 5 ms (docs/design/data-channel.md)."""
 WATCH_S: Final = 1.0
-"""How often a parked main thread makes sure that the communication thread lives."""
+"""Interval at which a parked main thread checks that the communication thread is alive."""
 DISMISSED_GRACE_S: Final = 10.0
-"""A dismissed rank whose script does not come back ends by force after this (D7)."""
+"""How long the script of a dismissed rank may run before the process is ended by force (D7)."""
 CLOSE_S: Final = 5.0
+"""Upper bound on how long the end of the communication thread is waited for, in seconds."""
 FIRST: Final = MemberId(0, 0, 0)
-"""Publishes before it is known who trains. One that is started again in its place does not: others
-may have gone on, and one of them publishes."""
+"""The rank that publishes before it is known who trains. A rank that is started again in its place
+does not: the others may have gone on, and one of them publishes."""
 
 
 def connect(settings: RankSettings | None) -> Session:
-    """Take part in the job that the environment names, or work alone as rank 0 of 1."""
+    """Take part in the job that the environment names, or run alone as rank 0 of 1.
+
+    Args:
+        settings: What the agent has set in the environment; None without a job.
+
+    Returns:
+        The session of this process; it is closed at exit.
+    """
     engine = Engine(settings)
     atexit.register(engine.close)
     return engine
@@ -95,12 +111,17 @@ def _open_record(settings: RankSettings | None) -> RankRecord:
 
 
 def _told(error: TransportError) -> PacelineError:
+    """Return the transport's error as an error for the user, with its hint split off."""
     message, _, hint = str(error).partition("; hint: ")
     return PacelineError(message, hint=hint)
 
 
 class Engine:
-    """Implements `Session`."""
+    """Implements `Session`, and `MainThread` for the communication thread.
+
+    The main thread makes it and calls the methods of `Session`. The section "communication thread
+    tells" is called by other threads.
+    """
 
     is_replay = False
 
@@ -189,13 +210,14 @@ class Engine:
         self._comm.link.start()
 
     def _follow_agent(self) -> None:
+        """Report this rank to the agent, and start the thread that reads the agent's orders."""
         assert self._settings is not None
         self._agent = AgentPipe(self._settings.agent_fd)
         self._agent.tell("present")
         threading.Thread(target=self._listen, name="paceline-agent", daemon=True).start()
 
     def _meet(self, host: str, address: str, data: str) -> Welcome:
-        """With the others of the group, if there are any: what the member is known by."""
+        """Meet the other ranks of the group, if any, and return the identity of the member."""
         if self.shard:
             return self._rendezvous.follow(address)
         return self._rendezvous.lead(pid=os.getpid(), host=host, address=address, data=data)
@@ -203,12 +225,16 @@ class Engine:
     def _make_peer_sockets(self, settings: RankSettings | None, member: MemberId) -> PeerSockets:
         if settings is None:
             return PeerSockets(directory=None, name=str(member), host="", token="", alone=True)
-        # Its folder belongs to this rank alone, and the names of sockets must be short.
+        # The folder is this rank's own, so a short name will do; socket paths must be short.
         directory, name = (settings.scratch, "r") if settings.local else (None, str(member))
         return PeerSockets(directory=directory, name=name, host=settings.host, token=settings.token)
 
     def _take_gpu(self, settings: RankSettings | None) -> None:
-        """All ranks of `paceline run` are on one machine, and those of a pod see its devices."""
+        """Choose this rank's GPU before the script can.
+
+        All ranks of `paceline run` are on one machine, and the ranks of a pod see the pod's
+        devices.
+        """
         if settings is not None and self._spec is not None:
             member = settings.member
             place = place_of(member, self._spec.procs) if settings.local else member.local
@@ -232,7 +258,7 @@ class Engine:
 
     def _watch_script(self, spec: JobFile) -> ScriptWatch:
         def overdue(why: str, error: ScriptError) -> None:
-            if not self._failed:  # else the script has said what ends it, and does not end
+            if not self._failed:  # else the script has already reported why it ends
                 self.failed(why, error)
 
         return ScriptWatch(spec.step_deadline_ns, overdue)
@@ -242,12 +268,13 @@ class Engine:
     def begin(
         self, gradients: Gradients, committed: Committed, plan: DataPlan, lookahead: int
     ) -> None:
+        """Hand the tensors to the communication thread and block until this rank may train."""
         linear, why = committed.linear()
         pacing = Pacing.ROUND if linear else Pacing.SAMPLES
         log.info("optimizer: %s; pacing, where the job leaves it open: %s", why, pacing)
         log.info("%s", committed.memory_report())
         try:
-            # Of a rank that is not ready yet the communication thread opens no channel.
+            # The communication thread opens no channel before this rank is ready.
             self._transport.begin(gradients.devices, gradients.layout.largest_bytes)
         except TransportError as error:
             raise _told(error) from error
@@ -277,7 +304,7 @@ class Engine:
             self._script.start()
 
     def _whole(self, gradients: Gradients, committed: Committed) -> str:
-        """`Begin.whole`."""
+        """Return `Begin.whole`: the identity of a group's model that has no shard, else ""."""
         if self.shards == 1 or any(is_shard(parameter) for parameter in gradients.parameters):
             return ""
         return f"{gradients.fingerprint()}:{committed.hash()}"
@@ -307,6 +334,7 @@ class Engine:
         usable: bool = True,
         foreign: bool = False,
     ) -> StepResult:
+        """Announce the gradient in GRAD, and block until the next batch may start."""
         assert self._gradients is not None
         self._close_batch()
         judged = self._comm.tensors.reducer.judge() if self._comm.tensors is not None else ()
@@ -319,12 +347,15 @@ class Engine:
         return StepResult(resume.version, resume.fresh, resume.stopped)
 
     def enters(self, phase: Phase) -> None:
+        """Note which part of a step the loop begins now."""
         self._loop.entered(phase, now_ns())
 
     def works_on(self, batch: DealtBatch | None) -> None:
+        """Note the batch in hand in this rank's record, which its agent reads (R55)."""
         self._record.works_on(batch)
 
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
+        """Allow streaming of the next batch, where the job streams rounds at all (R28)."""
         if self._comm.tensors is not None and not self._pipelined and self.shards == 1:
             self._comm.tensors.reducer.begin(ev.Coming(leases, samples, unit))
 
@@ -333,10 +364,12 @@ class Engine:
             self._comm.tensors.reducer.close(dropped=dropped)
 
     def pull(self) -> int | None:
+        """Return the next lease that the loader has not drawn, or None."""
         with self._lock:
             return self._leases.draw()
 
     def wait_lease(self) -> bool:
+        """Block until there is a lease (True) or the job is over (False)."""
         with self._lock:
             if not self._leases.wait() and not self._stopped:
                 return True
@@ -347,10 +380,12 @@ class Engine:
         return not stopped
 
     def holds(self, lease: int) -> bool:
+        """Return True if this rank still holds the lease, according to the log."""
         with self._lock:
             return lease in self._leases.held
 
     def skip(self, lease: int, samples: int) -> None:
+        """Drop and count a batch of which the loop made no step."""
         with self._lock:
             self._leases.skip(lease)
         self._close_batch(dropped=True)
@@ -362,9 +397,11 @@ class Engine:
 
     @property
     def under_way(self) -> bool:
+        """Whether a gradient of this rank was in flight when the weights were refreshed last."""
         return self._under_way
 
     def flush(self) -> None:
+        """Block until no gradient of this rank is in flight; does nothing without a pipeline."""
         if self._pipelined and not self._stopped:
             self._await_kernels()
             begun_ns = now_ns()
@@ -372,17 +409,31 @@ class Engine:
             self._loop.flushed(begun_ns, now_ns())
 
     def rest(self) -> None:
+        """Give back the leases and count as IDLE; the model gets memory of its own."""
         assert self._committed is not None
         self._committed.part_from_model()  # rounds go on meanwhile
         self._script_came()
         self._comm.post(ev.Rest())
 
     def resume(self) -> None:
+        """End `rest` and block until the model has the newest weights."""
         self._await_kernels()
         self._call(ev.Unrest())
         self._loop.began(now_ns())
 
     def finish(self, *, stop: bool = False) -> None:
+        """Block until the job is released, then give the model the final weights.
+
+        Restores what the engine has changed in the process: hooks on the parameters, the
+        interpreter's switch interval and environment variables.
+
+        Args:
+            stop: True to end the job on all ranks.
+
+        Raises:
+            UsageError: A script without a job has samples left, which no other rank can take.
+            DismissedError: The job goes on without this rank.
+        """
         if self._script is not None:
             self._script.close()
         self._comm.post(ev.Finish(stop))
@@ -410,25 +461,33 @@ class Engine:
             short_sockets.restore(str(self._settings.scratch))
 
     def failed(self, why: str, error: ScriptError | None) -> None:
+        """Tell the agent that the script ends because of a mistake, unless the rank's part is over.
+
+        Called by the main thread, and by the script watch at its deadline.
+        """
         self._failed = True
         if self._agent is not None and self._end is None:
             self._agent.tell("failed", why, error=error)
 
     @property
     def rank(self) -> int:
+        """Index of this rank in the current generation; `place` before the first one."""
         members, me = self._state.log.members, self._state.me
         return members.index(me) if me in members else self.place
 
     @property
     def size(self) -> int:
+        """Number of members in the current generation; before the first, the number requested."""
         wanted = self._spec.replicas * self._spec.procs if self._spec else 1
         return len(self._state.log.members) or wanted
 
     @property
     def place(self) -> int:
+        """Number of this rank that never changes."""
         return place_of(self._state.me, self._spec.procs if self._spec else 1)
 
     def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a new flat tensor of zeros for sums, in the memory that the transport prefers."""
         try:
             return self._transport.zeros(numel, dtype, device)
         except TransportError as error:
@@ -436,42 +495,57 @@ class Engine:
 
     @property
     def segment_bytes(self) -> int | None:
+        """Upper bound on a segment's size that the job sets, in bytes; None for the default."""
         return self._spec.segment_bytes if self._spec else None
 
     @property
     def wire(self) -> Wire:
+        """Data type in which float32 sums travel."""
         return self._spec.wire if self._spec else Wire.FLOAT32
 
     @property
     def version(self) -> int:
+        """Version of the weights in the model."""
         return self._version
 
     @property
     def progress(self) -> Progress:
+        """Progress of the job at the version of the weights in the model."""
         return self._progress
 
     @property
     def stopped(self) -> bool:
+        """True once the stop round is committed or the rank's part in the job is over."""
         return self._stopped
 
     @property
     def stopped_by_another(self) -> bool:
+        """True if another rank's script has ended the job, and that rank publishes."""
         return self._state.log.stopped_by is not None and not self.is_publisher
 
     @property
     def is_publisher(self) -> bool:
+        """True on the one rank that publishes the results."""
         log, me = self._state.log, self._state.me
         return (log.publisher if log.members else FIRST) == me and self.shard == 0
 
     @property
     def shard(self) -> int:
+        """Index of this rank among the ranks that share a copy of the model."""
         return self._settings.shard if self._settings else 0
 
     @property
     def shards(self) -> int:
+        """Number of ranks that share a copy of the model."""
         return self._spec.model if self._spec else 1
 
     def store(self) -> Store:
+        """Return the store in which the ranks of this group meet. Call once.
+
+        Returns:
+            A store in memory for a rank alone. In a group a TCP store on the loopback, which the
+            lead serves on the socket that it has listened on since the group met.
+        """
         if self.shards == 1:
             return HashStore()
         known, listener = self._welcome, self._rendezvous.listener
@@ -488,18 +562,28 @@ class Engine:
     # ---- main thread waits ----------------------------------------------------------------
 
     def _await_kernels(self) -> None:
-        """Before it parks: the weights that they read are overwritten then."""
+        """Wait for the main thread's kernels; the weights that they read change afterwards."""
         assert self._gradients is not None
         until(self._gradients.streams.mark_gradients(), self._watch_kernels)
 
     def _watch_kernels(self) -> None:
-        """A device that hangs holds up nobody who is to end."""
+        """Raise if this rank is to end, so that a device that hangs does not hold it up."""
         self._watch()
         if self._end is not None and not self._end.finished:
             raise DismissedError(0)
 
     def _call(self, event: ev.Event) -> ev.Resume:
-        """Park the main thread until the engine lets it go on."""
+        """Park the main thread until the communication thread lets it go on.
+
+        Args:
+            event: The request, which the state machine answers with Resume.
+
+        Returns:
+            The answer; a made-up one with `stopped` if the job was released meanwhile.
+
+        Raises:
+            DismissedError: The job goes on without this rank.
+        """
         self._script_came()
         with self._lock:
             self._reply = None
@@ -528,7 +612,11 @@ class Engine:
             self._script.came()
 
     def _watch(self) -> None:
-        """No wait outlives the thread that would end it."""
+        """Check that a wait can still end.
+
+        Raises:
+            RuntimeBrokenError: The thread that would end the wait has failed or ended.
+        """
         if self._error is not None or (not self._comm.alive and self._end is None):
             raise RuntimeBrokenError(
                 f"the communication thread of rank {self._state.me} has ended: {self._error!r}",
@@ -538,30 +626,40 @@ class Engine:
     # ---- communication thread tells -------------------------------------------------------
 
     def resumed(self, resume: ev.Resume) -> None:
+        """Let the main thread go on. Communication thread."""
         self._metrics.facts.resumed(now_ns())
         with self._lock:
             if self.shards > 1:
-                # Between two calls the scripts of a group see the same, whenever they look (R51).
+                # All scripts of a group see the same leases between the same two calls (R51).
                 self._leases.hold(self._held)
             self._reply = resume
             self._lock.notify_all()
 
     def held(self, leases: tuple[int, ...]) -> None:
+        """Replace the leases that the loader may draw. Communication thread.
+
+        The scripts of a group see the change only when their next call returns (R51).
+        """
         with self._lock:
             self._held = leases
             if self.shards == 1:
                 self._leases.hold(leases)
 
     def exited(self, end: ev.Exit) -> None:
+        """End the rank's part in the job: tell the agent, and wake the main thread.
+
+        Called by the communication thread. A dismissed rank is ended by force after
+        DISMISSED_GRACE_S.
+        """
         if self._agent is not None:
             if end.finished:
-                # The agent keeps it as evidence: a coordinator that was restarted after RELEASE
+                # The agent keeps this as evidence: a coordinator that was restarted after RELEASE
                 # must not take the end of this rank for a failure (R17).
                 self._agent.tell("finished", released=self._state.released)
             else:
                 self._agent.tell("dismissed", end.why)
         if self._script is not None:
-            self._script.close()  # its agent has a bound for what it still does
+            self._script.close()  # from here on the agent limits its time
         with self._lock:
             self._end = end
             self._stopped = True
@@ -572,6 +670,10 @@ class Engine:
             timer.start()
 
     def broken(self, error: BaseException) -> None:
+        """Report the failure of a thread to the agent and wake the main thread, which raises.
+
+        Called by the communication thread or the link thread.
+        """
         if self._agent is not None:
             self._agent.tell("failed", f"{error!r}")
         with self._lock:
@@ -591,7 +693,10 @@ class Engine:
             os._exit(1)  # the agent is gone: nobody would report this rank's death (D6)
 
     def close(self) -> None:
-        """At the end of the process: no thread, socket or file is left; waits for nobody."""
+        """Close the threads and sockets at the end of the process, without waiting for other ranks.
+
+        A thread that does not end is left behind after CLOSE_S.
+        """
         self._comm.close(CLOSE_S)
         if self._comm.link is not None:
             self._comm.link.close()

@@ -1,12 +1,14 @@
-"""A group of ranks that is one member of the job: its lead, and those that follow it (R50 to R54).
+"""A group of ranks that is one member of the job: the lead and its followers (R50 to R54).
 
-Each rank of a group holds a shard of the model and has all of a rank but its own voice: the state
-machine of the member, committed state and data channel of its shard. The lead, shard 0, hears the
-peers, the coordinator and the timer, and gives out every event in one order; so all are in the same
-state, and each carries out what touches its own tensors. What begins on each of them, a word of the
-script or the end of a reduction, goes to the lead, which makes one event of all
-(`core.rank.agreement`). What they say to each other is in `core.rank.within`; a line is a socket
-that the agent has made between two processes of the same script in one pod.
+Each rank of a group holds a shard of the model. It runs the state machine of the member, and has
+the committed state and the data channel of its shard. Only the lead, shard 0, receives from peers,
+coordinator and timer. It passes every event on in one order, so all ranks of the group are in the
+same state, and each carries out the effects on its own tensors. Events that begin on each rank,
+such as a step of the script or the end of a reduction, go to the lead, which makes one event of
+them (`core.rank.agreement`).
+
+The messages within a group are in `core.rank.within`. They travel over lines: sockets that the
+agent has made between two processes of the same script in one pod.
 """
 
 from __future__ import annotations
@@ -60,19 +62,22 @@ from paceline.worker.peer_sockets import ReceivedMessage
 log = logging.getLogger("paceline.rank")
 
 GREETING_S: Final = 300.0
-"""From `init()` of one rank of a group to that of the others, which import the same script."""
+"""Timeout from `init()` of one rank of a group to that of the others, which import the same script,
+in seconds."""
 ANSWER_S: Final = 3600.0
-"""For a rank of the group to come to what the others have come to, such as the sum of its shard.
-Ranks that live and are stuck are found much earlier by their coordinator (R35), if there is one."""
+"""Timeout for a rank of the group to reach what the others have reached, such as the sum of its
+shard, in seconds. The coordinator, if there is one, detects ranks that are alive but stuck much
+earlier (R35)."""
 MAIL_MAX: Final = 16
-"""Parts and states that one shard keeps while the others have not theirs. A generation sends
-one part and one state to a joiner, and another state where the first one came too late."""
+"""Upper bound on the parts and states that one shard keeps while the others do not have theirs. A
+generation sends one part and one state to a joiner, and another state if the first came too
+late."""
 Answer = Came | Square
 T = TypeVar("T")
 
 
 class Line:
-    """One end. `tell` from any thread, `read` from one."""
+    """One end of a line. Any thread may call `tell` and `send`; only one may call `read`."""
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)  # not for the script's own subprocesses
@@ -80,10 +85,11 @@ class Line:
         self._lock = threading.Lock()
 
     def tell(self, message: Message) -> None:
+        """Send a message; it is lost if the other rank is dead."""
         self.send(pack(message))
 
     def send(self, data: bytes) -> None:
-        """A packed message. What a dead rank does not read is lost with it, and with the group."""
+        """Send a packed message; what a dead rank does not read is lost, and the group ends."""
         with self._lock:
             try:
                 self._connection.send_bytes(data)
@@ -91,7 +97,11 @@ class Line:
                 log.debug("a rank of this group does not read any more")
 
     def read(self) -> Message | None:
-        """The next message; None at the end of the rank, or if that is no message."""
+        """Block until the next message.
+
+        Returns:
+            The message; None at the end of the other rank, or if the bytes are not a message.
+        """
         try:
             return unpack(self._connection.recv_bytes())
         except (EOFError, OSError):
@@ -101,7 +111,18 @@ class Line:
             return None
 
     def first(self, kind: type[T], who: str) -> T:
-        """Its first message. UsageError if there is none."""
+        """Return the first message of the other rank, within GREETING_S.
+
+        Args:
+            kind: The type that the message must have.
+            who: Name of the other rank, for the error.
+
+        Returns:
+            The message.
+
+        Raises:
+            UsageError: The rank has ended, or has not called `init()` in time.
+        """
         message = self.read() if self._connection.poll(GREETING_S) else None
         if not isinstance(message, kind):
             raise UsageError(
@@ -112,15 +133,26 @@ class Line:
 
 
 class GroupRendezvous:
-    """How the ranks of a group find each other when their scripts connect."""
+    """The meeting of the ranks of a group when their scripts connect. Main thread."""
 
     def __init__(self, shard: int, fds: Sequence[int]) -> None:
         self.shard, self.lines = shard, [Line(fd) for fd in fds]
         self.listener: socket.socket | None = None
         self.addresses: list[str] = []
-        """Of the sockets of the others."""
+        """Addresses of the other ranks' sockets, in shard order."""
 
     def lead(self, *, pid: int, host: str, address: str, data: str) -> Welcome:
+        """Meet all other ranks of the group, as its lead.
+
+        Args:
+            pid: Process id of this rank.
+            host: Host of this rank.
+            address: Address of its peer sockets.
+            data: Address of its data channel.
+
+        Returns:
+            The identity of the member, which all ranks of the group use.
+        """
         port = 0
         if self.lines:
             self.listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -133,13 +165,14 @@ class GroupRendezvous:
         return welcome
 
     def follow(self, address: str) -> Welcome:
+        """Send the lead this rank's address, and return the member's identity from the lead."""
         self.lines[0].tell(Greeting(address))
         return self.lines[0].first(Welcome, "rank 0")
 
 
 @dataclass(frozen=True, slots=True)
 class _Heard(Within):
-    """Over a line; None at its end."""
+    """A message that arrived over a line; `message` is None at the end of the other rank."""
 
     shard: int
     message: Message | None
@@ -152,16 +185,16 @@ def _key(message: Part | State) -> Key:
 
 
 class Mailbox:
-    """Parts and states that have come for one shard, and perhaps not yet for all of its group.
+    """Parts and states that arrived for one shard, and perhaps not yet for all of its group.
 
-    What a peer sends decides the keys, and a state is as large as the model. So nothing is kept
-    that can be of no use any more, and no more than MAIL_MAX messages are kept at a time.
+    A peer's message decides its key, and a state is as large as the model. So the mailbox drops
+    what can no longer be of use, and never keeps more than MAIL_MAX messages.
     """
 
     def __init__(self) -> None:
         self._mail: dict[Key, ReceivedMessage] = {}
         self._taken: Key = "state", NO_GENERATION, 0
-        """The newest state that was taken out."""
+        """Key of the newest state that was taken out."""
 
     def __contains__(self, key: Key) -> bool:
         return key in self._mail
@@ -170,18 +203,19 @@ class Mailbox:
         return len(self._mail)
 
     def is_wanted(self, key: Key, oldest: GenerationId) -> bool:
-        """Return False for what is older than the generation `oldest`, or than a state taken."""
+        """Return False for mail older than the generation `oldest`, or than a taken state."""
         return key[1] >= oldest and not (key[0] == "state" and key < self._taken)
 
     def is_full(self, key: Key) -> bool:
-        """Return True if there is no room for this message."""
+        """Return True if there is no place for this message."""
         return key not in self._mail and len(self._mail) >= MAIL_MAX
 
     def put(self, key: Key, mail: ReceivedMessage) -> None:
+        """Keep a message, in place of an older one with the same key."""
         self._mail[key] = mail
 
     def take(self, key: Key, oldest: GenerationId) -> ReceivedMessage:
-        """Take a message out, and drop what is not wanted any more."""
+        """Remove and return a message, and drop the messages that are no longer wanted."""
         mail = self._mail.pop(key)
         if key[0] == "state":
             self._taken = max(self._taken, key)
@@ -189,7 +223,7 @@ class Mailbox:
         return mail
 
     def drop_unwanted(self, oldest: GenerationId) -> None:
-        """Drop what is older than the generation `oldest`, or than a state that was taken."""
+        """Drop mail older than the generation `oldest`, or than a taken state."""
         self._mail = {k: mail for k, mail in self._mail.items() if self.is_wanted(k, oldest)}
 
 
@@ -199,8 +233,7 @@ class _ShardThread(CommThread):
     _mail: Mailbox
 
     def _keep(self, key: Key, mail: ReceivedMessage) -> bool:
-        """Keep a message until all shards have theirs. False if it is of no use, or there is no
-        room."""
+        """Keep a message until all shards have theirs; return False if it was dropped instead."""
         if not self._mail.is_wanted(key, self.machine.state.promise):
             return False
         if self._mail.is_full(key):
@@ -211,10 +244,13 @@ class _ShardThread(CommThread):
 
 
 class LeadThread(_ShardThread):
-    """The communication thread of shard 0."""
+    """The communication thread of shard 0, the lead.
+
+    It sends every event, with its time, to the followers before it handles the event itself (R51).
+    """
 
     def join_group(self, rendezvous: GroupRendezvous) -> None:
-        """Before it starts."""
+        """Take over the lines and start their readers. Main thread, before `start`."""
         self._lines = rendezvous.lines
         self._agreement = Agreement(len(self._lines) + 1, rendezvous.addresses)
         self._writing = Writing(len(self._lines) + 1)
@@ -308,7 +344,11 @@ class LeadThread(_ShardThread):
         return agreed
 
     def _disagrees(self, error: GroupDisagreesError) -> None:
-        """As `RankState.fail`: its agent may have no connection now, so each new one repeats it."""
+        """Report the disagreement to the coordinator, which ends the job.
+
+        Like `RankState.fail`, it is kept in the state: if the agent has no connection now, each new
+        one repeats it.
+        """
         state = self.machine.state
         state.fatal = state.fatal or Fatal(state.me, "GroupDisagrees", str(error))
         self._say(state.fatal)
@@ -317,7 +357,16 @@ class LeadThread(_ShardThread):
         return _next(self._answers[index], kind, f"rank {index + 1}")
 
     def sum(self, value: float) -> float:
-        """For `GroupSum`."""
+        """Return the sum of a number over the group, for `GroupSum`. Communication thread.
+
+        All ranks of the group call this in the same order.
+
+        Args:
+            value: This rank's number.
+
+        Returns:
+            The sum, with the same bits on all ranks of the group.
+        """
         others = [self._answer(i, Square).value for i in range(len(self._lines))]
         total = fsum([value, *others])
         self._tell(Total(total))
@@ -332,7 +381,7 @@ class LeadThread(_ShardThread):
             self._open_mail(key)
 
     def _open_mail(self, key: Key) -> None:
-        """Once all shards of it are here."""
+        """Handle a part or state once it has arrived for all shards."""
         if key in self._mail and len(self._arrived.get(key, ())) == len(self._lines):
             taken = self._mail.take(key, self.machine.state.promise)
             del self._arrived[key]
@@ -341,10 +390,14 @@ class LeadThread(_ShardThread):
 
 
 class FollowerThread(_ShardThread):
-    """The communication thread of any other shard."""
+    """The communication thread of any shard but the lead's.
+
+    It handles the events that the lead sends, at the lead's times. It sends nothing to peers or to
+    the coordinator, except for parts and states of its own shard.
+    """
 
     def join_group(self, rendezvous: GroupRendezvous) -> None:
-        """Before it starts."""
+        """Take over the line to the lead and start its reader. Main thread, before `start`."""
         (self._lead,) = rendezvous.lines
         self._totals: SimpleQueue[Total | None] = SimpleQueue()
         self._mail = Mailbox()
@@ -398,11 +451,11 @@ class FollowerThread(_ShardThread):
 
     def _do(self, effect: ev.Effect) -> ev.Event | None:
         if isinstance(effect, ev.ToPeer | ev.ToCoordinator | ev.WakeAt | ev.RefusePeer):
-            return None  # the lead does
+            return None  # only the lead does this
         return super()._do(effect)
 
     def sum(self, value: float) -> float:
-        """For `GroupSum`."""
+        """Return the sum of a number over the group (see `LeadThread.sum`)."""
         self._lead.tell(Square(value))
         return _next(self._totals, Total, "rank 0").value
 
@@ -414,9 +467,18 @@ class FollowerThread(_ShardThread):
 
 
 def _next(answers: SimpleQueue[Any], kind: type[T], who: str) -> T:
-    """Take the next answer of a rank, which is of this kind, or None once that rank has ended.
+    """Take the next answer of another rank of the group.
 
-    Without an answer this process ends: at once after a None, else after ANSWER_S."""
+    If there is none, this process ends: at once if the other rank has ended, else after ANSWER_S.
+
+    Args:
+        answers: The rank's answers; a None stands for its end.
+        kind: The type that the answer must have.
+        who: Name of the rank, for the log.
+
+    Returns:
+        The answer.
+    """
     try:
         answer = answers.get(timeout=ANSWER_S)
     except Empty:
@@ -429,7 +491,7 @@ def _next(answers: SimpleQueue[Any], kind: type[T], who: str) -> T:
 
 
 def _end_with(who: str, *, over: bool) -> None:
-    """A group ends as one; its agent has the evidence, and starts it again (R50)."""
+    """End this process unless the job is over: a group ends as one, and is started again (R50)."""
     if not over:
         log.error("%s of this group has ended, and this one ends with it", who)
         os._exit(1)

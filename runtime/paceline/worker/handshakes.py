@@ -1,9 +1,9 @@
-"""Which connections to a rank's zmq sockets ended before they were any peer's, from zmq's events.
+"""Recognizes connections to a rank's zmq sockets that ended before they belonged to a peer.
 
-zmq greets, checks the key or the user, and closes by itself whatever sends garbage, too large a
-frame or a wrong key. It tells of it in events, which name a connection by its descriptor, but not
-in the event that a handshake has succeeded. Handshakes of peers take milliseconds and strangers
-linger, so a success is taken for that of the newest connection.
+zmq does the greeting and checks the key or the user. It closes by itself any connection that sends
+garbage, too large a frame or a wrong key. It reports this in events that name a connection by its
+descriptor, except for the event of a successful handshake. Handshakes of peers take milliseconds,
+and strangers linger, so a success is attributed to the newest connection.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ WITHOUT_KEY: Final = (
 
 
 class Handshakes:
-    """The handshakes at one socket. Pure: events in, reasons out."""
+    """The handshakes at one socket. Pure: events in, reasons for refusals out."""
 
     def __init__(self) -> None:
         self._begun: list[int] = []
         """Descriptors of connections whose handshake is under way, the newest last."""
         self._judged = False
-        """The failure of the connection that is closed next is known already."""
+        """True if the failure of the connection that is closed next was already returned."""
 
     def happened(self, event: int, value: int) -> Reason | None:
-        """Return why a connection was refused, if this event tells that one was.
+        """Take an event and return why a connection was refused, if it reports a refusal.
 
         Args:
             event: One of `EVENTS`.
-            value: A descriptor, or the error of a handshake.
+            value: The descriptor of the connection, or the error of a failed handshake.
 
         Returns:
-            The reason, or None for all that peers do as well: they come, go, and are killed in
-            the middle of a handshake.
+            The reason for the refusal, or None for what honest peers do as well: they connect,
+            disconnect, and may be killed in the middle of a handshake.
         """
         match event:
             case zmq.EVENT_ACCEPT_FAILED:

@@ -1,4 +1,4 @@
-"""The journals of a recorded run, as files: one of each rank. Needs no torch."""
+"""Reads the journals of a recorded run, one file per rank. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paceline.core.replay.journal import Entry, Opened, unpack
 from paceline.errors import ReplayError
 
 FOLDER: Final = "record"
-"""In the run folder."""
+"""Name of the journals' folder inside the run folder."""
 
 
 def not_replayable(run_dir: Path, wire: Wire) -> ReplayError:
-    """Return the refusal of a run whose sums were rounded on their way."""
+    """Return the error for a run whose sums were rounded in transit, so no journal has all bits."""
     return ReplayError(
         f"{run_dir}: gradients travelled as {wire}, and what rounding took away is in no journal",
         hint="record a run with spec.collective.wire: Float32",
@@ -25,10 +25,16 @@ def not_replayable(run_dir: Path, wire: Wire) -> ReplayError:
 
 
 def read_journals(run_dir: Path) -> dict[MemberId, list[Entry]]:
-    """Return what each rank of the run has noted.
+    """Read the journals of all ranks of a run.
+
+    Args:
+        run_dir: The run folder.
+
+    Returns:
+        The entries of each rank, in the order in which they were written.
 
     Raises:
-        ReplayError: There is no journal, or one that cannot be read.
+        ReplayError: There is no journal, or one of them cannot be read.
     """
     journals: dict[MemberId, list[Entry]] = {}
     for path in sorted((run_dir / FOLDER).glob("*.journal")):

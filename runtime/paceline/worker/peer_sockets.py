@@ -1,14 +1,13 @@
-"""Host-side messages between ranks: announcements, GO, repairs (docs/design/control-channel.md).
+"""Messages between ranks: announcements, GO and repairs (docs/design/control-channel.md).
 
-Each rank binds two sockets. The fast lane carries announcements and GO; the bulk lane carries
-states and missing parts, so that a hundred megabytes for a joiner never stand before a GO. A
-message is in order per pair and lane. Waiting is done in the kernel; `wake` ends a wait from any
-thread.
+Each rank binds two sockets. The fast lane carries announcements and GO. The bulk lane carries
+states and missing parts, so that a hundred megabytes for a joiner never delay a GO. Messages are in
+order per pair of ranks and lane. Waiting is done in the kernel; `wake` ends a wait from any thread.
 
-Everything is sent in frames of PIECE_BYTES at most, and no socket takes a larger one: a stranger
+Everything is sent in frames of at most PIECE_BYTES, and no socket takes a larger one. So a stranger
 that has not shown the job's key yet, or another process of this user, makes a rank hold no more
-than that per connection. A message that is none is dropped and counted (`paceline.refusals`), and
-the job goes on.
+than that per connection. Bytes that are not a message are dropped and counted
+(`paceline.refusals`), and the job goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Annotated, Final
 
 import msgspec
 import zmq
-import zmq.utils.garbage  # here, not at the first bulk message: it ends at exit, after the engine
+import zmq.utils.garbage  # imported here so that its exit handler runs after the engine's
 from paceline_api.decoding import UNDECODABLE
 from zmq.utils import z85
 
@@ -43,34 +42,38 @@ from paceline.worker.handshakes import EVENTS, Handshakes
 Bytes = bytes | bytearray | memoryview
 
 POLLIN: Final = int(zmq.POLLIN)
-"""A plain number: the flag of zmq takes a microsecond to be compared."""
+"""`zmq.POLLIN` as a plain number: comparing zmq's flag object takes a microsecond."""
 PIECE_BYTES: Final = 64 * 1024
-"""Of a message, a state or a sum, in one frame: what the I/O thread encrypts at a time, and what a
-GO waits for."""
+"""Upper bound on a frame that is sent, in bytes. It is what the I/O thread encrypts at a time, and
+what a GO may have to wait for."""
 FRAME_BYTES_MAX: Final = PIECE_BYTES + 1024
-"""What a socket takes in one frame; encryption adds some bytes to a piece."""
+"""Upper bound on a frame that a socket accepts, in bytes; encryption adds some to a piece."""
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of a message without its payload: the log of a large job, with a hundred times as much room."""
+"""Upper bound on a message without its payload, in bytes: 100 times the log of a large job."""
 PARTS_MAX: Final = 4096
-"""Of one payload."""
+"""Upper bound on the number of parts of one payload."""
 UNREAD_FAST_MAX: Final = 1000
+"""Number of unread messages of one peer on the fast lane; the rest waits on the peer's side."""
 UNREAD_BULK_MAX: Final = 2
-"""Messages of one peer that wait for this rank; what it sends beyond stays with that peer."""
+"""Number of unread messages of one peer on the bulk lane; the rest waits on the peer's side."""
 EVENTS_MAX: Final = 256
-"""Of connections, before messages are looked at again."""
+"""Number of connection events that are handled before messages are read again."""
 EVENT: Final = struct.Struct("=HI")
+"""Layout of a zmq event: its number and its value."""
 HANDSHAKE_MS: Final = 10_000
-"""A connection that is not greeted and encrypted by then is closed; an honest peer calls again."""
+"""Deadline of a handshake, in milliseconds. A connection that is not greeted and encrypted by then
+is closed; an honest peer connects again."""
 
 Sizes = Annotated[
     list[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]],
     msgspec.Meta(min_length=1, max_length=PARTS_MAX),
 ]
-"""Bytes of a message on the bulk lane, and of each part of the payload behind it."""
+"""First frame of a message on the bulk lane: the length of the message and of each part of the
+payload behind it, in bytes."""
 
 
 class Lanes(msgspec.Struct, frozen=True):
-    """Both sockets of a rank. Paths may have any character in them."""
+    """Addresses of both sockets of a rank. As JSON, since a path may contain any character."""
 
     fast: str
     bulk: str
@@ -78,39 +81,53 @@ class Lanes(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
+    """A message of a peer with its payload."""
+
     message: PeerMessage
     payload: tuple[Bytes, ...]
-    """Frames behind the message: tensors of a state or of a missing part."""
+    """Byte buffers that follow the message: the tensors of a state or of a missing part."""
 
 
 class PeerSockets:
-    """Both lanes of one rank. Used by the communication thread, but for `wake`."""
+    """Both lanes of one rank.
+
+    The communication thread uses it. The main thread makes it and reads `address`; any thread may
+    call `wake`.
+    """
 
     def __init__(
         self, *, directory: Path | None, name: str, host: str, token: str, alone: bool = False
     ) -> None:
-        """`directory`: socket files there (one machine); None: TCP on `host`, encrypted with the
-        job's key (D13). `alone`: there are no peers, so nothing outside of this process."""
+        """Bind both lanes.
+
+        Args:
+            directory: Folder for socket files, if all ranks are on one machine. None: TCP on
+                `host`, encrypted with the job's key (D13).
+            name: Name of this rank's sockets.
+            host: Name or address under which peers reach this rank.
+            token: The job's token, from which the key is derived.
+            alone: True if there are no peers, so nothing is opened outside of this process.
+        """
         self._context = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, 65_000)
         self._key = None if alone or directory is not None else _curve_key(token)
         self._alone = alone
         self._senders = "a process of this user" if self._key is None else "a holder of the key"
-        """For the log: zmq knows no more of who has sent a message."""
+        """Who sends messages, for the log: zmq does not report more about a sender."""
         self._files: list[Path] = []
         self._fast, fast = self._bind(directory, f"{name}.f", host, UNREAD_FAST_MAX)
         self._bulk, bulk = self._bind(directory, f"{name}.b", host, UNREAD_BULK_MAX)
         self.address = msgspec.json.encode(Lanes(fast, bulk)).decode()
         self._out: dict[tuple[str, int], zmq.Socket[bytes]] = {}
         self._used: set[tuple[str, int]] = set()
-        """Of them, in the generation that runs."""
+        """Keys of `_out` that were used in the current generation."""
         self._under_way: dict[str, zmq.MessageTracker] = {}
-        """By address: whether the last state or part has left this process."""
+        """For each address, tells whether the last state or part has left this process."""
         self._addresses: dict[MemberId, str] = {}
         self._packed: tuple[PeerMessage | None, bytes] = None, b""
-        """The last message of the fast lane."""
+        """The last message of the fast lane and its bytes, since a GO goes to many."""
         self._has_fast = self._has_bulk = False
-        """A `wait` has seen something there that was not read yet."""
+        """True if `wait` has seen a message on the lane that was not read yet."""
         self._lock = threading.Lock()
         self._closed = False
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -118,7 +135,7 @@ class PeerSockets:
         for socket in (self._fast, self._bulk, self._event_fd):
             self._poller.register(socket, zmq.POLLIN)
         self._handshakes: dict[zmq.Socket[bytes], Handshakes] = {}
-        """By the sockets that tell of the connections to both lanes."""
+        """For each socket of connection events, the handshakes at its lane."""
         if not alone:
             self._watch(self._fast, "inproc://fast-connections")
             self._watch(self._bulk, "inproc://bulk-connections")
@@ -135,7 +152,7 @@ class PeerSockets:
         if directory is not None:
             path = directory / name
             assert len(str(path)) <= SUN_PATH_MAX, path
-            socket.set(zmq.IPC_FILTER_UID, os.geteuid())  # as the kernel knows the caller
+            socket.set(zmq.IPC_FILTER_UID, os.geteuid())  # the kernel reports the caller's user
             socket.bind(f"ipc://{path}")
             self._files.append(path)
             return socket, f"ipc://{path}"
@@ -151,7 +168,7 @@ class PeerSockets:
     def _watch(self, lane: zmq.Socket[bytes], where: str) -> None:
         events = self._context.socket(zmq.PAIR)
         events.set(zmq.LINGER, 0)
-        events.set(zmq.RCVHWM, 0)  # else the I/O thread would wait for this one
+        events.set(zmq.RCVHWM, 0)  # unbounded, else zmq's I/O thread would block
         lane.monitor(where, EVENTS)
         events.connect(where)
         self._handshakes[events] = Handshakes()
@@ -160,14 +177,21 @@ class PeerSockets:
     # ---- sending --------------------------------------------------------------------------
 
     def know(self, member: MemberId, address: str) -> None:
-        """Where a peer is; an older address of it is given up."""
+        """Store the address of a peer, in place of an older one."""
         if self._addresses.get(member) != address:
             self._addresses[member] = address
 
     def keep_only(self, members: Sequence[MemberId]) -> None:
-        """A generation begins. Closes the connections to everybody else, and those that the one
-        before has not used: what may still wait in them is of an older one, which nobody listens
-        to any more (R4). With each change a rank has other peers, and would be linked to all."""
+        """Close the connections that a new generation does not need.
+
+        These are the connections to ranks that are no members, and those that the generation before
+        did not use. Whatever still waits in them is of an older generation, which nobody reads any
+        more (R4). Otherwise, since a rank has other peers after each change, it would end up linked
+        to all ranks.
+
+        Args:
+            members: The members of the generation, and the holder (R7).
+        """
         self._addresses = {m: a for m, a in self._addresses.items() if m in members}
         live = set(self._addresses.values())
         for key in [k for k in self._out if k[0] not in live or k not in self._used]:
@@ -175,8 +199,15 @@ class PeerSockets:
         self._used.clear()
 
     def send(self, member: MemberId, message: PeerMessage) -> None:
-        """Fast lane. Never blocks; what a dead peer does not read is lost with it."""
-        if message is not self._packed[0]:  # a GO goes to many
+        """Send a message on the fast lane. Never blocks.
+
+        What a dead peer does not read is lost with the peer.
+
+        Args:
+            member: A peer that `know` was called for.
+            message: The message.
+        """
+        if message is not self._packed[0]:  # packed once: a GO goes to many ranks
             self._packed = message, wire.pack_peer(message)
         data = self._packed[1]
         if len(data) <= PIECE_BYTES:
@@ -185,10 +216,16 @@ class PeerSockets:
             self._socket(member, 0).send_multipart(_pieces([data]), copy=True)
 
     def send_bulk(self, member: MemberId, message: PeerMessage, payload: Sequence[Bytes]) -> None:
-        """Bulk lane, in pieces. Nothing is copied: the payload must not change until it has gone.
+        """Send a message with a payload on the bulk lane, in pieces. Never blocks.
 
-        Of what is sent to one rank only the newest counts: what a slow one has not taken of an
-        older state is dropped, so that no more than one state waits for each (D15)."""
+        Only the newest message to each peer counts. If a slow peer has not taken all of an older
+        one, the rest of that is dropped, so at most one state waits for each peer (D15).
+
+        Args:
+            member: A peer that `know` was called for.
+            message: The message.
+            payload: Byte buffers. Nothing is copied: they must not change until they are sent.
+        """
         address = self._addresses[member]
         before = self._under_way.get(address)
         if before is not None and not before.done:
@@ -216,7 +253,7 @@ class PeerSockets:
             socket.set(zmq.LINGER, 0)
             socket.set(zmq.SNDHWM, 0)
             socket.set(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-            socket.copy_threshold = 0  # so that the last piece tells when all have gone
+            socket.copy_threshold = 0  # nothing is copied, so the tracker covers all pieces
             if self._key is not None:
                 public, secret = self._key
                 socket.set(zmq.CURVE_SERVERKEY, public)
@@ -230,7 +267,14 @@ class PeerSockets:
     # ---- receiving ------------------------------------------------------------------------
 
     def wait(self, timeout_ms: int | None) -> bool:
-        """Block in the kernel until a message, a `wake` or the end of the time, which is False."""
+        """Block in the kernel until a message or a `wake` arrives.
+
+        Args:
+            timeout_ms: Upper bound on the wait, in milliseconds; None for no bound.
+
+        Returns:
+            False if the time ran out.
+        """
         end_ns = None if timeout_ms is None else now_ns() + timeout_ms * NS_PER_MS
         while ready := self._poller.poll(timeout_ms):
             came = [self._is_ready(source) for source, _ in ready]
@@ -241,7 +285,7 @@ class PeerSockets:
         return False
 
     def _is_ready(self, source: object) -> bool:
-        """Note what has come there; False if it is only about connections."""
+        """Note what arrived at a source; return False if it only concerns connections."""
         if source == self._event_fd:
             os.eventfd_read(self._event_fd)
         elif source is self._bulk:
@@ -255,10 +299,14 @@ class PeerSockets:
         return True
 
     def read(self) -> ReceivedMessage | None:
-        """Return the next message, if there is one of those that `wait` has seen or that came
-        since. After one that was refused this is None too, so that a flood holds up nothing: the
-        next `wait` ends at once if there are more."""
-        # A lane is not asked in vain, and the exception that says so costs more than to ask.
+        """Return the next message, without waiting.
+
+        Returns:
+            The message. None if there is no message, or the next one was refused. A flood of
+            refused messages then holds up nothing, since the caller goes back to `wait`, which
+            returns at once if there are more.
+        """
+        # Ask whether a message is there first: zmq's exception for an empty lane costs more.
         lanes = (self._fast,) * self._has_fast + (self._bulk,) * self._has_bulk
         for socket in lanes:
             if not int(socket.get(zmq.EVENTS)) & POLLIN:
@@ -274,7 +322,7 @@ class PeerSockets:
         return None
 
     def _note_connections(self, events: zmq.Socket[bytes]) -> None:
-        """Count what zmq has refused by itself."""
+        """Count the connections that zmq has refused by itself."""
         handshakes = self._handshakes[events]
         with suppress(zmq.Again):
             for _ in range(EVENTS_MAX):
@@ -284,22 +332,26 @@ class PeerSockets:
                     refuse(Entry.PEERS, reason, "a stranger")
 
     def _refuse(self, socket: zmq.Socket[bytes], reason: Reason) -> None:
-        """Drop what is left of a message; all of its frames are here, or zmq would not show it."""
+        """Drop the rest of a message and count it as refused.
+
+        All of its frames are here, since zmq does not show a message before it is complete.
+        """
         while socket.get(zmq.RCVMORE):
             socket.recv(zmq.NOBLOCK, copy=False)
         self.refuse(reason)
 
     def refuse(self, reason: Reason) -> None:
-        """Count a message that was read and is not taken."""
+        """Count a message that was read and is not accepted."""
         refuse(Entry.PEERS, reason, self._senders)
 
     def wake(self) -> None:
-        """End a `wait`; from any thread, also after `close`."""
+        """End a `wait`. Any thread may call this, also after `close`."""
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self._event_fd, 1)
 
     def close(self) -> None:
+        """Close both lanes and all connections, without waiting for what was not sent."""
         with self._lock:
             self._closed = True
             os.close(self._event_fd)
@@ -314,7 +366,7 @@ class PeerSockets:
 
 
 class _TooLargeError(Exception):
-    """A message that is longer than any of a peer."""
+    """A message is longer than any that a peer sends."""
 
 
 def _pieces(parts: Sequence[Bytes]) -> list[Bytes]:
@@ -323,7 +375,15 @@ def _pieces(parts: Sequence[Bytes]) -> list[Bytes]:
 
 
 def _read_fast(socket: zmq.Socket[bytes]) -> ReceivedMessage:
-    """Raises WireError, _TooLargeError."""
+    """Read a message of the fast lane.
+
+    Returns:
+        The message, without a payload.
+
+    Raises:
+        _TooLargeError: It is longer than MESSAGE_BYTES_MAX. (A `WireError` is raised if the bytes
+            are not a message.)
+    """
     data = socket.recv(zmq.NOBLOCK)
     if socket.get(zmq.RCVMORE):
         whole = bytearray(data)
@@ -336,7 +396,15 @@ def _read_fast(socket: zmq.Socket[bytes]) -> ReceivedMessage:
 
 
 def _read_bulk(socket: zmq.Socket[bytes]) -> ReceivedMessage:
-    """Raises WireError, _TooLargeError."""
+    """Read a message of the bulk lane with its payload.
+
+    Returns:
+        The message and its payload.
+
+    Raises:
+        WireError: The bytes are not a message, or the frames do not have the announced sizes.
+        _TooLargeError: The message without its payload is longer than MESSAGE_BYTES_MAX.
+    """
     try:
         length, *sizes = msgspec.msgpack.decode(socket.recv(zmq.NOBLOCK), type=Sizes)
     except UNDECODABLE as error:
@@ -352,16 +420,32 @@ def _read_bulk(socket: zmq.Socket[bytes]) -> ReceivedMessage:
 
 
 def _rest(socket: zmq.Socket[bytes]) -> Iterator[Bytes]:
-    """The frames behind the one that was read. They are all here: zmq shows a message when it is
-    complete, so there is nothing to wait for, and one that never ends is never seen. Each is given
-    back once it is copied, so that a state is in memory once; the lock of the interpreter is held
-    for one piece at a time."""
+    """Yield the frames behind the one that was read.
+
+    They are all here: zmq shows a message when it is complete, so there is nothing to wait for, and
+    a message that never ends is never seen. Each frame is freed once it is copied, so a state is in
+    memory once. The interpreter lock is held for one piece at a time.
+
+    Yields:
+        The bytes of the next frame.
+    """
     while socket.get(zmq.RCVMORE):
         yield socket.recv(zmq.NOBLOCK, copy=False).buffer
 
 
 def _put_together(pieces: Iterator[Bytes], size: int) -> Bytes:
-    """Return so many bytes of the next pieces. Raises WireError if they have another length."""
+    """Join the next pieces to a buffer of a given size.
+
+    Args:
+        pieces: The frames that are still to be read.
+        size: Number of bytes.
+
+    Returns:
+        The bytes, in fresh memory.
+
+    Raises:
+        WireError: The pieces have another length, or there is no memory for them.
+    """
     if size <= PIECE_BYTES:
         return bytes(_piece(pieces, size)) if size else b""
     try:
@@ -384,8 +468,13 @@ def _piece(pieces: Iterator[Bytes], length: int) -> Bytes:
 
 
 def _curve_key(token: str) -> tuple[bytes, bytes]:
-    """(public, secret) CURVE key of the job. Its public half is known to holders of the token only,
-    so whoever can connect belongs to the job."""
+    """Derive the job's CURVE key from its token.
+
+    Only holders of the token know the public half, so whoever can connect belongs to the job.
+
+    Returns:
+        The public and the secret key, encoded as Z85.
+    """
     secret = hashlib.blake2b(token.encode(), digest_size=32, person=b"paceline-trigger").digest()
     encoded = z85.encode(secret)
     return zmq.curve_public(encoded), encoded

@@ -1,8 +1,9 @@
-"""Writes a rank's journal (`core.replay.journal`) to a file, from the communication thread.
+"""Writes a rank's journal (`core.replay.journal`) to a file. Communication thread only.
 
-Entries gather in memory and go to the kernel in one write: whenever this rank is about to give
-something to a round, since from then on its gradient may be in the weights although the rank dies,
-and when there are many. A write that fails ends the journal, never the training.
+Entries are collected in memory, and all that wait are written in one call. This happens whenever
+this rank is about to contribute to a round: from then on its gradient may be in the weights even if
+the rank dies. It also happens when more than WAITING_BYTES_MAX wait, and at the end. A write that
+fails ends the journal, never the training.
 """
 
 from __future__ import annotations
@@ -39,9 +40,12 @@ from paceline.worker.journals import FOLDER
 log = logging.getLogger("paceline.rank")
 
 WAITING_BYTES_MAX: Final = 64 * 1024
+"""Upper bound on the entries that wait in memory, in bytes."""
 
 
 class Recorder:
+    """The journal of one rank, open for writing."""
+
     def __init__(self, run_dir: Path, member: MemberId) -> None:
         folder = run_dir / FOLDER
         folder.mkdir(private_files.FOLDER_MODE, exist_ok=True)
@@ -55,7 +59,10 @@ class Recorder:
         self._add(Opened(JOURNAL_VERSION, member))
 
     def handled(self, event: ev.Event, log_: Log) -> None:
-        """After the state machine, before its effects are carried out."""
+        """Record an event and the records that it added to the round log.
+
+        Called after the state machine has handled the event and before its effects are carried out.
+        """
         if isinstance(event, ev.Step):
             self._add(Stepped(event.leases, event.samples, event.unit, event.finite))
         elif isinstance(event, ev.Skip):
@@ -75,12 +82,21 @@ class Recorder:
         self._index, self._digest = log_.index, log_.digest
 
     def did(self, op: BufferOp) -> None:
+        """Record a change of the gradient buffers."""
         self._add(Did(op))
 
     def gives(
         self, effect: ev.Reduce, methods: Iterable[Method], machines: tuple[int, ...]
     ) -> None:
-        """Before the first byte of it leaves this rank."""
+        """Record what this rank contributes to a round, and write the journal.
+
+        Called before the first byte of the contribution leaves this rank.
+
+        Args:
+            effect: The reduction; its `source` is set.
+            methods: Transport and algorithm of each segment.
+            machines: The machine of each member where sums have two levels, else ().
+        """
         assert effect.source is not None
         names = tuple(method.candidate for method in methods)
         go = effect.go
@@ -90,21 +106,25 @@ class Recorder:
 
     @property
     def wants_hash(self) -> bool:
-        """Once, for the weights that this rank begins with."""
+        """True until a hash of the weights with which this rank begins was recorded."""
         return not self._has_hash
 
     def let(self, version: int) -> None:
+        """Record that the main thread went on with the weights of this version."""
         self._add(Let(version))
 
     def hashed(self, version: int, value: int) -> None:
+        """Record the hash of the weights of a version."""
         self._has_hash = True
         self._add(Hashed(version, value))
 
     def ended(self, log_: Log, state: str) -> None:
+        """Record the end of the log and the hash of the final state, and write the journal."""
         self._add(Ended(log_.index, log_.digest, log_.version, state))
         self._write()
 
     def close(self) -> None:
+        """Write what is left, flush it to the disk and close the file."""
         if self._fd < 0:
             return
         self._write()

@@ -1,18 +1,19 @@
 """Carries out the reductions that the state machine asks for, segment by segment (R27-R31).
 
 A round that is not streamed is summed at once, on the communication thread. In a streamed round two
-threads of its own go from segment to segment while backward() still makes the next ones. So the
-communication thread handles what happens meanwhile, and the link carries one segment while the next
-one is made ready.
+more threads go from segment to segment while backward() still computes the next ones. So the
+communication thread can handle events meanwhile, and the link carries one segment while the next
+one is prepared.
 
-    main thread           begin, hand_over, close: the batch in hand, whose segments become ready
-    communication thread  reduce, finish, complete, give_up, stop, outcome
-    memory thread         looks at a first segment, then says Coming; fills the scratch of a
-                          streamed round, and makes averages of what is summed
+    main thread           begin, hand_over, close, judge: the batch whose segments become ready
+    communication thread  reduce, finish, complete, give_up, stop, outcome, beside, joined
+    memory thread         checks a first segment, then posts Coming; fills the scratch of a
+                          streamed round, and computes averages of what is summed
     data thread           sums what is filled; passes over memory beside the communication thread
 
-A segment is contributed only when it is final and finite; the last one only after `complete`, which
-follows the batch's Step. So nothing of a batch can be applied before it has been announced (R29).
+hand_over may also run on one of autograd's threads. A segment is contributed only when it is final
+and finite; the last one only after `complete`, which follows the batch's Step. So nothing of a
+batch can be applied before it has been announced (R29).
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ from paceline.worker.state.gradients import Gradients
 log = logging.getLogger("paceline.rank")
 
 PATIENCE_S: Final = 300.0
-"""For a thread of this rank to end what was aborted, or one pass over memory: far beyond what an
-honest one takes, and a bound all the same."""
+"""Upper bound on how long another thread of this rank may take to end an aborted reduction, or one
+pass over memory, in seconds. Far beyond what a healthy thread takes."""
 ABANDONED: Final = ev.ChannelFailed("given up for a new generation", aborted=True)
+"""The outcome of a streamed round that was stopped before its end."""
 NOBODY_LOOKED: Final[array[int]] = array("Q")
+"""Times of handed-over segments for a batch that was not watched: none."""
 FloatBuffers = Callable[[bool], torch.Tensor]
-"""The model's, flat; zeros unless this rank contributes."""
+"""Returns the model's float buffers as one flat tensor; zeros if the argument is False."""
 
 
 @dataclass(slots=True)
@@ -57,41 +60,44 @@ class Batch:
 
     coming: ev.Coming
     ready_ns: array[int]
-    """When each segment was handed over; 0 = not yet."""
+    """When each segment was handed over, in nanoseconds; 0 = not yet."""
     handed: dict[int, tuple[int, list[Event]]] = field(default_factory=dict)
-    """Ready segments: how often each had been written, and what its device has to finish first."""
+    """For each ready segment, how often it had been written by then, and the device events that
+    must pass before it is complete."""
     looked_at: set[int] = field(default_factory=set)
+    """Segments that were checked for NaN and Inf."""
     finite: bool = True
-    """As far as it was looked at."""
+    """False once a checked segment was not finite, as far as the host knows."""
     closed: bool = False
-    """The main thread is through with it; Coming would come too late."""
+    """True once the main thread is through with the batch, so Coming would be too late."""
     complete: bool = False
-    """Its Step is known, and all of it may be contributed."""
+    """True once the state machine knows the batch's Step, so all of it may be contributed."""
     dropped: bool = False
+    """True if the script gave the batch up or began another one."""
 
 
 @dataclass(slots=True)
 class _Streamed:
-    """A streamed round under way."""
+    """A streamed round in flight."""
 
     order: ev.Reduce
     batch: Batch | None
-    """Whose segments are waited for; None: all that is named is there."""
+    """The batch whose segments are waited for; None if all that GO names is there."""
     given_up: GivenUp | None
-    """Why this rank flags what is left of it."""
+    """Why this rank flags the rest of the round; None if it does not."""
     filled: int = 0
-    """Segments that the data thread has been given."""
+    """Number of segments that were handed to the data thread."""
     summed: int = 0
     averaged: int = 0
     end: ev.Reduced | ev.Voided | ev.ChannelFailed | None = None
     spent_ns: int = 0
-    """In transfers."""
+    """Time spent in transfers, in nanoseconds."""
     busy_since_ns: int = 0
-    """Of the transfer under way; 0 = it waits for a segment."""
+    """When the transfer in flight began; 0 while the data thread waits for a segment."""
 
 
 class Reducer:
-    """Of one rank, from the beginning of its training on."""
+    """Sums the rounds of one rank, from the beginning of its training on."""
 
     def __init__(
         self,
@@ -102,19 +108,29 @@ class Reducer:
         post: Callable[[ev.Coming | None], None],
         notes: RoundRing,
     ) -> None:
-        """`post` hands an event to the communication thread; with None it only wakes it. `notes`:
-        hears when a segment was ready, and when what is contributed was."""
+        """Create a reducer; its threads start with the first batch that is watched.
+
+        Args:
+            channel: The data channel that sums.
+            gradients: Gradient buffers and the scratch of the reduction.
+            committed: Committed state, which takes averages of summed segments.
+            float_buffers: Returns the model's float buffers for a round that averages them (D10).
+            post: Queues an event for the communication thread; with None it only wakes the thread.
+            notes: Record of the round's times: when each segment was ready, filled and summed.
+        """
         self._channel, self._gradients, self._committed = channel, gradients, committed
         self._float_buffers, self._post, self._notes = float_buffers, post, notes
         self._last: Final = len(gradients.layout.segments) - 1
         self.synced: torch.Tensor | None = None
-        """What the last round summed of the float buffers (D10)."""
+        """The average of the float buffers from the last round, or None (D10)."""
         self.hidden_ns = 0
-        """Of the last streamed round's transfers, while backward() ran here."""
+        """Time of the last streamed round's transfers during which backward() still ran on this
+        rank, in nanoseconds."""
         self._news = threading.Condition()
         self._batch: Batch | None = None
         self._announced: Batch | None = None
-        """Its Step is being handled; some let the main thread begin the next batch meanwhile."""
+        """The batch whose Step is being handled. While it is, the main thread may already begin the
+        next batch."""
         self._round: _Streamed | None = None
         self._outcome: ev.Reduced | ev.Voided | ev.ChannelFailed | None = None
         self._error: BaseException | None = None
@@ -123,12 +139,12 @@ class Reducer:
         self._thread: threading.Thread | None = None
         self._data = SerialThread("paceline-data", self._failed)
         self._beside = False
-        """Something is done there that `joined` waits for."""
+        """True while work that `joined` waits for is on the data thread."""
 
     # ---- main thread, and autograd's ------------------------------------------------------
 
     def begin(self, coming: ev.Coming) -> None:
-        """The last batch of these leases is computed next."""
+        """Watch the segments of the next batch, the last one of these leases. Main thread."""
         if not self._last:
             return
         with self._news:
@@ -138,7 +154,10 @@ class Reducer:
         self._gradients.watch(self.hand_over)
 
     def hand_over(self, segment: int) -> None:
-        """All gradients of a segment are added, or their kernels are queued."""
+        """Take over a segment to which all gradients are added, or whose kernels are queued.
+
+        Called by the main thread or one of autograd's threads.
+        """
         written, ready = self._gradients.written(segment), self._gradients.streams.mark_gradients()
         with self._news:
             batch = self._batch
@@ -152,7 +171,11 @@ class Reducer:
                 self._news.notify_all()
 
     def close(self, *, dropped: bool = False) -> None:
-        """The batch is computed, or given up by the script; its Step or Skip is still to come."""
+        """End the watch over the batch; its Step or Skip follows. Main thread.
+
+        Args:
+            dropped: True if the script has given the batch up.
+        """
         if not self._last:
             return
         self._gradients.watch(None)
@@ -163,8 +186,11 @@ class Reducer:
                 self._forget()
 
     def judge(self) -> list[Event]:
-        """The batch is computed: have the devices find out what `finish` needs to know, which may
-        ask when these events have passed."""
+        """Queue the checks on devices that `finish` needs. Main thread, after the batch.
+
+        Returns:
+            Events to wait for before the Step is posted; empty if no parameter is on a device.
+        """
         streams = self._gradients.streams
         computed = streams.mark_gradients()
         if not computed:
@@ -178,8 +204,12 @@ class Reducer:
             return streams.mark_own()
 
     def _left_of(self, batch: Batch | None) -> tuple[Batch | None, list[int]]:
-        """The batch, unless something was written again after it was looked at, and the segments
-        of GRAD that nobody has looked at since they were written."""
+        """Return what is known of a batch, and which segments of GRAD are still unchecked.
+
+        Returns:
+            The batch, or None if a segment was written again after it was handed over; and the
+            segments that nobody has checked since they were last written.
+        """
         changed = batch is None or any(
             self._gradients.written(segment) != written
             for segment, (written, _) in batch.handed.items()
@@ -197,7 +227,14 @@ class Reducer:
     # ---- communication thread -------------------------------------------------------------
 
     def reduce(self, order: ev.Reduce) -> ev.Reduced | ev.ChannelFailed | None:
-        """None of a streamed round: see `outcome`."""
+        """Sum a round that is not streamed, or start a streamed one. Communication thread.
+
+        Args:
+            order: What to sum, and what this rank contributes.
+
+        Returns:
+            The outcome, or None for a streamed round, whose outcome `outcome` returns later.
+        """
         self.synced = None
         if not order.go.streamed:
             return self._sum_all(order)
@@ -210,7 +247,18 @@ class Reducer:
         return None
 
     def finish(self, step: ev.Step) -> ev.Step:
-        """Step, with what is known of its gradient; to be handled before `complete`."""
+        """Return the Step with the result of the checks of its gradient. Communication thread.
+
+        The caller lets the state machine handle the Step, and calls `complete` after that. If a
+        round is streaming this batch, and the batch turns out wrong, the rest of the round is
+        flagged.
+
+        Args:
+            step: The Step as the main thread has posted it.
+
+        Returns:
+            The same Step, with `finite` set to False if the gradient is not.
+        """
         with self._news:
             batch, self._batch = self._batch, None
             self._announced = batch
@@ -230,7 +278,7 @@ class Reducer:
         return step if finite == step.finite else replace(step, finite=finite)
 
     def complete(self) -> None:
-        """The state machine knows the Step: what is left of the batch may be contributed."""
+        """Allow all of the announced batch to be contributed: the machine knows its Step."""
         with self._news:
             if self._announced is not None:
                 self._announced.complete = True
@@ -238,15 +286,18 @@ class Reducer:
             self._news.notify_all()
 
     def give_up(self, why: GivenUp) -> None:
-        """From here on this rank contributes zeros and the flag (R31)."""
+        """Contribute zeros and the flag from here on, in the streamed round in flight (R31)."""
         with self._news:
             if self._round is not None:
                 self._round.given_up = self._round.given_up or why
                 self._news.notify_all()
 
     def stop(self) -> None:
-        """Returns when no streamed round is under way; the abort flag of the channel is raised.
-        Raises RuntimeBrokenError if it is under way for PATIENCE_S all the same."""
+        """Wait until no streamed round is in flight. Communication thread.
+
+        The caller has raised the abort flag of the channel. RuntimeBrokenError is raised if the
+        round does not end within PATIENCE_S all the same.
+        """
         with self._news:
             self._stopping = True
             self._news.notify_all()
@@ -254,9 +305,16 @@ class Reducer:
             self._stopping = False
 
     def outcome(self) -> ev.Reduced | ev.Voided | ev.ChannelFailed | None:
-        """What the last streamed round came to, once."""
+        """Return the outcome of the last streamed round, once. Communication thread.
+
+        An error of the memory or the data thread is raised here. After a failure the scratch of the
+        reduction is replaced.
+
+        Returns:
+            The outcome, or None if there is none that was not taken yet.
+        """
         if self._thread is None:
-            return None  # there was none
+            return None  # no round was streamed yet
         with self._news:
             if self._error is not None:
                 raise self._error
@@ -268,8 +326,14 @@ class Reducer:
         return outcome
 
     def beside(self, work: Callable[[], None]) -> None:
-        """`work` is done while the communication thread goes on, which sees to it by `joined` that
-        nothing of it is used before. Where there is no data thread, memory is small: at once."""
+        """Run `work` on the data thread while the communication thread goes on.
+
+        The communication thread calls `joined` before it uses the result. Without a data thread the
+        model is small, and `work` runs at once.
+
+        Args:
+            work: A pass over the gradient buffers.
+        """
         if self._thread is None:
             self._do(work)
             return
@@ -278,14 +342,20 @@ class Reducer:
         self._data.do(partial(self._do, work))
 
     def joined(self) -> None:
-        """Returns when what was given to `beside` is done. Raises RuntimeBrokenError if it is not
-        within PATIENCE_S."""
+        """Wait until what was given to `beside` is done. Communication thread.
+
+        RuntimeBrokenError is raised if it is not done within PATIENCE_S.
+        """
         if self._beside:
             with self._news:
                 self._wait_for(lambda: not self._beside, "the pass over the gradients")
 
     def _wait_for(self, is_over: Callable[[], bool], what: str) -> None:
-        """Holding `_news`; an error of another thread ends the wait, too."""
+        """Wait until `is_over` returns True or another thread fails; the caller holds `_news`.
+
+        Raises:
+            RuntimeBrokenError: Neither happened within PATIENCE_S.
+        """
         if not self._news.wait_for(lambda: is_over() or self._error is not None, PATIENCE_S):
             raise RuntimeBrokenError(
                 f"{what} has not ended within {PATIENCE_S:g} s",
@@ -301,12 +371,18 @@ class Reducer:
 
     @property
     def busy_since_ns(self) -> int:
-        """Of a streamed round's transfer; 0 = it waits for a segment of this rank. Any thread."""
+        """When the transfer of a streamed round in flight began, in nanoseconds. Any thread.
+
+        0 if there is none, or while it waits for a segment of this rank.
+        """
         now = self._round
         return now.busy_since_ns if now is not None else 0
 
     def shutdown(self) -> None:
-        """The channel's abort flag is raised, or nothing is under way."""
+        """Let both threads end, and do not wait for them. Communication thread.
+
+        The abort flag of the channel is raised, or nothing is in flight.
+        """
         with self._news:
             self._closing = self._stopping = True
             self._news.notify_all()
@@ -338,7 +414,7 @@ class Reducer:
     # ---- memory thread --------------------------------------------------------------------
 
     def _start_thread(self) -> None:
-        """At first use; most jobs of small models never need it."""
+        """Start both threads at first use; most jobs with small models never need them."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="paceline-memory", daemon=True)
             self._thread.start()
@@ -352,7 +428,7 @@ class Reducer:
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
-        """The communication thread ends with it."""
+        """Keep the error of a thread; the communication thread raises it in `outcome`."""
         with self._news:
             self._error = error
             self._news.notify_all()
@@ -379,8 +455,14 @@ class Reducer:
         return batch is not None and 0 in batch.handed and 0 not in batch.looked_at
 
     def _look(self, batch: Batch, segment: int) -> bool:
-        """Whether a segment is finite, as far as the host knows: what a device finds out goes with
-        the segment's number (R31)."""
+        """Check a segment for NaN and Inf, once, as far as the host can know.
+
+        A segment on a device is only queued for its check; the result travels with the segment's
+        number (R31).
+
+        Returns:
+            False if the segment is not finite, or one that was checked before was not.
+        """
         if segment in batch.looked_at:
             return batch.finite
         streams = self._gradients.streams
@@ -411,9 +493,15 @@ class Reducer:
         return now.end or ABANDONED
 
     def _await(self, now: _Streamed) -> int | None:
-        """The segment that comes next: one that can be contributed, be it as zeros, and else one
-        whose average can be made. None when the round is over; what has no average then gets it
-        as in a round that is not streamed."""
+        """Wait for the next segment to work on.
+
+        A segment that can be contributed, if only as zeros, comes before one whose average can be
+        made.
+
+        Returns:
+            The segment, or None when the round is over. Averages that are missing then are made as
+            in a round that is not streamed.
+        """
         with self._news:
             while now.end is None and self._error is None:
                 if self._stopping:
@@ -426,8 +514,8 @@ class Reducer:
                     return now.filled
                 if now.order.divisor and now.averaged < now.summed:
                     return now.averaged
-                # For a segment of the script's, or its sum. The state machine ends this wait with
-                # `give_up` when the others have waited for long enough (R31), or with `stop`.
+                # Wait for a segment of the script, or for a sum. The state machine ends the wait by
+                # `give_up` when the others have waited for long enough (R31), or by `stop`.
                 self._news.wait()
         return None
 
@@ -442,7 +530,7 @@ class Reducer:
         return now.filled in batch.handed
 
     def _fill(self, now: _Streamed, segment: int) -> None:
-        """The scratch, with what this rank contributes."""
+        """Fill a segment of the scratch with what this rank contributes."""
         gradients, order, batch = self._gradients, now.order, now.batch
         if batch is not None and not (now.given_up or batch.complete or self._look(batch, segment)):
             now.given_up = now.given_up or GivenUp.NONFINITE
@@ -455,13 +543,16 @@ class Reducer:
 
     @staticmethod
     def _is_found(batch: Batch | None, segment: int) -> bool:
-        """By a device, of this batch, and not told to the host yet."""
+        """Return True if a device checks this segment and the host does not know the result yet."""
         return batch is not None and not batch.complete and segment in batch.looked_at
 
     # ---- data thread ----------------------------------------------------------------------
 
     def _sum(self, now: _Streamed, segment: int) -> None:
-        """One after the other: with the first that all know for void the round is over (R31)."""
+        """Sum one segment. Data thread.
+
+        The first segment that all ranks see as void ends the round (R31).
+        """
         with self._news:
             if self._stopping:
                 now.end = now.end or ABANDONED
@@ -471,7 +562,7 @@ class Reducer:
         gradients, result = self._gradients, self._gradients.result[segment]
         begun_ns = now.busy_since_ns = now_ns()
         with gradients.streams.own():
-            if now.given_up is not None:  # perhaps since the scratch was filled
+            if now.given_up is not None:  # perhaps after the scratch was filled
                 result[-1] = 1
             failed = self._channel.sum([result], gradients.rounded_away[segment : segment + 1])
             void = failed is None and bool(result[-1])
@@ -492,7 +583,11 @@ class Reducer:
             self._news.notify_all()
 
     def _is_own_fault(self, now: _Streamed) -> bool:
-        """Whether a device of this rank has found what made the round void."""
+        """Find out whether a device of this rank found what made the round void.
+
+        Returns:
+            True if a checked segment of this rank's batch is not finite.
+        """
         with self._news:
             found = [s for s in now.batch.looked_at if s in self._flags] if now.batch else []
         if found:

@@ -1,4 +1,4 @@
-"""Which lines of a traceback are the script's own: neither Paceline's nor those of packages."""
+"""Tells the script's own lines of a traceback from those of Paceline and of installed packages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ INSTALLED: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purel
 
 
 def is_own(filename: str) -> bool:
-    """Return True for a file of Paceline."""
+    """Return True if the file belongs to Paceline."""
     return filename.startswith(OWN)
 
 
 def innermost(frames: Sequence[traceback.FrameSummary]) -> tuple[str, int]:
-    """Return file and line of the last frame that is the script's, or a module's beside it; an
-    empty file if there is none."""
+    """Return the place of the innermost frame that belongs to the script.
+
+    Modules beside the script count as the script's.
+
+    Args:
+        frames: A traceback, the innermost frame last.
+
+    Returns:
+        File and line; an empty file and 0 if no frame belongs to the script.
+    """
     for frame in reversed(frames):
         if not is_own(frame.filename) and not frame.filename.startswith(INSTALLED):
             return frame.filename, frame.lineno or 0

@@ -1,9 +1,10 @@
-"""The bound of a script between two calls of step(): an endless loop or a blocking read in it.
+"""Limits how long a script may run between two calls of step().
 
-Other ranks wait for a rank in Full, and its last batch is waited for in every mode. After a while
-the rank's heartbeats say since when its script is away, and where it is. After
-`spec.stepDeadlineSeconds` the rank reports that as the error of its script, and ends. A rank whose
-threads are all stuck cannot do this: it is silent, which its coordinator notices (R6, R35).
+It detects an endless loop or a blocking read in a script. Other ranks wait for a rank in Full, and
+its last batch is waited for in every mode. After a while the rank's heartbeats report since when
+its script has been away, and where it is. After `spec.stepDeadlineSeconds` the rank reports that as
+the error of its script, and ends. A rank whose threads are all stuck cannot do this: it is silent,
+which its coordinator detects (R6, R35).
 """
 
 from __future__ import annotations
@@ -21,29 +22,39 @@ from paceline.core.messages import STUCK, Away, ScriptError
 from paceline.worker.script_frames import innermost, is_own
 
 NAMED_NS: Final = 60 * NS_PER_S
-"""A script that has been away for so long is named, or for half of its bound."""
+"""Time after which heartbeats name the script's place; at most half of the script's limit."""
 LOOK_NS: Final = NS_PER_S
-"""Between two looks at the longest."""
+"""Upper bound on the interval between two checks, in nanoseconds."""
 LINES_MAX: Final = 15
+"""Upper bound on the lines of a traceback in a report."""
 
 Overdue = Callable[[str, ScriptError], None]
 
 
 @dataclass(slots=True)
 class ScriptClock:
-    """For how long the script has been away. Pure: `look` is called now and then.
+    """Measures how long the script has been away. Pure: call `look` periodically.
 
-    Only the time between looks that came when they were due is counted: a process that was stopped
-    has not had the time."""
+    Only the time between checks that came on time is counted, because a process that was stopped
+    did not have the rest.
+    """
 
     every_ns: int
     since_ns: int | None = None
-    """What was looked at last; None: the script was in a call of Paceline."""
+    """When the script left, as of the last check; None if it was in a call of Paceline."""
     looked_ns: int = 0
     away_ns: int = 0
 
     def look(self, now_ns: int, since_ns: int | None) -> int:
-        """Return for how long the script that left at `since_ns` has been away, in nanoseconds."""
+        """Return how long the script has been away, in nanoseconds.
+
+        Args:
+            now_ns: Time of this check.
+            since_ns: When the script left its last call of Paceline; None if it is in one now.
+
+        Returns:
+            The time away that was counted so far, in nanoseconds; 0 if the script is in a call.
+        """
         if since_ns is None:
             self.away_ns = 0
         elif since_ns != self.since_ns:
@@ -55,15 +66,20 @@ class ScriptClock:
 
 
 class ScriptWatch:
-    """Of one rank. `left` and `came` are called by the thread that runs the script, which is the
-    one that makes this; `away` is read by the link thread."""
+    """Watches the script of one rank, on a thread of its own.
+
+    Make it on the thread that runs the script. That thread calls `start`, `left` and `came`. The
+    communication thread may call `close` too, at the end of the job. The link thread reads `away`.
+    """
 
     def __init__(self, bound_ns: int, overdue: Overdue) -> None:
-        """
+        """Create a watch that begins with `start`.
+
         Args:
-            bound_ns: How long the script may be away.
-            overdue: Is told, on the watch's own thread, where the script was, and what it is to be
-                reported as. Then the process ends with exit code 1.
+            bound_ns: How long the script may be away, in nanoseconds.
+            overdue: Called on the watch's own thread when the script was away for too long, with a
+                message that says where it was, and with the error to report. Then the process ends
+                with exit code 1.
         """
         self.away: Away | None = None
         self._bound_ns, self._overdue = bound_ns, overdue
@@ -76,23 +92,25 @@ class ScriptWatch:
         self._thread = threading.Thread(target=self._run, name="paceline-watch", daemon=True)
 
     def start(self) -> None:
+        """Start the thread that checks the script."""
         self._thread.start()
 
     def left(self) -> None:
-        """The script goes on by itself from now on."""
+        """Start the clock: the script runs its own code from now on."""
         self._since_ns = now_ns()
 
     def came(self) -> None:
-        """The script has called Paceline, or may take its time."""
+        """Stop the clock: the script has called Paceline, or may take its time."""
         self._since_ns = None
 
     def close(self) -> None:
+        """Stop watching for good; the thread ends at its next check."""
         self.came()
         self.away = None
         self._ends.set()
 
     def look(self, now_ns: int) -> None:
-        """Name the script, or end it, if its time has come."""
+        """Check the script once: report where it is, or end the process at its deadline."""
         away_ns = self._clock.look(now_ns, self._since_ns)
         if away_ns < self._named_ns:
             self.away = None

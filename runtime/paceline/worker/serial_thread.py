@@ -1,7 +1,7 @@
-"""A daemon thread that does what it is given, one after the other.
+"""A daemon thread that runs callables one after the other.
 
-The interpreter does not wait for it at its end, as it would for those of `concurrent.futures`: what
-hangs in a driver must not keep a process from ending.
+The interpreter does not wait for it at exit, as it would for a thread of `concurrent.futures`: a
+call that hangs in a driver must not keep a process from ending.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from queue import SimpleQueue
 
 
 class SerialThread:
-    """`do` and `end` from any thread; `failed` is called on this one, with what ended it."""
+    """A daemon thread with a queue of callables.
+
+    Any thread may call `do` and `end`. If a callable raises, the thread ends and calls `failed`
+    with the exception.
+    """
 
     def __init__(self, name: str, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
@@ -20,13 +24,15 @@ class SerialThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
+        """Start the thread; work that was queued before runs first."""
         self._thread.start()
 
     def do(self, work: Callable[[], None]) -> None:
+        """Queue a callable and return at once."""
         self._work.put(work)
 
     def end(self) -> None:
-        """After what it has been given."""
+        """Let the thread end after the work that is queued already; do not wait for it."""
         self._work.put(None)
 
     def _run(self) -> None:

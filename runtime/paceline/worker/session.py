@@ -1,11 +1,12 @@
-"""What the main thread asks of the communication thread: the only door between the two.
+"""The interface through which the main thread talks to the communication thread.
 
-Every call is made by the user's (main) thread. The communication thread answers; while a call
-blocks, the main thread is *parked*, and only then may the model's weights and the gradient buffers
-change under it. The order between the two threads' device streams (D5) is kept behind this door and
-nowhere else: what the main thread has queued is complete before it is announced, and what it queues
-after a call sees the weights that the call has brought. No call waits without the engine watching
-over it: a generation change, a stop or a dismissal wakes it.
+There is no other one. The user's (main) thread makes the calls, and the communication thread
+answers them. Only `failed` may be called by the script watch's thread too. While a call blocks, the
+main thread is *parked*. The model's weights change only then, and so do the gradient buffers that
+backward() adds to. This interface also keeps the order between the two threads' device streams
+(D5): what the main thread has queued is complete before it is announced, and what it queues after a
+call sees the weights that the call brought. The engine watches over every wait: it ends with an
+error if a thread of the runtime fails or the job goes on without this rank.
 """
 
 from __future__ import annotations
@@ -28,33 +29,59 @@ from paceline.worker.state.gradients import Gradients
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What became of a step when the main thread goes on."""
+    """The outcome of a step, at the time when the main thread goes on."""
 
     version: int
-    """Of the weights that the model now holds."""
+    """Version of the weights that the model now holds."""
     fresh: bool
-    """The gradient was applied in its own round."""
+    """True if the gradient was applied in its own round."""
     stopped: bool
-    """The stop round is committed: nothing that follows has an effect."""
+    """True if the stop round is committed, so nothing that follows has an effect."""
 
 
 class MainThread(Protocol):
-    """What the communication thread does to the parked main thread."""
+    """What the communication thread calls to release or end the parked main thread.
 
-    def resumed(self, resume: ev.Resume) -> None: ...
-    def held(self, leases: tuple[int, ...]) -> None: ...
-    def exited(self, end: ev.Exit) -> None: ...
-    def broken(self, error: BaseException) -> None: ...
+    The link thread may also call `broken`.
+    """
+
+    def resumed(self, resume: ev.Resume) -> None:
+        """Let the main thread go on; the model already holds the weights of `resume.version`."""
+
+    def held(self, leases: tuple[int, ...]) -> None:
+        """Replace the set of leases that this rank may work on."""
+
+    def exited(self, end: ev.Exit) -> None:
+        """Report that the rank's part in the job is over, in order or by dismissal."""
+
+    def broken(self, error: BaseException) -> None:
+        """Report that a thread of the runtime has failed; the main thread raises an error."""
 
 
 class Session(Protocol):
-    """The rank's part in the job, as the training API needs it."""
+    """A rank's part in the job, as the training API sees it.
+
+    All methods are for the main thread, except `failed`. A call that blocks raises DismissedError
+    if the job goes on without this rank, and RuntimeBrokenError if a thread of the runtime has
+    failed.
+    """
 
     def begin(
         self, gradients: Gradients, committed: Committed, plan: DataPlan, lookahead: int
     ) -> None:
-        """Register as ready; blocks until this rank is a member with state and the model holds the
-        committed weights. Called once, at the first `epochs()` or `step()`."""
+        """Register as ready, and block until this rank may train.
+
+        When it returns, this rank is a member with state, and the model holds the committed
+        weights. Called once, at the first `epochs()` or `step()`.
+
+        Args:
+            gradients: Buffers for the gradients of the model. The communication thread owns them
+                whenever the main thread is parked.
+            committed: Weights and optimizer state. The communication thread owns them from now on.
+            plan: How the data set is dealt; the same on all ranks.
+            lookahead: Number of leases that this rank may hold, enough for what its loader reads
+                ahead (D1).
+        """
 
     def step(
         self,
@@ -66,60 +93,97 @@ class Session(Protocol):
         usable: bool = True,
         foreign: bool = False,
     ) -> StepResult:
-        """Announce the gradient in GRAD; returns when the next batch may start: with a pipeline
-        when the gradient before this one is applied, or late (R36). One that is not finite, not
-        usable, or foreign, is dropped and counted.
+        """Announce the gradient in GRAD, and block until the next batch may start.
 
-        `unit`: the gradient buffer holds sum(per-sample gradients) / unit. When it returns, the
-        gradient views are zero (or hold what could not be announced yet) and the model holds the
-        newest committed weights."""
+        With a pipeline this is as soon as the gradient before this one is applied or counted as
+        late (R36). A gradient that is not finite, not usable or foreign is dropped and counted.
+
+        When it returns, the gradient views are zero, or hold what could not be announced yet, and
+        the model holds the newest committed weights.
+
+        Args:
+            leases: Leases that the gradient completes.
+            samples: Number of samples in the gradient.
+            unit: Divisor of the gradient buffer, which holds sum(per-sample gradients) / unit (D3).
+            metrics: Values that the script has logged with this step.
+            usable: False to drop the gradient, such as one that contains parts of several
+                contributions.
+            foreign: True if it was computed before this rank had the job's weights, which differed.
+
+        Returns:
+            The version of the weights, and whether the gradient was applied in its own round.
+        """
 
     def enters(self, phase: Phase) -> None:
-        """The loop goes on with this part of a step; for figures only."""
+        """Note which part of a step the loop begins now; used for metrics only."""
 
     def works_on(self, batch: DealtBatch | None) -> None:
-        """Note which batch is loaded or computed from now on, so that the end of this process can
-        be told with its samples (R55); None between two batches. One store, no wait."""
+        """Note the batch that is loaded or computed from now on; None between two batches.
+
+        The report of this process's end then names its samples (R55). Costs one store and no wait.
+        """
 
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
-        """The batch that completes these leases is computed next, and `step` will say the same of
-        it: what backward() has ready may be reduced before it has ended (R28)."""
+        """Allow streaming of the batch that is computed next.
+
+        Whatever backward() has ready may be reduced before backward() has ended (R28). `step` must
+        be called with the same arguments afterwards, or the batch is dropped.
+
+        Args:
+            leases: Leases that this batch completes.
+            samples: Number of samples that `step` will announce.
+            unit: Unit of the gradient that `step` will announce.
+        """
 
     def pull(self) -> int | None:
-        """The next lease that this rank holds and has not pulled; None if there is none now."""
+        """Return the next lease that this rank holds and has not pulled; None without one."""
 
     def wait_lease(self) -> bool:
-        """Announce IDLE and block until `pull` has something (True) or the job is over (False).
-        Only when nothing pulled is unfinished (D1)."""
+        """Announce IDLE, and block until there is a lease or the job is over.
+
+        Call this only when every lease that was pulled is finished (D1).
+
+        Returns:
+            True if `pull` has a lease, False if the job is over.
+        """
 
     def holds(self, lease: int) -> bool:
-        """False once the log gives the lease to somebody else, or it was applied or dropped."""
+        """Return False once the log gave the lease to another rank, or applied or dropped it."""
 
     def skip(self, lease: int, samples: int) -> None:
-        """The user's loop took this batch and made no step of it: dropped, and counted (D1)."""
+        """Drop and count a batch that the loop took without making a step of it (D1)."""
 
     @property
     def under_way(self) -> bool:
-        """With a pipeline: a gradient of this rank was announced when the model's weights were
-        renewed last, and is not in them."""
+        """Whether a gradient of this rank is in flight, with a pipeline.
+
+        It was announced when the model's weights were last refreshed, and is not in them.
+        """
 
     def flush(self) -> None:
-        """With a pipeline: returns when no gradient of this rank is under way any more. Refreshes
-        the model's weights (R36)."""
+        """Block until no gradient of this rank is in flight any more, with a pipeline (R36).
+
+        Also refreshes the model's weights. Does nothing without a pipeline.
+        """
 
     def rest(self) -> None:
         """Give back all leases that are not pending and count as IDLE (`pl.evaluating`)."""
 
     def resume(self) -> None:
-        """End of `rest`; leases come with the next round. Refreshes the model's weights."""
+        """End `rest` and refresh the model's weights; leases come with the next round."""
 
     def finish(self, *, stop: bool = False) -> None:
-        """Copy the final weights into the model; blocks until RELEASE, or raises DismissedError.
+        """Block until the coordinator releases the job, then copy the final weights into the model.
 
-        `stop`: the job ends here, on all ranks, with the round that carries this rank's word."""
+        Args:
+            stop: True to end the job on all ranks, with the round that carries this rank's request.
+
+        Raises:
+            DismissedError: The job goes on without this rank.
+        """
 
     def failed(self, why: str, error: ScriptError | None) -> None:
-        """Report that the script ends because of a mistake, for the agent to pass on.
+        """Report that the script ends because of a mistake; the agent passes the report on.
 
         Args:
             why: What happened, for people.
@@ -128,59 +192,67 @@ class Session(Protocol):
 
     @property
     def rank(self) -> int:
-        """Index in the current generation; may change (D12). Before the first one: `place`."""
+        """Index of this rank in the current generation.
+
+        It may change with the generation (D12). Before the first one it is `place`.
+        """
 
     @property
     def size(self) -> int:
-        """Members of the current generation; before the first one, the ranks that are wanted."""
+        """Number of members in the current generation; before the first, the number requested."""
 
     @property
     def place(self) -> int:
-        """Slot x processes + process: the name of this rank that never changes."""
+        """Slot x processes + process: the number of this rank that never changes."""
 
     @property
     def shards(self) -> int:
-        """Ranks that hold one copy of the model together; 1: each holds all of it."""
+        """Number of ranks that hold one copy of the model together; 1 if each holds all of it."""
 
     @property
     def shard(self) -> int:
-        """Which of them this is: its place in the group."""
+        """Index of this rank among the ranks that hold one copy of the model together."""
 
     def store(self) -> Store:
-        """Where they meet for a process group of torch's. Once."""
+        """Return the store in which a group's ranks meet for a torch process group. Call once."""
 
     def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """New memory for sums, where the data channel reaches it best."""
+        """Return a new zeroed tensor for sums, in the memory that the transport prefers."""
 
     @property
     def segment_bytes(self) -> int | None:
-        """How large a segment of the gradients may be (`collective.segmentBytes`); None: by the
-        device."""
+        """Upper bound on a segment of the gradients, in bytes (`collective.segmentBytes`).
+
+        None if the device decides.
+        """
 
     @property
     def wire(self) -> Wire:
-        """What float32 sums travel as (`collective.wire`)."""
+        """Data type in which float32 sums travel (`collective.wire`)."""
 
     @property
     def version(self) -> int:
-        """Of the weights in the model."""
+        """Version of the weights in the model."""
 
     @property
     def progress(self) -> Progress:
-        """Of the job, with the weights in the model."""
+        """Progress of the job at the version of the weights in the model."""
 
     @property
-    def stopped(self) -> bool: ...
+    def stopped(self) -> bool:
+        """True once the stop round is committed or the rank's part in the job is over."""
 
     @property
     def stopped_by_another(self) -> bool:
-        """The script of another rank has ended the job, and publishes."""
+        """True if the script of another rank has ended the job, and that rank publishes."""
 
     @property
     def is_replay(self) -> bool:
-        """Plays a recorded run: where it ends is what the record says."""
+        """True if this session replays a recorded run, which ends where the record ends."""
 
     @property
     def is_publisher(self) -> bool:
-        """True on exactly one rank (`Log.publisher`); before training on rank 0 of the first start,
-        so never on two."""
+        """Whether this rank publishes the results; true on exactly one rank (`Log.publisher`).
+
+        Before training it is true on rank 0 of the first start only, so never on two ranks.
+        """

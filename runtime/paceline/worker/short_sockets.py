@@ -1,8 +1,8 @@
-"""Where `multiprocessing` makes its sockets, such as those of a loader's workers.
+"""Keeps the socket paths of `multiprocessing`, such as those of a loader's workers, short enough.
 
-They lie in TMPDIR, and the path of a socket is limited to 107 bytes. A rank's TMPDIR is several
-folders below that of the run, so where that one is long they would not fit: each batch would fail
-in its worker with "AF_UNIX path too long", and the script would wait for it for ever.
+These sockets lie in TMPDIR, and the path of a socket is limited to 107 bytes. A rank's TMPDIR is
+several folders below that of the run. If that path is long, the sockets do not fit: each batch
+would fail in its worker with "AF_UNIX path too long", and the script would wait for it forever.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ _FOLDER: Final = "tempdir"
 
 
 def use_folder(folder: str) -> bool:
-    """Have them made in `folder` if TMPDIR leaves no room; return True if so.
+    """Let `multiprocessing` make its sockets in `folder` if the path of TMPDIR is too long.
 
-    `multiprocessing` has no public setting for it; this is where it keeps its own choice, which the
-    workers that it starts inherit."""
+    `multiprocessing` has no public setting for this. The function sets the private option in which
+    it keeps its own choice, which the workers that it starts inherit.
+
+    Returns:
+        True if `folder` is used; False if TMPDIR is short enough or a folder was chosen already.
+    """
     too_long = len(os.fsencode(tempfile.gettempdir())) + BELOW > PATH_MAX
     if not too_long or _config().get(_FOLDER) is not None:
         return False
@@ -30,7 +34,7 @@ def use_folder(folder: str) -> bool:
 
 
 def restore(folder: str) -> None:
-    """Take that back."""
+    """Undo `use_folder`, if `folder` is still in use."""
     if _config().get(_FOLDER) == folder:
         del _config()[_FOLDER]
 

@@ -1,7 +1,7 @@
-"""A script without a job: the coordinator's state machine in the same thread, for world size 1.
+"""Runs a script without a job: the coordinator's state machine, in the rank itself, for one rank.
 
-One engine for both cases: what a coordinator process would answer over a socket is answered here by
-the same pure machine.
+So the engine is the same with and without a job. The pure machine that answers over a socket in a
+coordinator process answers here by a function call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from paceline.core.messages import BeatEvery, RankMessage, ToRank
 
 
 class StandaloneCoordinator:
-    """Stands in for the connection to a coordinator, on the communication thread."""
+    """Stands in for the connection to a coordinator (`ControlChannel`).
+
+    The communication thread calls `send`; the main thread calls the rest.
+    """
 
     def __init__(self, obey: Callable[[ToRank], None]) -> None:
         settings = RoundSettings(mode=Mode.FULL, pacing=Pacing.AUTO)
@@ -26,13 +29,14 @@ class StandaloneCoordinator:
         self._obey = obey
 
     def start(self) -> None:
-        """Nothing to connect to."""
+        """Do nothing: there is no connection to make."""
 
     def send(self, message: RankMessage) -> None:
+        """Handle a message of the rank and hand the answers to `obey` before returning."""
         for effect in self._coordinator.handle(now_ns(), core.FromRank(message)):
             if isinstance(effect, core.ToRank):
                 assert not isinstance(effect.message, BeatEvery), "one rank is no load"
                 self._obey(effect.message)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is no connection to close."""

@@ -1,1 +1,1 @@
-"""What a rank tells of itself: figures in shared memory for its agent, facts in its heartbeat."""
+"""What a rank reports about itself: metrics in shared memory for its agent, and heartbeat facts."""

@@ -1,9 +1,9 @@
 """A rank's heartbeat, and its figures for `status` (`core.status.Fact`).
 
-Called by the communication thread. For `heartbeat` and `figures` the link thread holds the lock of
-the rank's state, and they read nothing else that changes in place. What the log says is equal on
-all ranks: only the lowest active one tells it (R42). The hot path stores a few numbers; the facts
-are worked out at most every REFRESH_NS.
+The communication thread calls this. The link thread calls `heartbeat` and `figures`, and holds the
+lock of the rank's state meanwhile; these two read nothing else that is changed in place. The log's
+figures are equal on all ranks, so only the lowest active rank reports them (R42). The hot path
+stores a few numbers, and the facts are computed at most every REFRESH_NS.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ from paceline.core.status import METRIC_ROUNDS, Fact
 from paceline.worker.metrics.pace import Pace
 
 REFRESH_NS: Final = 150_000_000
+"""Shortest interval between two computations of the facts, in nanoseconds."""
 RECENT: Final = 32
+"""Number of recent steps and arrivals of which medians are taken."""
 US_PER_S: Final = 1e6
 
 
 class HeartbeatFacts:
-    """One rank's."""
+    """The facts of one rank, as far as they were computed last."""
 
     def __init__(self) -> None:
         self.checkpoints: dict[str, float] = {}
-        """Of `worker.metrics.rounds`."""
+        """Figures of checkpoints, from `worker.metrics.rounds`."""
         self.carried: dict[str, float] = {}
-        """Size classes that each transport moves; empty for a rank alone."""
+        """Number of size classes that each transport moves; empty for a rank alone."""
         self.squares: dict[str, float] = {}
-        """Of `worker.metrics.squares`; empty in a run that nobody measures."""
+        """Figures of `worker.metrics.squares`; empty unless the run is measured for a plan."""
         self._facts: dict[str, float] = {}
-        """Replaced as a whole, so that the link thread may read it at any time."""
+        """The computed facts. Replaced as a whole, so the link thread may read it at any time."""
         self._refreshed_ns = 0
         self._steps_ns: deque[int] = deque(maxlen=RECENT)
         self._step_s = 0.0
-        """Their median when the facts were worked out last."""
+        """Median of `_steps_ns` in seconds, when the facts were computed last."""
         self._pace = Pace()
         self._lags_us: deque[int] = deque(maxlen=RECENT)
         self._resumed_ns: int | None = None
@@ -55,38 +57,49 @@ class HeartbeatFacts:
         self._given_up: dict[str, float] = {}
         self._contributed: dict[MemberId, int] = {}
         self._active: dict[MemberId, int] = {}
-        """Rounds in which each was active. The last ones, in which the same ranks were, are not in
-        it yet, nor are their contributions in the dictionary above."""
+        """For each rank, the number of rounds in which it was active. The rounds since the set of
+        active ranks last changed are not in it yet, and their contributions are not in
+        `_contributed`."""
         self._active_now: tuple[MemberId, ...] = ()
         self._active_rounds = 0
         self._ledger: Ledger | None = None
         self._counted: dict[MemberId, int] = {}
-        """Rounds with a contribution of each that the ledger held when it was looked at last."""
+        """For each rank, the number of rounds with a contribution that the ledger held when it was
+        last read."""
         self._sums: deque[dict[str, tuple[float, float]]] = deque(maxlen=METRIC_ROUNDS + 1)
-        """The script's figures after each of the last rounds, and before the first of them."""
+        """The script's figures after each recent round, and before the first of them."""
 
     def stepped(self, now_ns: int) -> None:
-        """The main thread announces a gradient and is parked."""
+        """Note that the main thread announces a gradient and is parked."""
         if self._resumed_ns is not None:
             self._steps_ns.append(now_ns - self._resumed_ns)
         self._parked_ns = now_ns
 
     def resumed(self, now_ns: int) -> None:
+        """Note that the main thread goes on, and add the time for which it was parked."""
         self._resumed_ns = now_ns
         if self._parked_ns is not None:
             self._wait_ns += now_ns - self._parked_ns
             self._parked_ns = None
 
     def avoided(self, spent_ns: int) -> None:
+        """Add waiting time that a partial mode has saved, in nanoseconds."""
         self._avoided_ns += spent_ns
 
     def applied(self, go: Go, rank: RankState, lag_us: int | None) -> None:
-        """`lag_us`: of this rank's fresh arrival, None if it had none."""
+        """Note that a round is committed.
+
+        Args:
+            go: The round.
+            rank: State of the rank, whose log holds the round.
+            lag_us: How long after the first fresh rank this one arrived, in microseconds; None if
+                this rank was not fresh in the round.
+        """
         if lag_us is not None:
             self._lags_us.append(lag_us)
         log = rank.log
         if log.ledger is not self._ledger:
-            # A donor's log or a checkpoint's: what it has counted before is not of these rounds.
+            # The log is a donor's or a checkpoint's: its earlier counts are not of these rounds.
             self._sums.clear()
             self._sums.append(_without(log, go))
         if log.active is not self._active_now or log.ledger is not self._ledger:
@@ -95,7 +108,7 @@ class HeartbeatFacts:
         self._sums.append(dict(log.ledger.metrics))
 
     def _follow_anew(self, log: Log, go: Go) -> None:
-        """Others are active from now on, or the whole log is another one (a donor's)."""
+        """Begin a new count: other ranks are active now, or the log was replaced (by a donor's)."""
         now = set(log.read(go).contributors)
         if log.ledger is self._ledger:
             self._count_shares(but_for=now)
@@ -106,8 +119,11 @@ class HeartbeatFacts:
         self._active_now = log.active
 
     def _count_shares(self, but_for: Collection[MemberId] = ()) -> None:
-        """Take over what the ledger has counted; `but_for`: contributors of a round in it that
-        belongs to what comes next."""
+        """Count the rounds and contributions that the ledger has counted since the last call.
+
+        Args:
+            but_for: Contributors of the ledger's last round, which belongs to the next count.
+        """
         for member in self._active_now:
             self._active[member] = self._active.get(member, 0) + self._active_rounds
         self._active_rounds = 0
@@ -116,14 +132,22 @@ class HeartbeatFacts:
         counted: dict[MemberId, int] = {}
         for member, totals in self._ledger.by_member.items():
             counted[member] = totals.rounds - (member in but_for)
-            # Those of a member that was left out and is back are counted anew.
+            # The counts of a member that was left out and returns begin at zero again.
             more = counted[member] - self._counted.get(member, 0)
             if more > 0:
                 self._contributed[member] = self._contributed.get(member, 0) + more
         self._counted = counted
 
     def refresh(self, rank: RankState, now_ns: int) -> bool:
-        """Work out the facts again if the last ones are old; False if they are not."""
+        """Compute the facts again if the last ones are older than REFRESH_NS.
+
+        Args:
+            rank: State of this rank.
+            now_ns: The present time.
+
+        Returns:
+            True if they were computed.
+        """
         if now_ns - self._refreshed_ns < REFRESH_NS:
             return False
         self._refreshed_ns = now_ns
@@ -134,6 +158,7 @@ class HeartbeatFacts:
         return True
 
     def work_out(self, rank: RankState) -> None:
+        """Compute the facts now."""
         if self._steps_ns:
             self._step_s = round(median(self._steps_ns) / NS_PER_S, 6)
         logged = self._logged(rank) if tells_of_the_log(rank) else {}
@@ -141,13 +166,22 @@ class HeartbeatFacts:
         self._facts = self._measured() | logged | told
 
     def gave_up(self, why: GivenUp) -> None:
-        """A streamed round."""
+        """Count a streamed round that this rank gave up, with the reason."""
         self._given_up[Fact.GIVEN_UP + why] = self._given_up.get(Fact.GIVEN_UP + why, 0.0) + 1
 
     def heartbeat(
         self, rank: RankState, doing: Doing | None = None, away: Away | None = None
     ) -> Heartbeat:
-        """The rank's present state."""
+        """Return the heartbeat for the rank's present state. Link thread, holding the state's lock.
+
+        Args:
+            rank: State of this rank.
+            doing: What the communication thread is busy with (R35).
+            away: Since when the script has not come back, if that is long ago.
+
+        Returns:
+            A new message.
+        """
         takes_part = rank.has_state and not rank.passive
         return Heartbeat(
             member=rank.me,
@@ -165,7 +199,7 @@ class HeartbeatFacts:
         )
 
     def figures(self, rank: RankState) -> Figures:
-        """The last ones that were worked out."""
+        """Return the facts that were computed last, as a message for the coordinator."""
         return Figures(rank.me, rank.log.version, self._facts)
 
     def _measured(self) -> dict[str, float]:
@@ -231,15 +265,17 @@ def _without(log: Log, go: Go) -> dict[str, tuple[float, float]]:
 
 
 def _means(prefix: str, sums: dict[str, tuple[float, float]]) -> dict[str, float]:
+    """Return the mean of each figure that has a weight, named with the prefix."""
     return {prefix + name: total / weight for name, (total, weight) in sums.items() if weight}
 
 
 def tells_of_the_log(rank: RankState) -> bool:
+    """Return True on the one rank that reports the log's figures: the lowest active one."""
     return rank.me == min(rank.log.active, default=None)
 
 
 def _progress(log: Log) -> float | None:
-    """From 0 to 1; None where nothing says where the end is."""
+    """Return the job's progress from 0 to 1; None if the job has no known end."""
     whole = (log.plan.samples - left_out_per_epoch(log.plan)) * log.plan.epochs
     if whole:
         total = log.ledger.total()

@@ -1,6 +1,7 @@
-"""What one rank tells Prometheus of the whole job: how far it is, and what the script reports.
+"""A rank's metrics about the whole job: its progress, and the figures that the script logs.
 
-All ranks know it alike (R42), so only the lowest active one shows it; the others show nothing.
+All ranks know the same (R42), so only the lowest active one exports these metrics. Communication
+thread only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from paceline.telemetry.records import Gauge, RankRecord
 
 
 class JobMetrics:
-    """Handles of one rank's record; a figure gets its place when it is first reported."""
+    """Handles in one rank's record; a figure of the script gets its place at its first report."""
 
     def __init__(self, record: RankRecord) -> None:
         self._record = record
@@ -23,10 +24,16 @@ class JobMetrics:
             Fact.LEFT_S: record.gauge("paceline_remaining_seconds"),
         }
         self._figures: dict[str, tuple[Gauge, Gauge]] = {}
-        """Sum and weight by name, as far as there is room."""
+        """Handles for sum and weight by name, for as many figures as there is space for."""
 
     def tell(self, facts: Mapping[str, float], logged: Mapping[str, tuple[float, float]]) -> None:
-        """`logged`: (sum of value x weight, sum of weights) by the script's name."""
+        """Export progress and the script's figures.
+
+        Args:
+            facts: Computed facts; a fact that is missing is cleared.
+            logged: For each of the script's names, the sum of value x weight and the sum of
+                weights.
+        """
         for fact, gauge in self._facts.items():
             if fact in facts:
                 gauge.set(facts[fact])
@@ -39,7 +46,7 @@ class JobMetrics:
                 figure[1].set(weight)
 
     def be_silent(self) -> None:
-        """Another rank tells it."""
+        """Clear all metrics, because another rank exports them."""
         for gauge in self._facts.values():
             gauge.clear()
         for figure in self._figures.values():

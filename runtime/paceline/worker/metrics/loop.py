@@ -1,8 +1,8 @@
-"""What the main thread writes into the rank's record: where the time of the user's loop goes.
+"""Metrics that the main thread writes into the rank's record: where the loop's time goes.
 
-Called inside the calls that the loop makes anyway, with the times at which it came and went. A step
-is from the end of one step() to the end of the next: computing, waiting for leases, and what
-communication was not hidden.
+They are written inside calls that the loop makes anyway, with the times at which it entered and
+left the call. A step lasts from the end of one step() to the end of the next. It consists of
+computing, waiting for leases, and communication that was not hidden.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NOTHING = [0] * len(Phase)
 
 
 class LoopMetrics:
-    """Main thread only."""
+    """Metrics of the user's loop. Main thread only; all times are in nanoseconds."""
 
     def __init__(self, record: RankRecord) -> None:
         self._fresh = record.counter("paceline_steps_total", kind="fresh")
@@ -26,32 +26,32 @@ class LoopMetrics:
         self._data_wait_s = record.counter("paceline_data_wait_seconds_total")
         self._began_ns = 0
         self._waited_ns = 0
-        """In this step, for leases."""
+        """Time in this step that was spent waiting for leases or in `flushed`."""
         self._ring = record.steps
         self._phase = Phase.SCRIPT
         self._since_ns = 0
-        """In this phase; later by what was waited in it."""
+        """When the present phase began, moved forward by the waits in it."""
         self._spent_ns = [0] * len(Phase)
 
     def began(self, now_ns: int) -> None:
-        """The loop computes from now on: after begin() and after evaluating()."""
+        """Start the clock of a step: after begin(), after a step and after evaluating()."""
         self._began_ns, self._waited_ns = now_ns, 0
         self._phase, self._since_ns = Phase.SCRIPT, now_ns
         self._spent_ns[:] = NOTHING
 
     def entered(self, phase: Phase, now_ns: int) -> None:
-        """The loop goes on with this."""
+        """End the present phase of the step and begin another one."""
         self._spent_ns[self._phase] += now_ns - self._since_ns
         self._phase, self._since_ns = phase, now_ns
 
     def waited(self, begin_ns: int, end_ns: int) -> None:
-        """For a lease."""
+        """Count a wait for a lease."""
         self._data_wait_s.add((end_ns - begin_ns) / NS_PER_S)
         self._waited_ns += end_ns - begin_ns
         self._since_ns += end_ns - begin_ns
 
     def flushed(self, begin_ns: int, end_ns: int) -> None:
-        """For what is under way, outside of step()."""
+        """Count a wait, outside of step(), for a gradient in flight."""
         self._exposed_s.add((end_ns - begin_ns) / NS_PER_S)
         self._waited_ns += end_ns - begin_ns
         self._since_ns += end_ns - begin_ns
@@ -59,8 +59,15 @@ class LoopMetrics:
     def stepped(
         self, begin_ns: int, end_ns: int, *, fresh: bool, version: int, samples: int
     ) -> None:
-        """step() was called with a gradient of so many samples, and has returned, with weights of
-        this version."""
+        """Count a step that has returned, and begin the next one.
+
+        Args:
+            begin_ns: When step() was called.
+            end_ns: When it returned.
+            fresh: True if the gradient was applied in its own round.
+            version: Version of the weights that the model holds now.
+            samples: Number of samples in the gradient.
+        """
         self._spent_ns[self._phase] += begin_ns - self._since_ns
         self._ring.write(
             began_ns=self._began_ns,

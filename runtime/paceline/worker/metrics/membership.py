@@ -1,8 +1,9 @@
-"""How often the membership changes and what a change costs, seen from one rank.
+"""How often the membership changes and what a change costs, as one rank observes it.
 
-A change has four parts (docs/design/metrics.md): until this rank is asked for a promise, until
-COMMIT, until the links stand, and until the first round. They are read off the rank's state after
-each event, so that no rule of the protocol has to know of them.
+A change has four phases (docs/design/metrics.md), and each ends with an event: this rank is asked
+for a promise, COMMIT arrives, the data channel is connected, the first round is committed. The
+times are taken from the rank's state after each event, so that no rule of the protocol has to know
+of them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from paceline.core.rank.state import RankState
 from paceline.telemetry.records import RankRecord
 
 PHASES: Final = ("detect", "prepare", "wire", "resume")
+"""The four phases of a change, as metric labels."""
 
 
 class MembershipMetrics:
-    """Communication thread only."""
+    """Metrics of generations and members. Communication thread only."""
 
     def __init__(self, record: RankRecord) -> None:
         self._generation = record.gauge("paceline_generation_number")
@@ -45,12 +47,21 @@ class MembershipMetrics:
         self._promise: object = None
         self._started = False
         self._applied_ns = 0
-        """Last round; 0 = none yet."""
+        """Time of the last round; 0 = none yet."""
         self._times_ns: list[int] = []
-        """Last round, promise, COMMIT, started: as far as the change under way has come."""
+        """Times of the change in progress, as far as it has come: last round, promise, COMMIT,
+        started."""
 
     def follow(self, rank: RankState, now_ns: int) -> bool:
-        """After each event. True when another generation has begun for this rank."""
+        """Note how far a change has come. Called after each event.
+
+        Args:
+            rank: State of this rank.
+            now_ns: The present time.
+
+        Returns:
+            True if a new generation has begun for this rank.
+        """
         if rank.promise is not self._promise:
             self._promise = rank.promise
             if not self._times_ns and self._applied_ns:
@@ -64,13 +75,13 @@ class MembershipMetrics:
             return False
         self._gen = gen
         self._count(gen, rank)
-        # A change that another one has overtaken goes on: its COMMIT was not the last.
+        # A later change may overtake this one: both count as one, and the last COMMIT counts.
         if len(self._times_ns) >= 2:
             self._times_ns[2:] = [now_ns, now_ns] if rank.started else [now_ns]
         return True
 
     def applied(self, go: Go, rank: RankState, now_ns: int) -> None:
-        """A round is committed."""
+        """Note that a round is committed, which ends a change in progress."""
         if len(self._times_ns) == 4:
             self._resize_s.observe((now_ns - self._times_ns[0]) / NS_PER_S)
             ends = (*self._times_ns[1:], now_ns)

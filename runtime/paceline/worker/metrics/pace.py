@@ -1,7 +1,7 @@
-"""How long the rest of a job takes, at the speed of its last minutes.
+"""Estimates the remaining time of a job from its speed in the last minutes.
 
-Time between two looks counts whatever it was spent on, so evaluations, checkpoints and changes of
-the membership are in it as they will be in the rest.
+The time between two calls counts, whatever it was spent on. So evaluations, checkpoints and changes
+of the membership are included, as they will be in the rest of the job.
 """
 
 from __future__ import annotations
@@ -13,22 +13,31 @@ from paceline.clock import NS_PER_S
 from paceline.core.protocol.ledger import Ledger
 
 MARK_NS: Final = 2 * NS_PER_S
+"""Shortest interval between two marks, in nanoseconds."""
 MARKS: Final = 60
-"""Two minutes."""
+"""Number of marks that are kept; with MARK_NS they span two minutes."""
 
 
 class Pace:
+    """The speed of a job, observed by one rank. Communication thread only."""
+
     def __init__(self) -> None:
         self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS)
-        """When the job was how far."""
+        """Recent times, each with the job's progress at that time."""
         self._ledger: Ledger | None = None
         self.left_s: float | None = None
-        """None: not known yet, or nothing moves."""
+        """Remaining time in seconds; None while it is unknown or there is no progress."""
 
     def follow(self, now_ns: int, done: float, ledger: Ledger) -> None:
-        """`done`: from 0 to 1, by what this ledger holds."""
+        """Note the job's progress.
+
+        Args:
+            now_ns: The present time.
+            done: Progress from 0 to 1, according to the ledger.
+            ledger: The log's ledger; another object means that the log was replaced by a donor's.
+        """
         if ledger is not self._ledger:
-            # A donor's: it is further, and no time has passed.
+            # A donor's ledger is ahead, although no time has passed.
             self._ledger = ledger
             self._marks.clear()
         if not self._marks or now_ns - self._marks[-1][0] >= MARK_NS:

@@ -1,8 +1,9 @@
-"""What the communication thread writes into the rank's record: rounds, samples, stragglers.
+"""Metrics that are written into the rank's record for each round: times, samples, stragglers.
 
-`telemetry.catalog` says what each figure means. Everything here is called by the communication
-thread; the figures of the main thread are in `worker.metrics.loop`. A handle with labels is made
-when its series is first needed, so that a page shows nothing that a job does not use.
+`telemetry.catalog` explains each metric. The communication thread calls everything here, with two
+exceptions: in a streamed round the data thread calls `RoundMetrics.carried` and
+`RoundMetrics.failed`. The main thread's metrics are in `worker.metrics.loop`. A handle with labels
+is made when its series is first needed, so a page shows nothing that a job does not use.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NS_PER_US = 1000
 
 
 class RoundMetrics:
-    """One rank's figures of the communication thread."""
+    """One rank's metrics of rounds; see the module for the threads that call it."""
 
     def __init__(self, record: RankRecord, me: MemberId) -> None:
         self.facts = HeartbeatFacts()
@@ -43,14 +44,14 @@ class RoundMetrics:
         self._membership = MembershipMetrics(record)
         self._avoided = AvoidedWaiting(me)
         self._stepped_ns = 0
-        """Announced, and not in a round yet; 0 = nothing is."""
+        """When the gradient was announced that is in no round yet; 0 = there is none."""
         self._behind_ns = 0
-        """The step behind it, which waits for its round (R36); 0 = there is none."""
+        """When the step after that one was announced, which waits for its round (R36); 0 = none."""
         self._go_ns = 0
         self._applied_ns = 0
         self._mode = Mode.FULL
         self._go: Go | None = None
-        """The last one that was reduced here, with this rank's share of it."""
+        """The last round that was reduced here."""
         self._own: Share | None = None
         self._jumps_seen = 0
         self._applied_seen, self._late_seen = 0, 0
@@ -58,14 +59,14 @@ class RoundMetrics:
         self._record = record
         self.ring = record.rounds
         self._coming_ns = 0
-        """When the batch in hand was said to come."""
+        """When COMING was sent for the batch in hand."""
         self._arrived_ns = 0
-        """This rank's arrival for the round under way; 0 = none."""
+        """This rank's arrival for the round in flight; 0 = none."""
         self._shadow: ShadowMetrics | None = None
         self._last_kind: tuple[Mode, Trigger] | None = None
         """Mode and trigger of the last round, to which `_rounds` belongs."""
         self._carrier: Method | None = None
-        """The one that `_carried` belongs to."""
+        """The method to which `_carried` belongs."""
         self._refused_in_all = 0
         self._refused_seen: dict[tuple[Entry, Reason], int] = {}
         self._make_handles(record)
@@ -115,7 +116,7 @@ class RoundMetrics:
     # ---- called by the communication thread ---------------------------------------------
 
     def handled(self, rank: RankState, event: ev.Event, now_ns: int) -> None:
-        """The state machine has taken an event; its effects are still to come."""
+        """Note an event that the state machine has handled; its effects are still to come."""
         if isinstance(event, ev.Step):
             self.facts.stepped(now_ns)
             if rank.main is Main.PARKED and rank.under_way == rank.log.version:
@@ -131,7 +132,7 @@ class RoundMetrics:
             self._avoided.reset()
 
     def refresh(self, rank: RankState, now_ns: int) -> None:
-        """The thread is about to wait: what is told of the whole job may be worked out again."""
+        """Export what may be computed now, since the communication thread is about to wait."""
         if PROCESS.total != self._refused_in_all:
             self._tell_refused()
         if self.facts.refresh(rank, now_ns):
@@ -144,14 +145,14 @@ class RoundMetrics:
             self._refused_seen[labels] = count
 
     def tell(self, rank: RankState) -> None:
-        """The facts are worked out."""
+        """Export the figures of the whole job, or clear them if another rank exports them."""
         if tells_of_the_log(rank):
             self._job.tell(self.facts.figures(rank).facts, rank.log.ledger.metrics)
         else:
             self._job.be_silent()
 
     def copied(self, begun_ns: int, ended_ns: int) -> None:
-        """Weights were copied into the model."""
+        """Count a copy of the weights into the model."""
         self._copies.add()
         self._copy_s.add((ended_ns - begun_ns) / NS_PER_S)
         self.ring.copied(begun_ns, ended_ns)
@@ -162,8 +163,14 @@ class RoundMetrics:
         regrets_s: Sequence[float],
         conducts: Sequence[Conduct],
     ) -> None:
-        """The data channel stands; what it has chosen for each size class, at what loss, and how
-        that sums."""
+        """Export the choices of a data channel that was just connected.
+
+        Args:
+            methods: Transport and algorithm of each size class.
+            regrets_s: Seconds per reduction that this rank loses by the choice, for each size
+                class.
+            conducts: How each chosen transport sums.
+        """
         for choice in self._choices:
             choice.clear()
         self._choices = [self._selected(c, n) for c, n in zip(methods, CLASS_NAMES, strict=False)]
@@ -176,14 +183,14 @@ class RoundMetrics:
             self._regret_of(name).set(regret_s)
 
     def failed(self, method: Method) -> None:
-        """A reduction did."""
+        """Count a failed reduction. Communication or data thread."""
         self._errors(method.transport).add()
 
     def reducing(self, go: Go, rank: RankState, now_ns: int) -> None:
-        """GO is here and the reduction begins; the log does not hold it yet."""
+        """Note that GO has arrived and the reduction begins; the log does not hold it yet."""
         self._go_ns = now_ns
         if rank.passive:
-            return  # it has no log, nor anything of its own
+            return  # a passive rank has no log and contributes nothing
         self._mode = rank.log.settings.mode
         self._go = go
         self.ring.begin(go.round, now_ns, streamed=go.streamed)
@@ -191,7 +198,7 @@ class RoundMetrics:
         own = self._own = made.share_of(rank.me)
         self._arrived_ns = 0
         if own is not None and own.fresh:
-            # Who had stepped when a straggler's word made the round streamed is in it as such.
+            # In a streamed round, a rank that had stepped already counts with its step.
             came = go.streamed and rank.me in chosen(go.coming, rank.log.active)
             self._arrived_ns = self._coming_ns if came else self._stepped_ns
         if self._arrived_ns:
@@ -200,31 +207,31 @@ class RoundMetrics:
             if not go.streamed:
                 self._stepped_ns, self._behind_ns = self._behind_ns, 0
         if rank.log.settings.pipeline:
-            return  # in Full it would not wait where it does here
+            return  # with a pipeline, Full would wait at other places
         own_ns, total_ns = self._avoided.started(made, rank.log.active, now_ns)
         if total_ns:
             self.facts.avoided(total_ns)
             self._avoided_s.add(own_ns / NS_PER_S)
 
     def reduced(self, now_ns: int) -> None:
-        """The sum is complete."""
+        """Note that the sum is complete."""
         self._transfer_s.observe((now_ns - self._go_ns) / NS_PER_S)
 
     def streamed(self, hidden_ns: int) -> None:
-        """The round was; so much of its transfers ran beside backward()."""
-        self._stepped_ns = 0  # the step came while the round was under way
+        """Count a streamed round, with the transfer time that was hidden behind backward()."""
+        self._stepped_ns = 0  # the step came while the round was in flight
         self._streamed.add()
         self._hidden_s.add(hidden_ns / NS_PER_S)
 
     def voided(self, own: GivenUp | None) -> None:
-        """A streamed round came to nothing."""
+        """Count a streamed round that was void, and this rank's reason if it caused that."""
         self._rounds_of(self._mode, Trigger.VOID).add()
         if own is not None:
             self._given_up(own).add()
             self.facts.gave_up(own)
 
     def carried(self, method: Method, payload_bytes: int, begun_ns: int, ended_ns: int) -> None:
-        """The data channel has moved so many bytes."""
+        """Count a buffer that the data channel has summed. Communication or data thread."""
         self.ring.carried(begun_ns, ended_ns)
         if method is not self._carrier:
             self._carrier, self._carried = method, self._carried_by(method)
@@ -232,7 +239,14 @@ class RoundMetrics:
         self._carried.seconds.add((ended_ns - begun_ns) / NS_PER_S)
 
     def applied(self, go: Go, rank: RankState, now_ns: int, spent_ns: int) -> None:
-        """The log holds the round and the committed weights are those after it."""
+        """Count a round that is committed.
+
+        Args:
+            go: The round.
+            rank: State of this rank, whose log holds the round.
+            now_ns: When the update was complete.
+            spent_ns: How long the update took, in nanoseconds.
+        """
         if self._last_kind != (self._mode, go.trigger):
             self._last_kind = self._mode, go.trigger
             self._rounds = self._rounds_of(*self._last_kind)
@@ -268,11 +282,20 @@ class RoundMetrics:
     # ---- inside ---------------------------------------------------------------------------
 
     def _own_of(self, go: Go, rank: RankState) -> Share | None:
-        """This rank's share, found already if the round was reduced here."""
+        """Return this rank's share; it is known already if the round was reduced here."""
         return self._own if go is self._go else rank.log.read(go).share_of(rank.me)
 
     def _arrivals(self, made: Composition, own: Share) -> tuple[int, int]:
-        """Who came when, on the starter's clock; returns the own lag, and when the last came."""
+        """Count this rank's arrival compared to the others', on the starter's clock.
+
+        Args:
+            made: The round.
+            own: This rank's share, which is fresh.
+
+        Returns:
+            How long after the first rank this one arrived, and when the last one arrived, in
+            microseconds.
+        """
         own_us = own.offset_us
         fresh_us = sorted(made.heard.fresh_us)
         lag_us = own_us - fresh_us[0]
@@ -285,10 +308,10 @@ class RoundMetrics:
         return lag_us, fresh_us[-1]
 
     def _samples(self, rank: RankState) -> None:
-        """What the log has counted since the last look."""
+        """Count the samples that the log has counted since the last call."""
         own = rank.log.ledger.by_member[rank.me]
         if own.applied < self._applied_seen:
-            self._applied_seen, self._late_seen = 0, 0  # left out and back: counted anew
+            self._applied_seen, self._late_seen = 0, 0  # the log counts a rank that returns from zero
         late = own.late - self._late_seen
         self._fresh.add(own.applied - self._applied_seen - late)
         if late:
@@ -306,10 +329,10 @@ class _Carried:
 
 
 class ShadowMetrics:
-    """What Shadow reports (`core.protocol.shadow`); made when a round has run in Shadow.
+    """What Shadow reports (`core.protocol.shadow`); made after the first round in Shadow.
 
-    The log's report is of the whole job; a record counts what its rank saw, so that a rank that is
-    started again in its place does not count the rounds before it twice.
+    The log's report covers the whole job. A record counts what its rank observed, so that a rank
+    that is started again in the same place does not count the rounds before it twice.
     """
 
     def __init__(self, record: RankRecord) -> None:
@@ -320,7 +343,7 @@ class ShadowMetrics:
         self._seen: ShadowReport | None = None
 
     def follow(self, report: ShadowReport) -> None:
-        """After each round in Shadow. The first one seen is where counting begins."""
+        """Count what a round in Shadow added; the first report is where counting begins."""
         seen, self._seen = self._seen, report
         if seen is None:
             return
@@ -332,7 +355,7 @@ class ShadowMetrics:
 
 
 class CheckpointMetrics:
-    """What became of checkpoints, as `core.rank.saving` counts it, and the seconds they cost."""
+    """Results of checkpoints, as `core.rank.saving` counts them, and the seconds they cost."""
 
     def __init__(self, record: RankRecord) -> None:
         self._version = record.gauge("paceline_checkpoint_rounds")
@@ -342,7 +365,16 @@ class CheckpointMetrics:
         self._seen: dict[str, float] = {}
 
     def follow(self, saving: Saving, exposed_s: float, hidden_s: float) -> dict[str, float]:
-        """Totals of this rank so far; returns them as facts."""
+        """Export the totals of this rank so far.
+
+        Args:
+            saving: The results.
+            exposed_s: Seconds for which the communication thread copied.
+            hidden_s: Seconds for which the writer worked beside training.
+
+        Returns:
+            The totals as facts.
+        """
         facts: dict[str, float] = {
             Fact.SAVED: float(saving.written),
             Fact.SAVE_FAILED: float(saving.failed),

@@ -1,8 +1,8 @@
-"""Squared norms of a rank's own gradients and of the mean of all ranks', for the noise scale.
+"""Squared norms of a rank's own gradients and of all ranks' mean, for the gradient noise scale.
 
-How much smaller the second is than the first says how much of a gradient is noise
-(`core.forecast.efficiency`). Communication thread, in a run that `paceline plan` measures: each
-norm is a pass over all parameters, so most rounds are left out.
+The ratio of the second to the first shows how much of a gradient is noise
+(`core.forecast.efficiency`). Used by the communication thread, only in a run that `paceline plan`
+measures: each norm is a pass over all parameters, so most rounds are left out.
 """
 
 from __future__ import annotations
@@ -21,18 +21,25 @@ from paceline.worker.state.gradients import Gradients
 from paceline.worker.state.optimizer_binding import sum_of_squares
 
 EVERY: Final = 4
-"""Steps of which one is looked at."""
+"""Interval between two measured steps, in steps."""
 
 
 class GradientSquares:
-    """Means since the rank began."""
+    """Means of both squared norms since the rank began."""
 
     def __init__(self) -> None:
         self._steps = 0
         self._own, self._mean = _Mean(), _Mean()
 
     def own(self, step: ev.Step, gradients: Gradients) -> None:
-        """GRAD holds the gradient that is announced, in a round that waits for everybody."""
+        """Measure this rank's gradient before it is reduced.
+
+        GRAD must hold the announced gradient, in a round that waits for all ranks.
+
+        Args:
+            step: The announcement; only every EVERY-th is measured.
+            gradients: Buffers of the gradient.
+        """
         self._steps += 1
         if self._steps % EVERY or not (step.samples and step.finite):
             return
@@ -40,7 +47,14 @@ class GradientSquares:
         self._own.add(step.samples, gradients.sum_of_squares() * scale * scale)
 
     def look(self, weighing: Weighing) -> Callable[[list[torch.Tensor]], None] | None:
-        """What is to be shown the average that this makes; None: nothing."""
+        """Return what is to be called with the average of a round.
+
+        Args:
+            weighing: How the round becomes an update.
+
+        Returns:
+            A function that measures the average; None if this round is not measured.
+        """
         whole = weighing.first and weighing.divisor * weighing.unit == weighing.samples
         if self._steps % EVERY or not whole:
             return None
@@ -50,7 +64,7 @@ class GradientSquares:
         self._mean.add(samples, sum_of_squares(average))
 
     def facts(self) -> dict[str, float]:
-        """Empty before both are known."""
+        """Return the means as facts; empty before both norms were measured."""
         own, mean = self._own, self._mean
         if not own.count or not mean.count:
             return {}

@@ -1,11 +1,12 @@
-"""What a partial mode saves: the waiting that a Full round would have cost, minus what it did cost.
+"""Waiting time that a partial mode saves: what a Full round would have cost minus the actual cost.
 
-Pure arithmetic over what GO tells. In Full, a rank that has arrived for round r waits until the
-last active rank has. A partial mode lets it go at GO(r). From then on, as long as a rank that was
-missing has not made itself heard, time in which the first one does not wait is time saved. It ends
-with the missing rank's next announcement that a GO names (a little after its batch, if it had to
-wait for the end of a reduction), or with its own next waiting. Where GO does not tell when the
-missing rank came (it is fresh again in the very next round; it died), nothing is counted.
+Pure arithmetic over what GO contains. In Full, a rank that has arrived for round r waits until the
+last active rank has arrived. A partial mode lets it go at GO(r). From then on, as long as a rank
+that was missing has not announced anything, time in which the first rank does not wait is time
+saved. The saving ends with the missing rank's next announcement that a GO names (a little after its
+batch, if it had to wait for the end of a reduction), or with the first rank's own next wait. If GO
+does not tell when the missing rank arrived (it is fresh again in the very next round, or it died),
+nothing is counted.
 """
 
 from __future__ import annotations
@@ -25,26 +26,32 @@ class AvoidedWaiting:
         self._me = me
         self._go_ns = 0
         self._free: list[MemberId] = []
-        """Fresh at the last GO: who would have waited in Full."""
+        """Ranks that were fresh at the last GO, and would have waited in Full."""
         self._active: Sequence[MemberId] = ()
         self._active_set: frozenset[MemberId] = frozenset()
-        """Of `_active`, made once for the many rounds in which it stays the same."""
+        """`_active` as a set, made once for the many rounds in which it stays the same."""
         self._missing: frozenset[MemberId] = frozenset()
-        """Active at the last GO, neither fresh nor idle: in the middle of a batch."""
+        """Ranks that were active at the last GO, but neither fresh nor idle: within a batch."""
 
     def reset(self) -> None:
-        """A new generation: nobody is waited for any more."""
+        """Begin a new generation, in which nobody is waited for yet."""
         self._free, self._missing = [], frozenset()
 
     def started(self, made: Composition, active: Sequence[MemberId], go_ns: int) -> tuple[int, int]:
-        """Nanoseconds saved between the last GO and this one: own, and summed over the ranks.
+        """Take the next GO, and return the time saved since the one before.
 
-        `active`: before the round.
+        Args:
+            made: The round, with all shares.
+            active: Active ranks before the round.
+            go_ns: When GO arrived, on this rank's clock.
+
+        Returns:
+            The nanoseconds that this rank saved, and those that all ranks together saved.
         """
         heard = made.heard
         saved = 0, 0
         if self._missing:
-            # Who is heard has said two things since, and GO tells the time of the last.
+            # A rank that is fresh or idle has announced twice since; GO has the later time only.
             away = self._missing.difference(heard.fresh, heard.idle)
             saved = self._saved(made, away, go_ns) if away else saved
         self._go_ns, self._free = go_ns, heard.fresh
@@ -58,19 +65,29 @@ class AvoidedWaiting:
         return saved
 
     def _saved(self, made: Composition, away: Collection[MemberId], go_ns: int) -> tuple[int, int]:
-        """In microseconds after the first arrival, as GO tells the times."""
+        """Compute the savings since the last GO. GO counts microseconds from the first arrival.
+
+        Args:
+            made: The round.
+            away: Ranks that were missing at the last GO and are neither fresh nor idle in this
+                round.
+            go_ns: When GO arrived.
+
+        Returns:
+            The nanoseconds that this rank saved, and those that all ranks together saved.
+        """
         wait_us = made.go.wait_us
         begin_us = wait_us - (go_ns - self._go_ns) / NS_PER_US
         away_us = dict.fromkeys(away, wait_us)
-        for share in made.listed:  # a late gradient is no ordinary share
+        for share in made.listed:  # late gradients are always listed
             if share.member in away_us:
                 away_us[share.member] = share.offset_us
         last_us = max(away_us.values())
-        # A rank that was missing itself would have waited from its own arrival on.
+        # A rank that was missing itself would have waited only from its own arrival on.
         total_us: float = last_us * len(away_us) - sum(away_us.values())
         own_us: float = last_us - away_us.get(self._me, last_us)
         if last_us > begin_us and self._free:
-            # The others would have from the last GO on, to the last arrival or their own next wait.
+            # The others would have waited from the last GO until the last arrival or their next wait.
             free, heard, me = frozenset(self._free), made.heard, self._me
             ends_us = last_us if me in free else begin_us
             total_us += (last_us - begin_us) * len(free)

@@ -1,1 +1,1 @@
-"""Checkpoints of the committed state: what is on disk, who writes it, who asks for it."""
+"""Checkpoints of the committed state: the format on disk, the writer, and the service."""

@@ -1,18 +1,18 @@
-"""Checkpoints on disk: what they are made of, which one is the newest, how one is read (R19, C1).
+"""The format of checkpoints on disk: what they consist of, and how to find and read one (R19, C1).
 
     <path>/v<version>/            one checkpoint; it has this name only when it is complete
-        manifest.json             whose it is, of which version, size and checksum of each file
+        manifest.json             job, version and generation; size and checksum of each file
         log.msgpack               the round log as plain data: leases, counters, settings
         model.safetensors         weights and buffers by the model's own names, for any reader
         state.json                optimizer and scheduler without their tensors
         state.safetensors         the tensors that state.json names by number
     <path>/v<version>/shard-<j>/  instead, where ranks share a model: the same of each shard (R53)
-    <path>/.writing-*             under way, or left by a process that was killed
+    <path>/.writing-*             in progress, or left by a process that was killed
 
-A checkpoint is data: nothing of it is ever unpickled, since a pickle is a program and many may
-write to a shared folder. Nothing here writes (`worker.checkpoint.writer`). A checkpoint that is
-damaged, or of another job, model or data set, is an error with a way out, never a reason to begin
-from zero.
+A checkpoint is data. Nothing in it is ever unpickled, because a pickle is a program and many may
+write to a shared folder. Nothing here writes (see `worker.checkpoint.writer`). A checkpoint that is
+damaged, or belongs to another job, model or data set, is an error with a remedy. It is never a
+reason to begin from zero.
 """
 
 from __future__ import annotations
@@ -43,34 +43,37 @@ HEADER: Final = "state.json"
 MODEL: Final = "model.safetensors"
 STATE: Final = "state.safetensors"
 NEEDED: Final = (LOG, MODEL, HEADER, STATE)
+"""Files that every checkpoint has, beside its manifest."""
 MANIFEST_BYTES_MAX: Final = 1_000_000
 NAME_CHARS_MAX: Final = 60
-"""Of a name in an error."""
+"""Upper bound on the length of a file's name in an error, in characters."""
 SHARD: Final = "shard-"
 CHUNK_BYTES: Final = 1 << 20
 LOOKS: Final = 5
-"""The newest one may be replaced by a newer one while it is looked at."""
+"""Number of attempts to find the newest checkpoint, which may be replaced in between."""
 START_AFRESH: Final = (
     "to train from the beginning, remove the folder or change spec.checkpoint.path"
 )
 
 
 class File(msgspec.Struct, frozen=True):
+    """A file of a checkpoint, with its size in bytes and its CRC-32."""
+
     name: str
     size: int
     crc32: int
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a checkpoint is (R19). Written after all other files."""
+    """The description of a checkpoint (R19). It is written after all other files."""
 
     format: int
     job: str
     version: int
     generation: GenerationId
-    """Last GEN record of the log."""
+    """Id of the last GEN record in the log."""
     digest: str
-    """Of the log up to this version."""
+    """Digest of the log up to this version."""
     request: int
     finished: bool
     weights_hash: int
@@ -82,27 +85,36 @@ class Manifest(msgspec.Struct, frozen=True):
     """Ranks that held one copy of the model together (R50)."""
 
     def kept(self, plan: DataPlan) -> Kept:
-        """Return what a rank with this plan can do with it: the end of a shorter job is not the end
-        of one with more epochs."""
+        """Return the checkpoint as a rank with this data plan can use it.
+
+        Args:
+            plan: The rank's plan. If it has more epochs than the checkpoint's, the end of the
+                shorter job is not the end of this one.
+
+        Returns:
+            The checkpoint's place in the log, and whether the job has ended with it.
+        """
         finished = self.finished and plan == self.plan
         return Kept(self.generation, self.version, self.digest, self.request, finished)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a checkpoint must be of to be of use to a rank."""
+    """What a checkpoint must match to be of use to a rank."""
 
     job: str
     layout: str
     plan: DataPlan
     shard: int = 0
-    """Of the model, which the rank holds."""
+    """Index of the model's shard that the rank holds."""
     shards: int = 1
     """Ranks that hold one copy of the model together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
+    """A checkpoint that was read and checked, with its tensors on the host."""
+
     log: LogSnapshot
     header: dict[str, Any]
     model: dict[str, torch.Tensor]
@@ -110,21 +122,22 @@ class Loaded:
 
 
 def folder_of(path: Path, version: int) -> Path:
+    """Return the folder of a published version."""
     return path / f"v{version}"
 
 
 def part_of(folder: Path, wanted: Identity) -> Path:
-    """What this rank writes and reads of a checkpoint."""
+    """Return the part of a checkpoint's folder that this rank writes and reads."""
     return folder if wanted.shards == 1 else folder / f"{SHARD}{wanted.shard}"
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """Empty: each rank holds the whole model, or the folder does not exist."""
+    """Return the folders of shards; empty without shards, or if the folder does not exist."""
     return sorted(folder.glob(f"{SHARD}*"))
 
 
 def versions(path: Path) -> list[int]:
-    """Of the published checkpoints, oldest first. OSError if the folder cannot be read."""
+    """Return the published versions, oldest first; OSError if the folder is unreadable."""
     if not path.exists():
         return []
     names = (p.name[1:] for p in path.iterdir() if p.name.startswith("v"))
@@ -132,9 +145,20 @@ def versions(path: Path) -> list[int]:
 
 
 def find(path: Path, wanted: Identity) -> Kept | None:
-    """The newest checkpoint, None if there is none. Cheap: no file is read but the manifest.
+    """Find the newest checkpoint. Cheap: only its manifest is read.
 
-    CheckpointError if the newest one is damaged or of something else."""
+    A CheckpointError is also raised if the newest checkpoint is damaged or does not match.
+
+    Args:
+        path: Folder of all checkpoints.
+        wanted: What the checkpoint must match.
+
+    Returns:
+        The newest checkpoint; None if there is none.
+
+    Raises:
+        CheckpointError: The folder cannot be listed, or changes all the time.
+    """
     for _ in range(LOOKS):
         try:
             known = versions(path)
@@ -155,7 +179,22 @@ def find(path: Path, wanted: Identity) -> Kept | None:
 
 
 def check(folder: Path, wanted: Identity) -> Manifest:
-    """CheckpointError, unless the checkpoint is whole, as far as its sizes tell, and fits."""
+    """Check that a checkpoint matches and that its files have the right sizes.
+
+    A CheckpointError is also raised if the manifest or a shard is missing, or a file is damaged.
+
+    Args:
+        folder: Folder of the checkpoint.
+        wanted: What the checkpoint must match.
+
+    Returns:
+        The manifest of this rank's part.
+
+    Raises:
+        CheckpointError: The checkpoint belongs to another job, model, data plan or number of
+            shards.
+        _damaged: Its files are not those of its manifest.
+    """
     if (found := _shards_of(folder)) != wanted.shards:
         raise CheckpointError(
             f"checkpoint {folder} is of groups of {found} ranks that hold one copy of the model "
@@ -185,7 +224,7 @@ def check(folder: Path, wanted: Identity) -> Manifest:
     if lacking := set(NEEDED) - listed:
         raise _damaged(folder, f"{MANIFEST} does not list {', '.join(sorted(lacking))}")
     if others := listed - set(NEEDED):
-        # A name may lead out of the folder, or be none.
+        # The name may be a path out of the folder, or no file name at all.
         shown = printable(min(others))[:NAME_CHARS_MAX]
         raise _damaged(folder, f"{MANIFEST} lists {shown}, which no checkpoint has")
     for file in manifest.files:
@@ -198,6 +237,18 @@ def check(folder: Path, wanted: Identity) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a checkpoint, or of one shard.
+
+    Args:
+        folder: Folder of the checkpoint or of the shard.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        CheckpointError: It has the format of another version of Paceline.
+        _damaged: It cannot be read; this is a CheckpointError, too.
+    """
     try:
         data = read_file(folder / MANIFEST, MANIFEST_BYTES_MAX)
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -214,7 +265,20 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def load(path: Path, kept: Kept, wanted: Identity) -> Loaded:
-    """The whole checkpoint, every byte checked. Raises CheckpointError."""
+    """Load a whole checkpoint and check every byte of it.
+
+    Args:
+        path: Folder of all checkpoints.
+        kept: The checkpoint that the ranks agreed on.
+        wanted: What the checkpoint must match.
+
+    Returns:
+        The checkpoint, with all tensors on the host.
+
+    Raises:
+        CheckpointError: The folder holds another checkpoint under this version.
+        _damaged: A file is damaged; this is a CheckpointError, too.
+    """
     folder = folder_of(path, kept.version)
     manifest = check(folder, wanted)
     found = manifest.kept(wanted.plan)
@@ -243,16 +307,23 @@ def load(path: Path, kept: Kept, wanted: Identity) -> Loaded:
 
 
 def _tensors(path: Path) -> dict[str, torch.Tensor]:
-    """ValueError if the file is something else, such as a pickle under this name."""
+    """Read a safetensors file.
+
+    Returns:
+        The tensors by name.
+
+    Raises:
+        ValueError: The file is something else, such as a pickle under this name.
+    """
     try:
-        # Read, not mapped: a file that is cut later must not kill the process.
+        # Read instead of mapped: a file that is truncated later must not kill the process.
         return load_file(path, backend="pread")
     except SafetensorError as error:
         raise ValueError(f"{path.name} is no safetensors file: {error}") from None
 
 
 def file_of(path: Path) -> File:
-    """Size and checksum, read from the disk."""
+    """Return a file's name, size and checksum, as read from the disk."""
     crc = size = 0
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
@@ -262,7 +333,14 @@ def file_of(path: Path) -> File:
 
 
 def _shards_of(folder: Path) -> int:
-    """Of how many it was made; CheckpointError if some are gone."""
+    """Return the number of shards of which a checkpoint was made.
+
+    Returns:
+        The number; 1 if each rank held the whole model.
+
+    Raises:
+        _damaged: Some of the shards are missing; this is a CheckpointError.
+    """
     parts = shards_in(folder)
     if not parts:
         return 1
@@ -273,6 +351,7 @@ def _shards_of(folder: Path) -> int:
 
 
 def _damaged(folder: Path, why: str) -> CheckpointError:
+    """Return the error for a damaged checkpoint."""
     whole = folder.parent if folder.name.startswith(SHARD) else folder
     return CheckpointError(
         f"checkpoint {folder} is damaged: {why}",
@@ -281,4 +360,5 @@ def _damaged(folder: Path, why: str) -> CheckpointError:
 
 
 def _words(error: OSError) -> str:
+    """Return the system's text for an error."""
     return error.strerror or str(error)

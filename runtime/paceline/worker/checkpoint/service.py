@@ -1,8 +1,8 @@
 """Checkpoints as the communication thread handles them: copy, hand over, load.
 
-What is saved and when is decided in `core.rank.saving`. Here the committed state is copied, which
-is the part of a checkpoint that training can feel, and given to the writer; and a checkpoint that
-COMMIT names becomes the committed state.
+`core.rank.saving` decides what is saved and when. Here the committed state is copied, which is the
+part of a checkpoint that delays training, and the copy is given to the writer. Here, too, a
+checkpoint that COMMIT names becomes the committed state.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ from paceline.worker.state.committed import Committed
 log = logging.getLogger("paceline.checkpoint")
 
 CLOSE_S: Final = 2.0
+"""Upper bound on how long `close` waits for the writer, in seconds."""
 
 Order = ev.Save | ev.Publish | ev.Unsave
 
 
 class CheckpointService:
-    """Of one rank; for the communication thread, but for `look`."""
+    """The checkpoints of one rank.
+
+    The communication thread calls this; the main thread calls `look` once, when training begins.
+    """
 
     def __init__(
         self,
@@ -43,21 +47,31 @@ class CheckpointService:
         record: RankRecord,
         pid: int,
     ) -> None:
-        """`pid`: of the rank, or of the first of its group."""
+        """Create the service; the writer's thread starts with the first order.
+
+        Args:
+            spec: Where checkpoints lie and how many are kept.
+            identity: Job, model, data and shard that a checkpoint must match.
+            committed: The state to copy and to load.
+            post: Takes the writer's answers, on the writer's thread.
+            record: The rank's record of metrics.
+            pid: Process id of this rank, or of the first rank of its group.
+        """
         self._exposed_s = 0.0
-        """In which the communication thread copied."""
+        """Seconds for which the communication thread has copied."""
         self._path, self._identity, self._committed = Path(spec.path), identity, committed
         self._metrics = CheckpointMetrics(record)
         self._writer = CheckpointWriter(self._path, identity, keep=spec.keep, post=post, pid=pid)
 
     def look(self) -> ev.Found:
-        """The newest checkpoint, as this rank sees the folder now."""
+        """Return the newest checkpoint in the folder now, or why it cannot be used."""
         try:
             return ev.Found(disk.find(self._path, self._identity))
         except CheckpointError as error:
             return ev.Found(None, str(error))
 
     def obey(self, order: Order) -> None:
+        """Carry out an order of the state machine; the writer's answer is posted later."""
         match order:
             case ev.Save(log=snapshot, finished=finished):
                 begun_ns = now_ns()
@@ -70,11 +84,21 @@ class CheckpointService:
                 self._writer.drop()
 
     def figures(self, saving: Saving) -> dict[str, float]:
-        """After an answer of the writer: what checkpoints have cost so far, for `status`."""
+        """Return what checkpoints have cost so far; call it after an answer of the writer."""
         return self._metrics.follow(saving, self._exposed_s, self._writer.hidden_s)
 
     def restore(self, order: ev.Restore) -> ev.Restored:
-        """Raises CheckpointError or StateError."""
+        """Load a checkpoint as the committed state.
+
+        CheckpointError or StateError is raised if the checkpoint cannot be loaded. The committed
+        state is then as it was.
+
+        Args:
+            order: Names the checkpoint.
+
+        Returns:
+            The event with the checkpoint's log.
+        """
         begun_ns = now_ns()
         loaded = disk.load(self._path, order.checkpoint, self._identity)
         self._committed.load_copy(loaded.header, loaded.model, loaded.buffers)
@@ -84,4 +108,5 @@ class CheckpointService:
         return ev.Restored(loaded.log)
 
     def close(self) -> None:
+        """End the writer; what is not published is removed, if the disk is fast enough."""
         self._writer.close(CLOSE_S)

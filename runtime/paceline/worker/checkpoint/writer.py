@@ -1,9 +1,9 @@
-"""Writes checkpoints in a thread of its own, one order after the other, and says what became of it.
+"""Writes checkpoints on a thread of its own, one order after the other, and answers each order.
 
-A checkpoint is written under a name that nobody reads, brought to the disk, and gets its name by
-one rename (R19); the folder is ours alone until then. A kill at any moment leaves the one before.
-An error, of the disk or our own, is an answer like any other: training does not depend on it, and
-the thread takes the next order.
+A checkpoint is written under a name that nobody reads and flushed to the disk. Then one rename
+gives it its name (R19). Until then the folder belongs to this rank, or to its group. A kill at any
+moment leaves the checkpoint before it intact. An error, of the disk or of this program, is an
+answer like any other: training does not depend on it, and the thread takes the next order.
 """
 
 from __future__ import annotations
@@ -38,18 +38,23 @@ from paceline.worker.state.flat import as_reals
 log = logging.getLogger("paceline.checkpoint")
 
 WRITING: Final = ".writing-"
+"""Prefix of the folder of a checkpoint that is not published yet."""
 ROOM_BYTES: Final = 1 << 20
-"""Beside the tensors: manifest, log, headers."""
+"""Disk space that is needed beside the tensors, for manifest, log and headers, in bytes."""
 
 EXPECTED: Final = (OSError, SafetensorError, CheckpointError)
-"""What a disk does; anything else is a mistake of this program."""
+"""Errors that a disk may cause; any other one is a mistake of this program."""
 
 Answer = Written | Published
 Order = Callable[[], Answer | None]
 
 
 class CheckpointWriter:
-    """`post` gets the answers, on the writer's thread."""
+    """The writer of one rank, with its thread.
+
+    The communication thread gives the orders. `post` is called with the answers, on the writer's
+    thread.
+    """
 
     def __init__(
         self,
@@ -60,32 +65,46 @@ class CheckpointWriter:
         post: Callable[[Answer], None],
         pid: int,
     ) -> None:
-        """`pid`: a number that only ranks of the same group have, which write into one folder. The
-        first of them publishes it."""
+        """Create a writer; its thread starts with the first order.
+
+        Args:
+            path: Folder of all checkpoints of the job.
+            identity: Job, model, data and shard of this rank.
+            keep: Number of checkpoints to keep.
+            post: Takes the answers, on the writer's thread.
+            pid: A number that only the ranks of one group share. They write into one folder, which
+                the first of them publishes.
+        """
         self.hidden_s = 0.0
-        """Spent in the background, beside training."""
+        """Seconds for which the writer has worked beside training."""
         self._path, self._identity, self._keep, self._post = path, identity, keep, post
         self._pid = pid
         self._folder: Path | None = None
-        """Under way, or written and not published."""
+        """Folder of the checkpoint that is being written, or is written and not published."""
         self._orders: SimpleQueue[Order | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="paceline-checkpoint", daemon=True)
 
     def save(self, copy: StateCopy, snapshot: LogSnapshot, *, finished: bool) -> None:
-        """Answered by Written."""
+        """Write a checkpoint; answered by Written. The writer owns the copy from now on."""
         self._order(lambda: self._save(copy, snapshot, finished=finished))
 
     def publish(self, version: int) -> None:
-        """What was written last; answered by Published."""
+        """Give the checkpoint that was written last its name; answered by Published."""
         self._order(lambda: self._publish(version))
 
     def drop(self) -> None:
-        """Throw away what was written last."""
+        """Throw away the checkpoint that was written last."""
         self._order(self._drop)
 
     def close(self, timeout_s: float) -> None:
-        """What is not published goes, unless the disk is too slow: then the next publisher does
-        that."""
+        """End the thread after the orders that it has.
+
+        It removes what is not published. If the disk is too slow for that, the next publisher does
+        it.
+
+        Args:
+            timeout_s: Upper bound on the wait, in seconds.
+        """
         if self._thread.is_alive():
             self._orders.put(self._drop)
             self._orders.put(None)
@@ -137,7 +156,13 @@ class CheckpointWriter:
         return Written(version, problem)
 
     def _check_room(self, copy: StateCopy) -> None:
-        """A disk that fills up in the middle would be reported in torch's words."""
+        """Check that the disk has space for the checkpoint.
+
+        A disk that fills up in the middle would be reported in the words of a library.
+
+        Raises:
+            OSError: There is too little space.
+        """
         needed = sum(t.nbytes for t in (*copy.model.values(), *copy.buffers)) + ROOM_BYTES
         free = shutil.disk_usage(self._path).free
         if free < needed:
@@ -168,7 +193,10 @@ class CheckpointWriter:
         return Published(version, problem)
 
     def _replace(self, target: Path, folder: Path) -> None:
-        """The same version was published before: by another rank, or in a history that ended."""
+        """Publish a version that exists already: another rank's, or one of a history that ended.
+
+        The existing one is kept if both describe the same state, and replaced otherwise.
+        """
         with contextlib.suppress(CheckpointError):
             manifests = [
                 disk.read_manifest(disk.part_of(f, self._identity)) for f in (target, folder)
@@ -180,7 +208,12 @@ class CheckpointWriter:
         folder.rename(target)
 
     def _failed(self, version: int, error: Exception) -> str:
-        """In words; empty if a newer one is published, whose publisher has removed this one."""
+        """Clean up after an error and describe it.
+
+        Returns:
+            The error in words; empty if a newer checkpoint is published, whose publisher may have
+            removed this one.
+        """
         why = _reason(error)
         if not isinstance(error, EXPECTED):
             log.error("checkpoint of version %d: unexpected", version, exc_info=error)
@@ -197,12 +230,12 @@ class CheckpointWriter:
     def _drop(self) -> None:
         if self._folder is not None:
             shutil.rmtree(disk.part_of(self._folder, self._identity), ignore_errors=True)
-            with contextlib.suppress(OSError):  # it is gone, or another shard's part is in it
+            with contextlib.suppress(OSError):  # it is gone, or holds another shard
                 self._folder.rmdir()
             self._folder = None
 
     def _clean(self, published: int) -> None:
-        """Keep the newest ones; what killed writers have left of versions before goes too."""
+        """Keep the newest checkpoints; remove what killed writers left up to this version."""
         for version in disk.versions(self._path)[: -self._keep]:
             shutil.rmtree(disk.folder_of(self._path, version), ignore_errors=True)
         for left in self._path.glob(f"{WRITING}*"):
@@ -212,7 +245,7 @@ class CheckpointWriter:
 
 
 def _storable(tensor: torch.Tensor) -> torch.Tensor:
-    """The format knows complex64; other complex numbers go as pairs of reals."""
+    """Return the tensor itself, or pairs of reals for a complex type that the format lacks."""
     return tensor if tensor.dtype is torch.complex64 else as_reals(tensor)
 
 
@@ -223,7 +256,7 @@ def _write_files(folder: Path, copy: StateCopy, snapshot: LogSnapshot) -> tuple[
     save_file(state, folder / disk.STATE)
     readable = folder.stat().st_mode & 0o666
     for path in (folder / disk.MODEL, folder / disk.STATE):
-        path.chmod(readable)  # the library leaves them to their owner alone
+        path.chmod(readable)  # safetensors lets only the owner read them
         _sync(path)
     _write(folder / disk.LOG, msgspec.msgpack.encode(snapshot))
     _write(folder / disk.HEADER, json.dumps(copy.header).encode())
@@ -247,7 +280,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Of a folder too: a rename or a new file is durable only when its folder is."""
+    """Flush a file or folder to the disk; a rename is durable only when its folder is."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -256,7 +289,7 @@ def _sync(path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Never empty: no words would say that it went well."""
+    """Return a text for an error that is never empty, since an empty one would mean success."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     words = str(error).partition("\n")[0]

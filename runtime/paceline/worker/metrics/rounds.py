@@ -311,7 +311,7 @@ class RoundMetrics:
         """Count the samples that the log has counted since the last call."""
         own = rank.log.ledger.by_member[rank.me]
         if own.applied < self._applied_seen:
-            self._applied_seen, self._late_seen = 0, 0  # the log counts a rank that returns from zero
+            self._applied_seen, self._late_seen = 0, 0  # a rank that returns is counted from 0
         late = own.late - self._late_seen
         self._fresh.add(own.applied - self._applied_seen - late)
         if late:

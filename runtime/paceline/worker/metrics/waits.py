@@ -87,7 +87,7 @@ class AvoidedWaiting:
         total_us: float = last_us * len(away_us) - sum(away_us.values())
         own_us: float = last_us - away_us.get(self._me, last_us)
         if last_us > begin_us and self._free:
-            # The others would have waited from the last GO until the last arrival or their next wait.
+            # The others would have waited from the last GO to the last arrival or their next wait.
             free, heard, me = frozenset(self._free), made.heard, self._me
             ends_us = last_us if me in free else begin_us
             total_us += (last_us - begin_us) * len(free)

@@ -1,1 +1,1 @@
-"""The tensors of a rank: its gradients, the committed weights and optimizer, and their streams."""
+"""The tensors of a rank: gradients, committed weights and optimizer state, in flat memory."""

@@ -1,9 +1,10 @@
-"""A hash of weights that a device computes by itself, with the same result on a host (I5, R23).
+"""A hash of weights that a device computes by itself, with the same result as a host (I5, R23).
 
-The bytes are read as 64-bit words. Each block of BLOCK_WORDS words is multiplied with odd factors
-that look random and summed, modulo 2^64: integers, so the order of additions does not matter. A
-single word that differs always changes its sum, since an odd factor is invertible; other
-differences cancel out with a chance of about 2^-64. What leaves the device is one sum per block.
+The bytes are read as 64-bit words. Each block of BLOCK_WORDS words is multiplied by odd
+pseudo-random factors and summed, modulo 2^64. These are integers, so the order of additions does
+not matter. A single word that differs always changes its sum, since an odd factor is invertible.
+Other differences cancel out with a probability of about 2^-64. Only one sum per block leaves the
+device.
 """
 
 from __future__ import annotations
@@ -21,20 +22,30 @@ from paceline.worker.state.flat import bytes_of
 
 WORD_BYTES: Final = 8
 BLOCK_WORDS: Final = 1 << 17
+"""Number of words that one sum covers."""
 BLOCKS_AT_ONCE: Final = 32
-"""On a device, whose products take memory of their own meanwhile: 32 MiB."""
+"""Number of blocks that a device multiplies at once; the products take 32 MiB meanwhile."""
 HASH_BYTES: Final = 4
+"""Size of a hash, in bytes."""
 
 
 def hash_of_model(weights: Sequence[torch.Tensor], frozen: Sequence[int]) -> int:
-    """Return 32 bits: of the weights that are trained, and of the hash of each that is not."""
+    """Return a hash of a model.
+
+    Args:
+        weights: Flat tensors of the trained weights.
+        frozen: Hash of each tensor that is not trained.
+
+    Returns:
+        A number of 32 bits.
+    """
     digest = blake2b(array("I", frozen).tobytes(), digest_size=HASH_BYTES)
     _update(digest, weights)
     return int.from_bytes(digest.digest(), "little")
 
 
 def hash_of(flats: Sequence[torch.Tensor]) -> int:
-    """Return 32 bits, of weights in the order of their memory."""
+    """Return a hash of 32 bits of flat tensors, in the order of their memory."""
     digest = blake2b(digest_size=HASH_BYTES)
     _update(digest, flats)
     return int.from_bytes(digest.digest(), "little")
@@ -51,7 +62,7 @@ def _update(digest: blake2b, flats: Sequence[torch.Tensor]) -> None:
 def _sums(flat: torch.Tensor) -> Iterator[torch.Tensor]:
     words, factors = _words(flat), _factors(flat.device)
     whole = len(words) // BLOCK_WORDS * BLOCK_WORDS
-    # A host's cache holds the product of one block.
+    # On a host one block at a time, since its product fits into the cache.
     at_once = 1 if flat.device.type == "cpu" else BLOCKS_AT_ONCE
     for blocks in words[:whole].view(-1, BLOCK_WORDS).split(at_once):
         yield (blocks * factors).sum(1)
@@ -60,7 +71,7 @@ def _sums(flat: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _words(flat: torch.Tensor) -> torch.Tensor:
-    """Return the bytes as integers of 64 bits, with zeros behind the last ones."""
+    """Return the tensor's bytes as 64-bit integers, padded with zeros at the end."""
     raw = flat.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.nbytes % WORD_BYTES == 0 and raw.storage_offset() % WORD_BYTES == 0:
         return raw.view(torch.int64)
@@ -71,6 +82,6 @@ def _words(flat: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _factors(device: torch.device) -> torch.Tensor:
-    """Return the odd numbers, the same everywhere: numpy keeps this generator's raw stream."""
+    """Return the factors, the same everywhere: numpy keeps this generator's raw stream."""
     drawn = np.random.PCG64(0).random_raw(BLOCK_WORDS) | np.uint64(1)
     return torch.from_numpy(drawn.view(np.int64)).to(device)

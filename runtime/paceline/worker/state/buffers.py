@@ -1,7 +1,7 @@
-"""Which buffers of a model belong to the job: those that its `state_dict` has.
+"""Selects the buffers of a model that belong to the job: those in its `state_dict`.
 
-A buffer that is registered with `persistent=False` is a thing that each rank computes for itself,
-such as a mask or a cache. It is neither averaged, sent to a joiner nor stored.
+Each rank computes a buffer that is registered with `persistent=False` for itself, such as a mask or
+a cache. It is neither averaged, sent to a joiner nor stored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,16 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def first_difference(mine: dict[str, torch.Size], others: dict[str, torch.Size], whose: str) -> str:
-    """The first buffer or frozen parameter in which two models differ, in words; empty if none."""
+    """Return the first buffer or frozen parameter in which two models differ.
+
+    Args:
+        mine: Shapes on this rank, by name.
+        others: Shapes in the other model, by name.
+        whose: What the other model is called in the text.
+
+    Returns:
+        A text with the name and both shapes; empty if there is no difference.
+    """
     for name in sorted(mine.keys() | others.keys()):
         own, other = mine.get(name), others.get(name)
         if own == other:

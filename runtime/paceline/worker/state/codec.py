@@ -1,8 +1,8 @@
-"""Optimizer and scheduler state as plain data plus tensors, bit by bit, and back.
+"""Encodes optimizer and scheduler state as plain data plus tensors, bit by bit, and decodes it.
 
 A joiner and a checkpoint get the committed state as a JSON header and a list of byte buffers.
-Nothing is pickled: what comes from another process makes values and never runs code. Floats go in
-hexadecimal, so that a learning rate has the same bits on every rank.
+Nothing is pickled: data from another process creates values and never runs code. Floats are written
+in hexadecimal, so a learning rate has the same bits on every rank.
 """
 
 from __future__ import annotations
@@ -19,28 +19,40 @@ from paceline.errors import StateError, UnsupportedError
 from paceline.worker.state.flat import fill_from_bytes
 
 Json = Any
-"""What `json.dumps` takes; written as Any because the recursion helps no reader."""
+"""What `json.dumps` takes. Written as Any, since a recursive type would not help a reader."""
 
 
 T = TypeVar("T")
 _TORN: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What reading a state raises that somebody has changed; nesting without an end is one of them."""
+"""Exceptions that reading a manipulated or damaged state may raise; a RuntimeError includes nesting
+without an end."""
 
 
 def as_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host; copied without holding up the threads of the interpreter, as bytes would."""
+    """Return a copy on the host; torch copies it without holding the interpreter lock."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 class Encoder(Generic[T]):
-    """Turns values into JSON; what `copy` makes of their tensors gathers in `buffers`."""
+    """Turns values into JSON, and collects copies of their tensors in `buffers`."""
 
     def __init__(self, copy: Callable[[torch.Tensor], T]) -> None:
         self.buffers: list[T] = []
         self._copy = copy
 
     def encode(self, value: object, where: str) -> Json:
-        """UnsupportedError, naming `where`, for a value that cannot travel."""
+        """Return a value as JSON.
+
+        Args:
+            value: Numbers, texts, tensors, and lists, tuples, dicts or Counters of them.
+            where: What the value is called in an error.
+
+        Returns:
+            JSON that `Decoder.decode` turns back; it refers to tensors by their index in `buffers`.
+
+        Raises:
+            UnsupportedError: The value, or a part of it, has a type that cannot be sent.
+        """
         match value:
             case None | bool() | str():
                 return value
@@ -84,10 +96,16 @@ class Encoder(Generic[T]):
 
 
 def read_header(data: bytes) -> dict[str, Json]:
-    """Return the header of a state, which `json.dumps` wrote in another process.
+    """Return the header of a state, which another process wrote by `json.dumps`.
+
+    Args:
+        data: The bytes of the header.
+
+    Returns:
+        The parsed header.
 
     Raises:
-        StateError: It is no mapping in JSON.
+        StateError: The bytes are not a JSON object.
     """
     try:
         header = json.loads(data)
@@ -99,13 +117,24 @@ def read_header(data: bytes) -> dict[str, Json]:
 
 
 class Decoder:
-    """Inverse of `Encoder`; tensors that were on a device come to the device that is asked for."""
+    """Inverse of `Encoder`; puts tensors that were on a device on the device asked for."""
 
     def __init__(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
         self._buffers = buffers
 
     def decode(self, data: Json, device: torch.device) -> Any:
-        """Return the value. StateError for what no `Encoder` makes, whatever it is."""
+        """Return the value that was encoded.
+
+        Args:
+            data: The JSON of the value.
+            device: Where to put tensors that were not on the host.
+
+        Returns:
+            The value, in memory of its own.
+
+        Raises:
+            StateError: No `Encoder` makes such JSON, or a buffer has the wrong size.
+        """
         try:
             return self._value(data, device)
         except _TORN as error:
@@ -134,7 +163,7 @@ class Decoder:
         if not isinstance(dtype, torch.dtype):
             raise StateError(f"unknown data type in a state: {data['dtype']}")
         shape, buffer = data["shape"], memoryview(self._buffers[data["tensor"]]).cast("B")
-        # Before there is a tensor: a shape in a few bytes may ask for more than the machine has.
+        # Check before the tensor is made: a shape of a few bytes may exceed the memory.
         if prod(shape) * dtype.itemsize != len(buffer):
             raise StateError(f"a torn state: {len(buffer)} bytes for a tensor of shape {shape}")
         tensor = torch.empty(shape, dtype=dtype)

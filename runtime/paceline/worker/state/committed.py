@@ -1,16 +1,16 @@
 """The committed state of a rank: weights and optimizer state, owned by the communication thread.
 
-Equal bits on all members at equal version (I5), because it changes only by `apply`, a function of
-what the round log says and of the reduced sums. The model gets these weights while the main thread
-is parked: as a copy, or where rounds wait for everybody by lying in the same memory (D2).
+It has equal bits on all members at equal version (I5), because it changes only by `apply`, a
+function of the round log and of the reduced sums. The model gets these weights while the main
+thread is parked: as a copy, or, where rounds wait for all ranks, by lying in the same memory (D2).
 
     accumulated  sum of the results since the optimizer's last step. It is never divided or clipped,
                  so it can be given to a rank that is behind until the next commit (R7): the
                  averaged gradient is made in the scratch of the reduction, which is free between
                  two rounds.
     weights      the committed weights; the parameters of the rebound optimizer are views of them.
-                 For a bfloat16 or float16 parameter they are float32: its master, from which the
-                 model's is rounded
+                 For a bfloat16 or float16 parameter they are its float32 master, from which the
+                 model's parameter is rounded.
 
 With the scratch of `Gradients` these are the three parameter-size buffers that exist beside the
 model, its gradients and the optimizer's state; where gradients wait, LATE is a fourth (D15).
@@ -44,10 +44,10 @@ from paceline.worker.state.shards import copies, is_spread, own_part
 T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
 BUFFERS = ("result", "accumulated", "weights")
-"""Parameter-size buffers beside the model, its gradients and the optimizer's state; LATE comes when
-a gradient first has to wait."""
+"""Names of the parameter-size buffers beside the model, its gradients and the optimizer's state.
+LATE is added when a gradient first has to wait."""
 RESIDUALS = ("residual", "next residual")
-"""The same, where sums travel as bfloat16 (D18)."""
+"""Names of two more of them, which exist where sums travel as bfloat16 (D18)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ class MemoryReport:
     """What the runtime adds to a rank's memory in steady state (D15)."""
 
     names: tuple[str, ...]
-    """Of the buffers."""
+    """Names of the buffers."""
     parameters: int
-    """Elements."""
+    """Number of elements of the parameters."""
     buffer_bytes: int
-    """Of one parameter-size buffer, alignment included."""
+    """Size of one parameter-size buffer in bytes, alignment included."""
 
     def __str__(self) -> str:
         names = ", ".join(self.names)
@@ -73,30 +73,37 @@ class MemoryReport:
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """The committed state of one version, copied: what a checkpoint is made of."""
+    """A copy of the committed state of one version, from which a checkpoint is made."""
 
     header: dict[str, Json]
     model: dict[str, torch.Tensor]
     """Parameters and buffers, by the names that the model gives them."""
     buffers: list[torch.Tensor]
-    """Those that the header refers to."""
+    """Tensors that the header refers to by index."""
     weights: list[torch.Tensor]
     """Flat memory behind the parameters of `model`, for the hash."""
     frozen: list[torch.Tensor]
-    """Those of `model` that are not trained, for the hash."""
+    """Parameters of `model` that are not trained, for the hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSum:
-    """What a rank that holds a shard of the model asks of the others of its group."""
+    """Access of a rank that holds a shard of the model to the other ranks of its group."""
 
     shard: int
     sum: Callable[[float], float]
-    """Of a number of each of them, the same on all. Communication thread; all call it alike."""
+    """Returns the sum of one number of each rank, the same on all. Communication thread; all ranks
+    call it in the same order."""
 
 
 class Committed:
-    """Weights and optimizer state of one version. Calls change it between two updates only."""
+    """Weights and optimizer state of one version.
+
+    The communication thread makes all changes, between two updates. The other threads call little:
+    the main thread makes the object, separates the model from it, takes the final weights and reads
+    `state_dict`; the memory thread calls `prepare`; in a streamed round the data thread calls
+    `float_buffers_flat`.
+    """
 
     def __init__(
         self,
@@ -108,6 +115,16 @@ class Committed:
         clip_norm: float | None = None,
         clip_value: float | None = None,
     ) -> None:
+        """Take over the model's weights, and rebind the optimizer to them. Main thread.
+
+        Args:
+            model: The user's model.
+            optimizer: The user's optimizer; it steps parameters of this object from now on.
+            gradients: Buffers for the gradients of the trained parameters.
+            scheduler: Makes the scheduler; None for none.
+            clip_norm: Upper bound on the norm of the averaged gradient; None for no clipping.
+            clip_value: Upper bound on the magnitude of its elements; None for no clipping.
+        """
         self.clip_norm = clip_norm
         self.clip_value = clip_value
         self._model = model
@@ -116,24 +133,24 @@ class Committed:
         self._weights: list[torch.Tensor]
         self._views: list[torch.Tensor]
         self._inside: list[tuple[torch.nn.Parameter, torch.Tensor]]
-        """Parameters that may lie in the committed weights, and where."""
+        """Parameters that may lie in the committed weights, and their views there."""
         self._beside: tuple[list[torch.Tensor], list[torch.Tensor]]
-        """The others, which are copied."""
+        """The other parameters, which are copied, and their views."""
         self._lay_out(self._layout.zeros())
         self._accumulated = gradients.new_sums()  # takes turns with the reduction's scratch
         self._accumulating = False
         self._average_views: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
-        """Memory that averages were made in lately, and the parameters' shapes on it."""
+        """Memory in which averages were recently made, with the parameters' shapes on it."""
         self._prepared: set[int] = set()
-        """Segments of which the average is made, in the memory of the sum before."""
+        """Segments whose average is already made, in the memory of the sum before."""
         self._lent = False
-        """The main thread computes on the committed weights themselves."""
+        """True while the main thread computes on the committed weights themselves."""
         self._together = False
-        """The model lies in them, lent or taken back."""
+        """True while the model lies in the committed weights, lent or taken back."""
         self._extras: list[torch.Tensor] | None = None
         self._frozen_sums: dict[str, tuple[tuple[int, int], int]] = {}
-        """Of each frozen parameter: where it lay and how often it had been written, and its hash
-        then."""
+        """For each frozen parameter its hash, with the address and the version counter that it had
+        when the hash was computed."""
         # The main thread reads (state_dict) while the communication thread may apply a round.
         self._lock = threading.Lock()
         self._apart = copies(gradients.parameters)
@@ -145,7 +162,7 @@ class Committed:
     # ---- model <-> committed, while the main thread is parked -------------------------------
 
     def take_model(self) -> None:
-        """The model's present weights become the committed ones: the state before version 0."""
+        """Make the model's present weights the committed ones: the state before version 0."""
         with torch.no_grad():
             for view, parameter in zip(self._views, self._gradients.own, strict=True):
                 view.copy_(parameter)
@@ -155,9 +172,14 @@ class Committed:
     def copy_to_model(self, *, lend: bool = False) -> None:
         """Give the model the weights of this version, and the extras that `load` brought.
 
-        With `lend` its parameters lie in the committed weights from now on, where they can, and no
-        copy is made (D2). Whoever lends expects no update while the main thread computes: one that
-        comes all the same leaves this memory to the model first."""
+        Called while the main thread is parked, or by the main thread at the end. With `lend` no
+        update is expected while the main thread computes. If one comes all the same, the model
+        keeps this memory, and the committed weights move to a copy.
+
+        Args:
+            lend: True to let the model's parameters lie in the committed weights from now on, where
+                they can, so that nothing is copied (D2).
+        """
         with torch.no_grad():
             if lend:
                 self._put_model_in()
@@ -172,16 +194,16 @@ class Committed:
                 self._extras = None
 
     def take_back(self) -> None:
-        """The main thread is parked: what was lent may change in place."""
+        """Allow what was lent to change in place, because the main thread is parked."""
         self._lent = False
 
     def part_from_model(self) -> None:
-        """The script goes on with memory of its own, and may do with it what it likes."""
+        """Give the model memory of its own, which the script may change. Main thread."""
         with self._lock:
             self._part_from_model()
 
     def _lay_out(self, weights: list[torch.Tensor]) -> None:
-        """These are the committed weights from now on; whatever they hold."""
+        """Use this memory for the committed weights from now on, whatever it holds."""
         self._weights, self._views = weights, self._layout.views(weights)
         pairs = list(zip(self._gradients.parameters, self._views, strict=True))
         self._inside = [(p, v) for p, v in pairs if _can_lie_in(p, v)]
@@ -192,7 +214,7 @@ class Committed:
         for parameter, view in self._inside:
             if parameter.data_ptr() != view.data_ptr():
                 parameter.data = view
-        # Updates do not go through these: a graph that the script keeps shall still be refused.
+        # Updates bypass these parameters. Count a write, so that autograd refuses a kept graph.
         torch.autograd.graph.increment_version([parameter for parameter, _ in self._inside])
         self._lent = self._together = bool(self._inside)
 
@@ -204,7 +226,7 @@ class Committed:
         self._lent = self._together = False
 
     def _leave_to_model(self) -> None:
-        """Before a change of the weights: the main thread may be computing on this memory."""
+        """Move the weights to a copy before a change if the main thread may compute on them."""
         if self._lent:
             left = self._weights
             self._lay_out([flat.clone() for flat in left])
@@ -214,14 +236,28 @@ class Committed:
     # ---- one round --------------------------------------------------------------------------
 
     def prepare(self, segment: int, divisor: float) -> None:
-        """Make the average of a segment while others are still being summed, in a round that steps
-        and begins anew. Nothing is updated (R21). It goes where the sum before lies: all members
-        are in this round, so that none can lack that one (R7)."""
+        """Make the average of a segment while others are still being summed. Memory thread.
+
+        For a round that steps and starts a new sum. Nothing is updated (R21). The average goes
+        where the sum before lies. All members are in this round, so no rank can still need that sum
+        (R7).
+
+        Args:
+            segment: Index of a segment that is summed.
+            divisor: Divisor of the sum.
+        """
         torch.div(self._gradients.result[segment], divisor, out=self._accumulated[segment])
         self._prepared.add(segment)
 
     def accumulate(self, results: list[torch.Tensor], *, first: bool) -> None:
-        """Add the result of a whole reduction (R21); `first` after a step of the optimizer."""
+        """Add the result of a whole reduction (R21).
+
+        Args:
+            results: The reduced sums, one flat tensor per segment. If this is the scratch of the
+                reduction and `first` is set, it is taken over, and the memory of the sum before
+                becomes the scratch.
+            first: True after a step of the optimizer: the sum starts anew.
+        """
         if first and results is self._gradients.result:
             # The sum stays where it was made; the memory of the one before is the next scratch.
             self._gradients.result, self._accumulated = self._accumulated, results
@@ -231,16 +267,23 @@ class Committed:
         self._accumulating = True
 
     def forget_prepared(self) -> None:
-        """The round that segments were prepared for came to nothing."""
+        """Drop the averages of `prepare`, because their round has failed or was void."""
         self._prepared.clear()
 
     def last_result(self) -> list[memoryview]:
-        """Bytes of a copy of the sum for a rank that is behind (R7)."""
+        """Return the bytes of a copy of the sum, for a rank that is behind (R7)."""
         with self._gradients.streams.settled():
             return [bytes_of(as_tensor(flat)) for flat in self._accumulated]
 
     def install_result(self, data: Sequence[Bytes]) -> None:
-        """Instead of `accumulate`, on the rank that is behind; `apply` follows as everywhere."""
+        """Replace the sum by that of another rank, on a rank that is behind (R7).
+
+        Called instead of `accumulate`; `apply` follows as usual. StateError is raised if the sizes
+        differ.
+
+        Args:
+            data: The bytes of `last_result`, one buffer per segment.
+        """
         self._fill(self._accumulated, data)
         self._accumulating = True
 
@@ -252,9 +295,18 @@ class Committed:
         scheduler_steps: int = 0,
         look: Callable[[list[torch.Tensor]], None] | None = None,
     ) -> None:
-        """Turn this version into the next: with `step`, average = accumulated / divisor, clipped,
-        and one step of the optimizer; then the scheduler. Uses the reduction's scratch. `look` is
-        shown the average before it is clipped."""
+        """Turn this version into the next. Uses the reduction's scratch.
+
+        With `step` the average is accumulated / divisor, clipped, and the optimizer makes one step.
+        Then the scheduler is stepped. ChangedLaterError is raised if the user has changed the
+        optimizer.
+
+        Args:
+            divisor: Divisor of the accumulated sum.
+            step: True if the optimizer steps in this round.
+            scheduler_steps: Number of steps of the scheduler.
+            look: Called with the average before it is clipped, one flat tensor per segment.
+        """
         with self._lock:
             self.binding.check_unchanged()
             if step:
@@ -268,7 +320,17 @@ class Committed:
             self.binding.step_scheduler(scheduler_steps)
 
     def sum_of_squares(self, average: list[torch.Tensor]) -> float:
-        """Of the averaged gradient; in a group, of all its shards and of one of the copies."""
+        """Return the sum of squares of the averaged gradient, for clipping.
+
+        In a group it covers all shards, and one of the copies of a parameter that all ranks hold
+        alike (R54).
+
+        Args:
+            average: The averaged gradient of this rank, one flat tensor per segment.
+
+        Returns:
+            The sum, with the same bits on all ranks of the group.
+        """
         if self.group is None:
             return sum_of_squares(average)
         views = enumerate(self._views_of(average))
@@ -282,7 +344,7 @@ class Committed:
         targets = [average[segment] for segment in left]
         sums = [self._accumulated[segment] for segment in left]
         if divisor == 1.0 or self._gradients.streams.devices:
-            # On a device two passes by few kernels are quicker than one by a kernel per segment.
+            # On a device two passes with few kernels are faster than one with a kernel per segment.
             torch._foreach_copy_(targets, sums)
             if divisor != 1.0:
                 torch._foreach_div_(targets, divisor)
@@ -293,7 +355,13 @@ class Committed:
         return average
 
     def _views_of(self, average: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Sums and averages take turns with two sets of memory, so two are kept."""
+        """Return the parameters' shapes on the memory of an average.
+
+        Sums and averages take turns with two sets of memory, so the views of two are kept.
+
+        Returns:
+            One view for each parameter.
+        """
         for known, views in self._average_views:
             if known is average:
                 return views
@@ -304,13 +372,22 @@ class Committed:
     # ---- evidence ---------------------------------------------------------------------------
 
     def hash(self) -> int:
-        """Of the whole model, buffers apart; compared between ranks now and then (I5, R23)."""
+        """Return a hash of the whole model without its buffers.
+
+        Ranks compare it now and then (I5, R23).
+
+        Returns:
+            A number of 32 bits.
+        """
         with self._gradients.streams.settled():
             return hash_of_model(self._weights, self._hashes_of_frozen())
 
     def hashes_of_copies(self) -> tuple[tuple[str, int], ...]:
-        """Names and hashes of the parameters that all ranks of a group hold alike; empty where
-        none is a shard."""
+        """Return the hashes of the parameters that all ranks of a group hold alike.
+
+        Returns:
+            Names and hashes; empty if no parameter is sharded.
+        """
         if not self._apart:
             return ()
         with self._gradients.streams.settled():
@@ -320,10 +397,15 @@ class Committed:
             )
 
     def _hashes_of_frozen(self) -> list[int]:
-        """Of parameters that are not trained. They may be most of the model, so each is read again
-        only when it was written."""
+        """Return the hashes of the parameters that are not trained.
+
+        They may be most of the model, so each is read again only after it was written.
+
+        Returns:
+            One hash for each of them, in the model's order.
+        """
         frozen = self._frozen()
-        if self._extras is not None:  # they are on their way into the model
+        if self._extras is not None:  # not copied into the model yet
             return [hash_of([tensor]) for tensor in self._extras[: len(frozen)]]
         sums = []
         for name, parameter in frozen:
@@ -336,7 +418,7 @@ class Committed:
         return sums
 
     def strong_hash(self) -> str:
-        """Of weights, optimizer and scheduler: the whole state without the model's extras."""
+        """Return a hash of weights, optimizer and scheduler, without the model's extras."""
         digest = blake2b(digest_size=16)
         header, buffers = self.snapshot(extras=False)
         digest.update(repr(header).encode())
@@ -345,11 +427,16 @@ class Committed:
         return digest.hexdigest()
 
     def memory_report(self) -> MemoryReport:
+        """Return what the runtime adds to this rank's memory."""
         names = BUFFERS + (RESIDUALS if self._gradients.rounded_away else ())
         return MemoryReport(names, self._layout.numel, self._layout.nbytes)
 
     def linear(self) -> tuple[bool, str]:
-        """Whether the update is linear in the gradient, and why (docs/design/rounds.md)."""
+        """Decide whether the update is linear in the gradient (docs/design/rounds.md).
+
+        Returns:
+            The answer, and the reason for it.
+        """
         if self.clip_norm is not None or self.clip_value is not None:
             return False, "gradient clipping is not linear in the gradient"
         return self.binding.linear()
@@ -357,10 +444,17 @@ class Committed:
     # ---- state for joiners, checkpoints and the user ----------------------------------------
 
     def snapshot(self, *, extras: bool = True) -> tuple[dict[str, Json], list[memoryview]]:
-        """A copy of everything that makes this version: a JSON header and byte buffers. Copied by
-        torch, which holds up no thread of the interpreter.
+        """Copy everything that makes this version, for a joiner.
 
-        `extras`: with the model's tensors that no optimizer owns (frozen parameters, buffers)."""
+        torch makes the copies, without holding the interpreter lock.
+
+        Args:
+            extras: True to include the model's tensors that no optimizer owns (frozen parameters,
+                buffers).
+
+        Returns:
+            A JSON header, and the byte buffers that it refers to.
+        """
         encoder = Encoder(as_tensor)
         with self._lock, self._gradients.streams.settled():
             header = {
@@ -374,8 +468,14 @@ class Committed:
             return header, [bytes_of(tensor) for tensor in encoder.buffers]
 
     def copy(self) -> StateCopy:
-        """The same for a checkpoint, on the host (D15): by parameter, so that it can be loaded into
-        other segments; weights and the model's extras by name."""
+        """Copy everything that makes this version to the host, for a checkpoint (D15).
+
+        Unlike `snapshot` it is made by parameter, so that it can be loaded into other segments.
+        Weights and the model's extras are stored by name.
+
+        Returns:
+            A copy that nothing else refers to.
+        """
         encoder = Encoder(as_tensor)
         with self._lock, self._gradients.streams.settled():
             flats = [as_tensor(flat) for flat in self._weights]
@@ -391,7 +491,7 @@ class Committed:
         return StateCopy(header, model | extras, encoder.buffers, flats, frozen)
 
     def _encode(self, encoder: Encoder[T], accumulated: Sequence[torch.Tensor]) -> dict[str, Json]:
-        """All but weights and extras."""
+        """Return the header of everything but weights and extras."""
         return {
             "banked": encoder.encode(list(accumulated) if self._accumulating else [], "banked"),
             "groups": encoder.encode(self.binding.hyperparameters(), "param_groups"),
@@ -400,8 +500,17 @@ class Committed:
         }
 
     def load(self, header: dict[str, Json], buffers: Sequence[Bytes]) -> None:
-        """Inverse of `snapshot`. StateError leaves this state as it was. The model's extras wait
-        for `copy_to_model`, since the main thread may be using them."""
+        """Replace this state by one that `snapshot` has made on another rank.
+
+        The model's extras wait for `copy_to_model`, since the main thread may be using them.
+
+        Args:
+            header: The header of the snapshot.
+            buffers: The byte buffers that the header refers to.
+
+        Raises:
+            StateError: The state does not fit this rank's model or optimizer, and was not changed.
+        """
         if header.get("layout") != self._layout.fingerprint():
             raise StateError(
                 "the state of the job has other parameters than this rank's model",
@@ -416,7 +525,16 @@ class Committed:
         model: dict[str, torch.Tensor],
         buffers: Sequence[torch.Tensor],
     ) -> None:
-        """Inverse of `copy`, under the same conditions as `load`."""
+        """Replace this state by one that `copy` has made, under the same conditions as `load`.
+
+        Args:
+            header: The header of the copy.
+            model: Parameters and buffers, by name.
+            buffers: Tensors that the header refers to.
+
+        Raises:
+            StateError: The state does not fit this rank's model or optimizer, and was not changed.
+        """
         decoder, device = Decoder([bytes_of(b) for b in buffers]), self._layout.segments[0].device
         part = {name: decoder.decode(header.get(name), device) for name in header}
         flats, rest = self._layout.zeros(), dict(model)
@@ -457,16 +575,24 @@ class Committed:
                 self._extras = extras
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state as torch's own, copied: loads into the same optimizer elsewhere."""
+        """Return a copy of the optimizer's state in torch's own form. Main thread.
+
+        Returns:
+            A dict that `load_state_dict` of the same optimizer takes elsewhere.
+        """
         with self._lock, self._gradients.streams.settled():
             copied = copy.deepcopy(self.binding.optimizer.state_dict())
-            self._gradients.streams.complete()  # the main thread goes on with it
+            self._gradients.streams.complete()  # the main thread has another stream
             return copied
 
     # ---- buffers of the model (D10, R24) ----------------------------------------------------
 
     def float_buffers_flat(self) -> torch.Tensor:
-        """All floating-point buffers of the model (BatchNorm statistics) in one new tensor."""
+        """Return a copy of the model's floating-point buffers, such as BatchNorm's statistics.
+
+        Returns:
+            One new flat tensor, float32, or float64 if a buffer is; empty without such buffers.
+        """
         buffers = list(self._float_buffers())
         device = self._layout.segments[0].device
         if not buffers:
@@ -475,7 +601,7 @@ class Committed:
         return torch.cat([buffer.reshape(-1).to(device, wide) for buffer in buffers])
 
     def load_float_buffers(self, flat: torch.Tensor) -> None:
-        """Inverse of `float_buffers_flat`, while the main thread is parked."""
+        """Load what `float_buffers_flat` returned, while the main thread is parked."""
         start = 0
         with torch.no_grad():
             for buffer in self._float_buffers():
@@ -533,8 +659,15 @@ class Committed:
 
 
 def _can_lie_in(parameter: torch.Tensor, view: torch.Tensor) -> bool:
-    """Whether a model's parameter may be a view of the committed weights. On a GPU a copy costs
-    next to nothing, and its addresses may be part of a recorded graph."""
+    """Decide whether a model's parameter may be a view of the committed weights.
+
+    On a GPU a copy costs next to nothing, and the parameter's address may be part of a recorded
+    graph.
+
+    Returns:
+        True for a plain, contiguous parameter on the CPU that has the type of the committed
+        weights.
+    """
     return (
         parameter.device.type == "cpu"
         and not is_spread(parameter)
@@ -544,5 +677,5 @@ def _can_lie_in(parameter: torch.Tensor, view: torch.Tensor) -> bool:
 
 
 def _copy(flats: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    for flat, value in zip(flats, values, strict=False):  # of `accumulated` there may be none
+    for flat, value in zip(flats, values, strict=False):  # nothing may be accumulated
         flat.copy_(value)

@@ -1,10 +1,10 @@
-"""Which segments on a device are finite, found out there: nobody waits for the answer (D5).
+"""Checks on a device which segments are finite, without making anybody wait for the result (D5).
 
-The check of a segment is one kernel, queued behind what makes the segment in the calling thread's
-current stream: the largest magnitude, which is NaN or Inf exactly if one of the numbers is. In a
-streamed round it becomes the number that the segment begins with (R31), 0 or 1. The host gets the
-magnitudes of all segments by one copy, and does not wait for that either: an event tells when it
-has come.
+The check of a segment is one kernel. It is queued behind what makes the segment, in the calling
+thread's current stream. It computes the largest magnitude, which is NaN or Inf exactly if one of
+the numbers is. In a streamed round it becomes the number that the segment ends with (R31), 0 or 1.
+The host gets the magnitudes of all segments in one copy, and does not wait for that either: an
+event shows when the copy is complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from paceline.worker.state.flat import Segment, state_type
 
 
 class Flags:
-    """The largest magnitude in each segment that lies on one of `devices`."""
+    """The largest magnitude in each segment that lies on one of `devices`.
+
+    Calls only queue work, in the current stream of the calling thread: the main thread (`find` and
+    `tell`), the memory thread (`find` and `put`), or the data thread (`tell`).
+    """
 
     def __init__(self, segments: Sequence[Segment], devices: Iterable[torch.device]) -> None:
         self._largest: dict[int, torch.Tensor] = {}
@@ -36,13 +40,13 @@ class Flags:
             largest = torch.zeros(len(indices), dtype=dtype, device=device)
             host = torch.zeros(len(indices), dtype=dtype, pin_memory=device.type == "cuda")
             self._copies.append((host, largest))
-            numbers = host.numpy()  # read without torch
+            numbers = host.numpy()  # so that the host reads it without torch
             for place, index in enumerate(indices):
                 self._largest[index] = largest[place]
                 self._copied[index] = numbers[place : place + 1]
 
     def __contains__(self, segment: int) -> bool:
-        """Return True if it lies on one of the devices."""
+        """Return True if the segment lies on one of the devices."""
         return segment in self._largest
 
     def find(self, segment: int, flat: torch.Tensor) -> None:
@@ -51,17 +55,31 @@ class Flags:
         torch.linalg.vector_norm(flat, inf, dtype=largest.dtype, out=largest)
 
     def put(self, segment: int, sums: torch.Tensor) -> None:
-        """Queue the number into the last cell of what is reduced."""
+        """Queue the result of a check into the last cell of the segment that is reduced (R31).
+
+        Args:
+            segment: Index of the segment; `find` has been queued for it.
+            sums: The segment's part of the reduction's scratch.
+        """
         largest = self._largest[segment]
         # x - x is 0 for a finite x and NaN for any other.
         torch.ne(largest.sub(largest), 0, out=sums[-1])
 
     def tell(self) -> None:
-        """Queue the copy to the host, of all that was found by then."""
+        """Queue the copy of all results so far to the host."""
         for host, largest in self._copies:
             host.copy_(largest, non_blocking=True)
 
     def told(self, segments: Iterable[int]) -> bool:
-        """Return False if one of these is not finite; valid once the copy has come. Segments on the
-        host do not count."""
+        """Return False if one of these segments is not finite.
+
+        Valid only once the copy that `tell` has queued is complete. Segments on the host count as
+        finite.
+
+        Args:
+            segments: Indices of the segments.
+
+        Returns:
+            True if none of them has a NaN or an Inf, according to the last copy.
+        """
         return all(isfinite(self._copied[s][0]) for s in segments if s in self._copied)

@@ -1,18 +1,18 @@
-"""Parameters laid out in flat memory, cut into segments.
+"""Layout of parameters in flat memory that is cut into segments.
 
-Gradients, results and committed weights share one `FlatLayout`, so that an update is arithmetic
-between equal flat tensors, a reduction moves a few large tensors instead of many small ones, and
-the bytes of a state are the same on every rank. This file knows where a parameter lies; it owns no
-tensor.
+Gradients, results and committed weights share one `FlatLayout`. So an update is arithmetic between
+equal flat tensors, a reduction moves a few large tensors instead of many small ones, and the bytes
+of a state are the same on every rank. This module knows where a parameter lies; it owns no tensor.
 
-Gradients have the type of their parameters, as autograd wants; a complex parameter lies here as
-pairs of reals (`as_reals`). All that is summed or stepped is at least float32: of
-a bfloat16 or float16 parameter the committed weights are the float32 master.
+Gradients have the type of their parameters, as autograd requires. A complex parameter lies here as
+pairs of reals (`as_reals`). All that is summed or stepped is at least float32: for a bfloat16 or
+float16 parameter the committed weights are the float32 master.
 
-A *segment* is what is reduced at a time: neighbouring parameters of one data type and device, the
-last ones registered first, since backward() makes their gradients first (R27). The first segment is
-small, so that the reduction can begin early. Each is a tensor of its own; its last cells hold no
-parameter: they are zero, and stay so in every buffer but the one that is reduced.
+A *segment* is the unit of reduction: neighboring parameters of one data type and device. The
+parameters that are registered last come first, since backward() makes their gradients first (R27).
+The first segment is small, so that the reduction can begin early. Each segment is a tensor of its
+own. Its last cells hold no parameter: they are zero, and stay zero in every buffer but the one that
+is reduced.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ import numpy as np
 import torch
 
 ALIGNMENT_BYTES: Final = 64
-"""Each parameter starts on a cache line; what lies between two is zero and stays zero."""
+"""Alignment of a parameter: each starts on a cache line, and the gaps stay zero."""
 FIRST_BYTES: Final = 1 << 20
-"""The first segment is closed by the parameter that makes it so large."""
+"""Size from which the first segment takes no further parameter, in bytes."""
 SEGMENT_BYTES: Final = 4 << 20
-"""No later one is larger, unless it is a single parameter. Measured (B10): what is left to reduce
-when backward() has ended is short then, and a message still long enough for the link."""
+"""Upper bound on a later segment of more than one parameter, in bytes. Measured (B10): little is
+then left to reduce when backward() has ended, and a message is still long enough for the link."""
 SEGMENT_BYTES_ON_CPU: Final = 25 << 20
-"""Where the cores that compute also reduce nothing is hidden, and each segment costs wake-ups."""
+"""The same where the cores that compute also reduce: nothing is hidden then, and each segment costs
+wake-ups."""
 
 
 Zeros = Callable[[int, torch.dtype, torch.device], torch.Tensor]
-"""New memory for so many elements."""
+"""Makes a flat tensor of zeros, from a number of elements, data type and device."""
 
 
 def plain_zeros(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return new zeroed memory from torch's own allocator."""
     return torch.zeros(numel, dtype=dtype, device=device)
 
 
@@ -51,38 +53,46 @@ class ParameterSpan:
     name: str
     shape: torch.Size
     segment: int
-    """Index of its segment."""
+    """Index of the parameter's segment."""
     start: int
     numel: int
 
 
 HALVES: Final = (torch.bfloat16, torch.float16)
-"""Too short for sums and small updates."""
+"""Data types that have too few digits for sums and small updates."""
 
 
 def as_reals(tensor: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as pairs of reals in one more dimension, in the same memory; others as they
-    are. Nothing that is reduced, stepped, hashed or sent is complex."""
+    """Return a complex tensor as pairs of reals, in one more dimension and in the same memory.
+
+    Nothing that is reduced, stepped, hashed or sent is complex.
+
+    Args:
+        tensor: Any tensor.
+
+    Returns:
+        A view; the tensor itself if it is not complex.
+    """
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def state_type(dtype: torch.dtype) -> torch.dtype:
-    """Of sums, of weights that are stepped and of what an optimizer keeps for such a parameter."""
+    """Return the data type of sums, stepped weights and optimizer state for such a parameter."""
     return torch.float32 if dtype in HALVES else dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What a segment is made of; `numel` includes the gaps between parameters, and the flag."""
+    """One segment; `numel` includes the gaps between parameters and the last cells."""
 
     dtype: torch.dtype
-    """Of the parameters and their gradients."""
+    """Data type of the parameters and their gradients."""
     device: torch.device
     numel: int
 
     @property
     def nbytes(self) -> int:
-        """Of its sum."""
+        """Size of the segment's sum, in bytes."""
         return self.numel * state_type(self.dtype).itemsize
 
 
@@ -92,7 +102,7 @@ class _OpenSegment:
     def __init__(self, index: int, dtype: torch.dtype, device: torch.device) -> None:
         self.index, self.dtype, self.device = index, dtype, device
         self.end = 0
-        """Elements up to the end of the last parameter."""
+        """Number of elements up to the end of the last parameter."""
 
     @property
     def step(self) -> int:
@@ -100,7 +110,7 @@ class _OpenSegment:
 
     @property
     def start(self) -> int:
-        """Of the next parameter."""
+        """Where the next parameter starts, in elements."""
         return -(-self.end // self.step) * self.step
 
     def is_full_for(self, numel: int, segment_bytes: int | None) -> bool:
@@ -116,12 +126,17 @@ class _OpenSegment:
 
 
 class FlatLayout:
-    """Places for named parameters; `slots` are in their order."""
+    """Places for named parameters; `slots` are in the order of the parameters."""
 
     def __init__(
         self, parameters: Iterable[tuple[str, torch.Tensor]], segment_bytes: int | None = None
     ) -> None:
-        """`segment_bytes`: the largest segment; None: by the device."""
+        """Lay the parameters out.
+
+        Args:
+            parameters: Names and tensors, in the model's order.
+            segment_bytes: Upper bound on a segment, in bytes; None for the default of the device.
+        """
         all_segments: list[_OpenSegment] = []
         last: dict[tuple[torch.dtype, torch.device], _OpenSegment] = {}
         slots = []
@@ -141,40 +156,40 @@ class FlatLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one set of `zeros`: a "parameter-size buffer"."""
+        """Size of one set of `zeros`, a "parameter-size buffer", in bytes."""
         return sum(segment.nbytes for segment in self.segments)
 
     @property
     def largest_bytes(self) -> int:
-        """Of one segment."""
+        """Size of the largest segment's sum, in bytes."""
         return max(segment.nbytes for segment in self.segments)
 
     @property
     def numel(self) -> int:
-        """Elements of the parameters, without gaps."""
+        """Number of elements of the parameters, without gaps."""
         return sum(slot.numel for slot in self.slots)
 
     def zeros(self, make: Zeros = plain_zeros) -> list[torch.Tensor]:
-        """A new set of flat tensors for sums or weights, one per segment."""
+        """Return a new set of flat tensors for sums or weights, one per segment."""
         return [make(s.numel, state_type(s.dtype), s.device) for s in self.segments]
 
     def gradient_zeros(self) -> list[torch.Tensor]:
-        """The same for gradients."""
+        """Return a new set of flat tensors for gradients, one per segment."""
         return [plain_zeros(s.numel, s.dtype, s.device) for s in self.segments]
 
     def views(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The parameters' shapes on that memory, in the order of the slots."""
+        """Return views of a set of flat tensors with the parameters' shapes, in their order."""
         return [
             flats[s.segment].narrow(0, s.start, s.numel).view(s.shape)  # a view: nothing is copied
             for s in self.slots
         ]
 
     def model_fingerprint(self) -> str:
-        """Equal for two models if names, shapes and types of their parameters are."""
+        """Return a text that is equal if names, shapes and types of the parameters are."""
         return self._digest(lambda _: "")
 
     def fingerprint(self) -> str:
-        """Equal on two ranks if the places are, too (R27)."""
+        """Return a text that is equal on two ranks if the places are equal, too (R27)."""
         return self._digest(lambda slot: f"{slot.segment}@{slot.start}")
 
     def _digest(self, more: Callable[[ParameterSpan], str]) -> str:
@@ -186,19 +201,35 @@ class FlatLayout:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's bytes; on a CPU its own memory, not a copy, so use it before it changes."""
+    """Return the bytes of a tensor.
+
+    Args:
+        tensor: Any strided tensor.
+
+    Returns:
+        The bytes. Those of a contiguous tensor on a CPU are its own memory and not a copy, so use
+        them before the tensor changes.
+    """
     flat = tensor.detach().contiguous().reshape(-1).cpu()
     return flat.view(torch.uint8).numpy().data
 
 
 def fill_from_bytes(tensor: torch.Tensor, data: bytes | bytearray | memoryview) -> None:
-    """Inverse of `bytes_of`, bit by bit. ValueError if the size differs."""
+    """Fill a tensor from bytes, as the inverse of `bytes_of`.
+
+    Args:
+        tensor: A contiguous tensor.
+        data: The bytes.
+
+    Raises:
+        ValueError: The number of bytes is not that of the tensor.
+    """
     assert tensor.is_contiguous()
     host = tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
     source = memoryview(data).cast("B")
     target = bytes_of(host)
     if source.nbytes != target.nbytes:
         raise ValueError(f"{source.nbytes} bytes for a tensor of {target.nbytes}")
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))  # without the lock
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))  # without the GIL
     if host is not tensor:
         tensor.copy_(host)

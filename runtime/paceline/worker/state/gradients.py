@@ -1,24 +1,26 @@
 """The gradients of one rank, in flat memory that the runtime owns.
 
-Shape legend: every buffer is one flat tensor per segment (`flat.FlatLayout`).
+Every buffer is a list with one flat tensor per segment (`flat.FlatLayout`).
 
     GRAD     where backward() adds: each `p.grad` is a view of it, so that announcing copies nothing
     EARLIER  the part of GRAD that was there when the last step() returned: gradients of earlier
              batches of the same contribution, or of steps that no round has taken yet. It is kept
-             apart, so that `p.grad` holds only what has come since, as in plain torch. There is
-             none before a step() returns with something left in GRAD
-    LATE     what is announced, or waits to be, until its round is committed (R7, R22); there is
-             none before a gradient has to wait while the next one is computed
-    result   scratch of the reduction, at least float32, in memory of the transport where it has
-             some that it sums without a copy; an abandoned reduction may still write to it
+             apart, so that `p.grad` holds only what was added since, as in plain torch. It is made
+             when a step() first returns with something left in GRAD
+    LATE     a gradient that is announced, or waits to be, until its round is committed (R7, R22).
+             It is made when a gradient first has to wait while the next one is computed
+    result   scratch of the reduction, at least float32. It lies in memory of the transport, if that
+             has memory that it sums without a copy. An abandoned reduction may still write to it
              (docs/design/data-channel.md)
-    residual what rounding took away here in the last committed round, where bfloat16 travels; the
-             next round takes it along (D18)
+    residual what rounding took away here in the last committed round, if sums travel as bfloat16;
+             the next round adds it (D18)
 
 Whatever reads GRAD adds EARLIER to it. A gradient changes its buffer by repointing the views
-(`swap`), and the two buffers are merged right after a commit. GRAD belongs to the main thread while
-it computes; everything else, and GRAD while the main thread is parked, belongs to the communication
-thread.
+(`swap`), and the two buffers are merged right after a commit.
+
+GRAD belongs to the main thread while it computes. Everything else, and GRAD while the main thread
+is parked, belongs to the communication thread. During a streamed round the memory thread reads the
+segments of GRAD that were handed over and fills `result`, and the data thread sums `result`.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ from paceline.worker.state.streams import Streams
 
 
 def _graph_kept() -> UnsupportedError:
-    # autograd has added to the view then and put the sum beside it, or beside nothing if there was
-    # no view: nobody can tell which, and the first would count twice what GRAD had.
+    # With create_graph autograd puts a new tensor into p.grad. If p.grad was the view, the tensor
+    # includes what the view held; if it was None, it does not. The two cases cannot be told apart,
+    # and adding the tensor to GRAD in the first one would count GRAD's contents twice.
     return UnsupportedError(
         "backward(create_graph=True) is not supported: it replaces p.grad, where gradients are "
         "added that this rank has announced or will announce",
@@ -53,7 +56,7 @@ def _graph_kept() -> UnsupportedError:
 
 @dataclass(slots=True)
 class GradientMemory:
-    """What one rank has in its buffers, for a process that plays several (`paceline replay`)."""
+    """The buffers of one rank, for a process that plays several ranks (`paceline replay`)."""
 
     flats: dict[BufferName, list[torch.Tensor]]
     views: dict[BufferName, list[torch.Tensor]]
@@ -74,15 +77,23 @@ class Gradients:
         zeros: Zeros = plain_zeros,
         wire: Wire = Wire.FLOAT32,
     ) -> None:
-        """`zeros`: makes the memory that is reduced."""
+        """Make the buffers, and let every `p.grad` be a view of GRAD. Main thread.
+
+        Args:
+            parameters: Names and trained parameters, in the model's order; at least one.
+            segment_bytes: Upper bound on a segment, in bytes; None for the default of the device.
+            zeros: Makes the memory that is reduced.
+            wire: Data type in which float32 sums travel.
+        """
         named = list(parameters)
         assert named, "gradients without a parameter"
         self.parameters = tuple(parameter for _, parameter in named)
         with torch.no_grad():
             for parameter in self.parameters:
-                if parameter.is_conj():  # a view that negates as it is read
+                if parameter.is_conj():  # lazy: conjugated when it is read
                     parameter.data = parameter.data.resolve_conj()
             self.own = tuple(own_part(parameter) for parameter in self.parameters)
+            """This rank's part of each parameter: all of it, or a shard."""
         """What this rank holds of each parameter: all, or a shard."""
         self._spread = [is_spread(parameter) for parameter in self.parameters]
         self.layout = FlatLayout(
@@ -94,36 +105,37 @@ class Gradients:
         self._zeros = zeros
         self.result = self.new_sums()
         self.rounded_away = self._new_residuals(wire)
-        """The residual that the round under way makes, of each segment that is rounded; empty if
-        none is."""
+        """For each segment, the residual that the round in flight makes, or None where nothing is
+        rounded. Empty if sums travel as they are."""
         self._residuals = self._new_residuals(wire)
         self._residual_unit = 1
-        """They are in the sum's unit of their round (D3)."""
+        """Unit of the sum of the residuals' round, in which they are counted (D3)."""
         self._wire = wire
         self.unit = 0
-        """GRAD holds sum(per-sample gradients) / unit; 0 = nothing finished is in GRAD. Kept by the
-        training layer, which rescales GRAD before a batch of another size is computed (D3)."""
+        """GRAD holds sum(per-sample gradients) / unit; 0 = nothing finished is in GRAD. The
+        training layer sets it, and rescales GRAD before a batch of another size is computed
+        (D3)."""
         self.copied_in = 0
-        """Gradients that arrived outside the buffers and had to be copied (D3)."""
+        """Number of gradients that were made outside the buffers and had to be copied (D3)."""
         self._flats = {BufferName.GRAD: self.layout.gradient_zeros()}
         self._views = {which: self._views_on(flats) for which, flats in self._flats.items()}
         self._earlier: list[torch.Tensor] | None = None
         self._has_earlier = False
-        """EARLIER holds something; else its cells, if there are any, mean nothing."""
+        """True if EARLIER holds something; otherwise its contents mean nothing."""
         self._occupied = False
         self._untouched: list[int] = []
         self._members: list[list[int]] = [[] for _ in self.layout.segments]
-        """Indices of the parameters of each segment."""
+        """For each segment, the indices of its parameters."""
         self._left: list[int] | None = None
-        """Of each segment: gradients that the batch in hand has not added yet; None: nobody counts
-        them."""
+        """For each segment, the number of gradients that the batch in hand has not added yet; None
+        while nothing is watched."""
         self._begun: list[int] = []
-        """`written` of each segment before them."""
+        """For each segment, what `written` returned before these gradients."""
         self._tell: Callable[[int], None] | None = None
         for index, slot in enumerate(self.layout.slots):
             self._members[slot.segment].append(index)
         self._hooks: list[RemovableHandle] = []
-        if len(self.layout.segments) > 1:  # else there is nothing to watch (`worker.reduction`)
+        if len(self.layout.segments) > 1:  # a single one is not streamed (`worker.reduction`)
             self._add_hooks()
         self._know_addresses()
         self.mark_untouched()
@@ -131,12 +143,12 @@ class Gradients:
         self.mark_untouched()
 
     def fingerprint(self) -> str:
-        """Of all that ranks which reduce together must have in common."""
+        """Return a text that is equal on all ranks that can reduce together."""
         return f"{self.layout.fingerprint()}:{self._wire}"
 
     @property
     def late_in_use(self) -> bool:
-        """Whether LATE is in use."""
+        """True if LATE holds a gradient."""
         return self._occupied
 
     # ---- main thread ------------------------------------------------------------------------
@@ -144,13 +156,13 @@ class Gradients:
     def attach(self) -> int:
         """Make every `p.grad` a view of GRAD again, with what the script has put there instead.
 
-        As in plain torch, what stands in `p.grad` is the gradient: a tensor that the script has
-        assigned takes the place of what backward() had added, and None counts as zero. If nothing
-        was written to GRAD since `mark_untouched`, the tensor was made by backward() after
-        `model.zero_grad()`: then it is added to what earlier batches have left in the view.
+        As in plain torch, what stands in `p.grad` is the gradient. A tensor that the script has
+        assigned replaces what backward() had added, and None counts as zero. If nothing was written
+        to GRAD since `mark_untouched`, backward() has made the tensor after `model.zero_grad()`.
+        Then it is added to what earlier batches have left in the view.
 
         Returns:
-            How many gradients lay outside of GRAD.
+            The number of gradients that lay outside of GRAD.
         """
         return self._attach(range(len(self.parameters)))
 
@@ -160,7 +172,7 @@ class Gradients:
         for index in indices:
             gradient, view = parameters[index].grad, views[index]
             if gradient is not view or gradient.data_ptr() != self._addresses[index]:
-                if written is None:  # before this writes to it
+                if written is None:  # once, before this loop writes
                     now = zip(self._versions(), self._untouched, strict=True)
                     written = [version != before for version, before in now]
                 outside += gradient is not None
@@ -176,9 +188,10 @@ class Gradients:
         self.mark_untouched()
 
     def lay_by(self) -> None:
-        """What is in GRAD becomes EARLIER, or is added to it; every `p.grad` is zero afterwards.
+        """Move what is in GRAD to EARLIER, or add it there; every `p.grad` is zero afterwards.
 
-        Called when step() returns to the script and GRAD is not empty."""
+        Called when step() returns to the script and GRAD is not empty.
+        """
         grad = self._flats[BufferName.GRAD]
         if self._earlier is None:
             self._earlier = self.layout.gradient_zeros()
@@ -192,13 +205,17 @@ class Gradients:
         self.mark_untouched()
 
     def watch(self, tell: Callable[[int], None] | None) -> None:
-        """From here on `tell` hears of each segment that backward() has added the last gradient to,
-        once, in one of autograd's threads; None: of none."""
+        """Report each segment of the next backward pass once it is complete.
+
+        Args:
+            tell: Called with the segment's index, once, when backward() has added its last
+                gradient, on the thread of autograd that did so. None ends the watch.
+        """
         self._tell, self._begun = tell, self._versions()
         self._left = None if tell is None else [len(members) for members in self._members]
 
     def _add_hooks(self) -> None:
-        """Autograd calls them for each gradient, so they only count."""
+        """Add a hook to every parameter. Autograd calls it for each gradient, so it only counts."""
         for segment, members in enumerate(self._members):
 
             def added(_: torch.Tensor, segment: int = segment) -> None:
@@ -213,7 +230,7 @@ class Gradients:
                 self._hooks.append(add(added))  # type: ignore[no-untyped-call]
 
     def release(self) -> None:
-        """The job is over: the parameters are the script's alone again."""
+        """Remove hooks and gradients at the end of the job; the parameters are the script's."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -221,15 +238,15 @@ class Gradients:
             parameter.grad = None
 
     def _complete(self, segment: int) -> None:
-        """The last gradient of a segment is made."""
+        """Report a segment whose last gradient was just added."""
         members = self._members[segment]
         if self.written(segment) != self._begun[segment] + len(members):
-            self._attach(members)  # not each of them was added once, and here
+            self._attach(members)  # some were added twice, or elsewhere
         if self._tell is not None:
             self._tell(segment)
 
     def _take_in(self, index: int, *, replace: bool) -> None:
-        """`p.grad` is not the view: bring what stands there into it."""
+        """Bring a `p.grad` that is not the view into the view, by a copy or an addition."""
         parameter, view = self.parameters[index], self._views[BufferName.GRAD][index]
         with torch.no_grad():
             gradient = own_gradient(parameter)
@@ -251,21 +268,27 @@ class Gradients:
             self._point(index, view)
 
     def _renew_view(self, index: int) -> torch.Tensor:
-        """A new view of GRAD, for one that no longer lies there."""
+        """Replace a view that the script has moved elsewhere by a new view of GRAD."""
         view = self._views_on(self._flats[BufferName.GRAD])[index]
         self._views[BufferName.GRAD][index] = view
         return view
 
     def as_seen(self, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Views of flat memory, one for each parameter, as the script and its optimizer see them:
-        pairs of reals as complex numbers where the parameter is complex."""
+        """Return views as the script and its optimizer see them: complex where the parameter is.
+
+        Args:
+            views: Views of flat memory, one for each parameter; pairs of reals for a complex one.
+
+        Returns:
+            Views of the same memory.
+        """
         return [
             torch.view_as_complex(view) if parameter.is_complex() else view
             for view, parameter in zip(views, self.parameters, strict=True)
         ]
 
     def _views_on(self, flats: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What a script finds in `p.grad`."""
+        """Return what a script finds in `p.grad` for these buffers."""
         return self.as_seen(self.layout.views(flats))
 
     def _point_all(self) -> None:
@@ -275,11 +298,11 @@ class Gradients:
             self._point(index, view)
 
     def _point(self, index: int, view: torch.Tensor) -> None:
-        """backward() adds to `view` from here on; of a DTensor, to a new one (`shards`)."""
+        """Let backward() add to `view`, or make a new tensor for a DTensor (`shards`)."""
         self.parameters[index].grad = None if self._spread[index] else view
 
     def _whole(self, segment: int) -> torch.Tensor:
-        """A segment of GRAD, with EARLIER; of the latter a new tensor."""
+        """Return a segment of GRAD plus EARLIER; a new tensor if EARLIER holds something."""
         flat = self._flats[BufferName.GRAD][segment]
         if not self._has_earlier or self._earlier is None:
             return flat
@@ -293,20 +316,26 @@ class Gradients:
                 yield self._flats[which][segment]
 
     def written(self, segment: int) -> int:
-        """How often GRAD's segment was written, EARLIER apart; grows with every addition
-        (autograd's counter)."""
+        """Return how often a segment of GRAD was written, EARLIER apart. Any thread.
+
+        Args:
+            segment: Index of the segment.
+
+        Returns:
+            Autograd's version counter, which grows with every addition.
+        """
         return self._flats[BufferName.GRAD][segment]._version  # noqa: SLF001
 
     def detached(self) -> bool:
-        """True if the user's code has removed every gradient (`model.zero_grad()`)."""
+        """Return True if the script has removed every gradient (`model.zero_grad()`)."""
         return all(parameter.grad is None for parameter in self.parameters)
 
     def mark_untouched(self) -> None:
-        """From here on `touched` looks for a backward pass."""
+        """Let `touched` look for a backward pass from here on."""
         self._untouched = self._versions()
 
     def touched(self) -> bool:
-        """True if a gradient has been added since `mark_untouched`, inside GRAD or beside it."""
+        """Return True if a gradient was added since `mark_untouched`, inside GRAD or beside it."""
         if self._untouched != self._versions():
             return True
         views = self._views[BufferName.GRAD]
@@ -316,9 +345,18 @@ class Gradients:
         )
 
     def finite(self, which: BufferName, segments: Iterable[int] | None = None) -> bool:
-        """False if there is a NaN or an Inf, in these segments or anywhere. One pass: a finite sum
-        has finite terms only; a sum that is not finite may have overflowed, so then each element is
-        looked at."""
+        """Check a buffer for NaN and Inf on the host.
+
+        One pass suffices if the sum is finite, since then all terms are. Otherwise the sum may have
+        overflowed, so each element is checked.
+
+        Args:
+            which: The buffer.
+            segments: Indices of the segments; None for all.
+
+        Returns:
+            False if there is a NaN or an Inf.
+        """
         asked = range(len(self.layout.segments)) if segments is None else segments
         for flat in self._segments_of(which, asked):
             wide = torch.float64 if flat.dtype is torch.float64 else torch.float32
@@ -328,13 +366,18 @@ class Gradients:
         return True
 
     def sum_of_squares(self) -> float:
-        """Of GRAD."""
+        """Return the sum of squares of GRAD."""
         every = range(len(self.layout.segments))
         return sum_of_squares(list(self._segments_of(BufferName.GRAD, every)))
 
     def find(self, segments: Iterable[int]) -> None:
-        """The same for those of GRAD that lie on a device, queued in the current stream: `flags`
-        has what it comes to."""
+        """Queue the check of segments of GRAD that lie on a device, in the current stream.
+
+        The results are in `flags`; segments on the host are left out.
+
+        Args:
+            segments: Indices of the segments.
+        """
         for segment in segments:
             if segment in self.flags:
                 self.flags.find(segment, self._whole(segment))
@@ -342,7 +385,7 @@ class Gradients:
     # ---- communication thread, while the main thread is parked ------------------------------
 
     def swap(self) -> None:
-        """What GRAD has becomes LATE; the new GRAD is zero. Only when LATE is empty."""
+        """Let the contents of GRAD become LATE, which must be empty; the new GRAD is zero."""
         assert not self._occupied, "LATE is in use: merge instead"
         flats, views = self._flats, self._views
         if self._has_earlier and self._earlier is not None:
@@ -363,7 +406,7 @@ class Gradients:
         self.mark_untouched()
 
     def merge(self, late_factor: float, grad_factor: float) -> None:
-        """LATE = LATE x late_factor + GRAD x grad_factor; GRAD is zero afterwards."""
+        """Set LATE = LATE x late_factor + GRAD x grad_factor, and GRAD = 0."""
         assert self._occupied, "nothing is in LATE: swap instead"
         self.scale(BufferName.LATE, late_factor)
         for segment, late in enumerate(self._flats[BufferName.LATE]):
@@ -372,7 +415,7 @@ class Gradients:
         self.zero(BufferName.GRAD)
 
     def scale(self, which: BufferName, factor: float) -> None:
-        """Multiply in place; 1.0 touches nothing."""
+        """Multiply a buffer in place; a factor of 1.0 touches nothing."""
         if factor != 1.0:
             torch._foreach_mul_(self._flats[which], factor)
             if which is BufferName.GRAD and self._has_earlier and self._earlier is not None:
@@ -381,7 +424,7 @@ class Gradients:
             self.mark_untouched()
 
     def zero(self, which: BufferName) -> None:
-        """Empty this buffer."""
+        """Empty a buffer."""
         torch._foreach_zero_(self._flats[which])
         if which is BufferName.LATE:
             self._occupied = False
@@ -391,7 +434,7 @@ class Gradients:
             self.mark_untouched()
 
     def carry_out(self, op: BufferOp) -> None:
-        """What the protocol has decided about the buffers."""
+        """Carry out a decision of the protocol about the buffers."""
         match op:
             case Swap():
                 self.swap()
@@ -405,12 +448,19 @@ class Gradients:
     # ---- several ranks in one process --------------------------------------------------------
 
     def new_memory(self) -> GradientMemory:
-        """That of a rank that has computed nothing yet."""
+        """Return the buffers of a rank that has computed nothing yet."""
         flats = self.layout.gradient_zeros()
         return GradientMemory({BufferName.GRAD: flats}, {BufferName.GRAD: self._views_on(flats)})
 
     def exchange(self, memory: GradientMemory) -> GradientMemory:
-        """Go on as the rank that `memory` is of; returns that of the rank before."""
+        """Go on with the buffers of another rank, in a process that plays several.
+
+        Args:
+            memory: The buffers of that rank.
+
+        Returns:
+            The buffers that were in use before.
+        """
         before = GradientMemory(
             *(self._flats, self._views, self._earlier, self._has_earlier),
             *(self._occupied, self.unit),
@@ -433,16 +483,25 @@ class Gradients:
         *,
         segments: Sequence[int] | None = None,
     ) -> None:
-        """Fill the scratch, or these segments of it, from `source` times `factor`, or with zeros.
-        With a `unit`, that of the sum, the residual comes on top.
+        """Fill the scratch of the reduction with this rank's contribution.
 
-        All segments in one call cost a device the launch of a few kernels."""
+        The communication thread calls this for a round that is not streamed, the memory thread for
+        a segment of a streamed one. Where sums travel as bfloat16, the residual is added. Passing
+        all segments in one call costs a device the launch of a few kernels only.
+
+        Args:
+            source: The buffer to contribute; None for zeros.
+            factor: Factor of the contribution.
+            unit: Unit of the round's sum, to which the residual is scaled; 0 to leave the residual
+                out.
+            segments: Indices of the segments to fill; None for all.
+        """
         asked = range(len(self.result)) if segments is None else segments
         results = [self.result[segment] for segment in asked]
         if source is None:
             torch._foreach_zero_(results)
         elif source is BufferName.GRAD and self._has_earlier:
-            # One after the other: each is the sum of two buffers, in memory of its own.
+            # One at a time: each is the sum of two buffers, in new memory.
             for result, held in zip(results, self._segments_of(source, asked), strict=True):
                 result.copy_(held)
         else:
@@ -459,14 +518,20 @@ class Gradients:
                     result.add_(residual, alpha=self._residual_unit / unit)
 
     def keep_residuals(self, unit: int) -> None:
-        """The last round that was loaded is committed: the residual that it took along has been
-        applied, and what it rounded away comes with the next one. `unit` as it was loaded with."""
+        """Exchange the residuals after the last loaded round is committed.
+
+        The residual that the round took along is now applied. What the round rounded away is added
+        to the next one.
+
+        Args:
+            unit: The unit with which the round was loaded; 0 changes nothing.
+        """
         if unit:
             self._residuals, self.rounded_away = self.rounded_away, self._residuals
             self._residual_unit = unit
 
     def forget_residuals(self) -> None:
-        """This rank goes on from another one's state."""
+        """Drop the rounding residuals; called when this rank loads another rank's state."""
         for residual in self._residuals:
             if residual is not None:
                 residual.zero_()
@@ -480,11 +545,11 @@ class Gradients:
         ]
 
     def renew_result(self) -> None:
-        """Take fresh memory: an abandoned reduction may still write to the old one."""
+        """Take fresh scratch, because an abandoned reduction may still write to the old one."""
         self.result = self.new_sums()
 
     def new_sums(self) -> list[torch.Tensor]:
-        """Memory for one whole reduction."""
+        """Return memory for one whole reduction."""
         return self.layout.zeros(self._zeros)
 
     def _know_addresses(self) -> None:

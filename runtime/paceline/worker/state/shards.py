@@ -1,7 +1,7 @@
 """Parameters of which a rank holds a part: DTensors of torch's tensor parallelism (R53).
 
-What Paceline sums, steps, hashes and sends is the rank's own part, a plain tensor. torch makes the
-gradient of a DTensor as a DTensor of its own, which cannot be a view of flat memory: it is copied.
+Paceline sums, steps, hashes and sends the rank's own part, which is a plain tensor. torch makes the
+gradient of a DTensor as a new DTensor, which cannot be a view of flat memory, so it is copied.
 """
 
 from __future__ import annotations
@@ -15,19 +15,28 @@ from paceline.worker.state.flat import as_reals
 
 
 def is_spread(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor; asked without loading the module that has them."""
+    """Return True for a DTensor, without loading the module that defines it."""
     return hasattr(tensor, "to_local")
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of this rank, as reals; of a plain tensor, the tensor."""
+    """Return this rank's part of a DTensor, or a plain tensor itself; complex numbers as reals."""
     part = cast("torch.Tensor", cast("Any", tensor).to_local()) if is_spread(tensor) else tensor
     return as_reals(part)
 
 
 def own_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The gradient of `own_part`. Main thread: where torch left it to be summed over the group, the
-    group does so here."""
+    """Return the gradient of a parameter's `own_part`. Main thread.
+
+    If torch has left the gradient to be summed over the group, the ranks of the group do that here,
+    in a collective call.
+
+    Args:
+        parameter: A parameter of the model.
+
+    Returns:
+        The gradient as a plain tensor; None if there is none.
+    """
     gradient = parameter.grad
     if gradient is None or not is_spread(gradient):
         return gradient
@@ -39,12 +48,22 @@ def own_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_shard(parameter: torch.Tensor) -> bool:
+    """Return True if this rank holds only a shard of the parameter."""
     return is_spread(parameter) and any(p.is_shard() for p in cast("Any", parameter).placements)
 
 
 def copies(parameters: Sequence[torch.Tensor]) -> frozenset[int]:
-    """Indices of those that all ranks of the group hold alike. In a model with DTensors that is all
-    that is no shard; in one without, such as a stage of a pipeline, each rank has its own."""
+    """Find the parameters that all ranks of the group hold alike.
+
+    In a model with DTensors these are all parameters that are no shards. In a model without, such
+    as a stage of a pipeline, each rank has its own parameters.
+
+    Args:
+        parameters: The parameters of the model.
+
+    Returns:
+        Indices of these parameters; empty for a model without DTensors.
+    """
     if not any(is_spread(parameter) for parameter in parameters):
         return frozenset()
     return frozenset(i for i, parameter in enumerate(parameters) if not is_shard(parameter))

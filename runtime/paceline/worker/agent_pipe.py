@@ -1,8 +1,8 @@
 """The rank's end of the pipe to its agent.
 
 The pipe is the socket that the shim left open as PACELINE_AGENT_FD. The rank reports how it is
-going to end, and the agent asks it to drain. If the pipe closes, the agent is dead. Nobody would
-report this rank's death any more, so the rank must end at once, by `os._exit` (D6).
+going to end, and the agent asks it to drain. If the pipe closes, the agent is dead. This rank's
+death would no longer be reported then, so the rank must end at once, by `os._exit` (D6).
 """
 
 from __future__ import annotations

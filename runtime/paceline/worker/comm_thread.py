@@ -70,8 +70,8 @@ log = logging.getLogger("paceline.rank")
 IDLE_MS: Final = 1_000
 """Upper bound on the wait of an idle thread, after which it checks its timers again."""
 SOON_MS: Final = 1
-"""How long the thread waits after a round before it does deferred work, in milliseconds. A main
-thread that computes for longer than this is not held up by the work."""
+"""Delay of deferred work after a round, in milliseconds. A main thread that computes for longer
+than this is not held up by the work."""
 ROUND: Final = (Announce, Gathered, Start, ev.Reduced)
 """Messages and events of every round, apart from Step."""
 INTERRUPTING: Final = (Prepare, Release, Dismiss)
@@ -143,7 +143,7 @@ class ControlChannel(Protocol):
 
 @dataclass(slots=True)
 class Tensors:
-    """What the script brings with `begin()`."""
+    """The tensors and services that the script brings with `begin()`."""
 
     gradients: Gradients
     committed: Committed
@@ -195,11 +195,11 @@ class CommThread:
         self._synced: torch.Tensor | None = None
         """Averaged float buffers that are loaded when the main thread is parked (D10)."""
         self._own_buffers: torch.Tensor | None = None
-        """With a pipeline: the model's float buffers when the main thread was last parked. The main
+        """The model's float buffers when the main thread was last parked, with a pipeline. The main
         thread changes those of the model while they are reduced."""
         self._later: deque[Callable[[], None]] = deque()
-        """Metrics of the last round that are still to be counted, in order. Nobody waits for them,
-        and the main thread, which was just let go, needs the interpreter lock."""
+        """Metrics of the last round that are still to be counted, in order. They can wait, and the
+        main thread, which was just let go, needs the interpreter lock."""
         self._streamed: ev.Reduce | None = None
         """The streamed round in flight, or the last one."""
         self._work_since_ns = now_ns()
@@ -314,7 +314,7 @@ class CommThread:
         self._peers.wake()
         self._thread.join(timeout_s)
 
-    # ---- the thread -----------------------------------------------------------------------
+    # ---- the communication thread ---------------------------------------------------------
 
     def _run(self) -> None:
         try:

@@ -2,10 +2,10 @@
 
 The line has a thread of its own, so a rank that computes stays reachable. Orders go to the
 communication thread. Orders that end what it may be blocked in (PREPARE, RELEASE, DISMISS) raise
-the abort flag first. When the agent has a new connection it tells the rank. The rank then sends
+the abort flag first. The agent announces each new connection that it has. The rank then sends
 Register first, and the state machine repeats whatever may have been lost (`Connected`). Between
-rank and agent heartbeats are sent every fifth of a second; the agent tells the coordinator what it
-has to know.
+rank and agent heartbeats are sent every fifth of a second; the agent sends the coordinator only
+what it needs.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class CoordinatorLine:
             if self._news is not None:
                 os.eventfd_write(self._news, 1)
 
-    # ---- the thread -----------------------------------------------------------------------
+    # ---- the line's own thread ------------------------------------------------------------
 
     def _run(self) -> None:
         try:

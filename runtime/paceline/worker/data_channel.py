@@ -160,7 +160,7 @@ class DataChannel:
         return None
 
     def close(self) -> None:
-        """Leave the group without waiting for anybody. Idempotent. Communication thread."""
+        """Leave the group without waiting for its members. Idempotent. Communication thread."""
         self._transport.close()
 
     def shutdown(self) -> None:

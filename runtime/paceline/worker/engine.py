@@ -76,7 +76,7 @@ thread delays GO by 5 ms (docs/design/data-channel.md)."""
 WATCH_S: Final = 1.0
 """Interval at which a parked main thread checks that the communication thread is alive."""
 DISMISSED_GRACE_S: Final = 10.0
-"""How long the script of a dismissed rank may run before the process is ended by force (D7)."""
+"""Time, in seconds, after which the process of a dismissed rank is ended by force (D7)."""
 CLOSE_S: Final = 5.0
 """Upper bound on how long the end of the communication thread is waited for, in seconds."""
 FIRST: Final = MemberId(0, 0, 0)
@@ -119,8 +119,8 @@ def _told(error: TransportError) -> PacelineError:
 class Engine:
     """Implements `Session`, and `MainThread` for the communication thread.
 
-    The main thread makes it and calls the methods of `Session`. The section "communication thread
-    tells" is called by other threads.
+    The main thread makes it and calls the methods of `Session`. `resumed`, `held`, `exited` and
+    `broken` are called by other threads.
     """
 
     is_replay = False
@@ -397,7 +397,7 @@ class Engine:
 
     @property
     def under_way(self) -> bool:
-        """Whether a gradient of this rank was in flight when the weights were refreshed last."""
+        """True if a gradient of this rank was in flight at the last refresh of the weights."""
         return self._under_way
 
     def flush(self) -> None:
@@ -461,7 +461,9 @@ class Engine:
             short_sockets.restore(str(self._settings.scratch))
 
     def failed(self, why: str, error: ScriptError | None) -> None:
-        """Tell the agent that the script ends because of a mistake, unless the rank's part is over.
+        """Report to the agent that the script ends because of a mistake.
+
+        Does nothing once the rank's part in the job is over.
 
         Called by the main thread, and by the script watch at its deadline.
         """
@@ -559,7 +561,7 @@ class Engine:
             master_listen_fd=listener.detach() if listener is not None else None,
         )
 
-    # ---- main thread waits ----------------------------------------------------------------
+    # ---- waits of the main thread ---------------------------------------------------------
 
     def _await_kernels(self) -> None:
         """Wait for the main thread's kernels; the weights that they read change afterwards."""
@@ -623,7 +625,7 @@ class Engine:
                 hint="please report this with the log of the rank",
             ) from self._error
 
-    # ---- communication thread tells -------------------------------------------------------
+    # ---- MainThread: called by other threads ----------------------------------------------
 
     def resumed(self, resume: ev.Resume) -> None:
         """Let the main thread go on. Communication thread."""
@@ -646,7 +648,7 @@ class Engine:
                 self._leases.hold(leases)
 
     def exited(self, end: ev.Exit) -> None:
-        """End the rank's part in the job: tell the agent, and wake the main thread.
+        """End the rank's part in the job: report to the agent, and wake the main thread.
 
         Called by the communication thread. A dismissed rank is ended by force after
         DISMISSED_GRACE_S.

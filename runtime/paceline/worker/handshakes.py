@@ -33,7 +33,7 @@ class Handshakes:
 
     def __init__(self) -> None:
         self._begun: list[int] = []
-        """Descriptors of connections whose handshake is under way, the newest last."""
+        """Descriptors of connections whose handshake is in progress, the newest last."""
         self._judged = False
         """True if the failure of the connection that is closed next was already returned."""
 

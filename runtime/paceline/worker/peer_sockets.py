@@ -113,7 +113,7 @@ class PeerSockets:
         self._key = None if alone or directory is not None else _curve_key(token)
         self._alone = alone
         self._senders = "a process of this user" if self._key is None else "a holder of the key"
-        """Who sends messages, for the log: zmq does not report more about a sender."""
+        """Description of the senders for the log: zmq reports no more about a sender."""
         self._files: list[Path] = []
         self._fast, fast = self._bind(directory, f"{name}.f", host, UNREAD_FAST_MAX)
         self._bulk, bulk = self._bind(directory, f"{name}.b", host, UNREAD_BULK_MAX)
@@ -122,12 +122,13 @@ class PeerSockets:
         self._used: set[tuple[str, int]] = set()
         """Keys of `_out` that were used in the current generation."""
         self._under_way: dict[str, zmq.MessageTracker] = {}
-        """For each address, tells whether the last state or part has left this process."""
+        """Tracker of the last state or part sent to each address; shows if it has left this
+        process."""
         self._addresses: dict[MemberId, str] = {}
         self._packed: tuple[PeerMessage | None, bytes] = None, b""
         """The last message of the fast lane and its bytes, since a GO goes to many."""
         self._has_fast = self._has_bulk = False
-        """True if `wait` has seen a message on the lane that was not read yet."""
+        """True if `wait` has reported a message on the lane that was not read yet."""
         self._lock = threading.Lock()
         self._closed = False
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -135,7 +136,7 @@ class PeerSockets:
         for socket in (self._fast, self._bulk, self._event_fd):
             self._poller.register(socket, zmq.POLLIN)
         self._handshakes: dict[zmq.Socket[bytes], Handshakes] = {}
-        """For each socket of connection events, the handshakes at its lane."""
+        """Handshakes of each lane, by the socket that reports its connection events."""
         if not alone:
             self._watch(self._fast, "inproc://fast-connections")
             self._watch(self._bulk, "inproc://bulk-connections")
@@ -185,9 +186,9 @@ class PeerSockets:
         """Close the connections that a new generation does not need.
 
         These are the connections to ranks that are no members, and those that the generation before
-        did not use. Whatever still waits in them is of an older generation, which nobody reads any
-        more (R4). Otherwise, since a rank has other peers after each change, it would end up linked
-        to all ranks.
+        did not use. Whatever still waits in them is of an older generation, which is no longer read
+        (R4). Otherwise, since a rank has other peers after each change, it would end up linked to
+        all ranks.
 
         Args:
             members: The members of the generation, and the holder (R7).
@@ -423,8 +424,8 @@ def _rest(socket: zmq.Socket[bytes]) -> Iterator[Bytes]:
     """Yield the frames behind the one that was read.
 
     They are all here: zmq shows a message when it is complete, so there is nothing to wait for, and
-    a message that never ends is never seen. Each frame is freed once it is copied, so a state is in
-    memory once. The interpreter lock is held for one piece at a time.
+    a message that never ends is never shown. Each frame is freed once it is copied, so a state is
+    in memory once. The interpreter lock is held for one piece at a time.
 
     Yields:
         The bytes of the next frame.
@@ -470,7 +471,8 @@ def _piece(pieces: Iterator[Bytes], length: int) -> Bytes:
 def _curve_key(token: str) -> tuple[bytes, bytes]:
     """Derive the job's CURVE key from its token.
 
-    Only holders of the token know the public half, so whoever can connect belongs to the job.
+    Only holders of the token know the public half, so every peer that can connect belongs to the
+    job.
 
     Returns:
         The public and the secret key, encoded as Z85.

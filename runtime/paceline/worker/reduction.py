@@ -49,7 +49,7 @@ pass over memory, in seconds. Far beyond what a healthy thread takes."""
 ABANDONED: Final = ev.ChannelFailed("given up for a new generation", aborted=True)
 """The outcome of a streamed round that was stopped before its end."""
 NOBODY_LOOKED: Final[array[int]] = array("Q")
-"""Times of handed-over segments for a batch that was not watched: none."""
+"""Empty list of hand-over times, for a batch that was not watched."""
 FloatBuffers = Callable[[bool], torch.Tensor]
 """Returns the model's float buffers as one flat tensor; zeros if the argument is False."""
 
@@ -60,9 +60,9 @@ class Batch:
 
     coming: ev.Coming
     ready_ns: array[int]
-    """When each segment was handed over, in nanoseconds; 0 = not yet."""
+    """Time at which each segment was handed over, in nanoseconds; 0 = not yet."""
     handed: dict[int, tuple[int, list[Event]]] = field(default_factory=dict)
-    """For each ready segment, how often it had been written by then, and the device events that
+    """Segments that are ready: how often each had been written by then, and the device events that
     must pass before it is complete."""
     looked_at: set[int] = field(default_factory=set)
     """Segments that were checked for NaN and Inf."""
@@ -93,7 +93,7 @@ class _Streamed:
     spent_ns: int = 0
     """Time spent in transfers, in nanoseconds."""
     busy_since_ns: int = 0
-    """When the transfer in flight began; 0 while the data thread waits for a segment."""
+    """Start of the transfer in flight; 0 while the data thread waits for a segment."""
 
 
 class Reducer:
@@ -141,7 +141,7 @@ class Reducer:
         self._beside = False
         """True while work that `joined` waits for is on the data thread."""
 
-    # ---- main thread, and autograd's ------------------------------------------------------
+    # ---- main thread and autograd's threads -----------------------------------------------
 
     def begin(self, coming: ev.Coming) -> None:
         """Watch the segments of the next batch, the last one of these leases. Main thread."""
@@ -208,7 +208,7 @@ class Reducer:
 
         Returns:
             The batch, or None if a segment was written again after it was handed over; and the
-            segments that nobody has checked since they were last written.
+            segments that were not checked since they were last written.
         """
         changed = batch is None or any(
             self._gradients.written(segment) != written
@@ -371,7 +371,7 @@ class Reducer:
 
     @property
     def busy_since_ns(self) -> int:
-        """When the transfer of a streamed round in flight began, in nanoseconds. Any thread.
+        """Start of the transfer in flight of a streamed round, in nanoseconds. Any thread.
 
         0 if there is none, or while it waits for a segment of this rank.
         """
@@ -388,7 +388,7 @@ class Reducer:
             self._news.notify_all()
         self._data.end()
 
-    # ---- either of the two that sum -------------------------------------------------------
+    # ---- communication thread or data thread ----------------------------------------------
 
     def _sum_all(self, order: ev.Reduce) -> ev.Reduced | ev.ChannelFailed:
         gradients, begun_ns = self._gradients, now_ns()
@@ -583,7 +583,7 @@ class Reducer:
             self._news.notify_all()
 
     def _is_own_fault(self, now: _Streamed) -> bool:
-        """Find out whether a device of this rank found what made the round void.
+        """Return True if a device of this rank is the reason why the round is void.
 
         Returns:
             True if a checked segment of this rank's batch is not finite.

@@ -1,4 +1,4 @@
-"""Tells the script's own lines of a traceback from those of Paceline and of installed packages."""
+"""Separates the script's own lines of a traceback from those of Paceline and of packages."""
 
 from __future__ import annotations
 

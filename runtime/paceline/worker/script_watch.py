@@ -41,7 +41,7 @@ class ScriptClock:
 
     every_ns: int
     since_ns: int | None = None
-    """When the script left, as of the last check; None if it was in a call of Paceline."""
+    """Time at which the script left, as of the last check; None if it was in a call of Paceline."""
     looked_ns: int = 0
     away_ns: int = 0
 

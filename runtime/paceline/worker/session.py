@@ -40,7 +40,7 @@ class StepResult:
 
 
 class MainThread(Protocol):
-    """What the communication thread calls to release or end the parked main thread.
+    """The calls with which the communication thread releases or ends the parked main thread.
 
     The link thread may also call `broken`.
     """
@@ -155,7 +155,7 @@ class Session(Protocol):
 
     @property
     def under_way(self) -> bool:
-        """Whether a gradient of this rank is in flight, with a pipeline.
+        """True if a gradient of this rank is in flight, with a pipeline.
 
         It was announced when the model's weights were last refreshed, and is not in them.
         """
@@ -252,7 +252,7 @@ class Session(Protocol):
 
     @property
     def is_publisher(self) -> bool:
-        """Whether this rank publishes the results; true on exactly one rank (`Log.publisher`).
+        """True if this rank publishes the results; it is on exactly one rank (`Log.publisher`).
 
         Before training it is true on rank 0 of the first start only, so never on two ranks.
         """

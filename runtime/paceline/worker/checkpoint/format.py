@@ -82,7 +82,7 @@ class Manifest(msgspec.Struct, frozen=True):
     plan: DataPlan
     files: tuple[File, ...]
     shards: int = 1
-    """Ranks that held one copy of the model together (R50)."""
+    """Number of ranks that held one copy of the model together (R50)."""
 
     def kept(self, plan: DataPlan) -> Kept:
         """Return the checkpoint as a rank with this data plan can use it.
@@ -100,7 +100,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a checkpoint must match to be of use to a rank."""
+    """The properties that a checkpoint must have to be of use to a rank."""
 
     job: str
     layout: str
@@ -108,7 +108,7 @@ class Identity:
     shard: int = 0
     """Index of the model's shard that the rank holds."""
     shards: int = 1
-    """Ranks that hold one copy of the model together."""
+    """Number of ranks that hold one copy of the model together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Writes checkpoints on a thread of its own, one order after the other, and answers each order.
 
-A checkpoint is written under a name that nobody reads and flushed to the disk. Then one rename
-gives it its name (R19). Until then the folder belongs to this rank, or to its group. A kill at any
-moment leaves the checkpoint before it intact. An error, of the disk or of this program, is an
-answer like any other: training does not depend on it, and the thread takes the next order.
+A checkpoint is written under a name that no reader looks for, and flushed to the disk. Then one
+rename gives it its name (R19). Until then the folder belongs to this rank, or to its group. A kill
+at any moment leaves the checkpoint before it intact. An error, of the disk or of this program, is
+an answer like any other: training does not depend on it, and the thread takes the next order.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class CheckpointWriter:
             self._orders.put(None)
             self._thread.join(timeout_s)
 
-    # ---- the thread -----------------------------------------------------------------------
+    # ---- the writer's thread --------------------------------------------------------------
 
     def _order(self, order: Order) -> None:
         if not self._thread.is_alive():
@@ -158,7 +158,7 @@ class CheckpointWriter:
     def _check_room(self, copy: StateCopy) -> None:
         """Check that the disk has space for the checkpoint.
 
-        A disk that fills up in the middle would be reported in the words of a library.
+        A disk that fills up in the middle would be reported by an error of a library instead.
 
         Raises:
             OSError: There is too little space.
@@ -211,7 +211,7 @@ class CheckpointWriter:
         """Clean up after an error and describe it.
 
         Returns:
-            The error in words; empty if a newer checkpoint is published, whose publisher may have
+            A text for people; empty if a newer checkpoint is published, whose publisher may have
             removed this one.
         """
         why = _reason(error)

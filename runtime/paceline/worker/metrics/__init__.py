@@ -1,1 +1,1 @@
-"""What a rank reports about itself: metrics in shared memory for its agent, and heartbeat facts."""
+"""Metrics of one rank: figures in shared memory for its agent, and facts for its heartbeat."""

@@ -57,15 +57,14 @@ class HeartbeatFacts:
         self._given_up: dict[str, float] = {}
         self._contributed: dict[MemberId, int] = {}
         self._active: dict[MemberId, int] = {}
-        """For each rank, the number of rounds in which it was active. The rounds since the set of
-        active ranks last changed are not in it yet, and their contributions are not in
-        `_contributed`."""
+        """Number of rounds in which each rank was active. The rounds since the set of active ranks
+        last changed are not in it yet, and their contributions are not in `_contributed`."""
         self._active_now: tuple[MemberId, ...] = ()
         self._active_rounds = 0
         self._ledger: Ledger | None = None
         self._counted: dict[MemberId, int] = {}
-        """For each rank, the number of rounds with a contribution that the ledger held when it was
-        last read."""
+        """Number of rounds with a contribution of each rank, as the ledger held it when it was last
+        read."""
         self._sums: deque[dict[str, tuple[float, float]]] = deque(maxlen=METRIC_ROUNDS + 1)
         """The script's figures after each recent round, and before the first of them."""
 

@@ -30,7 +30,7 @@ class LoopMetrics:
         self._ring = record.steps
         self._phase = Phase.SCRIPT
         self._since_ns = 0
-        """When the present phase began, moved forward by the waits in it."""
+        """Start of the present phase, moved forward by the waits in it."""
         self._spent_ns = [0] * len(Phase)
 
     def began(self, now_ns: int) -> None:

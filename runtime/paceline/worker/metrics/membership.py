@@ -1,4 +1,4 @@
-"""How often the membership changes and what a change costs, as one rank observes it.
+"""Metrics of how often the membership changes and what a change costs, as one rank observes it.
 
 A change has four phases (docs/design/metrics.md), and each ends with an event: this rank is asked
 for a promise, COMMIT arrives, the data channel is connected, the first round is committed. The
@@ -43,7 +43,7 @@ class MembershipMetrics:
         ]
         self._gen: Gen | None = None
         self._before: frozenset[MemberId] = frozenset()
-        """Members of the generation before."""
+        """Members of the previous generation."""
         self._promise: object = None
         self._started = False
         self._applied_ns = 0

@@ -44,9 +44,9 @@ class RoundMetrics:
         self._membership = MembershipMetrics(record)
         self._avoided = AvoidedWaiting(me)
         self._stepped_ns = 0
-        """When the gradient was announced that is in no round yet; 0 = there is none."""
+        """Time of the announcement whose gradient is in no round yet; 0 = there is none."""
         self._behind_ns = 0
-        """When the step after that one was announced, which waits for its round (R36); 0 = none."""
+        """Time of the announcement after that one, which waits for its round (R36); 0 = none."""
         self._go_ns = 0
         self._applied_ns = 0
         self._mode = Mode.FULL
@@ -59,7 +59,7 @@ class RoundMetrics:
         self._record = record
         self.ring = record.rounds
         self._coming_ns = 0
-        """When COMING was sent for the batch in hand."""
+        """Time at which COMING was handled for the batch in hand."""
         self._arrived_ns = 0
         """This rank's arrival for the round in flight; 0 = none."""
         self._shadow: ShadowMetrics | None = None
@@ -113,7 +113,7 @@ class RoundMetrics:
         self._late = counter("paceline_samples_total", kind="late")
         self._dropped = cache(lambda r: counter("paceline_samples_dropped_total", reason=r))
 
-    # ---- called by the communication thread ---------------------------------------------
+    # ---- called by the communication thread, or the data thread -------------------------
 
     def handled(self, rank: RankState, event: ev.Event, now_ns: int) -> None:
         """Note an event that the state machine has handled; its effects are still to come."""
@@ -329,7 +329,7 @@ class _Carried:
 
 
 class ShadowMetrics:
-    """What Shadow reports (`core.protocol.shadow`); made after the first round in Shadow.
+    """Metrics of Shadow's report (`core.protocol.shadow`); made after the first round in Shadow.
 
     The log's report covers the whole job. A record counts what its rank observed, so that a rank
     that is started again in the same place does not count the rounds before it twice.

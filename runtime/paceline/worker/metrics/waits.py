@@ -5,7 +5,7 @@ last active rank has arrived. A partial mode lets it go at GO(r). From then on, 
 that was missing has not announced anything, time in which the first rank does not wait is time
 saved. The saving ends with the missing rank's next announcement that a GO names (a little after its
 batch, if it had to wait for the end of a reduction), or with the first rank's own next wait. If GO
-does not tell when the missing rank arrived (it is fresh again in the very next round, or it died),
+does not show when the missing rank arrived (it is fresh again in the very next round, or it died),
 nothing is counted.
 """
 
@@ -34,7 +34,7 @@ class AvoidedWaiting:
         """Ranks that were active at the last GO, but neither fresh nor idle: within a batch."""
 
     def reset(self) -> None:
-        """Begin a new generation, in which nobody is waited for yet."""
+        """Begin a new generation, in which no rank is missing yet."""
         self._free, self._missing = [], frozenset()
 
     def started(self, made: Composition, active: Sequence[MemberId], go_ns: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from paceline.errors import StateError, UnsupportedError
 from paceline.worker.state.flat import fill_from_bytes
 
 Json = Any
-"""What `json.dumps` takes. Written as Any, since a recursive type would not help a reader."""
+"""A value that `json.dumps` takes. Any, since a recursive type would not help a reader."""
 
 
 T = TypeVar("T")

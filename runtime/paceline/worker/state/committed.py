@@ -52,7 +52,7 @@ RESIDUALS = ("residual", "next residual")
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """What the runtime adds to a rank's memory in steady state (D15)."""
+    """The buffers that the runtime adds to a rank's memory in steady state (D15)."""
 
     names: tuple[str, ...]
     """Names of the buffers."""
@@ -149,8 +149,8 @@ class Committed:
         """True while the model lies in the committed weights, lent or taken back."""
         self._extras: list[torch.Tensor] | None = None
         self._frozen_sums: dict[str, tuple[tuple[int, int], int]] = {}
-        """For each frozen parameter its hash, with the address and the version counter that it had
-        when the hash was computed."""
+        """Hash of each frozen parameter, with the address and the version counter that it had when
+        the hash was computed."""
         # The main thread reads (state_dict) while the communication thread may apply a round.
         self._lock = threading.Lock()
         self._apart = copies(gradients.parameters)
@@ -369,7 +369,7 @@ class Committed:
         self._average_views = [*self._average_views[-1:], (average, views)]
         return views
 
-    # ---- evidence ---------------------------------------------------------------------------
+    # ---- hashes and reports -----------------------------------------------------------------
 
     def hash(self) -> int:
         """Return a hash of the whole model without its buffers.

@@ -1,4 +1,4 @@
-"""Checks on a device which segments are finite, without making anybody wait for the result (D5).
+"""Checks on a device which segments are finite, without waiting for the result (D5).
 
 The check of a segment is one kernel. It is queued behind what makes the segment, in the calling
 thread's current stream. It computes the largest magnitude, which is NaN or Inf exactly if one of

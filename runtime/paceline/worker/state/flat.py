@@ -33,8 +33,8 @@ SEGMENT_BYTES: Final = 4 << 20
 """Upper bound on a later segment of more than one parameter, in bytes. Measured (B10): little is
 then left to reduce when backward() has ended, and a message is still long enough for the link."""
 SEGMENT_BYTES_ON_CPU: Final = 25 << 20
-"""The same where the cores that compute also reduce: nothing is hidden then, and each segment costs
-wake-ups."""
+"""Upper bound on a later segment where the cores that compute also reduce, in bytes: nothing is
+hidden then, and each segment costs wake-ups."""
 
 
 Zeros = Callable[[int, torch.dtype, torch.device], torch.Tensor]
@@ -48,7 +48,7 @@ def plain_zeros(numel: int, dtype: torch.dtype, device: torch.device) -> torch.T
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpan:
-    """Where one parameter lies."""
+    """The place of one parameter in flat memory."""
 
     name: str
     shape: torch.Size
@@ -110,7 +110,7 @@ class _OpenSegment:
 
     @property
     def start(self) -> int:
-        """Where the next parameter starts, in elements."""
+        """Start of the next parameter, in elements."""
         return -(-self.end // self.step) * self.step
 
     def is_full_for(self, numel: int, segment_bytes: int | None) -> bool:

@@ -20,7 +20,8 @@ Whatever reads GRAD adds EARLIER to it. A gradient changes its buffer by repoint
 
 GRAD belongs to the main thread while it computes. Everything else, and GRAD while the main thread
 is parked, belongs to the communication thread. During a streamed round the memory thread reads the
-segments of GRAD that were handed over and fills `result`, and the data thread sums `result`.
+segments of GRAD that were handed over and fills `result`, and the data thread sums `result`. The
+data thread may also set GRAD to zero while the optimizer steps (`Reducer.beside`).
 """
 
 from __future__ import annotations
@@ -93,8 +94,7 @@ class Gradients:
                 if parameter.is_conj():  # lazy: conjugated when it is read
                     parameter.data = parameter.data.resolve_conj()
             self.own = tuple(own_part(parameter) for parameter in self.parameters)
-            """This rank's part of each parameter: all of it, or a shard."""
-        """What this rank holds of each parameter: all, or a shard."""
+        """This rank's part of each parameter: all of it, or a shard."""
         self._spread = [is_spread(parameter) for parameter in self.parameters]
         self.layout = FlatLayout(
             [(name, own) for (name, _), own in zip(named, self.own, strict=True)], segment_bytes
@@ -105,7 +105,7 @@ class Gradients:
         self._zeros = zeros
         self.result = self.new_sums()
         self.rounded_away = self._new_residuals(wire)
-        """For each segment, the residual that the round in flight makes, or None where nothing is
+        """Residuals that the round in flight makes: one for each segment, or None where nothing is
         rounded. Empty if sums travel as they are."""
         self._residuals = self._new_residuals(wire)
         self._residual_unit = 1
@@ -125,12 +125,12 @@ class Gradients:
         self._occupied = False
         self._untouched: list[int] = []
         self._members: list[list[int]] = [[] for _ in self.layout.segments]
-        """For each segment, the indices of its parameters."""
+        """Indices of the parameters of each segment."""
         self._left: list[int] | None = None
-        """For each segment, the number of gradients that the batch in hand has not added yet; None
-        while nothing is watched."""
+        """Number of gradients of each segment that the batch in hand has not added yet; None while
+        nothing is watched."""
         self._begun: list[int] = []
-        """For each segment, what `written` returned before these gradients."""
+        """Result of `written` for each segment before these gradients."""
         self._tell: Callable[[int], None] | None = None
         for index, slot in enumerate(self.layout.slots):
             self._members[slot.segment].append(index)
@@ -473,7 +473,7 @@ class Gradients:
         self.mark_untouched()
         return before
 
-    # ---- communication thread ---------------------------------------------------------------
+    # ---- communication thread or memory thread ----------------------------------------------
 
     def load_results(
         self,
@@ -554,7 +554,7 @@ class Gradients:
 
     def _know_addresses(self) -> None:
         self._addresses = [view.data_ptr() for view in self._views[BufferName.GRAD]]
-        """Where the views of GRAD lie; a script can move one by `p.grad.data = ...`."""
+        """Addresses of the views of GRAD; a script can move one by `p.grad.data = ...`."""
 
     def _versions(self) -> list[int]:
         # The version counter that autograd keeps is shared by all views of a flat tensor and grows

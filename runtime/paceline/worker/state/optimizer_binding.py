@@ -149,7 +149,7 @@ def changed(known: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -
         groups: The groups of an optimizer.
 
     Returns:
-        The difference in words; empty if there is none.
+        A text with the key and both values; empty if there is no difference.
     """
     if len(known) != len(groups):
         return f"{len(known)} parameter groups became {len(groups)}"

@@ -40,8 +40,8 @@ log = logging.getLogger("paceline.rank")
 BEAT_NS: Final = NS_PER_S // 5
 """Interval between two heartbeats to the agent, in nanoseconds."""
 OUTBOX_MAX: Final = 256
-"""Upper bound on the number of unsent messages. An agent that leaves more of them unread is
-stopped; the rank then introduces itself anew."""
+"""Upper bound on the number of unsent messages. An agent that leaves more of them unread is frozen;
+the rank then drops them and introduces itself anew."""
 CLOSE_S: Final = 5.0
 """Upper bound on how long `close` takes, in seconds."""
 

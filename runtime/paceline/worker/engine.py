@@ -11,7 +11,7 @@
     paceline-shard-<j>     `group`, on the lead: reads the line to the rank of shard j
     paceline-lead          `group`, on every other rank of a group: reads the line to the lead
 
-The last six are started only where they are needed.
+The first two always exist; the others are started only where they are needed.
 """
 
 from __future__ import annotations

@@ -381,7 +381,7 @@ class Reducer:
     def shutdown(self) -> None:
         """Let both threads end, and do not wait for them. Communication thread.
 
-        The abort flag of the channel is raised, or nothing is in flight.
+        A thread that is blocked in the channel ends only when the abort flag is raised.
         """
         with self._news:
             self._closing = self._stopping = True

@@ -126,8 +126,9 @@ class Session(Protocol):
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
         """Allow streaming of the batch that is computed next.
 
-        Whatever backward() has ready may be reduced before backward() has ended (R28). `step` must
-        be called with the same arguments afterwards, or the batch is dropped.
+        Whatever backward() has ready may be reduced before backward() has ended (R28). `step` is
+        expected to announce the batch with the same arguments. If it announces something else, a
+        streamed round that contains the batch is void (R31).
 
         Args:
             leases: Leases that this batch completes.

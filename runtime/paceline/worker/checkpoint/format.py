@@ -181,7 +181,7 @@ def find(path: Path, wanted: Identity) -> Kept | None:
 def check(folder: Path, wanted: Identity) -> Manifest:
     """Check that a checkpoint matches and that its files have the right sizes.
 
-    A CheckpointError is also raised if the manifest or a shard is missing, or a file is damaged.
+    A CheckpointError is also raised if the manifest or a shard is missing.
 
     Args:
         folder: Folder of the checkpoint.
@@ -193,7 +193,7 @@ def check(folder: Path, wanted: Identity) -> Manifest:
     Raises:
         CheckpointError: The checkpoint belongs to another job, model, data plan or number of
             shards.
-        _damaged: Its files are not those of its manifest.
+        _damaged: Its files are not those of its manifest; this is a CheckpointError, too.
     """
     if (found := _shards_of(folder)) != wanted.shards:
         raise CheckpointError(

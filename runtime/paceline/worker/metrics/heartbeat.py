@@ -1,9 +1,9 @@
 """A rank's heartbeat, and its figures for `status` (`core.status.Fact`).
 
-The communication thread calls this. The link thread calls `heartbeat` and `figures`, and holds the
-lock of the rank's state meanwhile; these two read nothing else that is changed in place. The log's
-figures are equal on all ranks, so only the lowest active rank reports them (R42). The hot path
-stores a few numbers, and the facts are computed at most every REFRESH_NS.
+The communication thread calls this. The link thread calls `heartbeat` and `figures`, too, and holds
+the lock of the rank's state meanwhile; these two read nothing else that is changed in place. The
+log's figures are equal on all ranks, so only the lowest active rank reports them (R42). The hot
+path stores a few numbers, and the facts are computed at most every REFRESH_NS.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The committed state of a rank: weights and optimizer state, owned by the communication thread.
 
-It has equal bits on all members at equal version (I5), because it changes only by `apply`, a
-function of the round log and of the reduced sums. The model gets these weights while the main
-thread is parked: as a copy, or, where rounds wait for all ranks, by lying in the same memory (D2).
+It has equal bits on all members at equal version (I5). It changes only by `apply`, a function of
+the round log and of the reduced sums, or is replaced as a whole by the state of a donor or a
+checkpoint. The model gets these weights while the main thread is parked: as a copy, or, where
+rounds wait for all ranks, by lying in the same memory (D2).
 
     accumulated  sum of the results since the optimizer's last step. It is never divided or clipped,
                  so it can be given to a rank that is behind until the next commit (R7): the

@@ -22,8 +22,9 @@ from paceline.worker.state.flat import Segment, state_type
 class Flags:
     """The largest magnitude in each segment that lies on one of `devices`.
 
-    Calls only queue work, in the current stream of the calling thread: the main thread (`find` and
-    `tell`), the memory thread (`find` and `put`), or the data thread (`tell`).
+    `find`, `put` and `tell` only queue work, in the current stream of the calling thread. The main
+    thread calls `find` and `tell`, the memory thread `find` and `put`, the data thread `tell`. The
+    communication thread and the data thread read the results by `told`.
     """
 
     def __init__(self, segments: Sequence[Segment], devices: Iterable[torch.device]) -> None:

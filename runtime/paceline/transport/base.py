@@ -1,17 +1,24 @@
-"""What every data channel promises, whatever moves the bytes.
+"""The interface of every data channel, and the promises that each implementation keeps.
 
-A transport sums one flat buffer over the members of a *group* (one generation). It is driven by one
-thread, the communication thread, and by nobody else. The promises, which `tests/transport` holds
-every implementation to, the in-memory one of the simulation included:
+A transport sums flat buffers over the members of a *group* (the members of one generation). In a
+running job the calls never overlap, but they come from several threads: the main thread begins
+training, the communication thread opens and closes groups and reduces whole rounds, and the data
+thread reduces the segments of a streamed round (`worker.reduction`). The tests in `tests/transport`
+hold every implementation to these promises, including the in-memory one of the simulation:
 
 1. The sum is exact up to one fixed order of additions and has the same bits on all members (R23).
-2. A call never outlives its `Abort`: a dead, stopped or absent peer holds nobody
-   (docs/design/data-channel.md).
-3. What an abandoned call may still write to is scratch of the transport, or the buffer of that
-   call, which the caller gives up; a new group beside an abandoned one works (R4, I13).
-4. Nothing spins while no call is under way.
-5. Buffers on a device are taken in the order of the calling thread's current stream, as what is
-   queued there leaves them, and what it queues afterwards sees their sums (D5).
+
+2. A call never outlives its `Abort`. A peer that is dead, stopped or absent blocks nobody
+(docs/design/data-channel.md).
+
+3. An abandoned call may still write to scratch memory of the transport, or to the buffer of that
+call, which the caller gives up. It may write to nothing else. A new group beside an abandoned one
+works (R4, I13).
+
+4. Nothing spins while no call is in flight.
+
+5. Buffers on a device are read after everything that is queued in the calling thread's current
+stream, and whatever that stream queues afterwards sees the sums (D5).
 """
 
 from __future__ import annotations
@@ -34,15 +41,18 @@ HOST: Final = torch.device("cpu")
 
 
 class TransportError(Exception):
-    """A data channel could not do its work; the round is not committed and the group is spent."""
+    """Raised when a data channel fails. The round is not committed and the group must be closed."""
 
 
 class TransportAborted(TransportError):
-    """The abort flag was raised while the call was under way (a new generation is being formed)."""
+    """Raised when the abort flag ends a call, for example since a new generation is forming."""
 
 
 class PeerLost(TransportError):
-    """A peer of the group is gone or unreachable. `rank` is its index in the group, if known."""
+    """Raised when a peer of the group is gone or unreachable.
+
+    `rank` is its group index, or None.
+    """
 
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
@@ -50,16 +60,21 @@ class PeerLost(TransportError):
 
 
 class Abort:
-    """A flag that another thread raises to end a blocking call; it also wakes a waiting one."""
+    """A flag that another thread raises to end a blocking call.
+
+    It also wakes a thread that waits.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self.flag = ctypes.c_int32(0)
-        """The same for native code that waits without the interpreter lock: 0 = not raised."""
+        """The same flag for native code that waits without the interpreter lock. 0 means not
+        raised."""
         self._lock = threading.Lock()
         self._eventfds: list[int] = []
 
     def raise_(self) -> None:
+        """Raise the flag and wake a waiting thread. Any thread may call it."""
         self.flag.value = 1
         self._event.set()
         with self._lock:
@@ -68,7 +83,14 @@ class Abort:
 
     @contextmanager
     def waking(self, eventfd: int) -> Iterator[None]:
-        """Inside, raising the flag also writes to this descriptor, which the caller may poll."""
+        """Make a raised flag also write to an eventfd that the caller polls, while the block runs.
+
+        Args:
+            eventfd: Descriptor of the caller. The caller keeps it open until the block ends.
+
+        Yields:
+            Nothing.
+        """
         with self._lock:
             self._eventfds.append(eventfd)
         try:
@@ -78,18 +100,30 @@ class Abort:
                 self._eventfds.remove(eventfd)
 
     def clear(self) -> None:
+        """Lower the flag, when the communication thread has taken every order that raised it."""
         self.flag.value = 0
         self._event.clear()
 
     def is_raised(self) -> bool:
+        """Return True if the flag is up. Any thread may ask."""
         return self.flag.value != 0
 
     def wake(self) -> None:
-        """End a wait that is under way (or the next one) without raising: news has come."""
+        """End the present wait, or the next one, without raising the flag.
+
+        Any thread may call it.
+        """
         self._event.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Block in the kernel until raised, woken or `timeout_s` is over; true if raised."""
+        """Block in the kernel until the flag is raised, `wake()` is called or the timeout expires.
+
+        Args:
+            timeout_s: Longest wait in seconds.
+
+        Returns:
+            True if the flag is raised.
+        """
         self._event.wait(timeout_s)
         if not self.is_raised():
             self._event.clear()
@@ -100,12 +134,12 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One member of a group as the data channel sees it."""
+    """One member of a group, as the data channel needs to know it."""
 
     name: str
-    """Stable identity of the process (a member id); links are cached by it."""
+    """Stable identity of the process (a member id). Links are cached by it."""
     address: str
-    """What that process published as its `Transport.address`."""
+    """Text that the process published as its `Transport.address`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,104 +147,167 @@ class Group:
     """The members of one generation, in rank order."""
 
     key: str
-    """Unique text of the generation id; every message and every communicator carries it (R1)."""
+    """Unique text of the generation id. Every message and every communicator carries it (R1)."""
     number: int
-    """A number that grows with every generation of this job (for tags); not unique by itself."""
+    """A number that grows with every generation of this job, used for tags. Not unique by itself.
+    """
     peers: tuple[Peer, ...]
     rank: int
     """Index of this process in `peers`."""
     secret: bytes = field(default=b"", repr=False)
-    """What only processes of this job know (`rendezvous.secret_of`): peers prove with it that they
-    belong to the job. Empty only for ranks that no token was made for, as in tests."""
+    """Shared secret of the processes of this job (`rendezvous.secret_of`). Peers use it to prove
+    that they belong to the job. Empty only for ranks without a token, as in tests."""
 
     @property
     def size(self) -> int:
+        """Number of members."""
         return len(self.peers)
 
 
 @dataclass(frozen=True, slots=True)
 class NativeStage:
-    """A `Stage` in C: functions that take `owner` first, and bytes as int64."""
+    """A `Stage` in C: functions that take `owner` as first argument and byte offsets as int64."""
 
     make: int
     take: int
     owner: int
     keeps: Any
-    """What the addresses lead to."""
+    """Keeps the memory behind the addresses alive."""
 
 
 class Stage:
-    """Makes the numbers of a buffer piece by piece while others are summed, and takes the sums.
-    This one finds all numbers there, and takes nothing early."""
+    """Fills a buffer piece by piece while other pieces are summed, and receives sums early.
+
+    This base class is for a buffer that is complete from the start: it fills nothing, and it
+    ignores finished sums.
+    """
 
     native: NativeStage | None = None
 
     def make(self, low: int, high: int) -> None:
-        """Once for each byte, before it is read: now the bytes low..high of the buffer are."""
+        """Fill the bytes low..high of the buffer.
+
+        Called once for each byte, before the byte is read.
+        """
 
     def take(self, done: int) -> None:
-        """All bytes below `done` are complete. On the way, and as often as one likes."""
+        """Receive the news that all bytes below `done` are summed.
+
+        May be called any number of times.
+        """
 
 
 class Transport(ABC):
     """A data channel between ranks.
 
-    Life: `begin` -> `address` -> (`open` -> `allreduce`* -> `close`)* -> `shutdown`.
+    Life cycle: `begin` -> `address` -> (`open` -> `allreduce`* -> `close`)* -> `shutdown`.
+
+    Calls never overlap in a running job. `begin` runs on the main thread, `open`, `close` and
+    `shutdown` on the communication thread, and the reductions on the communication thread or on the
+    data thread.
     """
 
     name: ClassVar[str]
     algorithms: ClassVar[tuple[str, ...]] = (NATIVE,)
-    """What `allreduce` can be told to do; the same on all ranks."""
+    """Values that `allreduce` accepts as `algorithm`. The same on all ranks."""
     sums_in_place: ClassVar[bool] = False
-    """It takes what its own `zeros` makes without a copy."""
+    """True if the transport reduces buffers made by its own `zeros` without a copy."""
     rounds: ClassVar[bool] = False
-    """It has `allreduce_rounded`."""
+    """True if the transport has `allreduce_rounded`."""
 
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where peers reach this process; final once training has begun."""
+        """Where peers reach this process. Final once training has begun."""
 
     def begin(  # noqa: B027 (most need nothing)
         self, devices: Collection[torch.device], largest_bytes: int = CLASS_BYTES[-1]
     ) -> None:
-        """The parameters, and so most buffers, lie on `devices`; few buffers are larger than
-        `largest_bytes`, the same on all ranks. Main thread, before any `open`.
+        """Prepare for the buffers of this job. Main thread, before any `open`.
 
-        Raises TransportError if this can be no data channel for them."""
+        It raises TransportError if the transport cannot serve these devices.
+
+        Args:
+            devices: Devices of the parameters, and so of most buffers.
+            largest_bytes: Size in bytes that few buffers exceed. The same on all ranks.
+        """
 
     def moves(self, device: torch.device) -> bool:
-        """Whether it reaches this memory itself. What it does not can go through host memory."""
+        """Return True if the transport reaches the memory of this device itself.
+
+        Buffers in memory that it does not reach can go through host memory (`transport.staging`).
+
+        Args:
+            device: Where a buffer lies.
+
+        Returns:
+            True if `allreduce` takes such a buffer.
+        """
         return device.type == HOST.type
 
     def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A new buffer for sums. `allreduce` takes it as any other, and some transports take it
-        without a copy; then all ranks get theirs from here, or none does.
+        """Return a new flat buffer for sums, filled with zeros. Main or communication thread.
 
-        Raises TransportError, and LimitError for more than the pod may have."""
+        `allreduce` accepts it like any other buffer, and a transport with `sums_in_place` reduces
+        it without a copy. Either all ranks get their buffers here, or none does. It raises
+        TransportError if no memory can be had, and LimitError for more than the pod may have.
+
+        Args:
+            numel: Number of elements.
+            dtype: Type of the elements.
+            device: Where the buffer lies.
+
+        Returns:
+            A tensor of shape (numel,) that the caller owns.
+        """
         return torch.zeros(numel, dtype=dtype, device=device)
 
     def unfit(self, addresses: Sequence[str]) -> str:  # noqa: ARG002
-        """Why the processes at these addresses cannot be a group; empty if they can. The same on
-        all ranks, which know the same addresses."""
+        """Return the reason why the processes at these addresses cannot form a group.
+
+        All ranks know the same addresses, so all of them get the same answer.
+
+        Args:
+            addresses: `Transport.address` of each rank, in rank order.
+
+        Returns:
+            The reason, or an empty text if they can form a group.
+        """
         return ""
 
     @abstractmethod
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
-        """Wire the missing links of `group`; returns when this rank can reduce in it.
+        """Wire the missing links of a group and return when this rank can reduce in it.
 
-        Raises TransportAborted when `abort` is raised, PeerLost when a peer cannot be reached
-        within `timeout_s`. A failed open leaves the transport usable for the next group.
+        Communication thread. A failed open leaves the transport usable for the next group.
+
+        Args:
+            group: The members, with this process at `group.rank`.
+            abort: Ends the call with TransportAborted when it is raised.
+            timeout_s: Seconds after which a peer that cannot be reached ends the call with
+                PeerLost.
+
+        Raises:
+            TransportError: The group cannot be wired.
         """
 
     @abstractmethod
     def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str) -> None:
-        """Sum each flat, contiguous buffer over the group, in place, same bits on every rank.
+        """Sum each buffer over the group, in place, with the same bits on every rank.
 
-        All ranks pass the same number of buffers, of the same sizes and dtypes, and the same one
-        of `algorithms`. After any
-        TransportError the contents of `buffers` are undefined, may still be written to, and the
-        group is spent: `close` it.
+        Communication thread or data thread. All ranks pass the same number of buffers, of the same
+        sizes and dtypes, and the same algorithm. After a TransportError the contents of the buffers
+        are undefined and may still be written to: the caller gives the buffers up and closes the
+        group.
+
+        Args:
+            buffers: Flat, contiguous tensors. The transport uses their memory until the call
+                returns.
+            abort: Ends the call with TransportAborted when it is raised.
+            algorithm: One of `algorithms`.
+
+        Raises:
+            TransportError: The sums are not complete.
         """
 
     def allreduce_in_turn(
@@ -220,9 +317,17 @@ class Transport(ABC):
         algorithm: str,
         summed: Callable[[], None],
     ) -> None:
-        """As `allreduce` of each buffer in a call of its own, in this order and with the same bits;
-        a later one may be under way before an earlier one is complete. `summed` hears of each that
-        is, in order. Ranks need not have the same number under way."""
+        """Sum each buffer as if by one `allreduce` call each, in this order and with the same bits.
+
+        A later buffer may be in flight before an earlier one is complete. Ranks need not have the
+        same number of buffers in flight. Threads and errors are those of `allreduce`.
+
+        Args:
+            buffers: Flat, contiguous tensors.
+            abort: Ends the call with TransportAborted when it is raised.
+            algorithm: One of `algorithms`.
+            summed: Called on the calling thread once for each complete buffer, in order.
+        """
         for buffer in buffers:
             self.allreduce([buffer], abort, algorithm)
             summed()
@@ -234,11 +339,22 @@ class Transport(ABC):
         abort: Abort,
         algorithm: str,
     ) -> None:
-        """As `allreduce`, of float32 buffers that travel as bfloat16: sums are float32 at each hop,
-        the result is bfloat16, unless nothing travels. What rounding takes away on this rank is
-        added to `residuals`, each as long as its buffer: over all ranks, results and what was added
-        make the sum of what came in. After an error their contents are undefined, but nothing
-        writes to them any more.
+        """Sum float32 buffers that travel as bfloat16.
+
+        Each hop adds in float32, and the result has bfloat16 values, unless nothing travels. Over
+        all ranks, the results plus what was added to the residuals equals the sum of the inputs.
+        After an error the contents of the buffers and residuals are undefined, but nothing writes
+        to them any more. Threads are those of `allreduce`.
+
+        Args:
+            buffers: Flat, contiguous float32 tensors.
+            residuals: One float32 tensor for each buffer, of the same length. The rounding error of
+                this rank is added to it.
+            abort: Ends the call with TransportAborted when it is raised.
+            algorithm: One of `algorithms`.
+
+        Raises:
+            NotImplementedError: The transport sums in the type that travels (`rounds` is False).
         """
         raise NotImplementedError(f"{self.name} sums in the type that travels")
 
@@ -250,8 +366,19 @@ class Transport(ABC):
         algorithm: str,
         residual: torch.Tensor | None = None,
     ) -> None:
-        """As `allreduce`, or with a residual as `allreduce_rounded`, of one buffer whose numbers
-        the stage makes. Ranks need not have the same kind of stage."""
+        """Sum one buffer whose contents a stage produces while the call runs.
+
+        It works like `allreduce`, or like `allreduce_rounded` if there is a residual. Ranks need
+        not have the same kind of stage.
+
+        Args:
+            buffer: Flat, contiguous tensor.
+            stage: Fills the buffer and receives finished sums.
+            abort: Ends the call with TransportAborted when it is raised.
+            algorithm: One of `algorithms`.
+            residual: float32 tensor of the buffer's length that receives the rounding error, or
+                None.
+        """
         stage.make(0, buffer.nbytes)
         if residual is None:
             self.allreduce([buffer], abort, algorithm)
@@ -259,38 +386,52 @@ class Transport(ABC):
             self.allreduce_rounded([buffer], [residual], abort, algorithm)
 
     def peer_connections(self) -> Sequence[tuple[int, int]]:
-        """Descriptors that can be read, by poll, once the rank beside them has left the group."""
+        """Return connections that become readable once the rank at the other end has left.
+
+        Returns:
+            Pairs (descriptor, rank) for poll. The descriptors stay the transport's own until
+            `close`.
+        """
         return ()
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the group without waiting for anybody (peers may be dead). Idempotent."""
+        """Leave the group without waiting for anybody, since peers may be dead. Idempotent."""
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Give back ports and files; no collective call, no waiting (D6). Idempotent."""
+        """Free ports and files, with no collective call and no waiting (D6). Idempotent."""
 
     def methods(self) -> tuple[Method, ...]:
-        """What moves the buffers of each size class (`core.collectives.select`)."""
+        """Return the method that moves the buffers of each size class."""
         return (Method(self.name),) * len(CLASS_NAMES)
 
     def machines(self) -> tuple[int, ...]:
-        """On which machine each rank of the group is where sums have two levels, by numbers in the
-        order of the first ranks; empty where they have one."""
+        """Return the machine of each rank of the group if sums have two levels.
+
+        Returns:
+            One number for each rank, counted in the order in which machines first appear. Empty if
+            sums have one level.
+        """
         return ()
 
     def conducts(self) -> tuple[Conduct, ...]:
-        """How it sums in the present group; of several transports those that are chosen."""
+        """Return how the transport sums in the present group.
+
+        Returns:
+            One value for each transport in use: a transport that selects among several has one for
+            each that is chosen.
+        """
         return (Conduct(self.name),)
 
     def reasons(self) -> tuple[str, ...]:
-        """Why that was chosen for each size class, in words; empty if there was no choice."""
+        """Return why each size class uses its method, as text. Empty if there was no choice."""
         return ()
 
     def regrets_s(self) -> tuple[float, ...]:
-        """Seconds per reduction that this rank loses by the choice, for each size class."""
+        """Return the seconds per reduction that this rank loses by the choice, per size class."""
         return (0.0,) * len(CLASS_NAMES)
 
     @abstractmethod
     def describe(self) -> dict[str, str]:
-        """Facts for `status`: algorithm per size class, provider, regret."""
+        """Return facts for the log by name, such as the choice per size class and the provider."""

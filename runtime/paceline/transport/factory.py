@@ -1,4 +1,4 @@
-"""From `spec.collective.backend` to a transport; imports only what the backend needs."""
+"""Factory of transports by `spec.collective.backend`. It imports only what the backend needs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ log = logging.getLogger("paceline.rank")
 BACKENDS: Final = ("auto", "gloo", "mpi", "nccl", "shm")
 FOR_AUTO: Final = ("mpi", "gloo", "nccl", "shm")
 LEVELS: Final = ("mpi", "gloo")
-"""What may carry between machines what shared memory has summed inside."""
+"""Transports that can sum between machines what shared memory has summed inside each."""
 ROUNDING: Final = ("mpi", "shm", f"{HIERARCHICAL}mpi")
-"""Those that can sum in another type than the one that travels, or where nothing travels."""
+"""Transports that can add in float32 while bfloat16 travels, or between which nothing travels."""
 LOOPBACK: Final = "127.0.0.1"
 
 
@@ -42,17 +42,23 @@ def make_transport(
 ) -> Transport:
     """Return the data channel of this rank.
 
+    It raises LimitError if the machine does not allow so many ranks.
+
     Args:
         backend: One of `BACKENDS`.
-        local: All ranks are on this machine, so loopback (D13).
-        ranks: How many are wanted.
-        wire: What sums of float32 travel as.
-        scratch: The rank's own folder, which names what has to be removed with it.
-        reproducible: Two runs with the same ranks on the same kind of machines have the same bits.
+        local: True if all ranks are on this machine, so that loopback is enough (D13).
+        ranks: Number of ranks that the job wants.
+        wire: Type in which float32 sums travel.
+        scratch: The rank's own folder. Shared memory that MPI leaves behind is recorded there and
+            removed together with it.
+        reproducible: True if two runs with the same ranks on the same kind of machines must have
+            the same bits.
+
+    Returns:
+        A transport that no group uses yet.
 
     Raises:
-        TransportError: There is no such data channel here.
-        LimitError: The machine does not allow so many ranks.
+        TransportError: The backend is unknown or does not work here.
     """
     host = LOOPBACK if local else own_address()
     if backend in BACKENDS:
@@ -75,7 +81,7 @@ def make_transport(
 def _auto(
     host: str, *, local: bool, wire: Wire, scratch: Path | None
 ) -> tuple[list[Transport], dict[str, str]]:
-    """Everything that works here, and why another one does not."""
+    """Return every transport that works here, and the reason why each other one does not."""
     transports: list[Transport] = []
     left_out: dict[str, str] = {}
     # All ranks of a local run are on one machine, where shm is what two levels would be.
@@ -144,7 +150,7 @@ def _shared_memory() -> SharedMemory:
 
 
 def own_machine() -> str:
-    """Short, and the same for all pods of a node; empty where the kernel does not say."""
+    """Return a short text that all pods of this node share, or an empty one if unknown."""
     try:
         return BOOT_ID.read_text()[:8]
     except OSError:
@@ -152,7 +158,14 @@ def own_machine() -> str:
 
 
 def own_address() -> str:
-    """The address under which other pods reach this one: what its own host name resolves to."""
+    """Return the address under which other pods reach this one: what its own host name resolves to.
+
+    Returns:
+        An IPv4 address.
+
+    Raises:
+        TransportError: The host name has no address.
+    """
     name = socket.gethostname()
     try:
         return socket.gethostbyname(name)

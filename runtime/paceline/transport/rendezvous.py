@@ -1,19 +1,20 @@
-"""Where two ranks meet before they move data: one TCP connection per pair and generation.
+"""The rendezvous of two ranks before they move data: one TCP connection per pair and generation.
 
-A link of MPI can only be made when both sides stand ready at the same moment: Accept and Connect
-hold the lock of the whole library while they wait. So the pair meets over a plain socket first. The
-lower rank dials, says which generation it is wiring, and both agree on what follows; an absent or
-stopped peer is noticed here, where every wait has an abort flag and a deadline.
+A link of MPI can only be made when both sides are ready at the same moment, since Accept and
+Connect hold the lock of the whole library while they wait. So the pair meets over a plain socket
+first. The lower rank dials and names the generation that it is wiring, and both agree on what
+follows. An absent or stopped peer is noticed here, where every wait has an abort flag and a
+deadline.
 
-The socket then stays open as long as the group. No data goes over it: the kernel of a dead peer
-closes it, so a reduction learns of the death without asking anybody.
+The socket then stays open as long as the group. No data goes over it. The kernel of a dead peer
+closes it, so a reduction notices the death without asking anybody.
 
 There is no listening thread. Between two generations, callers wait in the kernel's backlog.
 
 Anybody who reaches the socket can call, so nothing of a caller is parsed before it has proved that
-it knows the job's token. The listener greets it with a nonce, the caller answers with its own, and
-both derive the key of this connection from the two nonces and the token. Each message carries a
-MAC (HMAC-SHA256) with that key, its direction and its number, so a message that was recorded is
+it knows the job's token. The listener greets it with a nonce, the caller answers with a nonce of
+its own, and both derive the key of this connection from the two nonces and the token. Each message
+carries a MAC (HMAC-SHA256) over its direction, its number and its body. So a recorded message is
 worth nothing on another connection, and the caller knows that it has reached its peer. A caller
 that fails is closed and counted (`paceline.refusals`), and the rank goes on waiting for its peer.
 """
@@ -41,35 +42,41 @@ from paceline.refusals import Entry, Reason, refuse
 from paceline.transport.base import Abort, Group, Peer, PeerLost, TransportAborted, TransportError
 
 FRAME_BYTES_MAX: Final = 1 << 20
-"""Of one message between peers that know each other. What grows with the group is sent in several.
-"""
+"""Size limit of one message between authenticated peers, in bytes. Data that grows with the group
+is sent in several messages."""
 HELLO_BYTES_MAX: Final = 4096
-"""Of the first message of a caller. No more than that is kept for one that has proved nothing."""
+"""Size limit of a caller's first message, in bytes. No more is stored for an unauthenticated
+caller."""
 HELLO_NS: Final = 5 * NS_PER_S
-"""From the accept to the last byte of the hello. A peer that was stopped meanwhile calls again."""
+"""Longest time from the accept to the last byte of the hello. A peer that was stopped meanwhile
+calls again."""
 SEND_NS: Final = NS_PER_S
 STRANGERS_MAX: Final = 512
-"""Callers that have not proved who they are, beside one for each rank of the group; programs that
-look for open ports do that."""
+"""Number of unauthenticated callers that may wait, besides one for each rank of the group. Port
+scanners are such callers."""
 ACCEPTS_MAX: Final = 64
-"""Before those that were accepted are read: a flood may not crowd out a caller that answers."""
+"""Number of callers accepted before the accepted ones are read, so that a flood cannot crowd out a
+caller that answers."""
 GREETING: Final = b"paceline rendezvous 1\n"
 NONCE_BYTES: Final = 32
 MAC_BYTES: Final = hashlib.sha256().digest_size
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-"""Drawn when a machine starts; the same in all its containers."""
+"""File with an id that the kernel draws at each boot. It is the same in all containers of a
+machine."""
 POLL_S: Final = 0.01
 REDIAL_S: Final = 0.05
 LAST_WORDS_NS: Final = 100 * NS_PER_MS
-"""A peer that has finished its part may close its group before we have read all it sent."""
+"""Time in which a reduction may still complete after a peer has closed its connection. A peer that
+has finished its part may leave the group before this rank has read all that it sent."""
 KEEPALIVE: Final = {
     socket.TCP_KEEPIDLE: 15,
     socket.TCP_KEEPINTVL: 5,
     socket.TCP_KEEPCNT: 6,
 }
-"""A connection to a machine that is gone closes after 45 s without an answer of its kernel."""
+"""TCP keepalive options. A connection to a machine that is gone closes after 45 s without an answer
+of its kernel."""
 CLOSED: Final = select.POLLIN | select.POLLRDHUP
-"""What poll tells of a closed connection: nobody writes on it after the rendezvous."""
+"""Poll events of a closed connection. Nobody writes on a connection after the rendezvous."""
 _HEADER: Final = struct.Struct(f"!I{MAC_BYTES}s")
 _COUNTED: Final = struct.Struct("!BQ")
 _CALLER: Final = 0
@@ -91,25 +98,45 @@ class Deadline:
         self._end_ns = now_ns() + timeout_s * NS_PER_S
 
     def left_s(self) -> float:
+        """Return the seconds that are left. Negative once the deadline has passed."""
         return (self._end_ns - now_ns()) / NS_PER_S
 
     def check(self, what: str, rank: int | None = None) -> None:
+        """Raise an error if the call must end.
+
+        Args:
+            what: What the caller is doing, for the error message.
+            rank: Index of the peer that is waited for, if there is one.
+
+        Raises:
+            TransportAborted: The abort flag is raised.
+            PeerLost: The deadline has passed.
+        """
         if self.abort.is_raised():
             raise TransportAborted(f"abandoned while {what}")
         if now_ns() >= self._end_ns:
             raise PeerLost(f"no answer within {self.timeout_s:g} s while {what}", rank)
 
     def pause(self, seconds: float, what: str, rank: int | None = None) -> None:
+        """Sleep until the abort object wakes the thread, the time is over or the deadline passes.
+
+        It raises the errors of `check` if the call must end before the sleep.
+
+        Args:
+            seconds: Longest sleep.
+            what: What the caller is doing, for the error message.
+            rank: Index of the peer that is waited for, if there is one.
+        """
         self.check(what, rank)
         self.abort.wait(max(0.0, min(seconds, self.left_s())))
 
 
 class PeerClosedError(Exception):
-    """The other end closed or broke the connection."""
+    """Raised when the other end has closed or broken the connection."""
 
 
 class PeerRefusedError(PeerClosedError):
-    """This end will not go on with the other one. It is counted where it is raised."""
+    """Raised when this end refuses to go on with the other one. Raising it counts the refusal."""
 
     def __init__(self, reason: Reason, who: str) -> None:
         super().__init__(f"refused a message of {who}: {reason}")
@@ -120,27 +147,35 @@ class Hello(msgspec.Struct, frozen=True):
     """The first message of a caller."""
 
     generation: str
-    """`Group.key`."""
+    """`Group.key` of the caller."""
     number: int
-    """`Group.number`."""
+    """`Group.number` of the caller."""
     sender: str
     """`Peer.name` of the caller."""
     to: str
-    """`Peer.name` of the rank that it means to call."""
+    """`Peer.name` of the rank that the caller wants to reach."""
     offer: msgspec.Raw
-    """What the kind of data channel needs, a struct of its own."""
+    """Data for the kind of data channel, encoded as a struct of its own."""
 
 
 def secret_of(token: str) -> bytes:
-    """Return what only processes that know the job's token know, for `Group.secret`."""
+    """Derive the shared secret of a job's processes (`Group.secret`) from the job's token."""
     return hmac.digest(token.encode(), b"paceline rendezvous", "sha256")
 
 
 class PeerConnection:
-    """One connection that carries short messages, each with a MAC once both ends have met."""
+    """A connection for short messages.
+
+    Each message carries a MAC once both ends have exchanged nonces.
+    """
 
     def __init__(self, sock: socket.socket, who: str) -> None:
-        """`who`: the other end as the kernel knows it, for the log."""
+        """Take over a connected socket.
+
+        Args:
+            sock: The socket. It is set to non-blocking.
+            who: The other end as the kernel reports it, for the log.
+        """
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -158,28 +193,40 @@ class PeerConnection:
 
     @property
     def has_begun(self) -> bool:
-        """The other end has sent a part of a message."""
+        """True if the other end has sent a part of a message."""
         return bool(self._key or self._received)
 
     def fileno(self) -> int:
+        """Return the descriptor, so that the connection can be polled."""
         return self.sock.fileno()
 
     def close(self) -> None:
+        """Close the socket."""
         self.sock.close()
 
     def end_sending(self) -> None:
+        """Let the other end see that nothing more comes. This end can still poll for its close."""
         with suppress(OSError):  # the other end has closed already
             self.sock.shutdown(socket.SHUT_WR)
 
     # ---- the rendezvous -------------------------------------------------------------------
 
     def greet(self) -> None:
-        """Send the nonce that a caller has to answer. Raises PeerClosedError."""
+        """Send the nonce that a caller has to answer. Raise PeerClosedError if it has left."""
         self._write(GREETING + self._nonce)
 
     def poll_hello(self, secret: bytes) -> Hello | None:
-        """Return the caller's hello if it is all here. Nothing of it is parsed before its MAC was
-        checked. Raises PeerClosedError."""
+        """Return the caller's hello if it has arrived completely. Do not block.
+
+        Nothing of it is parsed before its MAC was checked. It raises PeerClosedError if the caller
+        has left or has failed the check.
+
+        Args:
+            secret: `Group.secret` of this job.
+
+        Returns:
+            The hello, or None if a part is missing.
+        """
         if not self._key:
             nonce = self._take(NONCE_BYTES)
             if nonce is None:
@@ -188,7 +235,20 @@ class PeerConnection:
         return self.poll(Hello, HELLO_BYTES_MAX)
 
     def call(self, secret: bytes, hello: Hello, deadline: Deadline, what: str, rank: int) -> None:
-        """Wait for the listener's greeting and answer it. Raises PeerClosedError."""
+        """Wait for the listener's greeting and answer it with a hello.
+
+        It raises PeerClosedError if the listener has left.
+
+        Args:
+            secret: `Group.secret` of this job.
+            hello: The message to send.
+            deadline: When to give up.
+            what: What the caller is doing, for error messages.
+            rank: Index of the peer, for error messages.
+
+        Raises:
+            PeerRefusedError: The listener does not send the greeting of this protocol.
+        """
         while (greeting := self._take(len(GREETING) + NONCE_BYTES)) is None:
             self._wait(deadline, what, rank)
         if not greeting.startswith(GREETING):
@@ -203,13 +263,12 @@ class PeerConnection:
     def send(self, message: msgspec.Struct, deadline: Deadline | None = None) -> None:
         """Send one message.
 
-        Args:
-            message: What `receive` of the other end names as its kind.
-            deadline: How long to wait for an end that does not read yet; else SEND_NS.
+        It raises PeerClosedError if the other end has gone or does not read, and TransportError if
+        the deadline has passed or the abort flag is raised.
 
-        Raises:
-            PeerClosedError: The other end has gone, or does not read.
-            TransportError: The deadline is over or the abort flag is raised.
+        Args:
+            message: A struct of the kind that the other end passes to `receive`.
+            deadline: How long to wait for an end that does not read yet; SEND_NS if None.
         """
         body = msgspec.msgpack.encode(message)
         assert len(body) <= FRAME_BYTES_MAX, len(body)
@@ -218,8 +277,20 @@ class PeerConnection:
         self._write(_HEADER.pack(len(body), mac) + body, deadline)
 
     def poll(self, kind: type[T], bytes_max: int = FRAME_BYTES_MAX) -> T | None:
-        """Return the next message if it is all here. Raises PeerClosedError when the peer has left
-        or sends what is no such message of the peer."""
+        """Return the next message if it has arrived completely. Do not block.
+
+        It raises PeerClosedError if the peer has left.
+
+        Args:
+            kind: Type of the expected message.
+            bytes_max: Size limit of the message body.
+
+        Returns:
+            The message, or None if a part is missing.
+
+        Raises:
+            PeerRefusedError: The bytes are too long, unauthenticated, or not of this kind.
+        """
         if not self._fill(_HEADER.size):
             return None
         size, mac = _HEADER.unpack_from(self._received)
@@ -235,14 +306,38 @@ class PeerConnection:
         return self.decode(body, kind)
 
     def decode(self, body: bytes | msgspec.Raw, kind: type[T]) -> T:
-        """Return a message, or a part of one, as its kind. Raises PeerClosedError."""
+        """Decode a message, or a part of one.
+
+        Args:
+            body: The encoded bytes.
+            kind: Type of the result.
+
+        Returns:
+            The decoded struct.
+
+        Raises:
+            PeerRefusedError: The bytes do not encode such a struct.
+        """
         try:
             return msgspec.msgpack.decode(body, type=kind)
         except UNDECODABLE:
             raise PeerRefusedError(Reason.MALFORMED, self.who) from None
 
     def receive(self, kind: type[T], deadline: Deadline, what: str, rank: int) -> T:
-        """Wait for the next message. Raises PeerClosedError, and TransportError in the end."""
+        """Wait for the next message.
+
+        It raises PeerClosedError if the peer has left, and TransportError if the deadline has
+        passed or the abort flag is raised.
+
+        Args:
+            kind: Type of the expected message.
+            deadline: When to give up.
+            what: What the caller is doing, for error messages.
+            rank: Index of the peer, for error messages.
+
+        Returns:
+            The message.
+        """
         while (message := self.poll(kind)) is None:
             self._wait(deadline, what, rank)
         return message
@@ -273,8 +368,20 @@ class PeerConnection:
                 raise PeerClosedError(str(error)) from error
 
     def _fill(self, count: int) -> bool:
-        """Return True if so many bytes are here. Never reads beyond them: what follows may come
-        with descriptors, and a stranger fills no more memory than the message that is awaited."""
+        """Return True if at least `count` bytes are buffered.
+
+        It never reads beyond them: descriptors may come with the bytes that follow, and a stranger
+        must not fill more memory than the expected message needs.
+
+        Args:
+            count: Number of bytes wanted.
+
+        Returns:
+            False if more bytes have to arrive.
+
+        Raises:
+            PeerClosedError: The other end has closed the connection.
+        """
         while (missing := count - len(self._received)) > 0:
             try:
                 data = self.sock.recv(min(missing, 1 << 16))
@@ -300,7 +407,7 @@ def _session_key(secret: bytes, of_listener: bytes, of_caller: bytes) -> bytes:
 
 
 class Rendezvous:
-    """This process's listening socket, and the callers that have come so far."""
+    """This process's listening socket, and the callers that have arrived so far."""
 
     def __init__(self, host: str) -> None:
         try:
@@ -309,30 +416,41 @@ class Rendezvous:
             raise TransportError(f"cannot listen on {host}: {error}") from error
         self._listener.setblocking(False)
         self._strangers: list[PeerConnection] = []
-        """In the order of their calls; they have proved nothing yet."""
+        """Unauthenticated callers, in the order of their calls."""
         self._waiting: dict[str, tuple[Hello, PeerConnection]] = {}
-        """By name: peers that have proved who they are."""
+        """Authenticated peers by name, with their hellos."""
 
     def _listen(self, host: str) -> socket.socket:
         return socket.create_server((host, 0), backlog=LISTEN_BACKLOG)
 
     def _target(self, address: str) -> tuple[socket.socket, Any]:
-        """A socket, and what to connect it to."""
+        """Return a new socket and the target to connect it to."""
         host, _, port = address.rpartition(":")
         return socket.socket(), (host, int(port))
 
     def _admit(self, sock: socket.socket) -> str:
-        """Return who is at the other end of a new connection. Raises PeerRefusedError if it cannot
-        be a peer, before anything of it is read, and OSError if it has left again."""
+        """Return who is at the other end of a new connection, before anything of it is read.
+
+        A subclass raises PeerRefusedError if it cannot be a peer. It raises OSError if it has left
+        again.
+
+        Args:
+            sock: The connected socket.
+
+        Returns:
+            Text for the log.
+        """
         host, port = sock.getpeername()[:2]
         return f"{host}:{port}"
 
     @property
     def address(self) -> str:
+        """Where peers reach the listener, as HOST:PORT."""
         host, port = self._listener.getsockname()[:2]
         return f"{host}:{port}"
 
     def close(self) -> None:
+        """Close the listener and all connections that nobody has taken over."""
         self._listener.close()
         for connection in [
             *self._strangers,
@@ -345,20 +463,20 @@ class Rendezvous:
     def dial(
         self, group: Group, rank: int, offer: msgspec.Struct, kind: type[T], deadline: Deadline
     ) -> tuple[T, PeerConnection]:
-        """Call `rank` until it answers for this generation.
+        """Call a rank until it answers for this generation.
 
         Args:
             group: The generation that is being wired.
             rank: Index of the peer in the group.
-            offer: What the data channel says in the first message.
-            kind: What the peer answers with.
+            offer: First message of the data channel.
+            kind: Type of the peer's answer.
             deadline: When to give up.
 
         Returns:
-            Its answer, and the connection.
+            The answer, and the connection, which the caller owns from now on.
 
         Raises:
-            TransportError: It does not answer in time, or the abort flag is raised.
+            TransportError: The peer does not answer in time, or the abort flag is raised.
         """
         peer = group.peers[rank]
         what = f"waiting for rank {rank} ({peer.name}) at {peer.address}"
@@ -401,19 +519,18 @@ class Rendezvous:
     def answer(
         self, group: Group, rank: int, kind: type[T], deadline: Deadline
     ) -> tuple[T, PeerConnection]:
-        """Wait until `rank` calls for this generation.
+        """Wait until a rank calls for this generation.
+
+        It raises TransportError if the rank does not call in time or the abort flag is raised.
 
         Args:
             group: The generation that is being wired.
             rank: Index of the peer in the group.
-            kind: What the peer offers in its hello.
+            kind: Type of the peer's offer.
             deadline: When to give up.
 
         Returns:
-            Its offer, and the connection.
-
-        Raises:
-            TransportError: It does not call in time, or the abort flag is raised.
+            The offer, and the connection, which the caller owns from now on.
         """
         name = group.peers[rank].name
         what = f"waiting for a call of rank {rank} ({name})"
@@ -490,7 +607,10 @@ class Rendezvous:
         stranger.close()
 
     def _keep(self, hello: Hello, connection: PeerConnection, bound: int) -> None:
-        """Keep a caller until it is its turn. The newest call of a peer counts."""
+        """Keep an authenticated caller until its rank is waited for.
+
+        A newer call replaces an older one.
+        """
         if hello.sender in self._waiting:
             self._waiting.pop(hello.sender)[1].close()
         elif len(self._waiting) >= bound:
@@ -503,7 +623,10 @@ def _error_of(sock: socket.socket) -> int:
 
 
 def _ready(sockets: Sequence[_Descriptor], events: int, timeout_s: float) -> bool:
-    """Wait for one of them; poll knows no highest number of a descriptor, as select does."""
+    """Return True if poll reports one of the sockets in time.
+
+    Unlike select, it takes any descriptor.
+    """
     poll = select.poll()
     for sock in sockets:
         poll.register(sock.fileno(), events)
@@ -511,12 +634,12 @@ def _ready(sockets: Sequence[_Descriptor], events: int, timeout_s: float) -> boo
 
 
 def readable(sock: _Descriptor, timeout_s: float) -> bool:
-    """Wait until something can be read from it."""
+    """Return True if something can be read from the socket within `timeout_s` seconds."""
     return _ready([sock], select.POLLIN, timeout_s)
 
 
 class PeerConnections:
-    """The open connections of one group; tells which peer has gone."""
+    """The open connections of one group. They show which peer has gone."""
 
     def __init__(self) -> None:
         self._rank_of: dict[int, int] = {}
@@ -524,29 +647,33 @@ class PeerConnections:
         self._poll = select.poll()
 
     def add(self, rank: int, connection: PeerConnection) -> None:
+        """Take over the connection to a rank and watch it."""
         self._rank_of[connection.fileno()] = rank
         self._connections.append(connection)
         self._poll.register(connection.fileno(), CLOSED)
 
     def watched(self) -> list[tuple[int, int, int]]:
-        """For each: its file descriptor, the rank at its other end, the events to poll for."""
+        """Return each connection's descriptor, the rank at the other end, and the poll events."""
         return [
             (connection.fileno(), self._rank_of[connection.fileno()], CLOSED)
             for connection in self._connections
         ]
 
     def lost(self) -> int | None:
-        """A rank whose connection has closed, else None."""
+        """Return a rank whose connection has closed, or None."""
         events = self._poll.poll(0)
         return self._rank_of[events[0][0]] if events else None
 
     def say_goodbye(self) -> None:
-        """Let the peers know that we have left, and go on listening for when they do."""
+        """Show the peers that this rank has left.
+
+        Its ends stay open to notice when the peers leave.
+        """
         for connection in self._connections:
             connection.end_sending()
 
     def all_lost(self) -> bool:
-        """Nobody at the other ends is in the group any more."""
+        """Return True if nobody at the other ends is in the group any more."""
         for fd, events in self._poll.poll(0):
             if events:
                 self._poll.unregister(fd)
@@ -556,6 +683,7 @@ class PeerConnections:
         return not self._connections
 
     def close(self) -> None:
+        """Close all connections."""
         for connection in self._connections:
             connection.close()
         self._connections.clear()

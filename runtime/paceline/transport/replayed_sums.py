@@ -1,9 +1,9 @@
-"""The sums of a past run, bit by bit, in one process (I15).
+"""Repeats the sums of a past run in one process, bit by bit (I15).
 
-Floating-point sums depend on their order, and the order on what carried them. Over MPI it is known
-from the schedule and is repeated with plain additions, and so is that of shared memory; gloo's own
-is repeated by gloo, between process groups that all live here. Those of two levels are made of
-these.
+A floating-point sum depends on the order of the additions, and the order on the transport. For MPI
+the schedule gives the order, so plain additions repeat it. The same holds for shared memory. gloo's
+order is repeated by gloo itself, between process groups that all live in this process. Sums with
+two levels are made of these.
 """
 
 from __future__ import annotations
@@ -27,19 +27,30 @@ GLOO: Final = Method("gloo")
 
 
 class SumAgain:
-    """Sums parts, one per rank of a group in rank order, as a method did."""
+    """Sums parts, one for each rank of a group in rank order, in the order that a method used."""
 
     def __init__(self) -> None:
         self._gloo: dict[int, list[Any]] = {}
-        """By size: a group, whose ranks are all here."""
+        """By number of ranks: gloo process groups, one for each rank, all in this process."""
         self._device: Any = None
 
     def sum(
         self, method: str, parts: Sequence[torch.Tensor], machines: Sequence[int] = ()
     ) -> torch.Tensor:
-        """The parts may be used up. `machines`: of each rank, for a method of two levels.
+        """Return the sum of the parts with the bits that a method gave.
 
-        ValueError for a method that cannot be repeated here."""
+        Args:
+            method: Name of a candidate, such as `mpi:ring` or `gloo` (`core.collectives.select`).
+            parts: Flat tensors of equal size and dtype, one for each rank in rank order. They may
+                be overwritten.
+            machines: Machine of each rank, for a method with two levels.
+
+        Returns:
+            A flat tensor of the parts' size. It may be one of the parts.
+
+        Raises:
+            ValueError: The method cannot be repeated in one process.
+        """
         if method.startswith(HIERARCHICAL):
             return self._by_levels(method.removeprefix(HIERARCHICAL), parts, machines)
         did = Method.of(method)
@@ -56,8 +67,21 @@ class SumAgain:
     def _by_levels(
         self, method: str, parts: Sequence[torch.Tensor], machines: Sequence[int]
     ) -> torch.Tensor:
-        """Of buffers in place, as those of gradients are: each slice inside the machines, then
-        between them."""
+        """Return a sum with two levels: each slice inside the machines first, then between them.
+
+        The order is that of buffers in shared memory, which gradients lie in.
+
+        Args:
+            method: Candidate that sums between the machines.
+            parts: Flat tensors, one for each rank.
+            machines: Machine of each rank.
+
+        Returns:
+            A flat tensor of the parts' size.
+
+        Raises:
+            ValueError: The journals do not place every rank on a machine.
+        """
         if len(machines) != len(parts):
             raise ValueError(
                 f"of {len(parts)} ranks the journals place {len(machines)} on a machine"
@@ -109,7 +133,7 @@ class SumAgain:
 
 
 def _folded(algorithm: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Piece by piece and chunk by chunk, as `mpi.lanes` cuts a buffer."""
+    """Return the sum piece by piece and chunk by chunk, as `mpi.lanes` cuts a buffer."""
     total = torch.empty_like(parts[0])
     chunks = schedule(algorithm, len(parts), 0).chunks
     length = PIECE_BYTES // total.element_size()

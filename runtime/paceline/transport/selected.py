@@ -1,16 +1,17 @@
-"""The data channel that a job uses: several candidates, the fastest one per size class.
+"""The data channel that a job uses: several transports, and the fastest one per size class.
 
-At open the ranks first agree on the table of measured times: its sums are reduced over the group,
-so that a joiner, who contributes nothing, has the same table as all others and chooses alike.
-A topology (how many ranks, and who of them share a machine) that nobody has measured yet is
-measured: every candidate, with payloads up to the model's largest segment. Transports that win
-nothing are not wired again.
+At open the ranks first agree on the table of measured times. The sums of the table are reduced over
+the group, so a joiner, which contributes nothing, has the same table as all others and makes the
+same choice. A topology (the number of ranks, and which of them share a machine) that nobody has
+measured yet is measured: every candidate, with payloads up to the model's largest segment.
+Transports that win no size class are not wired again.
 
-A transport that one rank cannot wire is left out by all: the first one that everybody has wired
-carries a vote. It is tried again when one of those has left with whom it could not be wired.
+If one rank cannot wire a transport, all ranks leave it out. The vote on that travels over the first
+transport that everybody has wired. The transport is tried again when a peer with which it could not
+be wired has left.
 
-Who reaches the memory of the gradients goes before who does not. If nobody does, it goes through
-host memory, so that no choice is a dead end: a job on GPUs trains over mpi and gloo, too.
+Transports that reach the memory of the gradients go before those that do not. If none does,
+gradients go through host memory, so every choice works: a job on GPUs can train over mpi and gloo.
 """
 
 from __future__ import annotations
@@ -55,28 +56,29 @@ from paceline.transport.staging import Staging, cut, cut_alike
 log = logging.getLogger("paceline.rank")
 
 TOPOLOGIES: Final = 16
-"""Of so many a rank knows what was measured: a job that grows and shrinks comes back to them."""
+"""Number of topologies whose measurements a rank keeps: a job that grows and shrinks returns to
+them."""
 MACHINE: Final = "machine"
-"""Under this name the addresses of a rank tell where it runs."""
+"""Key in a rank's address for the machine that it runs on."""
 MEMORY: Final = "memory"
-"""The same for a rank that has gradients on a device."""
+"""Key in a rank's address, present if the rank has gradients on a device."""
 ORDER: Final = "order"
-"""The same for a rank whose job has to add in the same order in each run."""
+"""Key in a rank's address, present if each run of the job must add in the same order."""
 
 Row = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """This rank could not wire a transport."""
+    """The failure of this rank to wire a transport."""
 
     error: TransportError
     peers: frozenset[str]
-    """It is not tried again while all of these are in the group: with them it did not work."""
+    """Names of peers. The transport is not tried again while all of them are in the group."""
 
 
 class _Opening:
-    """One group while it is being formed: what this rank could wire, and what all left out."""
+    """One group while it forms: what this rank has wired, and what all ranks leave out."""
 
     def __init__(
         self, group: Group, addresses: Sequence[Mapping[str, str]], abort: Abort, timeout_s: float
@@ -90,10 +92,20 @@ class _Opening:
         self._end_ns = now_ns() + int(timeout_s * NS_PER_S)
 
     def wire(self, transport: Transport, *, last: bool) -> bool:
-        """Whether this rank is inside now. Raises TransportAborted.
+        """Open a transport for this group, and return True if this rank is inside it now.
 
-        Ranks that wait for one that cannot come learn it from the clock: unless this is the `last`
-        one to be tried, half of the time that is left stays for the others.
+        Ranks that wait for a rank that cannot come notice only by the timeout. So half of the time
+        left is kept for the other transports, unless this is the last one.
+
+        Args:
+            transport: The transport to open.
+            last: True if no other transport is left to try.
+
+        Returns:
+            False if the transport could not be wired; the failure is recorded.
+
+        Raises:
+            TransportAborted: The abort flag was raised.
         """
         name = transport.name
         left_s = max((self._end_ns - now_ns()) / NS_PER_S, 0.0)
@@ -113,7 +125,7 @@ class _Opening:
         return True
 
     def fail(self, transport: Transport, error: TransportError) -> None:
-        """This rank leaves it, so that nobody waits for it there."""
+        """Record the failure and leave the transport, so that nobody waits for this rank there."""
         transport.close()
         self.wired.discard(transport.name)
         names = [peer.name for peer in self.group.peers]
@@ -122,6 +134,7 @@ class _Opening:
         self.failed[transport.name] = _Failure(error, frozenset(peers))
 
     def nothing_left(self) -> TransportError:
+        """Return the error that says why no transport could be wired."""
         errors = {name: failure.error for name, failure in self.failed.items()}
         if len(errors) == 1:
             return next(iter(errors.values()))
@@ -133,7 +146,7 @@ class _Opening:
 
 
 class SelectedTransport(Transport):
-    """Wires, measures and chooses between transports; the first one carries the agreement."""
+    """Wires, measures and chooses between transports. The first one wired carries the agreement."""
 
     name: ClassVar[str] = "selected"
 
@@ -146,14 +159,15 @@ class SelectedTransport(Transport):
         wire: Wire = Wire.FLOAT32,
         reproducible: bool = False,
     ) -> None:
-        """Put the transports of one rank behind one face.
+        """Combine the transports of one rank.
 
         Args:
-            transports: What this rank has; not empty.
-            left_out: Why it lacks the others, by name.
-            machine: Text that those ranks have in common that run on one machine.
-            wire: What most buffers travel as.
-            reproducible: Each run has to have the same bits, so nothing is chosen by a measurement.
+            transports: Transports that work on this rank; not empty.
+            left_out: Why the others do not work, by name.
+            machine: Text that is equal on ranks of the same machine. Empty if unknown.
+            wire: Type in which most buffers travel.
+            reproducible: True if each run must have the same bits, so that no choice depends on a
+                measurement.
         """
         assert transports, left_out
         self._machine, self._wire, self._reproducible = machine, wire, reproducible
@@ -163,34 +177,37 @@ class SelectedTransport(Transport):
         self._candidates = {method.candidate: method for method in methods}
         self._devices: Collection[torch.device] = (HOST,)
         self._unfit: dict[str, str] = {}
-        """By transport: why it is of no use to the present group."""
+        """By transport: why the present group cannot use it."""
         self._dropped: dict[str, str] = {}
-        """The same for those that some rank could not wire."""
+        """By transport: which ranks of the present group could not wire it."""
         self._failures: dict[str, _Failure] = {}
-        """What this rank could not wire, in this group or in earlier ones."""
+        """By transport: the last failure of this rank to wire it, in this group or an earlier one.
+        """
         self._staging = Staging()
         self._staged = ""
-        """Which memory goes through the host's; empty if none has."""
+        """Devices whose memory goes through host memory, as text. Empty if there are none."""
         self._cuts = False
-        """Some rank of the group has gradients on a device: what moves host memory gets pieces."""
+        """True if some rank of the group has gradients on a device, so buffers for transports of
+        host memory are cut into pieces."""
         self._classes = len(CLASS_BYTES)
-        """So many size classes the buffers of this job need."""
+        """Number of size classes that the buffers of this job need."""
         self._measured: dict[tuple[int, ...], Row] = {}
-        """By topology: what this rank knows of the group's table."""
+        """By topology: the group's table, as far as this rank knows it."""
         self._own: dict[tuple[int, ...], Row] = {}
-        """The same as this rank alone has measured it."""
+        """By topology: the times that this rank measured itself."""
         self._topology: tuple[int, ...] = ()
         self._choices: tuple[Choice, ...] = ()
         self._only = ""
-        """The candidate for buffers of all sizes, where there is one; else empty."""
+        """The candidate for buffers of all sizes if there is only one, else empty."""
         self._fixed = False
-        """Nothing is measured in the present group."""
+        """True if nothing is measured in the present group."""
         self._group: Group | None = None
         self._room_for = 0
-        """Ranks of the largest group so far."""
+        """Number of ranks of the largest group so far."""
 
     @property
     def address(self) -> str:
+        """The addresses of all transports by name, and facts that make all ranks choose alike."""
         places = {name: t.address for name, t in self._transports.items()}
         if self._machine:
             places[MACHINE] = self._machine
@@ -203,6 +220,16 @@ class SelectedTransport(Transport):
     def begin(
         self, devices: Collection[torch.device], largest_bytes: int = CLASS_BYTES[-1]
     ) -> None:
+        """Begin each transport, and leave out those that cannot serve these devices.
+
+        Args:
+            devices: Devices of the parameters.
+            largest_bytes: Size in bytes of the largest usual buffer. It bounds the size classes to
+                measure.
+
+        Raises:
+            TransportError: The only transport cannot serve them.
+        """
         for name, transport in list(self._transports.items()):
             try:
                 transport.begin(devices, largest_bytes)
@@ -215,9 +242,20 @@ class SelectedTransport(Transport):
         self._classes = classes_up_to(largest_bytes)
 
     def moves(self, device: torch.device) -> bool:
+        """Return True if a transport reaches this memory, directly or through host memory."""
         return any(t.moves(device) or t.moves(HOST) for t in self._transports.values())
 
     def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a buffer in memory of the first transport that sums in place, if there is one.
+
+        Args:
+            numel: Number of elements.
+            dtype: Type of the elements.
+            device: Where the buffer lies.
+
+        Returns:
+            A tensor of shape (numel,).
+        """
         own = (transport for transport in self._transports.values() if transport.sums_in_place)
         transport = next(own, None)
         if transport is None:
@@ -225,6 +263,7 @@ class SelectedTransport(Transport):
         return transport.zeros(numel, dtype, device)
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        """Wire the group, agree on the table of times and choose a candidate per size class."""
         self.close()
         self._make_room(group.size)
         addresses = [_split(peer.address) for peer in group.peers]
@@ -243,7 +282,14 @@ class SelectedTransport(Transport):
         self._remember(opening)
 
     def _make_room(self, size: int) -> None:
-        """A job may grow beyond what was wanted when this rank started."""
+        """Raise the limits of this process for a larger group, since a job may grow.
+
+        Args:
+            size: Number of ranks of the group.
+
+        Raises:
+            TransportError: The machine does not allow so many ranks.
+        """
         if size <= self._room_for:
             return
         try:
@@ -253,9 +299,21 @@ class SelectedTransport(Transport):
         self._room_for = size
 
     def _usable(self, addresses: Sequence[Mapping[str, str]]) -> list[list[str]]:
-        """What this group can use, alike on all ranks: first what reaches the memory of the
-        gradients, then what goes through host memory. A transport that reaches only the memory of
-        some device is in the address of a rank only if all its parameters are there."""
+        """Return the transports that this group can use, in two tiers.
+
+        All ranks get the same answer. The first tier reaches the memory of the gradients, the
+        second goes through host memory. A transport that reaches only the memory of some device is
+        in a rank's address only if all its parameters are there.
+
+        Args:
+            addresses: Addresses by transport, for each rank.
+
+        Returns:
+            One or two lists of names, none of them empty.
+
+        Raises:
+            TransportError: The ranks have no transport in common.
+        """
         common = [name for name in self._transports if all(name in known for known in addresses)]
         reasons = {n: self._transports[n].unfit([known[n] for known in addresses]) for n in common}
         self._unfit = {name: why for name, why in reasons.items() if why}
@@ -274,7 +332,7 @@ class SelectedTransport(Transport):
         return [tier for tier in tiers if tier]
 
     def _agree(self, opening: _Opening, tiers: list[list[str]]) -> None:
-        """Every rank leaves with the same table, hence with the same choices."""
+        """Wire, measure and vote until every rank has the same table, and so the same choices."""
         carrier, table = self._first_wired(opening, [name for tier in tiers for name in tier])
         usable = next(tier for tier in tiers if any(n not in opening.dropped for n in tier))
         while True:
@@ -302,10 +360,21 @@ class SelectedTransport(Transport):
         _keep(self._measured, self._topology, self._measured.get(self._topology, {}) | table)
 
     def _first_wired(self, opening: _Opening, names: list[str]) -> tuple[str, Row]:
-        """The first transport that all ranks have wired, and the table that came over it.
+        """Return the first transport that all ranks have wired, and the table agreed over it.
 
-        The vote ends on no rank before all have begun it. So what one rank could not wire is over
-        for all of them: they see it close, or the time run out, and go on to the next.
+        The vote cannot end on any rank before all ranks have begun it. So if one rank could not
+        wire a transport, it fails on all of them: they see it close or time out, and go on to the
+        next one.
+
+        Args:
+            opening: The group that forms.
+            names: Transports to try, in this order.
+
+        Returns:
+            Name of the transport, and the table.
+
+        Raises:
+            TransportAborted: The abort flag was raised.
         """
         members = {peer.name for peer in opening.group.peers}
         old = {n: f for n, f in self._failures.items() if f.peers <= members}
@@ -335,8 +404,20 @@ class SelectedTransport(Transport):
         rows: Row,
         candidates: Sequence[str] = (),
     ) -> Row:
-        """Leave out the transports among `names` that some rank could not wire; the mean of each
-        cell of `rows` over the ranks that have measured it. Same bits everywhere."""
+        """Drop the transports that some rank could not wire, and average table cells.
+
+        The result has the same bits on all ranks.
+
+        Args:
+            opening: The group that forms.
+            carrier: Transport over which the vote travels.
+            names: Transports to vote on.
+            rows: Times that this rank knows, by candidate. 0 means not measured.
+            candidates: Candidates whose cells are averaged.
+
+        Returns:
+            By candidate: the mean of each cell over the ranks that have measured it.
+        """
         width = max(map(len, rows.values()), default=self._classes)
         cells = [cell for name in candidates for cell in rows.get(name, [0.0] * width)]
         without = [float(name in opening.failed) for name in names]
@@ -358,7 +439,7 @@ class SelectedTransport(Transport):
         return {n: means[i * width : (i + 1) * width] for i, n in enumerate(candidates)}
 
     def _sum(self, carrier: str, figures: Sequence[float], abort: Abort) -> Iterator[float]:
-        """Of each figure over the ranks; in memory that the carrier reaches."""
+        """Return an iterator over the sums of the figures over the ranks, in float64."""
         if self._group is None or self._group.size == 1:
             return iter(figures)
         transport = self._transports[carrier]
@@ -377,8 +458,19 @@ class SelectedTransport(Transport):
         self._dropped = opening.dropped
 
     def _measure(self, opening: _Opening, carrier: str, candidates: list[str]) -> Row:
-        """The table. After each class the ranks agree on what it took, and so on who is measured
-        in the next one, and how often."""
+        """Measure the candidates class by class and return the table.
+
+        After each class the ranks agree on the times. From these follows which candidates are
+        measured in the next class, and how often.
+
+        Args:
+            opening: The group that forms.
+            carrier: Transport over which the times travel.
+            candidates: Candidates to measure.
+
+        Returns:
+            By candidate: mean seconds for each size class. 0 means not measured.
+        """
         own: Row = {name: [] for name in candidates}
         table: Row = {name: [] for name in candidates}
         for index in range(self._classes):
@@ -400,7 +492,10 @@ class SelectedTransport(Transport):
         return table
 
     def _time(self, candidate: str, index: int, calls: int, abort: Abort) -> float:
-        """Median of so many calls, in seconds; if there are several, after one to warm up."""
+        """Return the median seconds of `calls` reductions.
+
+        If there are several, one more warms up.
+        """
         taken = []
         numel = CLASS_BYTES[index] // 4 if calls else 0
         buffer = self.zeros(numel, torch.float32, HOST)  # as gradients lie
@@ -417,6 +512,7 @@ class SelectedTransport(Transport):
         abort: Abort,
         algorithm: str,  # noqa: ARG002
     ) -> None:
+        """Sum the buffers with the candidate chosen for their total size."""
         self._reduce(self._chosen_for(buffers), buffers, abort)
 
     def allreduce_in_turn(
@@ -426,6 +522,7 @@ class SelectedTransport(Transport):
         algorithm: str,
         summed: Callable[[], None],
     ) -> None:
+        """Hand all buffers to the only transport, or reduce them one after the other."""
         if self._only:
             method = self._candidates[self._only]
             transport = self._transports[method.transport]
@@ -435,7 +532,7 @@ class SelectedTransport(Transport):
         super().allreduce_in_turn(buffers, abort, algorithm, summed)
 
     def _takes_whole(self, transport: Transport, buffers: Sequence[torch.Tensor]) -> bool:
-        """Where they lie, and uncut."""
+        """Return True if the transport takes the buffers where they lie, without cutting them."""
         cut_here = self._cuts and transport.moves(HOST)
         return not cut_here and all(transport.moves(buffer.device) for buffer in buffers)
 
@@ -446,6 +543,7 @@ class SelectedTransport(Transport):
         abort: Abort,
         algorithm: str,  # noqa: ARG002
     ) -> None:
+        """Sum the buffers as bfloat16 with the candidate chosen for their total size."""
         self._reduce(self._chosen_for(buffers), buffers, abort, residuals)
 
     def _chosen_for(self, buffers: Sequence[torch.Tensor]) -> str:
@@ -490,22 +588,27 @@ class SelectedTransport(Transport):
         self._staging.reduce(by, pieces, abort)
 
     def close(self) -> None:
+        """Leave the group in all transports."""
         self._group = None
         for transport in self._transports.values():
             transport.close()
 
     def shutdown(self) -> None:
+        """Shut all transports down."""
         self.close()
         for transport in self._transports.values():
             transport.shutdown()
 
     def methods(self) -> tuple[Method, ...]:
+        """Return the chosen method for each size class."""
         return tuple(self._candidates[choice.candidate] for choice in self._choices)
 
     def machines(self) -> tuple[int, ...]:
+        """Return the machines of the first transport with two levels, or an empty tuple."""
         return next(filter(None, (t.machines() for t in self._transports.values())), ())
 
     def conducts(self) -> tuple[Conduct, ...]:
+        """Return how each chosen transport sums, sorted by name."""
         chosen = sorted({method.transport for method in self.methods()})
         return tuple(
             replace(
@@ -518,6 +621,7 @@ class SelectedTransport(Transport):
         )
 
     def reasons(self) -> tuple[str, ...]:
+        """Return why each size class uses its candidate, then why other transports are left out."""
         found = tuple(choice.why for choice in self._choices[: self._classes])
         left_out = self._left_out | self._unfit
         if self._only and not self._fixed:
@@ -528,6 +632,7 @@ class SelectedTransport(Transport):
         return (*found, *(f"{name} is left out: {why}" for name, why in left_out.items()))
 
     def regrets_s(self) -> tuple[float, ...]:
+        """Return the seconds that this rank loses by the choice, from its own measurements."""
         own = self._own.get(self._topology, {})
         return tuple(
             choice.regret({name: row[index] for name, row in own.items() if index < len(row)})
@@ -535,6 +640,7 @@ class SelectedTransport(Transport):
         )
 
     def describe(self) -> dict[str, str]:
+        """Return the choices, regrets, transports left out, and the facts of each transport."""
         left_out = self._left_out | self._unfit | self._dropped
         facts = {f"left out.{name}": why for name, why in left_out.items()}
         facts["wire"] = self._wire
@@ -550,7 +656,14 @@ class SelectedTransport(Transport):
 
 
 def make_room(ranks: int, transports: Collection[str]) -> None:
-    """For a rank among so many: open files, and callers that wait. Raises LimitError."""
+    """Ensure that a rank among so many may open enough files and let enough callers wait.
+
+    It raises LimitError if the machine does not allow it.
+
+    Args:
+        ranks: Number of ranks in the group.
+        transports: Names of the transports in use.
+    """
     ensure_files("a rank", demand.rank_files(ranks, transports))
     ensure_callers("a rank", ranks - 1)
 

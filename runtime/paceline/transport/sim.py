@@ -1,8 +1,9 @@
-"""The data channel inside one process: what the simulation and fast tests use.
+"""An in-memory data channel inside one process, for the simulation and fast tests.
 
-Ranks are threads that share a `Hub`. A call deposits its buffers; the last rank of the group adds
-them in rank order, and everybody copies the sum. It keeps every promise of `base`, passes the
-same conformance suite as the real ones, and can lose a peer on purpose.
+Ranks are threads that share a `Hub`. Each call deposits a copy of its buffers. The last rank of the
+group to arrive adds them in rank order, and every rank copies the sum. The channel keeps every
+promise of `base`, passes the same conformance suite as the real ones, and can lose a peer on
+purpose.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from paceline.transport.base import Abort, Group, PeerLost, Transport
 from paceline.transport.rendezvous import Deadline
 
 WAIT_S: Final = 1.0
-"""Longest sleep between two looks; news and abort both wake earlier."""
+"""Longest sleep between two checks, in seconds. News and abort both wake the thread earlier."""
 
 
 class _Call:
@@ -30,7 +31,7 @@ class _Call:
 
 
 class Hub:
-    """What the ranks share: who is in which group, and the reductions under way."""
+    """State that the ranks share: the members inside each group, and the reductions in flight."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,21 +41,24 @@ class Hub:
         self._waiting: set[Abort] = set()
 
     def kill(self, name: str) -> None:
-        """From now on `name` answers nobody, and its peers learn of it."""
+        """Make a rank stop answering from now on, and let its peers notice."""
         with self._lock:
             self._dead.add(name)
             self._wake()
 
     def enter(self, group: Group) -> None:
+        """Record that this rank is inside the group."""
         with self._lock:
             self._inside.setdefault(group.key, set()).add(group.peers[group.rank].name)
             self._wake()
 
     def all_inside(self, group: Group) -> bool:
+        """Return True if all members have entered the group."""
         with self._lock:
             return self._inside.get(group.key, set()) >= {peer.name for peer in group.peers}
 
     def leave(self, group: Group) -> None:
+        """Take this rank and its deposits out of the group. The last one removes the group."""
         name = group.peers[group.rank].name
         with self._lock:
             self._inside.get(group.key, set()).discard(name)
@@ -67,7 +71,7 @@ class Hub:
             self._wake()
 
     def lost(self, group: Group) -> int | None:
-        """A rank of the group that is dead or has left it, else None."""
+        """Return the index of a rank that is dead or has left the group, or None."""
         with self._lock:
             inside = self._inside.get(group.key, set())
             for rank, peer in enumerate(group.peers):
@@ -76,6 +80,7 @@ class Hub:
         return None
 
     def deposit(self, group: Group, number: int, buffers: Sequence[torch.Tensor]) -> _Call:
+        """Copy this rank's buffers into reduction `number`. The last rank makes the sum."""
         with self._lock:
             call = self._calls.setdefault((group.key, number), _Call())
             call.parts[group.rank] = [buffer.detach().clone() for buffer in buffers]
@@ -88,16 +93,19 @@ class Hub:
             return call
 
     def taken(self, group: Group, number: int, call: _Call) -> None:
+        """Record that this rank has copied the sum. The last one to do so removes the reduction."""
         with self._lock:
             call.taken += 1
             if call.taken == group.size:
                 self._calls.pop((group.key, number), None)
 
     def watch(self, abort: Abort) -> None:
+        """Wake this thread through its abort flag whenever the hub changes."""
         with self._lock:
             self._waiting.add(abort)
 
     def unwatch(self, abort: Abort) -> None:
+        """Stop waking this thread."""
         with self._lock:
             self._waiting.discard(abort)
 
@@ -107,7 +115,7 @@ class Hub:
 
 
 class SimTransport(Transport):
-    """One rank's end of a hub."""
+    """The transport of one rank, connected to a hub."""
 
     name: ClassVar[str] = "sim"
     rounds: ClassVar[bool] = True
@@ -120,9 +128,11 @@ class SimTransport(Transport):
 
     @property
     def address(self) -> str:
+        """The name of the rank, with the prefix `sim/`."""
         return f"sim/{self._own_name}"
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        """Enter the group and wait until all members are inside."""
         self.close()
         deadline = Deadline(abort, timeout_s)
         self._group, self._number = group, 0
@@ -143,6 +153,16 @@ class SimTransport(Transport):
         abort: Abort,
         algorithm: str,  # noqa: ARG002
     ) -> None:
+        """Deposit the buffers, wait for the sum and copy it.
+
+        Args:
+            buffers: Flat tensors.
+            abort: Ends the wait.
+            algorithm: Unused.
+
+        Raises:
+            PeerLost: A member died or left before the sum was complete.
+        """
         group = self._group
         assert group is not None, "allreduce outside a group"
         deadline = Deadline(abort, float("inf"))
@@ -168,7 +188,16 @@ class SimTransport(Transport):
         abort: Abort,
         algorithm: str,
     ) -> None:
-        """Parts are rounded once, and their sum, which the first rank answers for."""
+        """Round each contribution once, sum them, and round the sum.
+
+        Each rank keeps the error of its own contribution. Rank 0 keeps that of the sum.
+
+        Args:
+            buffers: Flat float32 tensors.
+            residuals: Tensors that receive the rounding errors.
+            abort: Ends the wait.
+            algorithm: Unused.
+        """
         assert self._group is not None, "allreduce outside a group"
         if self._group.size == 1:
             return
@@ -181,19 +210,22 @@ class SimTransport(Transport):
                 residual += away
 
     def close(self) -> None:
+        """Leave the group."""
         group, self._group = self._group, None
         if group is not None:
             self._hub.leave(group)
 
     def shutdown(self) -> None:
+        """Leave the group. The hub belongs to the test."""
         self.close()
 
     def describe(self) -> dict[str, str]:
+        """Return the provider, which is memory."""
         return {"provider": "memory"}
 
 
 def _round(buffer: torch.Tensor) -> torch.Tensor:
-    """To bfloat16, in place; returns what that takes away."""
+    """Round a buffer to bfloat16 in place, and return the rounding error."""
     short = buffer.detach().bfloat16().float()
     away = buffer.detach() - short
     buffer.detach().copy_(short)

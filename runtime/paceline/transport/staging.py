@@ -1,14 +1,14 @@
-"""Memory that a transport cannot reach, by way of memory that it can.
+"""Reduces device memory that a transport cannot reach, by way of host memory that it can.
 
-What is reduced is cut into pieces, which go through a ring of pinned host buffers in three stages
-that overlap:
+The buffers are cut into pieces, which go through a ring of pinned host buffers in three stages that
+overlap:
 
     device to host     piece i + 1    queued on a stream of its own
     the sum            piece i        on the host, by the transport
-    host to device     piece i - 1    queued on another one
+    host to device     piece i - 1    queued on another stream
 
-The cuts follow from sizes and types alone, and all ranks of a group make them as soon as one of
-them needs the ring: the transport sees the same buffers everywhere.
+The cuts depend on sizes and types alone. As soon as one rank of a group needs the ring, all ranks
+make the same cuts, so the transport is given the same buffers everywhere.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from paceline.transport.base import Abort, TransportAborted
 from paceline.transport.device_queues import Event, Queues, Stream, TorchQueues, mark, until
 
 PIECE_BYTES: Final = 1 << 20
-"""Of all buffers of a piece together. A quarter of a segment on a GPU: enough for each stage to
-have work, and long enough that launching a copy (some 10 us) is little beside it."""
+"""Size of a piece in bytes, all its buffers together. A quarter of a segment on a GPU: enough
+pieces to keep each stage busy, and each long enough that launching a copy (some 10 us) is little
+beside it."""
 STAGES: Final = 3
 ALIGNMENT_BYTES: Final = 64
 
@@ -32,8 +33,17 @@ Sum = Callable[[Piece], None]
 
 
 def cut(buffers: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Buffers that are reduced together, all at once if they are small; else one after the other,
-    in pieces. Each piece is a view."""
+    """Yield the pieces in which buffers are reduced. Each piece is a list of views.
+
+    Small buffers are reduced together, all at once. Larger ones are reduced one after the other, in
+    pieces.
+
+    Args:
+        buffers: Flat tensors.
+
+    Yields:
+        Views of the buffers, at most PIECE_BYTES together, unless one element is larger.
+    """
     if sum(buffer.nbytes for buffer in buffers) <= PIECE_BYTES:
         yield [buffer.detach() for buffer in buffers]
         return
@@ -42,7 +52,14 @@ def cut(buffers: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def cut_alike(buffers: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Buffers of the same length, each piece with its part of all of them."""
+    """Yield the pieces of buffers of equal length. Each piece has the same range of all of them.
+
+    Args:
+        buffers: Flat tensors of the same length.
+
+    Yields:
+        One view of each buffer.
+    """
     length = buffers[0].numel()
     step = max(1, PIECE_BYTES // sum(buffer.element_size() for buffer in buffers))
     for start in range(0, length, step):
@@ -50,7 +67,10 @@ def cut_alike(buffers: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 class _Lane:
-    """The streams of one device; where work is done when the call returns, none."""
+    """The two copy streams of one device.
+
+    There are none if copies are done when the call returns.
+    """
 
     def __init__(self, queues: Queues, device: torch.device) -> None:
         self.queues, self.device = queues, device
@@ -62,7 +82,7 @@ class _Lane:
     def copy(
         self, stream: Stream | None, target: torch.Tensor, source: torch.Tensor
     ) -> Event | None:
-        """Queue it; returns what passes when it is done."""
+        """Copy a tensor in a stream. Return the event behind the copy, or None if it is done."""
         if stream is None:
             target.copy_(source)
             return None
@@ -72,7 +92,7 @@ class _Lane:
 
 
 class _Slot:
-    """One buffer of the ring, and the piece that is in it."""
+    """One buffer of the ring and the piece that it holds."""
 
     def __init__(self, *, pinned: bool) -> None:
         size = PIECE_BYTES + ALIGNMENT_BYTES
@@ -81,9 +101,11 @@ class _Slot:
         self.hosts: list[torch.Tensor] = []
         self.down: list[Event] = []
         self.up: dict[torch.device, Event] = {}
-        """What copied its last piece to a device: the next one overwrites it."""
+        """By device: the event behind the copy of the last piece to it. The next piece overwrites
+        that memory."""
 
     def take(self, piece: Piece) -> None:
+        """Lay out host buffers for the piece, each on its own cache line."""
         self.piece, self.hosts, end = piece, [], 0
         for buffer in piece:
             start = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -96,10 +118,10 @@ class _Slot:
 
 
 class Staging:
-    """Stand-ins on the host for device buffers, during a reduction.
+    """Host buffers that stand in for device buffers during a reduction.
 
-    The ring is kept between the calls, but not after one that failed: what it left behind may still
-    write to it.
+    The ring is kept between calls. It is dropped after a call that failed, since an abandoned
+    operation may still write to it.
     """
 
     def __init__(self, queues: Queues | None = None) -> None:
@@ -108,8 +130,16 @@ class Staging:
         self._ring: list[_Slot] = []
 
     def reduce(self, by: Sum, pieces: Iterable[Piece], abort: Abort) -> None:
-        """Let `by` sum a stand-in for each piece. The copies follow what the caller has queued in
-        its current stream, and what it queues there afterwards sees the sums."""
+        """Sum each piece through host memory.
+
+        The copies follow what the caller has queued in its current stream, and what the caller
+        queues there afterwards sees the sums.
+
+        Args:
+            by: Sums the host buffers of one piece, in place.
+            pieces: Views of device buffers, as `cut` makes them.
+            abort: Ends the call with TransportAborted when it is raised.
+        """
         ring, self._ring = self._ring, []  # given up, unless all goes well
         before: _Slot | None = None
         for number, piece in enumerate(pieces):

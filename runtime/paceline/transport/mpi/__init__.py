@@ -1,1 +1,1 @@
-"""The data channel over MPI: links between pairs of ranks, and our own algorithms over them."""
+"""The data channel over MPI: links between pairs of ranks, and algorithms of our own over them."""

@@ -1,12 +1,12 @@
-"""What abandoned requests of MPI may still touch, kept as long as need be and no longer.
+"""Keeps memory that abandoned requests of MPI may still touch, and frees it when that is safe.
 
 A send to a process that has died never completes, and MPI may read from its buffer as long as it is
 open. But once the other ends of a group's connections are closed, by death or because those
-processes have left the group, nobody will use what was sent in it (I13). From then on an
-abandoned call keeps addresses only: its pages go back to the kernel. Beyond a few such calls the
-oldest sends are cancelled and freed: a death costs no memory in the end, however many there are. A
-receive that has begun cannot be cancelled and would write into what is freed, so a call with such a
-one keeps its addresses.
+processes have left the group, nobody uses what was sent in it (I13). From then on an abandoned call
+keeps addresses only: its pages go back to the kernel. Beyond a few such calls, the sends of the
+oldest are canceled and freed, so the memory is bounded however many deaths there are. A receive
+that has begun cannot be canceled and would write into freed memory, so a call with such a receive
+keeps its addresses.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from typing import Any, Final
 from paceline.transport.rendezvous import PeerConnections
 
 EMPTIED_MAX: Final = 4
-"""Abandoned calls whose memory is already given back; the peers of older ones are surely gone."""
+"""Number of abandoned calls that are kept after their memory was given back. The peers of older
+ones are surely gone."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRange:
-    """Memory that abandoned requests may touch, and what keeps its addresses from being reused."""
+    """Memory that abandoned requests may touch. `owner` keeps its addresses from being reused."""
 
     address: int
     length: int
@@ -36,13 +37,13 @@ class MemoryRange:
 
 @dataclass(slots=True)
 class _AbandonedCall:
-    """The requests of one call that was given up, and the memory that they may touch."""
+    """The requests of one abandoned call, and the memory that they may touch."""
 
     receives: list[Any]
     sends: list[Any]
     memory: Sequence[MemoryRange]
     connections: PeerConnections | None = None
-    """Of its group, once we have left that."""
+    """Connections of the call's group, once this rank has left it."""
     emptied: bool = False
 
 
@@ -59,7 +60,7 @@ class AbandonedRequests:
     def keep(
         self, receives: Sequence[Any], sends: Sequence[Any], memory: Sequence[MemoryRange]
     ) -> None:
-        """Take over requests of the present group that were given up."""
+        """Take over requests of the present group that were given up, with their memory."""
         call = _AbandonedCall(self._open(receives), self._open(sends), memory)
         if call.receives or call.sends:
             self._abandoned.append(call)
@@ -68,7 +69,14 @@ class AbandonedRequests:
         return [request for request in requests if request != self._mpi.REQUEST_NULL]
 
     def leave(self, connections: PeerConnections) -> bool:
-        """The present group is left. True: a call needs its connections, they are taken over."""
+        """Note that this rank leaves the present group.
+
+        Args:
+            connections: Connections of that group.
+
+        Returns:
+            True if an abandoned call needs the connections. Then they belong to this object.
+        """
         fresh = [call for call in self._abandoned if call.connections is None]
         if fresh:
             connections.say_goodbye()
@@ -77,6 +85,7 @@ class AbandonedRequests:
         return bool(fresh)
 
     def clean(self) -> None:
+        """Drop completed calls, and give memory back whose peers have all left."""
         testall = self._mpi.Request.Testall
         self._abandoned = [
             g for g in self._abandoned if not testall(g.receives) or not testall(g.sends)
@@ -95,7 +104,14 @@ class AbandonedRequests:
 
 
 def _give_back(stretch: MemoryRange) -> None:
-    """Return the whole pages of some memory to the kernel; the addresses stay valid, reading 0."""
+    """Return the whole pages of some memory to the kernel. The addresses stay valid and read as 0.
+
+    Args:
+        stretch: The memory.
+
+    Raises:
+        OSError: The kernel refuses it.
+    """
     page = mmap.PAGESIZE
     low = -(-stretch.address // page) * page
     high = (stretch.address + stretch.length) // page * page

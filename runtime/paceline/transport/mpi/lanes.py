@@ -1,8 +1,8 @@
 """Pieces of buffers on their way through the steps of a schedule.
 
-A lane works off its pieces one after another, at most one receive and one send at a time. Lanes
-do not know each other, so they may advance in any order; within a lane both ends of a link post the
-same messages in the same order, which is all that matching needs.
+A lane works off its pieces one after another, with at most one receive and one send in flight.
+Lanes do not depend on each other, so they may advance in any order. Within a lane both ends of a
+link post the same messages in the same order, which is all that matching needs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from paceline.transport.mpi.links import LANES, Link
 
 PIECE_BYTES: Final = 1 << 20
 ADD_ELEMENTS: Final = 1 << 15
-"""Torch starts its thread pool above this many elements; its threads would spin after each add."""
+"""Largest addition in elements. Above it torch starts its thread pool, whose threads would spin
+after each addition."""
 _NUMPY_TYPES: Final = {torch.float32, torch.float64, torch.int32, torch.int64}
 
 
 class Scratch:
-    """Memory of the lanes, a piece each: for what comes in, and for what leaves in another type."""
+    """Memory of the lanes: one incoming piece each, and half a piece for outgoing bfloat16."""
 
     def __init__(self) -> None:
         self.arriving = [np.empty(PIECE_BYTES, np.uint8) for _ in range(LANES)]
@@ -33,7 +34,7 @@ class Scratch:
 
 
 class Cells:
-    """One flat buffer: as bytes for the messages, as numbers for the additions."""
+    """One flat buffer, as bytes for the messages and as numbers for the additions."""
 
     residual: torch.Tensor | None = None
 
@@ -52,28 +53,30 @@ class Cells:
 
     @cached_property
     def bytes(self) -> Any:
+        """The buffer as a numpy array of bytes. The native loop does not need it."""
         tensor = self.tensor
         return tensor.view(torch.uint8).numpy() if len(tensor) else np.empty(0, np.uint8)
 
     @cached_property
     def numbers(self) -> Any:
+        """The buffer as a numpy array of its type, or None if numpy has no such type."""
         return self.tensor.numpy() if self.tensor.dtype in _NUMPY_TYPES else None
 
     def landing(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> Any:
-        """Where the message for the bytes low..high goes."""
+        """Return where the message for the bytes low..high is received."""
         return scratch[: high - low] if step.reduce else self.bytes[low:high]
 
     def message(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> Any:  # noqa: ARG002
-        """What the bytes low..high travel as; `scratch` is free for it."""
+        """Return the bytes low..high as they travel. `scratch` may be used for the message."""
         return self.bytes[low:high]
 
     def landed(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> None:
-        """The message is complete."""
+        """Add or keep the received message for the bytes low..high."""
         if step.reduce:
             self._add(low, high, scratch)
 
     def _add(self, low: int, high: int, scratch: Any) -> None:
-        """Add the first bytes of `scratch` to what lies at the bytes low..high."""
+        """Add the first bytes of `scratch` to the bytes low..high of the buffer."""
         first, last = low // self.itemsize, high // self.itemsize
         if self.numbers is not None:
             own = self.numbers[first:last]
@@ -86,25 +89,34 @@ class Cells:
 
 
 class RoundedCells(Cells):
-    """A float32 buffer that travels as bfloat16; sums are float32."""
+    """A float32 buffer that travels as bfloat16. Sums are made in float32."""
 
     def __init__(self, buffer: torch.Tensor, residual: torch.Tensor) -> None:
-        """`residual`: as long as the buffer; what rounding takes away here is added to it."""
+        """Pair a buffer with its residual.
+
+        Args:
+            buffer: Flat float32 tensor in host memory.
+            residual: float32 tensor of the same length. The rounding errors of this rank are added
+                to it.
+        """
         super().__init__(buffer)
         assert buffer.dtype is residual.dtype is torch.float32, (buffer.dtype, residual.dtype)
         assert buffer.shape == residual.shape, (buffer.shape, residual.shape)
         self.residual: torch.Tensor = residual.detach()
 
     def landing(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> Any:  # noqa: ARG002
+        """Return scratch memory of half the size, since bfloat16 arrives."""
         return scratch[: (high - low) // 2]
 
     def message(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> Any:
+        """Round the bytes low..high in place as the step says, and return them as bfloat16."""
         own = self._round(low, high, step.sent)
         leaving = scratch[: (high - low) // 2]
         leaving.view(np.uint16)[:] = own.view(np.uint32) >> 16
         return leaving
 
     def landed(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> None:
+        """Widen the received numbers, add or keep them, and round the result as the step says."""
         came = scratch[: (high - low) // 2].view(np.uint16).astype(np.uint32)
         came <<= 16
         own = self.numbers[low // 4 : high // 4]
@@ -115,7 +127,16 @@ class RoundedCells(Cells):
         self._round(low, high, step.made)
 
     def _round(self, low: int, high: int, how: Rounding) -> Any:
-        """In place, to the nearest and ties to even; returns the numbers."""
+        """Round numbers to bfloat16 in place, to nearest with ties to even.
+
+        Args:
+            low: First byte of the range.
+            high: Byte after the range.
+            how: What to do with the rounding error.
+
+        Returns:
+            The numbers of the range, as a view of the buffer.
+        """
         own = self.numbers[low // 4 : high // 4]
         if how is Rounding.EXACT:
             return own
@@ -131,7 +152,7 @@ class RoundedCells(Cells):
 
 
 class Piece:
-    """A stretch of one buffer that goes through all steps on its own."""
+    """A stretch of one buffer that goes through all steps independently."""
 
     __slots__ = ("at", "cells")
 
@@ -140,18 +161,19 @@ class Piece:
         self.at = [cells.itemsize * (low + offset) for offset in bounds(high - low, chunks)]
 
     def span(self, chunk: int, width: int) -> tuple[int, int]:
-        """Where some neighbouring chunks begin and end in the buffer, in bytes."""
+        """Return where `width` neighboring chunks begin and end in the buffer, in bytes."""
         return self.at[chunk], self.at[chunk + width]
 
     @staticmethod
     def cut(cells: Cells, chunks: int) -> Iterator[Piece]:
+        """Yield the pieces of a buffer, each of PIECE_BYTES at most."""
         length = PIECE_BYTES // cells.itemsize
         for low in range(0, len(cells.tensor), length):
             yield Piece(cells, low, min(low + length, len(cells.tensor)), chunks)
 
 
 class Lane:
-    """Works off pieces; owns the request slots 2k (receive) and 2k + 1 (send)."""
+    """Works off pieces. It owns the request slots 2k (receive) and 2k + 1 (send)."""
 
     def __init__(
         self,
@@ -172,7 +194,10 @@ class Lane:
         self._step: ScheduleStep | None = None
 
     def post(self, requests: list[Any]) -> None:
-        """Start the next step that has something to move; null slots mean that all is done."""
+        """Start the next step that has something to move.
+
+        Null slots mean that all steps are done.
+        """
         for piece, step in self._todo:
             self._open = 0
             low, high = piece.span(step.recv_chunk, step.width)
@@ -196,7 +221,10 @@ class Lane:
                 return
 
     def arrived(self, requests: list[Any]) -> None:
-        """One of the step's requests is complete; after the last, add and go on."""
+        """Count a completed request of the step.
+
+        After the last one, add and start the next step.
+        """
         self._open -= 1
         if self._open:
             return

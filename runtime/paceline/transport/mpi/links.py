@@ -1,15 +1,13 @@
 """Links of MPI between pairs of ranks, made without a launcher and kept across generations.
 
-A link is an intercommunicator made by Open_port, Accept and Connect. Measured with MPICH 5.0.2
-(ofi netmod, tcp provider): Accept and Connect hold the lock of the library while they wait, so
-they are called only when the pair has met (`rendezvous`), one at a time, in a throw-away thread,
-with the bounds that MPICH honours: the info key `timeout` (whole seconds) ends an Accept that
-nobody answers; a bound on tries (`patience`) ends a Connect to a dead port, which ignores
-`timeout`.
+A link is an intercommunicator made by Open_port, Accept and Connect. Measured with MPICH 5.0.2 (ofi
+netmod, tcp provider): Accept and Connect hold the lock of the library while they wait. So they are
+called only when the pair has met (`rendezvous`), one at a time, in a throw-away thread, with the
+bounds that MPICH honors: the info key `timeout` (whole seconds) ends an Accept that nobody answers;
+a bound on tries (`patience`) ends a Connect to a dead port, which ignores `timeout`.
 
-A fresh link is trusted after both sides have said the same serial over it. Each rendezvous agrees
-on a new range of tags for its generation, so that nothing left over from an older one can match
-(I13).
+A new link is trusted after both sides have sent the same serial over it. Each rendezvous agrees on
+a new range of tags for its generation, so no message left over from an older one can match (I13).
 """
 
 from __future__ import annotations
@@ -42,15 +40,17 @@ from paceline.transport.rendezvous import (
 from paceline.transport.variables import set_variable
 
 LANES: Final = 4
-"""Messages of one reduction run in this many independent lanes; each has its own tag."""
+"""Number of independent lanes in which the messages of one reduction run. Each lane has its own
+tag."""
 GENERATIONS_PER_LINK: Final = (1 << 30) // LANES - 1
 SERIAL_TAG: Final = 0
 WIRING_S: Final = 1
-"""Bound of one Accept or Connect: the library's lock is held meanwhile, so it is short."""
+"""Bound of one Accept or Connect in seconds. It is short, since the library's lock is held
+meanwhile."""
 
 
 def mpi_environment(local: bool) -> dict[str, str]:
-    """What the environment of a rank must hold before MPI starts. Pure; for the agent."""
+    """Return the variables that MPI needs before it starts. Pure: the agent calls it too."""
     environment = {
         "MPIR_CVAR_CH4_NETMOD": "ofi",  # ucx over tcp crashed
         "FI_PROVIDER": "tcp",
@@ -61,12 +61,18 @@ def mpi_environment(local: bool) -> dict[str, str]:
 
 
 def start_mpi(local: bool, scratch: Path | None = None) -> Any:
-    """Initialise MPI once, thread-multiple, never to be finalised (D6); returns mpi4py's module.
+    """Initialize MPI once, with MPI_THREAD_MULTIPLE. It is never finalized (D6).
 
     Args:
-        local: All ranks are on this machine.
-        scratch: The rank's own folder. Whoever removes it removes the shared memory, too, that MPI
-            leaves if the rank is killed in here.
+        local: True if all ranks are on this machine.
+        scratch: The rank's own folder. Shared memory that MPI leaves if the rank is killed during
+            the start is recorded there and removed together with the folder.
+
+    Returns:
+        The module `mpi4py.MPI`.
+
+    Raises:
+        TransportError: MPI is missing, is no MPICH, or was started in a way that cannot work.
     """
     try:
         import mpi4py
@@ -116,10 +122,10 @@ def start_mpi(local: bool, scratch: Path | None = None) -> Any:
 
 
 def _unlink_own_shared_memory() -> None:
-    """Remove the name of the file that MPICH maps for the ranks of this world: there is only us.
+    """Remove the name of the file that MPICH maps for the ranks of this world: this rank alone.
 
-    MPICH removes it in Finalize, which we never call, so each rank would leave 1 MiB in /dev/shm.
-    The mapping stays valid.
+    MPICH removes it in MPI_Finalize, which is never called, so each rank would leave 1 MiB in
+    /dev/shm. The mapping stays valid.
     """
     for connection in Path("/proc/self/maps").read_text().splitlines():
         path = connection.rpartition(" ")[2]
@@ -129,38 +135,39 @@ def _unlink_own_shared_memory() -> None:
 
 @dataclass(slots=True)
 class Link:
-    """One intercommunicator to one process."""
+    """An intercommunicator to one process."""
 
     peer: str
     serial: str
     comm: Any
     generations: int = 0
-    """How many groups have used this link; the same number on both sides."""
+    """Number of groups that have used this link. The same on both sides."""
 
     def tag(self, lane: int) -> int:
+        """Return the tag of a lane in the present generation."""
         return self.generations % GENERATIONS_PER_LINK * LANES + lane + 1
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """The lower rank's message at a rendezvous."""
+    """Message of the lower rank at a rendezvous."""
 
     serial: str
-    """Of the link that it has to the other one; empty if it has none."""
+    """Serial of the sender's link to the other rank. Empty if it has none."""
 
 
 class Agreed(msgspec.Struct, frozen=True):
     """The higher rank's answer to an `Offer`."""
 
     serial: str
-    """Of the link that both will use."""
+    """Serial of the link that both will use."""
     generations: int
-    """How many groups have used that link, this one included."""
+    """Number of groups that have used that link, including this one."""
     port: str = ""
-    """Of MPI, where a new link is made; empty if both have this one already."""
+    """Port of MPI at which a new link is made. Empty if both already have this one."""
 
 
 class _Call(threading.Thread):
-    """A library call that cannot be interrupted; the caller may stop waiting for it."""
+    """Thread for a library call that cannot be interrupted. The caller may stop waiting for it."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         super().__init__(name="paceline-mpi-wiring", daemon=True)
@@ -179,7 +186,7 @@ class _Call(threading.Thread):
 
 
 class LinkTable:
-    """All links of this process, by the peer's name, and the making of new ones."""
+    """All links of this process by the peer's name. It makes new ones."""
 
     def __init__(self, host: str, scratch: Path | None = None) -> None:
         self.mpi = start_mpi(local=host.startswith("127."), scratch=scratch)
@@ -193,7 +200,14 @@ class LinkTable:
         self._bound.Set("timeout", str(WIRING_S))
 
     def settle(self, deadline: Deadline) -> None:
-        """Wait until a call that an earlier group abandoned has returned."""
+        """Wait until a call that an earlier group abandoned has returned.
+
+        Args:
+            deadline: When to give up.
+
+        Raises:
+            TransportError: The call never returned, so MPI in this process is unusable.
+        """
         if self._running is None:
             return
         while not self._running.done.wait(POLL_S):
@@ -208,7 +222,7 @@ class LinkTable:
             late.Free()
 
     def dial(self, group: Group, rank: int, deadline: Deadline) -> tuple[Link, PeerConnection]:
-        """The lower rank's side of a rendezvous: offers the link it has, else connects."""
+        """Meet a higher rank as the dialing side: offer the link that exists, else connect."""
         name = group.peers[rank].name
         while True:
             known = self._links.get(name)
@@ -230,7 +244,7 @@ class LinkTable:
             connection.close()
 
     def answer(self, group: Group, rank: int, deadline: Deadline) -> tuple[Link, PeerConnection]:
-        """The higher rank's side of a rendezvous: agrees to the link both have, else accepts."""
+        """Meet a lower rank as the answering side: agree to the common link, else accept."""
         name = group.peers[rank].name
         while True:
             offer, connection = self.rendezvous.answer(group, rank, Offer, deadline)
@@ -271,7 +285,20 @@ class LinkTable:
     def _wire(
         self, name: str, serial: str, call: Callable[[], Any], deadline: Deadline
     ) -> Link | None:
-        """Run Accept or Connect and check who is at the other end; None: it failed, try again."""
+        """Run Accept or Connect and check who is at the other end.
+
+        An unexpected error of the call is raised again here. It raises TransportError if the
+        deadline passes or the abort flag is raised.
+
+        Args:
+            name: Name of the peer.
+            serial: Serial of the new link.
+            call: Accept or Connect.
+            deadline: When to give up.
+
+        Returns:
+            The link, or None if the call failed and should be tried again.
+        """
 
         def work() -> Any:
             with self._patience.raised():
@@ -299,7 +326,17 @@ class LinkTable:
         return link
 
     def _say_serial(self, comm: Any, serial: str) -> None:
-        """Both sides send the serial they agreed on: a stale caller on a reused port differs."""
+        """Exchange the agreed serial with the other end.
+
+        A stale caller on a reused port has another one.
+
+        Args:
+            comm: The new intercommunicator.
+            serial: The agreed serial.
+
+        Raises:
+            TransportError: The other end sends nothing, or another serial.
+        """
         mine = np.frombuffer(serial.encode(), dtype=np.uint8)
         theirs = np.zeros_like(mine)
         byte = self.mpi.BYTE
@@ -318,7 +355,7 @@ class LinkTable:
             raise TransportError("the other end of a fresh link is somebody else")
 
     def forget_spares(self, in_use: set[str]) -> None:
-        """Free the oldest links to processes outside the group, beyond a bound."""
+        """Free the oldest links to processes outside the group, beyond SPARE_LINKS_MAX."""
         spare = [name for name in self._links if name not in in_use]
         for name in spare[: max(0, len(spare) - SPARE_LINKS_MAX)]:
             self._links.pop(name).comm.Free()

@@ -1,10 +1,10 @@
-"""Hands a reduction to the native loop: one call without the interpreter lock.
+"""Runs a reduction over MPI with the native loop: one call without the interpreter lock.
 
-Why it is needed: docs/design/data-channel.md.
+docs/design/data-channel.md says why it is needed.
 
-Everything the loop needs is laid out here as plain memory: the steps of each algorithm and the
-links once per group, the buffers once per call. What it leaves open when it ends early goes back
-as requests of mpi4py, to be kept like those of the loop in Python.
+All that the loop needs is laid out here as plain memory: the steps of each algorithm and the links
+once per group, the buffers once per call. If the loop ends early, its open requests are returned as
+requests of mpi4py, to be kept like those of the loop in Python.
 """
 
 from __future__ import annotations
@@ -105,10 +105,17 @@ class _Call(ctypes.Structure):
 
 
 class NativeLoop:
-    """The library with MPI's functions, and what it must know of the present group."""
+    """The C library with MPI's functions, and the data that it needs about the present group."""
 
     def __init__(self, mpi: Any) -> None:
-        """Raises UnavailableError."""
+        """Load the library and look up MPI's functions.
+
+        Args:
+            mpi: The module `mpi4py.MPI`.
+
+        Raises:
+            UnavailableError: There is no library for this build of MPI.
+        """
         if mpi._sizeof(mpi.COMM_WORLD) != ctypes.sizeof(ctypes.c_int):  # noqa: SLF001
             raise UnavailableError("this build of mpi4py does not use MPICH's ABI")
         self._run = load(REDUCE).paceline_reduce
@@ -135,7 +142,7 @@ class NativeLoop:
         link_to: Mapping[int, Link],
         connections: PeerConnections,
     ) -> None:
-        """Lay out the steps and links of a new group."""
+        """Lay out the steps of each algorithm and the links of a new group."""
         place = {rank: index for index, rank in enumerate(link_to)}
         self._links = (_Link * len(link_to))(
             *(_Link(link.comm.handle, link.tag(0)) for link in link_to.values())
@@ -158,7 +165,22 @@ class NativeLoop:
         requests: list[Any],
         stage: NativeStage | None = None,
     ) -> None:
-        """Like the loop in Python. On an error the open requests are left in `requests`."""
+        """Sum the buffers of `cells` in place, like the loop in Python.
+
+        Args:
+            algorithm: Name of the algorithm.
+            plan: Its schedule for this rank.
+            cells: The buffers. All their types are in `layout.KINDS`.
+            scratch: Memory for messages. The call may leave requests that still use it.
+            abort: Ends the call when it is raised.
+            requests: After an error the open requests are appended here: receive and send of each
+                lane in turn.
+            stage: Fills the buffers while the loop runs. None if they are complete.
+
+        Raises:
+            TransportAborted: The abort flag was raised.
+            PeerLost: A peer has gone, or a call of MPI failed.
+        """
         buffers = (_Buffer * len(cells))(
             *(
                 _Buffer(
@@ -212,7 +234,7 @@ class NativeLoop:
 
 
 def _step(step: ScheduleStep, place: Mapping[int, int]) -> _Step:
-    """One step with indices of links instead of ranks."""
+    """Return a step in C, with indices of links instead of ranks."""
     to = -1 if step.send_to is None else place[step.send_to]
     source = -1 if step.recv_from is None else place[step.recv_from]
     return _Step(

@@ -1,10 +1,10 @@
-"""How often MPICH tries a call to a peer that does not take it: a setting changed while it runs.
+"""Sets how often MPICH retries a call to a peer that does not take it, while the process runs.
 
-Measured with MPICH 5.0.2 over the tcp provider: a send to a process that has died is tried again
-until MPIR_CVAR_CH4_OFI_MAX_EAGAIN_RETRY is used up, 10 us each, with the library's lock held; the
-default tries for ever. A Connect uses the same setting and needs much of it, since a busy peer
-answers late. So patience is raised while a link is made and is short otherwise: a send to the dead
-then fails after 10 ms, not after 3 s. MPI has a standard way to write settings (MPI 4.1, 15.3.6);
+Measured with MPICH 5.0.2 over the tcp provider: a send to a process that has died is retried until
+MPIR_CVAR_CH4_OFI_MAX_EAGAIN_RETRY is used up, 10 us each, with the library's lock held. The default
+retries for ever. A Connect uses the same setting and needs a large value, since a busy peer answers
+late. So the setting is raised while a link is made and is low otherwise: a send to a dead process
+then fails after 10 ms instead of 3 s. MPI has a standard way to write settings (MPI 4.1, 15.3.6).
 mpi4py does not cover it, hence ctypes.
 """
 
@@ -19,14 +19,15 @@ from paceline.transport.base import TransportError
 
 SETTING: Final = "MPIR_CVAR_CH4_OFI_MAX_EAGAIN_RETRY"
 WHILE_CONNECTING: Final = 300_000
-"""Measured: 9 us each when the port is closed, 0.3 us when its owner is stopped."""
+"""Number of retries while a link is made. Measured: 9 us each if the port is closed, 0.3 us if its
+owner is stopped."""
 OTHERWISE: Final = 1_000
 _THREAD_MULTIPLE: Final = 3
-"""MPICH's value; it only has to be no less than what MPI was started with."""
+"""MPICH's value. It must be no less than the level that MPI was started with."""
 
 
 class Patience:
-    """Writes the setting of this process; MPI must have been started."""
+    """Writes the retry setting of this process. MPI must have been started."""
 
     def __init__(self) -> None:
         # The library is loaded already: the loader finds it by its name.
@@ -41,7 +42,11 @@ class Patience:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """While a link is made. No reduction runs meanwhile."""
+        """Raise the number of retries while a link is made. No reduction runs meanwhile.
+
+        Yields:
+            Nothing.
+        """
         self._write(WHILE_CONNECTING)
         try:
             yield

@@ -1,6 +1,6 @@
-"""What hydra, MPICH's process manager, says to a rank before MPI starts.
+"""Asks hydra, MPICH's process manager, for facts that a rank needs before MPI starts.
 
-A rank speaks PMI with it over a socket that it inherits: lines of words, a question and an answer.
+A rank speaks PMI with hydra over a socket that it inherits: one line per question and per answer.
 """
 
 from __future__ import annotations
@@ -20,10 +20,16 @@ FNV_PRIME: Final = 16_777_619
 
 
 def shared_memory_name(environment: Mapping[str, str]) -> str:
-    """Return the name below /dev/shm of the memory that MPI_Init makes; empty if hydra is silent.
+    """Return the name below /dev/shm of the memory that MPI_Init makes.
 
     MPICH 5.0.2 calls it `mpich_shm_<world>_<node>`. The world is a hash of the name that hydra has
-    for the rank's world, and a rank is alone in its world, so its node is 0.
+    for the rank's world. A rank is alone in its world, so its node is 0.
+
+    Args:
+        environment: Environment of the rank.
+
+    Returns:
+        The name, or an empty text if hydra does not answer.
     """
     text = environment.get(ENV_FD, "")
     answer = _ask(int(text), b"cmd=get_my_kvsname\n") if text.isdecimal() else ""
@@ -42,7 +48,7 @@ def _ask(fd: int, question: bytes) -> str:
 
 
 def _fnv(name: str) -> int:
-    """32 bits of FNV-1a."""
+    """Return the 32-bit FNV-1a hash of a text."""
     world = FNV_OFFSET
     for byte in name.encode():
         world = (world ^ byte) * FNV_PRIME & 0xFFFFFFFF

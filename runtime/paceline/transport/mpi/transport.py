@@ -1,11 +1,11 @@
-"""The data channel over MPI: own algorithms over point-to-point messages on pair links.
+"""The data channel over MPI: algorithms of our own over point-to-point messages on pair links.
 
-Nothing here is a collective of the library: a survivor of a death needs no call of MPI to go on
-over the links it has. A reduction cuts its buffers into pieces; every piece goes through the
-steps of a schedule (`core.collectives.schedules`), several pieces at a time in independent lanes,
-so that one lane adds while another transfers. All waits are Testsome with a pause, an abort flag
-and the connections of the group. What an abandoned reduction may still write to is kept until its
-requests have ended.
+No collective of the library is used, so a survivor of a death needs no call of MPI to go on over
+the links that it has. A reduction cuts its buffers into pieces. Every piece goes through the steps
+of a schedule (`core.collectives.schedules`). Several pieces run at a time in independent lanes, so
+one lane adds while another one transfers. All waits are calls of Testsome with a pause, an abort
+flag and the connections of the group. Memory that an abandoned reduction may still write to is kept
+until its requests have ended.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ from paceline.transport.rendezvous import LAST_WORDS_NS, Deadline, PeerConnectio
 log = logging.getLogger("paceline.rank")
 
 SPINS: Final = 20
-"""Tests without a pause: a message between two running ranks takes less."""
+"""Number of tests without a pause. A message between two running ranks takes less time."""
 PAUSE_S: Final = 0.00005
 LONG_PAUSE_S: Final = 0.001
 ALL_THERE: Final = Stage()
 LONG_WAIT_NS: Final = 20 * NS_PER_MS
-"""After so long without a message the peers are waiting for something slow: pause longer."""
+"""Time without a message after which the pauses get longer, since the peers wait for something
+slow."""
 
 
 class MpiTransport(Transport):
-    """Elastic MPI without a launcher; host memory only."""
+    """Elastic MPI without a launcher, for host memory only."""
 
     name: ClassVar[str] = "mpi"
     algorithms: ClassVar[tuple[str, ...]] = ALGORITHMS
@@ -82,9 +83,23 @@ class MpiTransport(Transport):
 
     @property
     def address(self) -> str:
+        """Where peers reach the rendezvous of this process."""
         return self._links.rendezvous.address
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        """Make the links to the partners of this rank that do not exist yet.
+
+        It raises PeerLost or TransportAborted if a partner cannot be reached or the abort flag is
+        raised.
+
+        Args:
+            group: The members.
+            abort: Ends the call when it is raised.
+            timeout_s: Seconds after which it fails.
+
+        Raises:
+            TransportError: MPI cannot make a link.
+        """
         self.close()
         deadline = Deadline(abort, timeout_s)
         self._links.settle(deadline)
@@ -115,7 +130,7 @@ class MpiTransport(Transport):
         self._discard_old(link)
 
     def _discard_old(self, link: Link) -> None:
-        """Receive and forget what an abandoned generation left on this link."""
+        """Receive and drop messages that an abandoned generation left on this link."""
         current = {link.tag(lane) for lane in range(LANES)}
         status = self._mpi.Status()
         while link.comm.Iprobe(0, self._mpi.ANY_TAG, status) and status.tag not in current:
@@ -126,6 +141,7 @@ class MpiTransport(Transport):
             )
 
     def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str) -> None:
+        """Sum the buffers with one of the algorithms of `core.collectives.schedules`."""
         self._sum([Cells(buffer) for buffer in buffers], abort, algorithm)
 
     def allreduce_rounded(
@@ -135,6 +151,7 @@ class MpiTransport(Transport):
         abort: Abort,
         algorithm: str,
     ) -> None:
+        """Sum float32 buffers that travel as bfloat16, rounded at each hop."""
         pairs = zip(buffers, residuals, strict=True)
         self._sum([RoundedCells(*pair) for pair in pairs], abort, algorithm)
 
@@ -146,6 +163,7 @@ class MpiTransport(Transport):
         algorithm: str,
         residual: torch.Tensor | None = None,
     ) -> None:
+        """Sum a buffer that the stage produces piece by piece, ahead of the native loop."""
         cells = Cells(buffer) if residual is None else RoundedCells(buffer, residual)
         self._sum([cells], abort, algorithm, stage)
 
@@ -213,7 +231,7 @@ class MpiTransport(Transport):
             pause(PAUSE_S if now - idle_since_ns < LONG_WAIT_NS else LONG_PAUSE_S)
 
     def _abandon(self, requests: list[Any], cells: Sequence[Cells]) -> None:
-        """Give up requests; what they may still touch stays alive until they have completed."""
+        """Give up requests, and keep the memory that they may touch until they have completed."""
         null = self._mpi.REQUEST_NULL
         for request in requests[0::2]:  # receives: a cancelled one completes at once
             if request != null:
@@ -225,9 +243,11 @@ class MpiTransport(Transport):
         self._scratch = Scratch()
 
     def peer_connections(self) -> Sequence[tuple[int, int]]:
+        """Return the rendezvous connections of the group, which close with the peers."""
         return [(fd, rank) for fd, rank, _ in self._connections.watched()]
 
     def close(self) -> None:
+        """Leave the group and keep the links for the next one."""
         self._group = None
         self._link_to = {}
         if self._abandoned.leave(self._connections):
@@ -236,13 +256,16 @@ class MpiTransport(Transport):
         self._abandoned.clean()
 
     def shutdown(self) -> None:
+        """Leave the group and close the rendezvous. MPI is never finalized (D6)."""
         self.close()
         self._links.rendezvous.close()
 
     def conducts(self) -> tuple[Conduct, ...]:
+        """Return one value, which says whether the loop runs in Python."""
         return (Conduct(self.name, in_python="" if self._native else self._why_python),)
 
     def describe(self) -> dict[str, str]:
+        """Return the loop, the provider, and the numbers of links and abandoned calls."""
         return {
             "loop": "native" if self._native else f"python: {self._why_python}",
             "provider": f"ofi;{os.environ.get('FI_PROVIDER', 'default')}",

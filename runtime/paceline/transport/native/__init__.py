@@ -1,14 +1,15 @@
-"""The native loops of the transports: built once per machine with the C compiler, then loaded.
+"""The native loops of the transports, built once per machine with the C compiler and then loaded.
 
     reduce.c  the steps of a schedule over MPI (`transport.mpi.native_loop`)
     shared.c  sums in shared memory (`transport.shm.native_loop`)
-    common.h  what both of them include
+    common.h  included by both
 
-A library's name holds the hash of its source and of that header. It lies in the user's cache
-folder, so that it is compiled by the first rank that ever needs it, or beside its source, where the
-making of an image puts it (`python -m paceline.transport.native`). Ranks that start together may
-all compile: each renames its own result into place. Where nothing can be compiled or kept, the
-transports do the same in Python and say so.
+The name of a library holds a hash of its source, of the header, of the processor type and of the
+compiler flags. The library lies in the user's cache folder, where the first rank that needs it
+compiles it, or beside its source, where the build of an image puts it (`python -m
+paceline.transport.native`). Ranks that start together may all compile, since each renames its own
+result into place. Where nothing can be compiled or stored, the transports use their loops in Python
+and report it.
 """
 
 from __future__ import annotations
@@ -34,11 +35,21 @@ COMPILE_S: Final = 60.0
 
 
 class UnavailableError(Exception):
-    """There is no native loop in this process, and why."""
+    """Raised if there is no native loop in this process. The message says why."""
 
 
 def load(source: Path) -> ctypes.CDLL:
-    """The library made of it, compiled if need be. Raises UnavailableError."""
+    """Load the library made from a source file, and compile it first if needed.
+
+    Args:
+        source: One of `SOURCES`.
+
+    Returns:
+        The loaded library.
+
+    Raises:
+        UnavailableError: It cannot be compiled, stored or trusted.
+    """
     path = source.parent / file_name(source)
     try:
         if not path.exists():
@@ -57,14 +68,21 @@ def load(source: Path) -> ctypes.CDLL:
 
 
 def file_name(source: Path) -> str:
-    """Of the library that is made of this source now, here. Raises OSError."""
+    """Return the name of the library that is made from a source as it is now. May raise OSError."""
     facts = f"{platform.machine()} {FLAGS}".encode()
     texts = source.read_bytes() + source.with_name(HEADER).read_bytes()
     return f"{source.stem}-{hashlib.sha256(texts + facts).hexdigest()[:16]}.so"
 
 
 def cache_folder() -> Path:
-    """Where libraries that were built on this machine are kept."""
+    """Return the folder for libraries that were built on this machine.
+
+    Returns:
+        The folder, which need not exist.
+
+    Raises:
+        UnavailableError: The user has no home folder.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "paceline"
@@ -73,7 +91,17 @@ def cache_folder() -> Path:
 
 
 def build(source: Path, target: Path) -> None:
-    """Compile into a folder. Raises UnavailableError, or OSError where nothing can be written."""
+    """Compile a source into a folder.
+
+    It raises OSError if nothing can be written there.
+
+    Args:
+        source: One of `SOURCES`.
+        target: Folder for the library. It is made if it does not exist.
+
+    Raises:
+        UnavailableError: There is no compiler, or it failed or was too slow.
+    """
     compiler = shutil.which(os.environ.get("CC") or "cc")
     if compiler is None:
         raise UnavailableError("no C compiler; hint: install one, or set CC")

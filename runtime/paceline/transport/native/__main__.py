@@ -1,6 +1,6 @@
-"""`python -m paceline.transport.native`: build the native loops beside their sources.
+"""Builds the native loops beside their sources: `python -m paceline.transport.native`.
 
-For the making of an image whose users have no compiler.
+The build of an image runs it, since users of the image may have no compiler.
 """
 
 from __future__ import annotations

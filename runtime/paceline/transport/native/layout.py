@@ -1,4 +1,4 @@
-"""What the native loops have in common with those who call them."""
+"""Definitions that the native loops share with their callers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS: Final = {
     torch.int64: 3,
     torch.bfloat16: 4,
 }
-"""What the loops can add; other types are left to those in Python."""
+"""Number of each type that the native loops can add. The loops in Python add the others."""
 
 Fields = Sequence[tuple[str, Any]]
-"""Of a structure in C, as ctypes takes them."""
+"""Fields of a C structure, as ctypes takes them."""

@@ -1,1 +1,1 @@
-"""The data channel inside a machine: sums in memory that ranks hand to each other."""
+"""The data channel inside a machine, which sums in memory that its ranks share."""

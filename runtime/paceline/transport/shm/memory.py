@@ -1,11 +1,11 @@
-"""The memory of one rank that others on its machine may read: one memfd, mapped once.
+"""Memory of one rank that others on its machine may read: one memfd, mapped once.
 
-It has no name anywhere, so that nothing is left when the last process that holds it ends, and no
-share of /dev/shm, whose size a pod cannot choose. Its size is sealed: nobody who has mapped it can
-be hit by a page that is not there. It is as large as the machine's memory can make use of, but
-takes only what is written; memory that is given back is punched out of it.
+It has no name, so nothing is left when the last process that holds it ends. It takes no share of
+/dev/shm, whose size a pod cannot choose. Its size is sealed, so a process that has mapped it cannot
+crash on a missing page. The mapping is as large as the machine's memory can make use of, but only
+pages that are written take memory. Memory that is given back is punched out of it.
 
-Others get a descriptor for reading only. What this rank does not write, nobody does.
+Other ranks get a read-only descriptor, so only the owner writes.
 """
 
 from __future__ import annotations
@@ -25,22 +25,30 @@ from paceline.limits import MIB, LimitError, cgroup_limits, figures_bytes
 from paceline.transport.base import TransportError
 
 SPARE: Final = 4
-"""Times the memory of the machine: addresses cost nothing, and blocks of several sizes take
-turns."""
+"""Size of the mapping as a multiple of the machine's memory. Addresses cost nothing, and blocks of
+several sizes take turns."""
 LARGEST: Final = 1 << 40
-"""A process maps the memory of all ranks of its machine, and has 2 ** 47 bytes of addresses."""
+"""Upper bound on the size of one mapping in bytes. A process maps the memory of all ranks of its
+machine and has 2 ** 47 bytes of addresses."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 PUNCH: Final = 0x02 | 0x01
-"""FALLOC_FL_PUNCH_HOLE, which goes with FALLOC_FL_KEEP_SIZE."""
+"""Flags of fallocate: FALLOC_FL_PUNCH_HOLE, which requires FALLOC_FL_KEEP_SIZE."""
 HINT: Final = "hint: use backend: auto, mpi or gloo"
 
 
 class SharedMemory:
-    """Blocks of one memfd. Not for forked children: they free nothing."""
+    """Allocator of blocks in one memfd.
+
+    A forked child must not use it. Blocks that die in a child free nothing.
+    """
 
     def __init__(self) -> None:
-        """Raises TransportError where the machine refuses it."""
+        """Create and map the memory.
+
+        Raises:
+            TransportError: The machine refuses it.
+        """
         spare = SPARE * figures_bytes(Path("/proc/meminfo"), "MemTotal", "SwapTotal")
         self.nbytes = min(spare, LARGEST)
         try:
@@ -51,7 +59,7 @@ class SharedMemory:
                 f"hint: allow it in the pod's seccomp profile, or use backend: auto"
             ) from error
         self.fd = -1
-        """For others, to read."""
+        """Read-only descriptor for other ranks. -1 once it is closed."""
         try:
             os.ftruncate(self._fd, self.nbytes)
             seals = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -69,11 +77,22 @@ class SharedMemory:
         self._pid = os.getpid()
         self._end = mmap.PAGESIZE  # place 0 says that a buffer is not here
         self._free: dict[int, list[int]] = {}
-        """By size: places of blocks that were given back."""
+        """By size in bytes: offsets of blocks that were given back."""
 
     def block(self, nbytes: int) -> Any:
-        """New memory, zero, as an array of bytes; given back with its last reference. Raises
-        LimitError if the pod may not have so much, TransportError if no addresses are left."""
+        """Return new zero-filled memory, which is given back with its last reference.
+
+        It raises LimitError if the pod may not have so much.
+
+        Args:
+            nbytes: Size in bytes.
+
+        Returns:
+            A numpy array of `nbytes` bytes.
+
+        Raises:
+            TransportError: No addresses are left.
+        """
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         _ensure_allowed(size)
         free = self._free.get(size)
@@ -88,17 +107,27 @@ class SharedMemory:
         return np.asarray(block)
 
     def zeros(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """The same as a tensor."""
+        """Return a new zero-filled tensor in this memory.
+
+        It raises the errors of `block`.
+
+        Args:
+            numel: Number of elements.
+            dtype: Type of the elements.
+
+        Returns:
+            A flat tensor. Its memory is given back with the last reference to it.
+        """
         block = self.block(max(numel * dtype.itemsize, 1))
         return torch.from_numpy(block)[: numel * dtype.itemsize].view(dtype)
 
     def place(self, tensor: torch.Tensor) -> int:
-        """Where a tensor lies in this memory; 0 if it does not."""
+        """Return the byte offset of a tensor in this memory, or 0 if it lies elsewhere."""
         at = tensor.data_ptr() - self.start
         return at if 0 < at < self.nbytes else 0
 
     def close(self) -> None:
-        """No more blocks, and nobody is given it any more; tensors in it stay good."""
+        """Close the descriptors. No block can be given back any more; tensors stay valid."""
         for fd in (self.fd, self._fd):
             if fd >= 0:
                 os.close(fd)
@@ -112,7 +141,10 @@ class SharedMemory:
 
 
 class _Range:
-    """What arrays and tensors in some memory refer to: while one of them lives, so does it."""
+    """A range of mapped memory that arrays and tensors refer to.
+
+    It lives as long as one of them.
+    """
 
     def __init__(self, mapped: mmap.mmap, address: int, nbytes: int) -> None:
         self._mapped = mapped
@@ -125,14 +157,34 @@ class _Range:
 
 
 def whole(mapped: mmap.mmap) -> Any:
-    """All of it as bytes. Torch has no tensors for reading only, so this is one that could be
-    written to, which nobody does who has not made it."""
+    """Return a whole mapping as an array of bytes.
+
+    The array claims to be writable even where the mapping is not, since torch has no read-only
+    tensors. Only the owner of the memory writes.
+
+    Args:
+        mapped: The mapping, which lives as long as the array.
+
+    Returns:
+        A numpy array of bytes.
+    """
     address = int(np.frombuffer(mapped, np.uint8).ctypes.data)
     return np.asarray(_Range(mapped, address, len(mapped)))
 
 
 def map_others(fd: int, nbytes: int) -> Any:
-    """The memory of another rank as bytes, for reading. Raises TransportError."""
+    """Map the memory of another rank for reading.
+
+    Args:
+        fd: Descriptor of its memory. The caller may close it afterwards.
+        nbytes: Size in bytes that the rank reported.
+
+    Returns:
+        A numpy array of bytes.
+
+    Raises:
+        TransportError: The size differs, or the memory cannot be mapped.
+    """
     try:
         if os.fstat(fd).st_size != nbytes:
             raise TransportError("the memory of a rank has another size than it says")
@@ -142,7 +194,16 @@ def map_others(fd: int, nbytes: int) -> Any:
 
 
 def _ensure_allowed(nbytes: int) -> None:
-    """Pages of a memfd that the control group has no room for would end the process."""
+    """Check that the control group allows a buffer of this size.
+
+    Without this check, touching the pages of the memfd would make the kernel kill the process.
+
+    Args:
+        nbytes: Size of the buffer in bytes.
+
+    Raises:
+        LimitError: The limit of the pod or control group is lower.
+    """
     allowed = min(cgroup_limits("memory.max"), default=None)
     if allowed is not None and nbytes > allowed:
         raise LimitError(

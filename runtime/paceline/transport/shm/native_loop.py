@@ -1,4 +1,4 @@
-"""Hands a sum in shared memory to the loop in C: one call without the interpreter lock."""
+"""Runs sums in shared memory with the loop in C: one call without the interpreter lock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from paceline.transport.shm.room import BOUNCES_AT, SHOW_WORDS, SHOWS, Room
 
 DONE, ABORTED, LOST, LEFT, DIFFERENT, CARRY = range(6)
 SPIN_NS: Final = 50_000
-"""Longest look before a wait; halved each time it was in vain. None where ranks share cores."""
+"""Longest time to spin before a wait sleeps, in nanoseconds. It is halved each time it was in vain,
+and 0 where ranks share cores."""
 
 
 class _Member(ctypes.Structure):
@@ -89,8 +90,11 @@ class _Stage(ctypes.Structure):
 
 
 class _Slice(Stage):
-    """The own slice of buffers in place: summed inside the machine piece by piece, and the slices
-    of others are copied as far as they are complete."""
+    """The stage of this rank's slice when all buffers are in place.
+
+    It sums the slice inside the machine piece by piece, and copies the slices of others as far as
+    they are complete.
+    """
 
     def __init__(self, library: ctypes.CDLL, room: _Room, call: _Call) -> None:
         self._make, self._take = library.paceline_shared_make, library.paceline_shared_take
@@ -99,14 +103,16 @@ class _Slice(Stage):
         self.native = NativeStage(make, take, ctypes.addressof(self._owner), self._owner)
 
     def make(self, low: int, high: int) -> None:
+        """Sum the bytes low..high of the slice inside the machine."""
         self._make(ctypes.byref(self._owner), ctypes.c_int64(low), ctypes.c_int64(high))
 
     def take(self, done: int) -> None:
+        """Publish how far the slice is complete, and copy what is complete of the others."""
         self._take(ctypes.byref(self._owner), ctypes.c_int64(done))
 
 
 class NativeLoop:
-    """The library, and what it must know of one room."""
+    """The C library, with the data that it needs about one room."""
 
     def __init__(self, library: ctypes.CDLL, room: Room, *, spins: bool) -> None:
         self._library = library
@@ -154,7 +160,7 @@ class NativeLoop:
     def reduce(
         self, data: torch.Tensor, kind: int, abort: Abort, carry: Carry | None = None
     ) -> None:
-        """Like the loop in Python."""
+        """Sum one buffer, with the arguments and errors of `PlainLoop.reduce`."""
         room, native = self._room, self._native
         native.step, native.uses, native.abort = room.step, room.uses, ctypes.pointer(abort.flag)
         call = _Call(
@@ -191,7 +197,7 @@ class NativeLoop:
         raise different(rank, int(room.members[native.who].head[at]), data.nbytes)
 
     def _slice(self, call: _Call, data: torch.Tensor) -> torch.Tensor:
-        """The own part that is to be carried; what it refers to stays with it."""
+        """Return this rank's slice for `carry`, as a tensor that keeps its memory alive."""
         first = call.carry_place
         if call.place:
             first -= call.place

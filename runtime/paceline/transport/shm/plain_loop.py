@@ -1,9 +1,9 @@
-"""A sum in shared memory, in Python: act by act as `core.collectives.shared` names them.
+"""The loop in Python for sums in shared memory, act by act as `core.collectives.shared` names them.
 
-What the loop in C does; taken where it cannot be built, and for types that it does not add. Its
-waits have the same descriptors. It always asks to be woken and wakes everybody, since Python has
-no way to order a store before a load. On other processors than those of x86-64, which keep the
-order of all other pairs, it needs the fence of the library.
+It does what the loop in C does. It is used where that one cannot be built, and for types that it
+does not add. It waits on the same descriptors. It always asks to be woken and always wakes
+everybody, since Python cannot order a store before a load. On processors other than x86-64, which
+keeps the order of all other pairs, it needs the fence of the C library.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from paceline.transport.shm.errors import different, gone_elsewhere, left
 from paceline.transport.shm.room import BOUNCES_AT, MARK, SHOW_WORDS, SHOWS, SLEEPS, STEP, Room
 
 Carry = Callable[[torch.Tensor, int, Stage], None]
-"""Sums the own slice, which begins at this byte of the buffer, with those of other machines, in
-place; the stage makes what is inside the machine."""
+"""Function that sums this rank's slice with those of other machines, in place. Its arguments are
+the slice, the slice's byte offset in the buffer, and a stage that produces the sum inside the
+machine."""
 ORDERED: Final = ("x86_64", "AMD64")
 
 
 def keeps_order() -> bool:
+    """Return True if this processor keeps the order of stores, so that no fence is needed."""
     return platform.machine() in ORDERED
 
 
 def no_fence() -> None:
-    """Nothing is needed where `keeps_order`."""
+    """Do nothing: the fence for processors where `keeps_order` is true."""
 
 
 class PlainLoop:
+    """Sums buffers over the ranks of one room. Used by one thread at a time."""
+
     def __init__(self, room: Room, fence: Callable[[], None]) -> None:
         self.room, self._fence = room, fence
         self._heads = [member.head for member in room.members]
@@ -48,12 +52,21 @@ class PlainLoop:
             if member.connection >= 0:
                 self._poll.register(member.connection, CLOSED)
         self._far = dict(room.far)
-        """By connection: a rank on another machine."""
+        """By descriptor of a connection: the rank on another machine at its other end."""
 
     def reduce(
         self, data: torch.Tensor, kind: int, abort: Abort, carry: Carry | None = None
     ) -> None:
-        """`data`: flat, on the host, with elements."""
+        """Sum one buffer over the ranks of the machine, in place.
+
+        It raises TransportError if a rank has gone or given up, or if the abort flag goes up.
+
+        Args:
+            data: Flat tensor on the host, not empty.
+            kind: Number of its type (`layout.KINDS` or `OTHER_KINDS`).
+            abort: Ends the call when it is raised.
+            carry: Sums the own slice with other machines. None if all ranks are on this machine.
+        """
         call = _Call(self, data, kind, abort, carry)
         own = self._heads[self.room.own]
         before, own[SLEEPS] = int(own[SLEEPS]), 1
@@ -63,14 +76,20 @@ class PlainLoop:
         own[SLEEPS] = before
 
     def look(self, abort: Abort) -> None:
+        """Raise PeerLost or TransportAborted if a rank has given up: its data is invalid then."""
         self._fence()
         for index, (head, member) in enumerate(zip(self._heads, self.room.members, strict=True)):
             if int(head[MARK]) != member.mark:
                 raise left(self.room.ranks[index], abort)
 
     def barrier(self, abort: Abort, *, first: bool) -> None:
-        """`first`: nobody on another machine can be through with this call, so that who closes
-        has died or given up."""
+        """Wait until all ranks of the room have come to this step.
+
+        Args:
+            abort: Ends the wait when it is raised.
+            first: True for the first barrier of a call. No rank on another machine can have
+                finished this call by then, so one that closes its connection has died or given up.
+        """
         self.look(abort)
         room = self.room
         room.step += 1
@@ -114,17 +133,18 @@ class PlainLoop:
                 self._poll.unregister(fd)
 
     def show(self, use: int) -> list[list[int]]:
-        """What each says of its buffer."""
+        """Return the words in which each rank describes its buffer: bytes, kind, place."""
         at = SHOWS + SHOW_WORDS * (use & 1)
         return [[int(word) for word in head[at : at + SHOW_WORDS]] for head in self._heads]
 
     def say(self, use: int, words: list[int]) -> None:
+        """Write this rank's description of its buffer."""
         at = SHOWS + SHOW_WORDS * (use & 1)
         self._heads[self.room.own][at : at + SHOW_WORDS] = words
 
 
 class _Call:
-    """One buffer on its way through the acts."""
+    """The reduction of one buffer."""
 
     def __init__(
         self,
@@ -144,9 +164,11 @@ class _Call:
         self._low = 0
 
     def in_place(self) -> list[bool]:
+        """Return for each rank whether its buffer lies in shared memory."""
         return [place != 0 for _, _, place in self._shows]
 
     def do(self, act: Act) -> None:
+        """Carry out one act of `core.collectives.shared.reduction`."""
         room, low, high = self._room, act.low, act.high
         match act.what:
             case What.SHOW:
@@ -197,7 +219,7 @@ class _Call:
         return torch.from_numpy(member.memory[at : at + BOUNCE_BYTES])
 
     def _shown(self, index: int, first: int, last: int) -> torch.Tensor:
-        """The bytes first..last of a member's buffer, where they can be read."""
+        """Return the bytes first..last of a rank's buffer, in place or from its bounce buffer."""
         place = self._shows[index][2]
         if place:
             memory = self._room.members[index].memory

@@ -1,9 +1,10 @@
-"""Where ranks of one machine meet: a socket without a file, over which they hand on descriptors.
+"""The rendezvous of ranks on one machine: a socket without a file, which passes descriptors.
 
-Who is on the same machine is found out from what the ranks publish: the boot of the kernel and the
-network namespace that they run in, in which the name of an abstract socket is good. Pods have a
-namespace each, so it is the ranks of a pod that meet here, and all of `paceline run`. The name
-holds 128 random bits, but stands in /proc/net/unix, so callers of another user are closed unread.
+Ranks find out from their published addresses whether they share a machine. An address names the
+boot of the kernel and the network namespace, in which the name of an abstract socket is valid. Each
+pod has its own namespace, so the ranks of a pod meet here, and all ranks of `paceline run`. The
+name holds 128 random bits but is visible in /proc/net/unix, so callers of another user are closed
+unread.
 """
 
 from __future__ import annotations
@@ -34,25 +35,32 @@ from paceline.transport.rendezvous import (
 
 NETWORK: Final = Path("/proc/self/ns/net")
 DESCRIPTORS: Final = 2
-"""Memory and eventfd."""
+"""Number of descriptors that a rank passes: its memory and its eventfd."""
 
 
 Place = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The message of one rank of a machine to another, beside the descriptors."""
+    """Message of one rank of a machine to another. The descriptors follow it."""
 
     memory: Place
-    """Bytes of all of its memory."""
+    """Size of the rank's memory in bytes."""
     block: Place
-    """Where its block lies in there."""
+    """Offset of the rank's block in its memory, in bytes."""
     mark: Place
-    """Of the block, in this generation."""
+    """Mark of the block in this generation."""
 
 
 def machine_place() -> str:
-    """Equal in two processes that can meet here."""
+    """Return a text that is equal in two processes if they can meet here.
+
+    Returns:
+        Boot id and network namespace.
+
+    Raises:
+        TransportError: The kernel does not provide them.
+    """
     try:
         network = NETWORK.stat()
         return f"{BOOT_ID.read_text().strip()}.{network.st_dev}.{network.st_ino}"
@@ -61,11 +69,12 @@ def machine_place() -> str:
 
 
 def place_of(address: str) -> str:
+    """Return the machine's part of an address."""
     return address.rpartition("/")[0]
 
 
 class LocalRendezvous(Rendezvous):
-    """A rendezvous of one machine."""
+    """A rendezvous over an abstract Unix socket."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -89,6 +98,7 @@ class LocalRendezvous(Rendezvous):
 
     @property
     def address(self) -> str:
+        """The machine and the name of the socket."""
         return f"{self._place}/{self._name}"
 
     def swap(
@@ -99,8 +109,21 @@ class LocalRendezvous(Rendezvous):
         own: Sequence[int],
         deadline: Deadline,
     ) -> tuple[Facts, list[int], PeerConnection]:
-        """Meet `rank`: what it says, its descriptors, and the connection, over which nothing is
-        said from then on."""
+        """Meet a rank and exchange facts and descriptors with it.
+
+        It raises TransportError if the deadline passes or the abort flag is raised.
+
+        Args:
+            group: The generation that is being wired.
+            rank: Index of the peer in the group.
+            facts: Message of this rank.
+            own: Descriptors of this rank to pass. They stay open here.
+            deadline: When to give up.
+
+        Returns:
+            The peer's facts, its descriptors, and the connection, which stays silent from then on.
+            The caller owns both.
+        """
         what = f"taking the memory of rank {rank} ({group.peers[rank].name})"
         while True:
             dials = rank > group.rank

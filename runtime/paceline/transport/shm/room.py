@@ -1,9 +1,9 @@
 """The ranks of one group that share a machine, as one of them has wired them.
 
-A rank's *block* begins with words that it alone writes (`core.collectives.shared`), followed by its
-two bounce buffers. Each generation has blocks of its own, told apart by their marks: 64 random
-bits. The connection over which a pair met stays open, and its end tells that the other is gone;
-with it a rank has the memory and the eventfd of each other one.
+A rank's *block* begins with words that only this rank writes (`core.collectives.shared`), followed
+by its two bounce buffers. Each generation has blocks of its own, told apart by marks of 64 random
+bits. A rank holds the memory and the eventfd of each other rank. The connection over which the pair
+met stays open, and its end shows that the other rank is gone.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from paceline.transport.shm.rendezvous import Facts, LocalRendezvous
 MARK: Final = 0
 STEP: Final = 1
 SLEEPS: Final = 8
-"""Not 0: it has to be woken."""
+"""Index of the word that is not 0 while the rank has to be woken."""
 SHOWS: Final = 16
-"""What it says of its buffer: bytes, kind, place; twice, in turns like the bounce buffers."""
+"""Index of the words that describe the rank's buffer: bytes, kind, place. There are two sets, used
+in turns like the bounce buffers."""
 SHOW_WORDS: Final = 3
 HEAD_WORDS: Final = 24
 BOUNCES_AT: Final = mmap.PAGESIZE
@@ -39,26 +40,30 @@ BLOCK_BYTES: Final = BOUNCES_AT + 2 * BOUNCE_BYTES
 
 @dataclass(slots=True)
 class Member:
-    """One rank of the machine. Arrays are read-only but for the own ones."""
+    """One rank of the machine. All arrays are read-only, except for this rank's own."""
 
     rank: int
-    """In the group."""
+    """Index in the group."""
     memory: Any
-    """All of its memory, as bytes."""
+    """All of the rank's memory, as bytes."""
     place: int
-    """Of its block."""
+    """Offset of the rank's block in its memory, in bytes."""
     mark: int
     eventfd: int
     connection: int
-    """Descriptor; -1 for the own one."""
+    """Descriptor of the connection to the rank. -1 for this rank itself."""
 
     @property
     def head(self) -> Any:
+        """The words of the rank's block, as an array of uint64."""
         return self.memory[self.place : self.place + 8 * HEAD_WORDS].view(np.uint64)
 
 
 class Room:
-    """The local members of a group, wired. `rank_of` an index here is its rank in the group."""
+    """The members of a group that share this machine.
+
+    `ranks` maps an index in this room to the rank in the group.
+    """
 
     def __init__(self, memory: SharedMemory, eventfd: int, ranks: Sequence[int], own: int) -> None:
         self.memory = memory
@@ -69,19 +74,30 @@ class Room:
         self.connections = PeerConnections()
         self.members: list[Member] = []
         self.parts = len(self.ranks)
-        """Slices; the first members have one each."""
+        """Number of slices. The first members have one each."""
         self.far: list[tuple[int, int]] = []
-        """Connections to ranks on other machines that wait for this one's slice: descriptor, rank.
-        Not owned."""
+        """Connections to ranks on other machines that wait for this one's slice, as (descriptor,
+        rank). The room does not own them."""
         self.uses = self.step = 0
-        """Of the bounce buffers so far; barriers so far."""
+        """Number of uses of the bounce buffers so far, and of barriers so far."""
         self._mark = secrets.randbits(64) | 1
         self.place = int(self.block.ctypes.data) - memory.start
         self._words = self.block[: 8 * HEAD_WORDS].view(np.uint64)
         self._words[MARK] = self._mark
 
     def wire(self, rendezvous: LocalRendezvous, group: Group, deadline: Deadline) -> None:
-        """Meet the others. Raises TransportError; `leave` it then."""
+        """Meet the other members and map their memory.
+
+        After an error the caller has to `leave` the room.
+
+        Args:
+            rendezvous: Where the ranks of this machine meet.
+            group: The whole group.
+            deadline: When to give up.
+
+        Raises:
+            TransportError: A member cannot be reached or reports impossible facts.
+        """
         facts = Facts(self.memory.nbytes, self.place, self._mark)
         descriptors = self.memory.fd, self.eventfd
         found = {group.rank: self._own_member()}
@@ -118,21 +134,26 @@ class Room:
         return Member(rank, memory, self.place, self._mark, self.eventfd, connection=-1)
 
     def always_wake(self) -> None:
-        """The loop in Python waits without being able to say so in time."""
+        """Ask to be woken at every barrier, since the loop in Python cannot ask for it in time."""
         self._words[SLEEPS] = 1
 
     @property
     def has_left(self) -> bool:
+        """True if this rank has given up."""
         return bool(self._words[MARK] != self._mark)
 
     def give_up(self) -> None:
-        """A reduction has failed: from now on nothing that others read here is true. They wake."""
+        """Invalidate what others read in this rank's block after a failed reduction."""
         self._words[MARK] = 0
         self.connections.say_goodbye()
 
     def leave(self) -> bool:
-        """Close what only this end needs. True: `all_gone` tells when the block may go, too; what
-        others read in it meanwhile is true."""
+        """Close what only this end needs. What others still read in the block stays valid.
+
+        Returns:
+            True if somebody may still read in the block. The caller keeps the room until
+            `all_gone`.
+        """
         for member in self.members:
             if member.eventfd != self.eventfd:
                 os.close(member.eventfd)
@@ -144,17 +165,17 @@ class Room:
         return not self.all_gone()
 
     def all_gone(self) -> bool:
-        """Everybody has left this group."""
+        """Return True if every other member has left this group."""
         return self.connections.all_lost()
 
     def forget(self) -> None:
-        """Who is still in it, is so no more."""
+        """Invalidate the block even if a member has not left."""
         self._words[MARK] = 0
         self.connections.close()
 
 
 class Rooms:
-    """The present room, and those that were left while others may still read in them."""
+    """The present room, and rooms that this rank has left while others may still read in them."""
 
     def __init__(self, memory: SharedMemory, place: str) -> None:
         self.memory = memory
@@ -164,6 +185,7 @@ class Rooms:
         self._left: list[Room] = []
 
     def enter(self, group: Group, ranks: Sequence[int], deadline: Deadline) -> Room:
+        """Leave the present room and wire a new one with these ranks of the group."""
         self.leave()
         room = self.room = Room(self.memory, self.eventfd, ranks, group.rank)
         try:
@@ -175,6 +197,7 @@ class Rooms:
         return room
 
     def leave(self) -> None:
+        """Leave the present room, and drop old ones that everybody has left."""
         room, self.room = self.room, None
         if room is not None and room.leave():
             self._left.append(room)
@@ -183,6 +206,7 @@ class Rooms:
             self._left.pop(0).forget()  # who is still in it is stopped, and will find it gone
 
     def close(self) -> None:
+        """Leave all rooms and close the rendezvous and the eventfd."""
         self.leave()
         for old in self._left:
             old.forget()

@@ -1,8 +1,8 @@
-"""The data channel of ranks that all run on one machine: every byte is copied at most once.
+"""The data channel of ranks that all run on one machine. Each byte is copied at most once.
 
-A reduction is a few barriers over counters in memory that the ranks hand to each other
-(`core.collectives.shared`). Buffers from `zeros` lie there themselves and are summed in place;
-others go through bounce buffers, piece by piece.
+A reduction is a few barriers over counters in memory that the ranks pass to each other
+(`core.collectives.shared`). Buffers from `zeros` lie in that memory themselves and are summed in
+place. Other buffers go through bounce buffers, piece by piece.
 """
 
 from __future__ import annotations
@@ -35,15 +35,27 @@ OTHER_KINDS: Final = {
     torch.int8: 66,
     torch.uint8: 67,
 }
-"""Beside `KINDS`: added in Python."""
+"""Numbers of the types that only the loop in Python adds, beside `KINDS`."""
 
 
 class LocalSums:
-    """Sums over the ranks of one machine; what `shm` does, and the inner part of `hier`."""
+    """Sums over the ranks of one machine.
+
+    `shm` is made of it, and so is the inner level of `hier`.
+    """
 
     def __init__(self, memory: SharedMemory, *, place: str = "", native: bool = True) -> None:
-        """`place`: equal in ranks that count as being on one machine; empty: the machine's own.
-        Raises TransportError."""
+        """Load the native loop and open the rendezvous.
+
+        Args:
+            memory: Memory of this rank.
+            place: Text that is equal on ranks that count as being on one machine. Empty: that of
+                the machine.
+            native: False to use the loop in Python.
+
+        Raises:
+            TransportError: The processor needs the native loop and it cannot be built.
+        """
         self.place = place or machine_place()
         self.memory = memory
         self._library: ctypes.CDLL | None = None
@@ -65,13 +77,23 @@ class LocalSums:
 
     @property
     def address(self) -> str:
+        """Where ranks of this machine reach this one."""
         return self.rooms.rendezvous.address
 
     def open(
         self, group: Group, ranks: Sequence[int], deadline: Deadline, parts: int | None = None
     ) -> None:
-        """Wire these ranks of the group; `parts`: so many of them sum a slice, else all. Raises
-        TransportError."""
+        """Wire the ranks of this machine.
+
+        Args:
+            group: The whole group.
+            ranks: Ranks of the group that are on this machine.
+            deadline: When to give up.
+            parts: How many of them sum a slice. None: all.
+
+        Raises:
+            TransportError: They cannot be wired.
+        """
         self.close()
         try:
             room = self.rooms.enter(group, ranks, deadline)
@@ -81,8 +103,7 @@ class LocalSums:
         self._make_loops(room)
 
     def watch(self, far: Sequence[tuple[int, int]]) -> None:
-        """Connections (descriptor, rank of the group) to ranks on other machines: a death there
-        ends waits here."""
+        """Watch connections (descriptor, rank) to other machines: a death there ends waits here."""
         assert self.rooms.room is not None, "a group first"
         self.rooms.room.far = list(far)
         self._make_loops(self.rooms.room)
@@ -99,6 +120,18 @@ class LocalSums:
         self._plain = PlainLoop(room, fence)
 
     def reduce(self, buffer: torch.Tensor, abort: Abort, carry: Carry | None = None) -> None:
+        """Sum one buffer over the ranks of this machine, in place.
+
+        It raises PeerLost or TransportAborted if the sum cannot be completed.
+
+        Args:
+            buffer: Flat, contiguous tensor in host memory.
+            abort: Ends the call when it is raised.
+            carry: Sums this rank's slice with other machines. None if there are none.
+
+        Raises:
+            TransportError: The buffer is not in host memory.
+        """
         room, data = self.rooms.room, buffer.detach()
         assert room is not None, "a sum outside a group"
         assert self._plain is not None
@@ -122,45 +155,76 @@ class LocalSums:
             raise
 
     def close(self) -> None:
+        """Leave the room."""
         self._native = self._plain = None
         self.rooms.leave()
 
     def shutdown(self) -> None:
+        """Leave all rooms and close the memory. Tensors in it stay valid."""
         self._native = self._plain = None
         self.rooms.close()
         self.memory.close()
 
     @property
     def in_python(self) -> str:
-        """Why the loop runs there; empty where it does not."""
+        """Why the loop runs in Python. Empty if it does not."""
         return "" if self._library else self._why_python
 
     def describe(self) -> dict[str, str]:
+        """Return which loop runs."""
         return {"loop": f"python: {self.in_python}" if self.in_python else "native"}
 
 
 class ShmTransport(Transport):
-    """Sums in shared memory; host memory of one machine only."""
+    """Sums in shared memory, for host memory of one machine."""
 
     name: ClassVar[str] = "shm"
     sums_in_place: ClassVar[bool] = True
     rounds: ClassVar[bool] = True
 
     def __init__(self, memory: SharedMemory, *, place: str = "", native: bool = True) -> None:
-        """Raises TransportError."""
+        """Prepare sums over the ranks of this machine.
+
+        It raises TransportError if the machine cannot run them.
+
+        Args:
+            memory: Memory of this rank, owned by the transport from now on.
+            place: Text that is equal on ranks that count as being on one machine. Empty: that of
+                the machine.
+            native: False to use the loop in Python.
+        """
         self._sums = LocalSums(memory, place=place, native=native)
         self._group: Group | None = None
 
     @property
     def address(self) -> str:
+        """Where ranks of this machine reach this one."""
         return self._sums.address
 
     def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a buffer in shared memory, which is summed without a copy.
+
+        Args:
+            numel: Number of elements.
+            dtype: Type of the elements.
+            device: Where the buffer lies. Memory of other devices is ordinary memory.
+
+        Returns:
+            A tensor of shape (numel,).
+        """
         if device.type != HOST.type:
             return super().zeros(numel, dtype, device)
         return self._sums.memory.zeros(numel, dtype)
 
     def unfit(self, addresses: Sequence[str]) -> str:
+        """Return the reason if a rank runs on another machine, or in another pod.
+
+        Args:
+            addresses: Address of each rank.
+
+        Returns:
+            The reason, or an empty text.
+        """
         places = [place_of(address) for address in addresses]
         other = next((rank for rank, place in enumerate(places) if place != places[0]), None)
         if other is None:
@@ -171,6 +235,16 @@ class ShmTransport(Transport):
         )
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        """Wire the group in shared memory.
+
+        Args:
+            group: The members.
+            abort: Ends the call when it is raised.
+            timeout_s: Seconds after which it fails.
+
+        Raises:
+            TransportError: A rank is on another machine or cannot be reached.
+        """
         self.close()
         if why := self.unfit([peer.address for peer in group.peers]):
             raise TransportError(why)
@@ -183,6 +257,7 @@ class ShmTransport(Transport):
         abort: Abort,
         algorithm: str,  # noqa: ARG002
     ) -> None:
+        """Sum the buffers one after the other, in member order."""
         assert self._group is not None, "allreduce outside a group"
         for buffer in buffers:
             self._sums.reduce(buffer, abort)
@@ -194,19 +269,23 @@ class ShmTransport(Transport):
         abort: Abort,
         algorithm: str,
     ) -> None:
-        """Nothing travels, so nothing is rounded."""
+        """Sum the buffers in float32: nothing travels, so nothing is rounded."""
         self.allreduce(buffers, abort, algorithm)
 
     def close(self) -> None:
+        """Leave the group."""
         self._group = None
         self._sums.close()
 
     def shutdown(self) -> None:
+        """Leave the group and close the memory. Tensors in it stay valid."""
         self.close()
         self._sums.shutdown()
 
     def conducts(self) -> tuple[Conduct, ...]:
+        """Return one value: nothing travels, and perhaps the loop runs in Python."""
         return (Conduct(self.name, wire=None, in_python=self._sums.in_python),)
 
     def describe(self) -> dict[str, str]:
+        """Return which loop runs."""
         return self._sums.describe()

@@ -1,1 +1,1 @@
-"""The data channel through process groups of torch.distributed: gloo and NCCL."""
+"""The data channels through process groups of torch.distributed: gloo and NCCL."""

@@ -1,8 +1,9 @@
 """The data channel through gloo: host memory over TCP, bound to one address (D13).
 
-The ranks exchange gloo's addresses over `rendezvous`, not over torch's TCPStore: that one looks up
-the name of every address it connects to, and an unanswered DNS request delayed one in a hundred
-group changes by five seconds. A rendezvous has no name service, an abort flag and a deadline.
+The ranks exchange gloo's addresses over `rendezvous` and not over torch's TCPStore. That one looks
+up the name of every address that it connects to, and an unanswered DNS request delayed one in a
+hundred group changes by five seconds. A rendezvous has no name service, but an abort flag and a
+deadline.
 """
 
 from __future__ import annotations
@@ -34,38 +35,40 @@ from paceline.transport.rendezvous import (
 from paceline.transport.torch.process_groups import TorchDistTransport
 
 STAGE_BYTES: Final = 1 << 20
-"""Of a buffer that is made piece by piece; each is a sum of gloo's own."""
+"""Size in bytes of the pieces of a buffer that a stage fills. Each piece is a sum of its own for
+gloo."""
 STAGES: Final = 3
-"""So many are under way while the next one is made."""
+"""Number of pieces in flight while the next one is filled."""
 THREADS: Final = 2
-"""Of gloo's that carry out sums, as in DDP. With one, 34 MB took 21 ms between two ranks on two
-cores, in eight pieces 37; with two 16 and 15."""
+"""Number of gloo's threads that carry out sums, as in DDP. Measured between two ranks on two cores,
+for 34 MB as one piece and as eight: with one thread 21 and 37 ms, with two 16 and 15 ms."""
 PIECE_BYTES: Final = FRAME_BYTES_MAX // 2
 PACKING_BYTES: Final = 16
-"""Around a key and a value."""
+"""Bound on the bytes that the encoding adds to a key and a value."""
 SOON: Final = timedelta(milliseconds=2)
-"""Small buffers are summed by then; an abort waits as long."""
+"""Time within which small sums complete. An abort waits as long."""
 LOOK_S: Final = 0.05
-"""Between two looks at the connections while a reduction is under way; its end wakes at once."""
+"""Seconds between two checks of the connections during a reduction. Its end wakes the thread at
+once."""
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """Two ranks that meet over this say no more than who they are."""
+    """An empty offer: two ranks that meet over it exchange nothing but their identities."""
 
 
 class Values(msgspec.Struct, frozen=True):
-    """A part of what ranks have set in the store."""
+    """A part of the values that ranks have set in the store."""
 
     values: dict[str, bytes]
     last: bool
 
 
 class _Exchange(Store):
-    """What gloo's rendezvous needs of a store: everybody sets one value, then wants all of them.
+    """The store that gloo's rendezvous needs.
 
-    Rank 0 collects the values and gives everybody the whole, in pieces: each value grows with the
-    group, so the whole grows with its square. A store of torch is not more general for our purpose,
-    only slower to fail.
+    Every rank sets a value, then asks for those of all ranks. Rank 0 collects the values and sends
+    all of them to every rank, in pieces: each value grows with the group, so the whole grows with
+    its square. A store of torch would give nothing more here and would take longer to fail.
     """
 
     def __init__(
@@ -81,13 +84,24 @@ class _Exchange(Store):
         self._complete = False
 
     def set(self, key: str, value: Any) -> None:
+        """Keep a value of this rank until the exchange."""
         self._values[key] = value
 
     def get(self, key: str) -> bytes:
+        """Return a value, after the exchange if it is another rank's."""
         self.wait([key])
         return self._values[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
+        """Exchange the values of all ranks if one of the keys is missing.
+
+        Args:
+            keys: Keys that gloo asks for.
+            timeout: Unused. The deadline of the group counts.
+
+        Raises:
+            RuntimeError: No rank has set one of the keys.
+        """
         if not self._complete and not all(key in self._values for key in keys):
             # An attempt that was cancelled may still be on its way out of its rendezvous.
             while not self._lock.acquire(timeout=POLL_S):
@@ -147,7 +161,7 @@ class _Exchange(Store):
             raise PeerLost(f"rank {rank} has gone while it got the addresses", rank) from error
 
     def _learn(self, connection: PeerConnection, what: str, rank: int) -> dict[str, bytes]:
-        """Take all that the other end knows."""
+        """Receive all values that the other end sends, and keep them."""
         learned: dict[str, bytes] = {}
         last = False
         while not last:
@@ -159,7 +173,14 @@ class _Exchange(Store):
 
 
 def _pieces(everything: Iterable[dict[str, bytes]]) -> Iterator[Values]:
-    """Messages that hold all values, none too large to be sent; the last one says so."""
+    """Yield messages that hold all values, none of them too large to send. The last one is marked.
+
+    Args:
+        everything: Values by key, of one or several ranks.
+
+    Yields:
+        The messages.
+    """
     values: dict[str, bytes] = {}
     size = 0
     for own in everything:
@@ -173,8 +194,17 @@ def _pieces(everything: Iterable[dict[str, bytes]]) -> Iterator[Values]:
 
 
 def _ends_soon(work: Any) -> bool:
-    """Wait a moment inside gloo, which takes the interpreter lock once, at the end; a callback that
-    wakes this thread would take it in a thread of gloo first."""
+    """Wait for a moment inside gloo, and return True if the work has completed.
+
+    This takes the interpreter lock once, at the end. A callback that wakes this thread would first
+    take it in a thread of gloo.
+
+    Args:
+        work: A reduction in flight.
+
+    Returns:
+        False if it is still in flight. The caller finds out whether it has failed.
+    """
     with suppress(RuntimeError):  # it takes longer, or has failed: the caller finds out
         work.wait(SOON)
     return bool(work.is_completed())
@@ -196,6 +226,7 @@ class GlooTransport(TorchDistTransport):
 
     @property
     def address(self) -> str:
+        """Where peers reach the rendezvous of this process."""
         return self._rendezvous.address
 
     def _connect(self, group: Group, deadline: Deadline) -> Any:
@@ -222,6 +253,7 @@ class GlooTransport(TorchDistTransport):
         algorithm: str,
         residual: torch.Tensor | None = None,
     ) -> None:
+        """Sum a buffer piece by piece while the stage fills the next pieces."""
         assert residual is None, "gloo sums in the type that travels"
         data, length = buffer.detach(), STAGE_BYTES // buffer.element_size()
         pieces = [data[low : low + length] for low in range(0, max(len(data), 1), length)]
@@ -267,13 +299,16 @@ class GlooTransport(TorchDistTransport):
         return process_group
 
     def peer_connections(self) -> Sequence[tuple[int, int]]:
+        """Return the rendezvous connections of the group, which close with the peers."""
         return [(fd, rank) for fd, rank, _ in self._connections.watched()]
 
     def close(self) -> None:
+        """Leave the group and close its connections."""
         super().close()
         self._connections.close()
 
     def shutdown(self) -> None:
+        """Leave the group and free the listener and gloo's device."""
         self.close()
         self._rendezvous.close()
         self._device = None

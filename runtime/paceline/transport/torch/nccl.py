@@ -1,13 +1,13 @@
-"""The data channel through NCCL: CUDA buffers, the same groups and the same rules as gloo.
+"""The data channel through NCCL: CUDA buffers, with the same groups and rules as gloo.
 
-Streams (D5): everything here runs on an own stream of high priority, so that it does not queue
-behind the user's kernels, but behind what the caller has queued in its current stream, which fills
-the buffers. Completion is an event on that stream, looked at with a pause, since neither NCCL nor
-CUDA can wake a Python thread. What reads the result on another stream sees it complete, because
+Streams (D5): all work here runs on its own stream of high priority. So it does not queue behind the
+user's kernels, but it follows what the caller has queued in its current stream, which fills the
+buffers. Completion is an event on that stream, checked with pauses, since neither NCCL nor CUDA can
+wake a Python thread. Whatever reads the result on another stream sees it complete, because
 `allreduce` returns only then.
 
-The device is known when training begins, from the parameters: a script may choose it after
-`pl.init()`. NCCL needs one for each rank, so its identity is part of the address.
+The device follows from the parameters when training begins, since a script may choose it after
+`pl.init()`. NCCL needs one device for each rank, so its identity is part of the address.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from paceline.transport.variables import set_variable
 PAUSE_S: Final = 0.00005
 HIGH_PRIORITY: Final = -1
 UNDER_WAY_MAX: Final = 4
-"""Enough that the device finds the next sum queued while the host looks, reads and launches; few
-enough that launching one never waits for the device, where no abort flag is looked at."""
+"""Number of sums in flight. Enough that the device has the next sum queued while the host checks,
+reads and launches; few enough that a launch never waits for the device, where no abort flag is
+checked."""
 DEVICE: Final = "/"
-"""In an address, before the identity of the rank's GPU."""
+"""Separator in an address, before the identity of the rank's GPU."""
 DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 class NcclTransport(TorchDistTransport):
-    """NCCL between CUDA buffers on the current device of this process."""
+    """NCCL between CUDA buffers on one device of this process."""
 
     name: ClassVar[str] = "nccl"
     same_bits: ClassVar[bool] = False  # some algorithms of some networks may not (R23)
@@ -73,6 +74,14 @@ class NcclTransport(TorchDistTransport):
         devices: Collection[torch.device],
         largest_bytes: int = 0,  # noqa: ARG002
     ) -> None:
+        """Take the device of the parameters and add its identity to the address.
+
+        It raises TransportError if the parameters are not on one GPU.
+
+        Args:
+            devices: Devices of the parameters.
+            largest_bytes: Unused.
+        """
         self._device = only_device(devices)
         identity = torch.cuda.get_device_properties(self._device).uuid
         self._address = f"{self._address}{DEVICE}{identity}"
@@ -82,13 +91,16 @@ class NcclTransport(TorchDistTransport):
         set_variable("TORCH_NCCL_ENABLE_MONITORING", "0")
 
     def moves(self, device: torch.device) -> bool:
+        """Return True for the device of the parameters."""
         return device == self._device
 
     def unfit(self, addresses: Sequence[str]) -> str:
+        """Return which ranks share a GPU, or an empty text if none do."""
         return shared_device(addresses)
 
     @property
     def address(self) -> str:
+        """Where peers reach this rank's store, and the identity of its GPU once training begins."""
         return self._address
 
     def _connect(self, group: Group, deadline: Deadline) -> Any:
@@ -110,6 +122,7 @@ class NcclTransport(TorchDistTransport):
         return process_group
 
     def shutdown(self) -> None:
+        """Leave the group and close this rank's store."""
         self.close()
         self._forget_completed()
         self._store = None  # its last reference: the server ends and gives back the port
@@ -146,7 +159,13 @@ class NcclTransport(TorchDistTransport):
             pause(PAUSE_S)
 
     def _check(self) -> None:
-        """NCCL tells errors of its connections beside the work, which may never end then."""
+        """Check the group for errors.
+
+        NCCL reports connection errors beside the work, which may then never end.
+
+        Raises:
+            PeerLost: NCCL reports an error.
+        """
         error = self._process_group.get_error()
         if error != ErrorType.SUCCESS:
             raise PeerLost(f"nccl tells of an error in its connections: {error.name}")
@@ -158,15 +177,31 @@ class NcclTransport(TorchDistTransport):
             self._let_go(abandoned)  # its kernels occupy the device until they are told to stop
 
     def _let_go(self, process_group: Any) -> None:
-        """Aborted, never destroyed: since NCCL 2.31 destroying waits for ranks of the same machine,
-        which may be dead. Even this may block."""
+        """Abort a process group in a thread, since even that may block.
+
+        It is never destroyed: since NCCL 2.31 destroying waits for ranks of the same machine, which
+        may be dead.
+
+        Args:
+            process_group: The abandoned or unused group.
+        """
         threading.Thread(
             target=process_group.abort, name="paceline-nccl-abort", daemon=True
         ).start()
 
 
 def only_device(devices: Collection[torch.device]) -> torch.device:
-    """The one that a rank can use. TransportError if its parameters are not on one GPU."""
+    """Return the one GPU that a rank can use.
+
+    Args:
+        devices: Devices of its parameters.
+
+    Returns:
+        The device.
+
+    Raises:
+        TransportError: The parameters are not all on one GPU.
+    """
     if len(devices) == 1 and all(device.type == "cuda" for device in devices):
         return next(iter(devices))
     raise TransportError(
@@ -177,7 +212,7 @@ def only_device(devices: Collection[torch.device]) -> torch.device:
 
 
 def shared_device(addresses: Sequence[str]) -> str:
-    """Which ranks have the same GPU; empty if each has one of its own."""
+    """Return which ranks share a GPU, or an empty text if each has its own."""
     rank_of: dict[str, int] = {}
     for rank, address in enumerate(addresses):
         device = address.partition(DEVICE)[2]
@@ -201,17 +236,34 @@ def _look() -> NoGpu:
 
 
 def _prefix(group: Group) -> str:
-    """Return what the keys of a generation begin with in its store.
+    """Return the prefix of a generation's keys in its store.
 
-    A store of torch asks nobody who he is, so a stranger must not be able to guess the key under
-    which ranks look for NCCL's id."""
+    A store of torch authenticates nobody. So a stranger must not be able to guess the key under
+    which ranks look for NCCL's id.
+
+    Args:
+        group: The generation.
+
+    Returns:
+        Text with a MAC of the group's key.
+    """
     return f"paceline/{hmac.new(group.secret, group.key.encode(), 'sha256').hexdigest()}"
 
 
 def _serve_store(host: str) -> TCPStore:
-    """This rank's store, listening on `host` only (by itself it would take all addresses, D13).
+    """Return this rank's store, which listens on `host` only (D13).
 
-    Every rank hosts one; a generation uses the one of its rank 0.
+    By itself it would take all addresses. Every rank hosts one. A generation uses the one of its
+    rank 0.
+
+    Args:
+        host: Address to listen on.
+
+    Returns:
+        The store, with a port of its own.
+
+    Raises:
+        TransportError: The port cannot be opened.
     """
     try:
         listener = socket.create_server((host, 0), backlog=LISTEN_BACKLOG)

@@ -1,4 +1,4 @@
-"""Random data whose sum depends on the order of additions, and the bits of a sum as one integer."""
+"""Random data whose sum depends on the order of additions, and a digest of the bits of a sum."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ import torch
 from paceline.core.collectives.same_bits import PROBE_BYTES
 
 EXPONENTS: Final = 12
-"""The data span 2 ** -12 to 2 ** 12: nearly each addition rounds."""
+"""Exponent range: the data span 2 ** -12 to 2 ** 12, so nearly every addition rounds."""
 
 
 def make_probes(rank: int, device: torch.device) -> list[torch.Tensor]:
-    """One buffer of float32 per size, other data on each rank; in memory on return."""
+    """Return one float32 buffer of random data per probe size, different on each rank.
+
+    Args:
+        rank: Index of this rank, which seeds the data.
+        device: Where the buffers lie.
+
+    Returns:
+        Flat tensors. Their contents are in memory when the call returns.
+    """
     generator = torch.Generator().manual_seed(rank)
     probes = []
     for size in PROBE_BYTES:
@@ -24,8 +32,17 @@ def make_probes(rank: int, device: torch.device) -> list[torch.Tensor]:
 
 
 def digest(buffer: torch.Tensor) -> int:
-    """Of the bits of a float32 buffer, modulo 2 ** 64. One changed element always changes it: each
-    has an odd weight, which differs from place to place."""
+    """Return a digest of the bits of a float32 buffer, modulo 2 ** 64.
+
+    One changed element always changes the digest: each has an odd weight, which differs from place
+    to place.
+
+    Args:
+        buffer: Flat float32 tensor.
+
+    Returns:
+        A signed 64-bit integer.
+    """
     bits = buffer.view(torch.int32).long()
     weights = torch.arange(1, 2 * bits.numel(), 2, device=bits.device)
     return int((bits * weights).sum().item())

@@ -1,9 +1,9 @@
-"""What gloo and nccl share: process groups of torch.distributed, one per generation.
+"""Base of gloo and NCCL: process groups of torch.distributed, one per generation.
 
 torch.distributed cannot end a collective that waits for a stopped peer, so nothing here blocks on
-one: completion wakes the communication thread, an abort leaves work and group where they are, and a
-new group beside them works. An abandoned group is kept until its work has ended, because destroying
-it would wait. The default process group is never touched: it belongs to the user's script.
+one. Completion wakes the calling thread, an abort leaves work and group where they are, and a new
+group beside them works. An abandoned group is kept until its work has ended, because destroying it
+would wait. The default process group is never touched: it belongs to the user's script.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from paceline.transport.rendezvous import Deadline
 from paceline.transport.torch.probe import digest, make_probes
 
 WAIT_S: Final = 0.5
-"""Longest sleep between two looks at the abort flag; completion and abort both wake earlier."""
+"""Longest sleep between two checks of the abort flag, in seconds. Completion and abort both wake
+the thread earlier."""
 REFERENCE: Final = 0
-"""The rank that reduces where the library's own allreduce does not give equal bits (R23)."""
+"""Index of the rank that reduces where the library's own allreduce does not give equal bits (R23).
+"""
 OWN: Final = ("allreduce",)
 BY_ONE_RANK: Final = ("reduce", "broadcast")
 
 
 class _Attempt(threading.Thread):
-    """Makes one process group; the caller may leave at any time."""
+    """Thread that makes one process group. The caller may stop waiting for it at any time."""
 
     def __init__(self, make: Callable[[Deadline], Any], timeout_s: float, abort: Abort) -> None:
         super().__init__(name="paceline-group", daemon=True)
@@ -63,13 +65,13 @@ class _Attempt(threading.Thread):
 
 
 class TorchDistTransport(Transport):
-    """One process group per generation, abandoned and re-made on change."""
+    """One process group per generation, abandoned and made anew on change."""
 
     same_bits: ClassVar[bool]
-    """Its own allreduce gives the same bits on all ranks, shown by tests/transport (R23). Otherwise
-    each group finds out for itself."""
+    """True if the library's own allreduce gives the same bits on all ranks, as tests/transport show
+    (R23). Otherwise each group compares the bits of its ranks."""
     under_way_max: int = 1
-    """Of the buffers that are summed in turn."""
+    """Number of buffers in flight in `allreduce_in_turn`."""
 
     def __init__(self) -> None:
         self._group: Group | None = None
@@ -82,21 +84,30 @@ class TorchDistTransport(Transport):
 
     @abstractmethod
     def _connect(self, group: Group, deadline: Deadline) -> Any:
-        """Make the process group; runs in a throw-away thread and may block in the library."""
+        """Make the process group. Runs in a throw-away thread and may block in the library."""
 
     def _adopt(self, made: Any) -> Any:
-        """Take over what `_connect` has made, on the communication thread; returns the group."""
+        """Take over what `_connect` made, on the communication thread, and return the group."""
         return made
 
     @abstractmethod
     def _await(self, works: list[Any], abort: Abort, deadline: Deadline | None) -> None:
-        """Return when all works are complete or `abort` is raised. PeerLost after `deadline`."""
+        """Return when all works are complete or the abort flag is raised.
+
+        It raises PeerLost after the deadline.
+
+        Args:
+            works: Works of torch.distributed in flight.
+            abort: Ends the wait when it is raised.
+            deadline: When to give up, or None to wait without a bound.
+        """
 
     def _home(self) -> torch.device:
-        """The memory that it moves."""
+        """Return the device whose memory this transport moves."""
         return HOST
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        """Make a process group for this generation, and compare bits if the library needs it."""
         self.close()
         deadline = Deadline(abort, timeout_s)
         self._operations, self._differing = OWN, ()
@@ -124,7 +135,7 @@ class TorchDistTransport(Transport):
         return attempt.group
 
     def _compare(self, rank: int, deadline: Deadline) -> None:
-        """Take the library's own allreduce for this group if all ranks get the same bits by it."""
+        """Use the library's allreduce for this group if it gives all ranks the same bits."""
         probes = make_probes(rank, self._home())
         self._reduce(OWN, probes, deadline.abort, deadline)
         votes = torch.tensor(same_bits.vote([digest(p) for p in probes]), device=self._home())
@@ -138,6 +149,7 @@ class TorchDistTransport(Transport):
         abort: Abort,
         algorithm: str,  # noqa: ARG002
     ) -> None:
+        """Sum all buffers at once with the library's allreduce, or by one rank (R23)."""
         assert self._group is not None, "allreduce outside a group"
         full = [buffer.detach() for buffer in buffers if buffer.numel()]
         if self._group.size == 1 or not full:
@@ -151,6 +163,7 @@ class TorchDistTransport(Transport):
         algorithm: str,
         summed: Callable[[], None],
     ) -> None:
+        """Sum the buffers in order, with up to `under_way_max` of them in flight."""
         assert self._group is not None, "allreduce outside a group"
         plain = self._operations == OWN and all(buffer.numel() for buffer in buffers)
         if self._group.size == 1 or not plain:
@@ -174,7 +187,7 @@ class TorchDistTransport(Transport):
         deadline: Deadline | None = None,
         by: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ) -> None:
-        """One operation after the other on all buffers."""
+        """Run one operation after the other on all buffers."""
         with self._abandoning(buffers):
             for operation in operations:
                 works = [self._launch(operation, buffer, by) for buffer in buffers]
@@ -182,7 +195,18 @@ class TorchDistTransport(Transport):
 
     @contextmanager
     def _abandoning(self, buffers: Any) -> Iterator[None]:
-        """What fails inside is left behind, with these buffers."""
+        """Abandon the group, with these buffers, if the block fails.
+
+        Args:
+            buffers: Tensors that the works in flight may still write to.
+
+        Yields:
+            Nothing.
+
+        Raises:
+            TransportError: The block raised it.
+            PeerLost: The library raised a RuntimeError.
+        """
         try:
             yield
         except TransportError:
@@ -202,8 +226,19 @@ class TorchDistTransport(Transport):
     def _finish(
         self, works: list[Any], abort: Abort, deadline: Deadline | None, count: int | None = None
     ) -> None:
-        """Wait for the first `count` of the works under way, else for all. Raises what a failed
-        work raises."""
+        """Wait for the first `count` of the works in flight, or for all of them.
+
+        It raises the error of a failed work.
+
+        Args:
+            works: Works in flight, in order.
+            abort: Ends the wait when it is raised.
+            deadline: When to give up, or None.
+            count: How many to wait for. None: all.
+
+        Raises:
+            TransportAborted: The abort flag was raised before they were complete.
+        """
         self._works, first = works, works[:count]
         self._await(first, abort, deadline)
         if abort.is_raised() and not all(work.is_completed() for work in first):
@@ -213,7 +248,7 @@ class TorchDistTransport(Transport):
         self._works = works[len(first) :]
 
     def _abandon(self, buffers: Any) -> None:
-        """Keep what the abandoned works may still write to; the group is spent."""
+        """Keep the memory that abandoned works may still write to, and leave the group."""
         if self._process_group is not None:
             self._kept.append((self._process_group, self._works, buffers))
             self._abandoned += 1
@@ -230,19 +265,22 @@ class TorchDistTransport(Transport):
                 self._let_go(process_group)
 
     def _let_go(self, process_group: Any) -> None:
-        """It was left in peace, and nobody needs it any more."""
+        """Release a group whose works have all completed and that nobody needs any more."""
 
     def close(self) -> None:
+        """Leave the group. It is kept until the next one is open, since a peer may still read."""
         # The group ends only after the next one stands: a peer may still read what we sent.
         if self._process_group is not None:
             self._kept.append((self._process_group, self._works, None))
         self._group, self._process_group, self._works = None, None, []
 
     def conducts(self) -> tuple[Conduct, ...]:
+        """Return one value, which says why all ranks get the same bits."""
         compared = Bits.ONE_RANK if self._differing else Bits.COMPARED
         return (Conduct(self.name, bits=Bits.ORDER if self.same_bits else compared),)
 
     def describe(self) -> dict[str, str]:
+        """Return how sums are made, and how many groups were abandoned."""
         return {
             "provider": self.name,
             "sums": self._how(),

@@ -127,7 +127,7 @@ class Abort:
         self._event.wait(timeout_s)
         if not self.is_raised():
             self._event.clear()
-            if self.is_raised():  # raised in between: the flag stays up
+            if self.is_raised():  # raised meanwhile: keep the event set
                 self._event.set()
         return self.is_raised()
 

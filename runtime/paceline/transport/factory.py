@@ -84,20 +84,20 @@ def _auto(
     """Return every transport that works here, and the reason why each other one does not."""
     transports: list[Transport] = []
     left_out: dict[str, str] = {}
-    # All ranks of a local run are on one machine, where shm is what two levels would be.
+    # A local run is on one machine, where two levels would be the same as shm.
     names = FOR_AUTO if local else (*FOR_AUTO, *(HIERARCHICAL + level for level in LEVELS))
     memory = cache(_shared_memory)
     for name in names:
         level = name.removeprefix(HIERARCHICAL)
         if level != name and not left_out.keys().isdisjoint({level, "shm"}):
-            continue  # said already
+            continue  # the reason is recorded already
         try:
             transports.append(
                 _make(name, host, local=local, wire=wire, scratch=scratch, memory=memory)
             )
         except TransportError as error:
             left_out[name] = str(error)
-            if isinstance(error, ProviderError):  # somebody has asked for it
+            if isinstance(error, ProviderError):  # the user or a fabric profile asked for it
                 log.warning("backend auto goes on without %s: %s", name, error)
     if not transports:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())

@@ -179,7 +179,7 @@ class PeerConnection:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # The machine of a peer may vanish without a word: ask it now and then.
+            # A peer's machine may vanish without closing the connection: probe it.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in KEEPALIVE.items():
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -358,7 +358,7 @@ class PeerConnection:
             try:
                 left = left[self.sock.send(left, socket.MSG_NOSIGNAL) :]
             except BlockingIOError:
-                # The buffers of the socket are full, so the peer does not read; seldom and short.
+                # The socket's buffers are full, so the peer does not read. Rare and short.
                 if deadline is not None:
                     deadline.check(f"sending to {self.who}")
                 elif now_ns() > end_ns:
@@ -490,7 +490,7 @@ class Rendezvous:
                     connection.call(group.secret, hello, deadline, what, rank)
                     return connection.receive(kind, deadline, what, rank), connection
                 except PeerClosedError:
-                    connection.close()  # it is in another generation, or restarting: try again
+                    connection.close()  # the peer is in another generation or restarts: retry
                 except TransportError:
                     connection.close()
                     raise
@@ -509,7 +509,7 @@ class Rendezvous:
             if begun in (0, errno.EINPROGRESS) and _error_of(sock) == 0:
                 return PeerConnection(sock, self._admit(sock))
         except (OSError, PeerRefusedError):
-            pass  # an unknown host, a refused call or somebody else: as if nobody were there yet
+            pass  # unknown host, refused call or a stranger: retry, as if nobody listened yet
         except TransportError:
             sock.close()
             raise
@@ -545,7 +545,7 @@ class Rendezvous:
                     connection.close()
                 elif hello.number <= group.number:
                     del self._waiting[name]
-                    connection.close()  # of a generation that is over: it may redial
+                    connection.close()  # its generation is over; it may dial again
             deadline.check(what, rank)
             callers: list[_Descriptor] = [self._listener, *self._strangers]
             _ready(callers, select.POLLIN, min(POLL_S, deadline.left_s()))
@@ -566,7 +566,7 @@ class Rendezvous:
             except PeerClosedError:
                 if stranger.has_begun:
                     refuse(Entry.RENDEZVOUS, Reason.MALFORMED, stranger.who)
-                self._let_go(stranger)  # having said nothing, as one that was stopped does
+                self._let_go(stranger)  # a stopped peer may leave without sending anything
                 continue
             if hello is None:
                 if now_ns() - stranger.since_ns > HELLO_NS:
@@ -585,8 +585,8 @@ class Rendezvous:
                 return
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    continue  # the caller left again before we looked
-                if not self._strangers:  # the caller is still there
+                    continue  # the caller left before it was accepted
+                if not self._strangers:  # no stranger to close: the caller keeps waiting
                     raise TransportError(f"no socket for a caller: {error}; {MORE_FILES}") from None
                 self._refuse(self._strangers[0], Reason.TOO_MANY)
                 continue

@@ -96,7 +96,7 @@ class SumAgain:
         at = shared.slices(0, total.nbytes, min(map(len, inside)))
         for low, high in pairwise(edge // total.element_size() for edge in at):
             own = [shared.fold([part[low:high] for part in there], torch.add) for there in inside]
-            # Over gloo each piece that is made is a sum of its own; mpi cuts by itself.
+            # gloo sums each piece of a staged buffer separately; mpi cuts the whole by itself.
             length = max(1, high - low)
             if Method.of(method) == GLOO:
                 length = STAGE_BYTES // total.element_size()

@@ -129,7 +129,7 @@ class _Opening:
         transport.close()
         self.wired.discard(transport.name)
         names = [peer.name for peer in self.group.peers]
-        # Whom a rank has waited for in vain may itself be waiting for the one that cannot come.
+        # The peer that timed out may itself be waiting for another one, so suspect all of them.
         peers = names if isinstance(error, PeerLost) else [names[self.group.rank]]
         self.failed[transport.name] = _Failure(error, frozenset(peers))
 
@@ -487,7 +487,7 @@ class SelectedTransport(Transport):
         for row in (*own.values(), *table.values()):
             row += [0.0] * (
                 self._classes - len(row)
-            )  # a joiner knows of no class that was left out
+            )  # classes that were not measured, as in a joiner's table
         _keep(self._own, self._topology, own)
         return table
 
@@ -498,7 +498,7 @@ class SelectedTransport(Transport):
         """
         taken = []
         numel = CLASS_BYTES[index] // 4 if calls else 0
-        buffer = self.zeros(numel, torch.float32, HOST)  # as gradients lie
+        buffer = self.zeros(numel, torch.float32, HOST)  # in the same memory as gradients
         residuals = [torch.zeros_like(buffer)] if self._wire is Wire.BFLOAT16 else []
         for _ in range(calls + (calls > 1)):
             start_ns = now_ns()
@@ -627,7 +627,7 @@ class SelectedTransport(Transport):
         if self._only and not self._fixed:
             found = (f"{self._only} is the only candidate",)
         elif all(device.type == HOST.type for device in self._devices):
-            left_out = {}  # nobody misses what needs a GPU
+            left_out = {}  # without a GPU this is no news
         left_out |= self._dropped
         return (*found, *(f"{name} is left out: {why}" for name, why in left_out.items()))
 

@@ -110,7 +110,7 @@ class _Slot:
         for buffer in piece:
             start = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             end = start + buffer.nbytes
-            if end > len(self._bytes):  # many small ones, each on its own cache line
+            if end > len(self._bytes):  # many small buffers, padded to cache lines
                 self._bytes = torch.empty(
                     end, dtype=torch.uint8, pin_memory=self._bytes.is_pinned()
                 )
@@ -140,7 +140,7 @@ class Staging:
             pieces: Views of device buffers, as `cut` makes them.
             abort: Ends the call with TransportAborted when it is raised.
         """
-        ring, self._ring = self._ring, []  # given up, unless all goes well
+        ring, self._ring = self._ring, []  # dropped if the call fails
         before: _Slot | None = None
         for number, piece in enumerate(pieces):
             if number < STAGES and number == len(ring):
@@ -160,7 +160,7 @@ class Staging:
 
     def _down(self, slot: _Slot, piece: Piece, abort: Abort) -> None:
         if any(self._lane(buffer.device).down is None for buffer in piece):
-            self._until(slot.up.values(), abort)  # what is copied at once follows nothing
+            self._until(slot.up.values(), abort)  # a synchronous copy follows no stream
         slot.take(piece)
         slot.down = []
         for host, buffer in zip(slot.hosts, piece, strict=True):

@@ -49,7 +49,7 @@ class Cells:
         self.tensor = buffer.detach()
         self.itemsize = buffer.element_size()
 
-    # The native loop asks for neither.
+    # Lazy, since the native loop needs neither.
 
     @cached_property
     def bytes(self) -> Any:

@@ -56,7 +56,7 @@ def mpi_environment(local: bool) -> dict[str, str]:
         "FI_PROVIDER": "tcp",
     }
     if local:
-        environment["FI_TCP_IFACE"] = "lo"  # else it listens on outside addresses (D13)
+        environment["FI_TCP_IFACE"] = "lo"  # otherwise it listens on external addresses (D13)
     return environment
 
 
@@ -91,7 +91,7 @@ def start_mpi(local: bool, scratch: Path | None = None) -> Any:
                 "that start without it cannot accept a connection"
             )
         for key, value in mpi_environment(local).items():
-            if key not in os.environ:  # what a fabric profile or the user says wins
+            if key not in os.environ:  # a fabric profile or the user has precedence
                 set_variable(key, value)
         check_provider(os.environ)
         if scratch is not None and (name := shared_memory_name(os.environ)):
@@ -115,7 +115,7 @@ def start_mpi(local: bool, scratch: Path | None = None) -> Any:
             f"mpi needs MPICH, found {library}: others cannot link processes that started alone; "
             "hint: pip install mpich"
         )
-    # Errors must come back as exceptions: the default ends the process.
+    # Errors must become exceptions: MPI's default ends the process.
     MPI.COMM_SELF.Set_errhandler(MPI.ERRORS_RETURN)
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     return MPI
@@ -278,7 +278,7 @@ class LinkTable:
         link = self._wire(name, serial, accept, deadline)
         if link is not None:
             link.generations = 1
-            # After a failure the port stays open: its tag must not be given to another rendezvous.
+            # After a failure the port stays open, so that no other rendezvous reuses its tag.
             self.mpi.Close_port(port)
         return link
 
@@ -347,7 +347,7 @@ class LinkTable:
         end_ns = now_ns() + WIRING_S * NS_PER_S
         while not self.mpi.Request.Testall(requests):
             if now_ns() > end_ns:
-                # The buffers must outlive the requests, which now nobody will wait for.
+                # The buffers must outlive the requests, which nobody waits for any more.
                 _never_freed.append((mine, theirs, requests))
                 raise TransportError("the other end of a fresh link says nothing")
             pause(0.0001)

@@ -221,7 +221,7 @@ class NativeLoop:
         result = self._run(ctypes.byref(call), ctypes.byref(error))
         if result == 0:
             return
-        # mpi4py takes and gives the bits of a handle as an unsigned number.
+        # mpi4py represents a handle as an unsigned number.
         requests += [self._library.Request.fromhandle(h & 0xFFFFFFFF) for h in handles]
         if result == ABORTED:
             raise TransportAborted("abandoned in a reduction")

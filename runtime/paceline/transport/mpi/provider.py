@@ -47,7 +47,7 @@ def check_provider(environment: Mapping[str, str]) -> None:
     provider = environment[NAME]
     if provider == OWN:
         return
-    # A process without a process manager is a world of its own; it must not speak to the rank's.
+    # Without PMI variables the trial does not talk to the rank's process manager.
     alone = {name: text for name, text in environment.items() if not name.startswith("PMI")}
     why = _tried(alone)
     if not why:
@@ -74,7 +74,7 @@ def _tried(environment: Mapping[str, str]) -> str:
         _, told = trial.communicate(timeout=TRIAL_S)
     except subprocess.TimeoutExpired:
         trial.kill()
-        # One that hangs in the kernel cannot be waited for; the agent reaps it when it ends.
+        # A process that hangs in the kernel cannot be waited for; the agent reaps it later.
         with suppress(subprocess.TimeoutExpired):
             trial.communicate(timeout=KILLED_S)
         return f"it does not start within {TRIAL_S:g} s"

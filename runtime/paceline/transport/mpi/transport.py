@@ -105,7 +105,7 @@ class MpiTransport(Transport):
         self._links.settle(deadline)
         try:
             mine = partners(ALGORITHMS, group.size, group.rank)
-            # Higher ranks first: the highest only answers, so no circle of ranks waits for itself.
+            # Higher ranks first: the highest one only answers, so ranks cannot wait in a cycle.
             for rank in sorted((r for r in mine if r > group.rank), reverse=True):
                 self._connect_to(group, rank, deadline)
             for rank in sorted((r for r in mine if r < group.rank), reverse=True):
@@ -118,7 +118,7 @@ class MpiTransport(Transport):
         self._schedules = {a: schedule(a, group.size, group.rank) for a in ALGORITHMS}
         if self._native is not None:
             self._native.enter(self._schedules, self._link_to, self._connections)
-        self._abandoned.clean()  # by now our peers have left the groups before
+        self._abandoned.clean()  # by now the peers have left the earlier groups
         self._links.forget_spares({peer.name for peer in group.peers})
         self._group = group
 
@@ -233,7 +233,7 @@ class MpiTransport(Transport):
     def _abandon(self, requests: list[Any], cells: Sequence[Cells]) -> None:
         """Give up requests, and keep the memory that they may touch until they have completed."""
         null = self._mpi.REQUEST_NULL
-        for request in requests[0::2]:  # receives: a cancelled one completes at once
+        for request in requests[0::2]:  # receives: a canceled one completes at once
             if request != null:
                 request.Cancel()
         memory = [MemoryRange(c.tensor.data_ptr(), c.tensor.nbytes, c) for c in cells]

@@ -172,7 +172,7 @@ class HierTransport(Transport):
             for pair in zip(buffers, residuals, strict=True):
                 reduce(*pair)
         except BaseException:
-            self._between.close()  # who waits for this rank there learns it at once
+            self._between.close()  # ranks that wait for this one there notice at once
             raise
 
     def _named(self, error: PeerLost) -> PeerLost:

@@ -75,7 +75,7 @@ class SharedMemory:
         self.bytes = whole(self._mapped)
         self.start = int(self.bytes.ctypes.data)
         self._pid = os.getpid()
-        self._end = mmap.PAGESIZE  # place 0 says that a buffer is not here
+        self._end = mmap.PAGESIZE  # offset 0 means that a buffer is not in this memory
         self._free: dict[int, list[int]] = {}
         """By size in bytes: offsets of blocks that were given back."""
 
@@ -135,7 +135,7 @@ class SharedMemory:
 
     def _give_back(self, place: int, size: int) -> None:
         if os.getpid() != self._pid or self._fd < 0:
-            return  # a forked child: the memory is its parent's; or closed: all of it goes at once
+            return  # a forked child does not own the memory; a closed one is freed as a whole
         if _libc.fallocate(self._fd, PUNCH, place, size) == 0:
             self._free.setdefault(size, []).append(place)
 

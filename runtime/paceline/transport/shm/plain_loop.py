@@ -113,7 +113,7 @@ class PlainLoop:
         while not self._all_there():
             if abort.is_raised():
                 raise TransportAborted("abandoned in a reduction")
-            if self._gone:  # without waiting for this barrier to be complete
+            if self._gone:  # it left before this barrier was complete
                 self.look(abort)
                 rank = room.ranks[min(self._gone)]
                 raise PeerLost(f"rank {rank} has gone", rank)
@@ -201,7 +201,7 @@ class _Call:
 
     def _compare(self) -> None:
         self._shows = self._loop.show(self._room.uses)
-        self._loop.look(self._abort)  # who has left may show anything
+        self._loop.look(self._abort)  # a rank that has left may show anything
         for index, (nbytes, kind, _) in enumerate(self._shows):
             if (nbytes, kind) != (self._data.nbytes, self._kind):
                 raise different(self._room.ranks[index], nbytes, self._data.nbytes)
@@ -239,4 +239,4 @@ def _wake(eventfd: int) -> None:
     try:
         os.eventfd_write(eventfd, 1)
     except BlockingIOError:
-        return  # it has been woken 2^64 times and did not look once
+        return  # its counter is full: it has not read 2^64 wake-ups

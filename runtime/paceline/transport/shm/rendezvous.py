@@ -133,7 +133,7 @@ class LocalRendezvous(Rendezvous):
                 else self.answer(group, rank, Facts, deadline)
             )
             try:
-                # One after the other: plain bytes in front of them would swallow descriptors.
+                # Take turns: plain bytes ahead of the descriptors would make the kernel drop them.
                 if dials:
                     _give(connection, own)
                     return found, _take(connection, deadline, what, rank), connection
@@ -141,7 +141,7 @@ class LocalRendezvous(Rendezvous):
                 taken = _take(connection, deadline, what, rank)
                 _give(connection, own)
             except PeerClosedError:
-                connection.close()  # it has given this call up, and may come back
+                connection.close()  # it has given up this call, and may call again
                 deadline.pause(POLL_S, what, rank)
             except BaseException:
                 connection.close()

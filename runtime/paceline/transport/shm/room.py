@@ -103,7 +103,7 @@ class Room:
         found = {group.rank: self._own_member()}
         above = [rank for rank in self.ranks if rank > group.rank]
         below = [rank for rank in self.ranks if rank < group.rank]
-        # Higher ranks first: the highest only answers, so no circle of ranks waits for itself.
+        # Higher ranks first: the highest one only answers, so ranks cannot wait in a cycle.
         for rank in (*reversed(above), *reversed(below)):
             told, (fd, eventfd), connection = rendezvous.swap(
                 group, rank, facts, descriptors, deadline
@@ -203,7 +203,7 @@ class Rooms:
             self._left.append(room)
         self._left = [old for old in self._left if not old.all_gone()]
         while len(self._left) > ROOMS_LEFT_MAX:
-            self._left.pop(0).forget()  # who is still in it is stopped, and will find it gone
+            self._left.pop(0).forget()  # a rank still in it is stopped, and will notice later
 
     def close(self) -> None:
         """Leave all rooms and close the rendezvous and the eventfd."""

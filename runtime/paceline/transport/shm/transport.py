@@ -110,7 +110,7 @@ class LocalSums:
 
     def _make_loops(self, room: Room) -> None:
         if self._library is not None:
-            # A rank that looks takes the core of one that works if they share it.
+            # Where ranks share cores, one that spins takes the core of one that works.
             spins = len(room.ranks) <= len(os.sched_getaffinity(0))
             self._native = NativeLoop(self._library, room, spins=spins)
             fence: Callable[[], None] = self._library.paceline_fence
@@ -151,7 +151,7 @@ class LocalSums:
                 kind = {**KINDS, **OTHER_KINDS}[data.dtype]
                 self._plain.reduce(data, kind, abort, carry)
         except BaseException:
-            room.give_up()  # before anybody writes to what others may still read
+            room.give_up()  # before this rank reuses memory that others may still read
             raise
 
     def close(self) -> None:

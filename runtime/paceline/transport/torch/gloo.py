@@ -103,7 +103,7 @@ class _Exchange(Store):
             RuntimeError: No rank has set one of the keys.
         """
         if not self._complete and not all(key in self._values for key in keys):
-            # An attempt that was cancelled may still be on its way out of its rendezvous.
+            # A canceled attempt may still hold the rendezvous for a moment.
             while not self._lock.acquire(timeout=POLL_S):
                 self._deadline.check("waiting for the last attempt to end")
             try:
@@ -116,7 +116,7 @@ class _Exchange(Store):
             raise RuntimeError(f"gloo asks for {missing}, which nobody has set")
 
     def _exchange(self) -> None:
-        # The connections stay open: gloo reports only the death of the peer it is waiting for.
+        # Keep the connections: gloo notices only the death of the peer that it waits for.
         own = dict(self._values)
         if self._group.rank == 0:
             self._collect_and_tell(own)
@@ -124,7 +124,7 @@ class _Exchange(Store):
             self._tell_and_learn(own)
 
     def _tell_and_learn(self, own: dict[str, bytes]) -> None:
-        # Rank 0 says that it has us in its group: from a stranger it would take no such values.
+        # Rank 0 answers only members of its group, and takes no values from strangers.
         _, connection = self._rendezvous.dial(self._group, 0, Nothing(), Nothing, self._deadline)
         self.connections.add(0, connection)
         what = "waiting for the other ranks' addresses from rank 0"
@@ -205,7 +205,7 @@ def _ends_soon(work: Any) -> bool:
     Returns:
         False if it is still in flight. The caller finds out whether it has failed.
     """
-    with suppress(RuntimeError):  # it takes longer, or has failed: the caller finds out
+    with suppress(RuntimeError):  # it takes longer or has failed: the caller checks
         work.wait(SOON)
     return bool(work.is_completed())
 
@@ -221,7 +221,7 @@ class GlooTransport(TorchDistTransport):
         self._rendezvous = Rendezvous(host)
         self._rendezvous_lock = threading.Lock()
         self._connections = PeerConnections()
-        # A device is gloo's event thread and listener; one serves all groups of this process.
+        # A device is gloo's event thread and listener. One serves all groups of a process.
         self._device: Any = ProcessGroupGloo.create_device(hostname=host)
 
     @property
@@ -230,15 +230,15 @@ class GlooTransport(TorchDistTransport):
         return self._rendezvous.address
 
     def _connect(self, group: Group, deadline: Deadline) -> Any:
-        # Named with underscores, but the only way to say which address gloo binds to.
+        # These private names are the only way to choose the address that gloo binds to.
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
         options._devices = [self._device]  # noqa: SLF001
         options._threads = THREADS  # noqa: SLF001
         options._timeout = timedelta(seconds=deadline.timeout_s)  # noqa: SLF001
         store = _Exchange(self._rendezvous, self._rendezvous_lock, group, deadline)
         try:
-            # When a peer dies after the exchange, gloo goes on calling it until the time-out. The
-            # thread of this attempt is left behind then, so it may not hold the lock here.
+            # If a peer dies after the exchange, gloo retries it until the timeout. The thread of
+            # this attempt is left behind then, so it must not hold the lock here.
             process_group = ProcessGroupGloo(store, group.rank, group.size, options)
         except BaseException:
             store.connections.close()
@@ -278,7 +278,7 @@ class GlooTransport(TorchDistTransport):
     def _await(self, works: list[Any], abort: Abort, deadline: Deadline | None) -> None:
         if all(_ends_soon(work) for work in works):
             return
-        # Ask the futures, not the works: a work says complete only after its callbacks have run.
+        # Check futures, not works: a work is complete only after its callbacks have run.
         futures = [work.get_future() for work in works]
         for future in futures:
             future.add_done_callback(lambda _: abort.wake())

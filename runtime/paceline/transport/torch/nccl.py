@@ -48,7 +48,7 @@ class NcclTransport(TorchDistTransport):
     """NCCL between CUDA buffers on one device of this process."""
 
     name: ClassVar[str] = "nccl"
-    same_bits: ClassVar[bool] = False  # some algorithms of some networks may not (R23)
+    same_bits: ClassVar[bool] = False  # not for every algorithm and network (R23)
     under_way_max: int = UNDER_WAY_MAX
 
     def __init__(self, *, host: str, local: bool) -> None:
@@ -86,7 +86,7 @@ class NcclTransport(TorchDistTransport):
         identity = torch.cuda.get_device_properties(self._device).uuid
         self._address = f"{self._address}{DEVICE}{identity}"
         self._stream = torch.cuda.Stream(self._device, priority=HIGH_PRIORITY)
-        # An error must come back to us; by default the watchdog of torch ends the process.
+        # Errors must become exceptions; by default torch's watchdog ends the process.
         set_variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         set_variable("TORCH_NCCL_ENABLE_MONITORING", "0")
 
@@ -125,7 +125,7 @@ class NcclTransport(TorchDistTransport):
         """Leave the group and close this rank's store."""
         self.close()
         self._forget_completed()
-        self._store = None  # its last reference: the server ends and gives back the port
+        self._store = None  # the last reference: the server ends and frees the port
 
     def _home(self) -> torch.device:
         assert self._device is not None, "opened before training began"
@@ -174,7 +174,7 @@ class NcclTransport(TorchDistTransport):
         abandoned = self._process_group
         super()._abandon(buffers)
         if abandoned is not None:
-            self._let_go(abandoned)  # its kernels occupy the device until they are told to stop
+            self._let_go(abandoned)  # its kernels occupy the device until the abort
 
     def _let_go(self, process_group: Any) -> None:
         """Abort a process group in a thread, since even that may block.

@@ -49,7 +49,7 @@ class _Attempt(threading.Thread):
         self._make = make
         self._timeout_s = timeout_s
         self._abort = abort
-        # Its own flag: the caller's is lowered again while we may still be on our way out.
+        # A flag of its own: the caller's may be lowered before this thread has ended.
         self.cancelled = Abort()
         self.done = False
         self.group: Any = None
@@ -269,7 +269,7 @@ class TorchDistTransport(Transport):
 
     def close(self) -> None:
         """Leave the group. It is kept until the next one is open, since a peer may still read."""
-        # The group ends only after the next one stands: a peer may still read what we sent.
+        # Keep the group until the next one is open: a peer may still read what was sent.
         if self._process_group is not None:
             self._kept.append((self._process_group, self._works, None))
         self._group, self._process_group, self._works = None, None, []

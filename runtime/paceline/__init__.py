@@ -10,8 +10,8 @@
             loss_fn(model(x), y).backward()
             optimizer.step()
 
-The names load when they are first used: the coordinator, the agent and the operator import parts of
-this package without torch.
+Each name is imported when it is first used, because the coordinator, the agent and the operator
+import parts of this package without torch.
 """
 
 from __future__ import annotations

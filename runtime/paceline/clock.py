@@ -1,7 +1,7 @@
 """The only module that reads a clock.
 
-Decisions take `now_ns` as an argument; drivers get it here. Durations inside the runtime are
-monotonic nanoseconds (`*_ns`); wall-clock seconds appear only where a person or Prometheus reads
+Decisions take `now_ns` as an argument, and drivers get it here. Durations inside the runtime are
+monotonic nanoseconds (`*_ns`). Wall-clock seconds appear only where a person or Prometheus reads
 them.
 """
 
@@ -15,15 +15,15 @@ NS_PER_S: Final = 1_000_000_000
 
 
 def now_ns() -> int:
-    """Monotonic time in nanoseconds, comparable between the processes of one machine."""
+    """Return the monotonic time in nanoseconds, comparable between processes of one machine."""
     return time.monotonic_ns()
 
 
 def wall_s() -> float:
-    """Seconds since the Unix epoch, for people and for Prometheus."""
+    """Return the seconds since the Unix epoch, for people and for Prometheus."""
     return time.time()
 
 
 def pause(seconds: float) -> None:
-    """Sleep in a test loop that the kernel cannot wake (MPI requests); never for anything else."""
+    """Sleep for some seconds. Only for waits that no event can end, such as for MPI or a device."""
     time.sleep(seconds)

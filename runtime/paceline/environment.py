@@ -1,8 +1,10 @@
 """Environment variables of Paceline's processes, read once, at the edge, into frozen dataclasses.
 
-Nobody else looks at `PACELINE_*`. Who starts an agent (the operator, or the runner of a laptop)
-sets the variables of `AgentSettings`; the agent sets those of `RankSettings` for the ranks. Names
-that the operator shares with the runtime are in `paceline_api.names`.
+No other module reads `PACELINE_*`, with two exceptions: the shim (`agent.shim`), which imports the
+standard library only, and `train.context`, which reads two variables by the names below. The
+operator, or the runner on a laptop, sets the variables of `AgentSettings`. The agent sets those of
+`RankSettings` for the ranks. Names that the operator shares with the runtime are in
+`paceline_api.names`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ ENV_PROCS: Final = "PACELINE_PROCS"
 ENV_SPEC: Final = "PACELINE_SPEC"
 ENV_FAULTS: Final = "PACELINE_FAULTS"
 ENV_REPLAY: Final = "PACELINE_REPLAY"
-"""Run folder; `paceline replay` starts the script with it."""
+"""Variable with a run folder. `paceline replay` sets it for the script."""
 ENV_DRAIN_GRACE: Final = "PACELINE_DRAIN_GRACE_SECONDS"
 ENV_DRAINED_EXIT: Final = "PACELINE_DRAINED_EXIT_CODE"
 ENV_HOST: Final = "PACELINE_HOST"
@@ -68,7 +70,7 @@ U = TypeVar("U")
 
 
 class SettingsError(PacelineError):
-    """A variable that is missing or wrong. Its reader was started by hand or by another version."""
+    """Raised for a variable that is missing or wrong, set by hand or by another version."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(
@@ -80,44 +82,46 @@ class SettingsError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
+    """Settings of the agent of one pod."""
+
     job: str
     slot: int
     attempt: int
-    """Of the pod."""
+    """Number of the pod in its slot, from 0."""
     procs: int
-    """Ranks of the pod."""
+    """Number of members of the pod: ranks, or groups of ranks."""
     coordinators: tuple[str, ...]
-    """Base URLs; tried in turn."""
+    """Base URLs of the coordinator, tried in turn."""
     token: str
     """Shared secret of the job's ranks and agents."""
     run_dir: Path
-    """Logs of the ranks are kept in `logs` below it."""
+    """Run folder. Logs of the ranks are kept in `logs` below it."""
     spec_path: Path
     local: bool
-    """On a laptop: listen on the loopback only."""
+    """True on a laptop: listen on loopback only."""
     faults: str
-    """Passed to the ranks as it is."""
+    """Faults to inject, passed to the ranks unchanged."""
     drain_grace_s: float
-    """From a drain request to SIGKILL."""
+    """Seconds from a drain request to SIGKILL."""
     host: str
     """Address under which others reach this pod."""
     metrics_port: int
-    """0 = any free one; on a laptop the next free one is taken."""
+    """Port for metrics. 0: any free one. On a laptop the next free port is taken."""
     tls_cert: Path | None = None
-    """The coordinator's; None = plain HTTP."""
+    """Certificate of the coordinator. None: plain HTTP."""
     tls_own: tuple[Path, Path] | None = None
-    """Certificate and key that the coordinator asks for; None = none."""
+    """Certificate and key of this agent, which the coordinator requires. None: it requires none."""
     tokens_file: Path | None = None
-    """Replaces `token` towards the coordinator while it exists."""
+    """File whose token replaces `token` towards the coordinator while the file exists."""
     drained_exit_code: int = 0
-    """Of an agent that left in order because of a signal: a queue may take 0 for a pod that is done
-    and admit nobody in its place."""
+    """Exit code of an agent that left in order because of a signal. With 0, a queue may count the
+    pod as completed and admit none in its place."""
     umask: int | None = None
-    """Of the ranks, whose files are the user's; None = this process's own."""
+    """Umask of the ranks, whose files are the user's. None: that of this process."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> AgentSettings:
-        """Raises SettingsError."""
+        """Read the settings. Raise SettingsError if a variable is missing or wrong."""
         local = env.get(ENV_LOCAL, "") == "1"
         return cls(
             job=_need(env, ENV_JOB, str),
@@ -143,32 +147,43 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
+    """Settings of one rank."""
+
     job: str
     member: MemberId
     token: str
-    """Of the ranks' sockets to each other; they have none to the coordinator (R43)."""
+    """Token of the ranks' sockets to each other. They have no socket to the coordinator (R43)."""
     run_dir: Path
     spec_path: Path
     local: bool
     faults: str
     host: str
     agent_fd: int
-    """Socket to the agent; for `worker.agent_pipe.AgentPipe`."""
+    """Socket to the agent, for `worker.agent_pipe.AgentPipe`."""
     record_fd: int
-    """Memory of the rank's metrics; for `telemetry.records.RankRecord.open`."""
+    """Memory of the rank's metrics, for `telemetry.records.RankRecord.open`."""
     line_fd: int
-    """Its line to the coordinator; for `worker.coordinator_line.CoordinatorLine`."""
+    """Line to the coordinator, for `worker.coordinator_line.CoordinatorLine`."""
     scratch: Path
-    """Folder for its sockets and `scratch.note_shared_memory`; its agent removes it."""
+    """Folder for sockets and for `scratch.note_shared_memory`. The agent removes it."""
     shard: int = 0
-    """Which shard of the model it holds: its place in its group (R50)."""
+    """Index of the model's shard that this rank holds, which is its index in its group (R50)."""
     group_fds: tuple[int, ...] = ()
-    """Of the group's lead, shard 0: its lines to the others, in their order; of the others: the one
-    to the lead. Empty where each rank holds the whole model."""
+    """Sockets within the group. The lead, shard 0, has one to each other rank, in their order. The
+    others have one to the lead. Empty if each rank holds the whole model."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> RankSettings | None:
-        """None outside of a job: the script works alone. Raises SettingsError."""
+        """Read the settings of a rank.
+
+        It raises SettingsError if a variable is missing or wrong.
+
+        Args:
+            env: Environment of the process.
+
+        Returns:
+            The settings, or None outside of a job, where the script works alone.
+        """
         if ENV_MEMBER not in env:
             return None
         return cls(
@@ -192,7 +207,17 @@ class RankSettings:
 def rank_environment(
     settings: AgentSettings, member: MemberId, shard: int = 0, *, scratch: Path
 ) -> dict[str, str]:
-    """What `RankSettings` reads, but for the descriptors, which the shim adds."""
+    """Return the variables that `RankSettings` reads. The shim adds those of the descriptors.
+
+    Args:
+        settings: Settings of the agent.
+        member: Member id of the rank.
+        shard: Shard of the model that it holds.
+        scratch: The rank's own folder.
+
+    Returns:
+        Environment variables.
+    """
     return {
         ENV_SCRATCH: str(scratch),
         ENV_JOB: settings.job,
@@ -209,29 +234,42 @@ def rank_environment(
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
+    """Settings of the coordinator of one job."""
+
     job: str
     token: str
-    """Of ranks and agents."""
+    """Token of ranks and agents."""
     tokens_file: Path | None
-    """Replaces `token` while it exists."""
+    """File whose tokens replace `token` while the file exists."""
     operator_token: str
-    """Of who looks after the job: the operator, or the runner of a laptop."""
+    """Token of the operator, or of the runner on a laptop."""
     spec_path: Path
     uid: str
-    """Tells two coordinators of one job apart (R1): that of the pod, or a random one."""
+    """Id that differs between two coordinators of one job (R1): that of the pod, or a random one.
+    """
     listen: tuple[str, int]
     listen_fd: int | None
-    """A listening socket that was handed down; counts before `listen`."""
+    """A listening socket that was handed down. It has precedence over `listen`."""
     tls: tuple[Path, Path] | None
-    """Certificate and key; None = plain HTTP."""
+    """Certificate and key. None: plain HTTP."""
     tls_callers: Path | None
-    """The authority whose certificates callers must show; None = tokens alone."""
+    """Certificate authority of the callers. None: callers need a token only."""
     linger_s: float
-    """So long it waits, once the job has ended, until somebody has acknowledged that (C1)."""
+    """How long to wait, in seconds, for an acknowledgment that the job has ended (C1)."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> CoordinatorSettings:
-        """Raises SettingsError."""
+        """Read the settings of a coordinator.
+
+        Args:
+            env: Environment of the process.
+
+        Returns:
+            The settings.
+
+        Raises:
+            SettingsError: A variable is missing or wrong.
+        """
         tls = _tls_pair(env, ENV_TLS_CERT, ENV_TLS_KEY)
         tls_callers = _take(env, ENV_TLS_CALLERS, Path, None)
         if tls_callers is not None and tls is None:

@@ -1,17 +1,19 @@
-"""The errors that a training script can meet. Each says what, where and what to do about it.
+"""The errors that a training script can meet.
 
-PacelineError (paceline_api.errors)      a mistake or condition that a user can act on
-|-- UsageError                           the script uses Paceline in a way that cannot work
-|   |-- UnsupportedError                 a feature of torch that Paceline refuses, by its name
-|   `-- ChangedLaterError                something was changed that is fixed once training starts
-|-- DataError                            the data set, or what the loader is asked to do with it
-|-- RuntimeBrokenError                   a fault of Paceline itself
-|-- ReplayError                          a recorded run cannot be run again
-|-- StateError                           a state from another rank does not fit this script
-|-- CheckpointError                      a checkpoint is damaged or of another job
-`-- JobStoppedError                      the job is over and the script goes on stepping (D7)
-SystemExit
-`-- DismissedError                       this rank is no part of the job any more (D7)
+Each says what is wrong, where, and what to do about it.
+
+    PacelineError (paceline_api.errors)    a mistake or condition that a user can act on
+    |-- UsageError                         the script uses Paceline in a way that cannot work
+    |   |-- UnsupportedError               a feature of torch that Paceline refuses by name
+    |   |-- ChangedLaterError              a change of something that is fixed during training
+    |   `-- DataError                      the data set, or a request to the loader
+    |-- RuntimeBrokenError                 a fault of Paceline itself
+    |-- ReplayError                        a recorded run cannot be run again
+    |-- StateError                         a state from another rank does not fit this script
+    |-- CheckpointError                    a checkpoint is damaged or belongs to another job
+    `-- JobStoppedError                    the script goes on stepping after the job's end (D7)
+    SystemExit
+    `-- DismissedError                     this rank is no member of the job any more (D7)
 """
 
 from __future__ import annotations
@@ -36,30 +38,30 @@ __all__ = [
 
 
 class UsageError(PacelineError):
-    """The script uses Paceline in a way that cannot work."""
+    """Raised if the script uses Paceline in a way that cannot work."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message, hint=hint, exit_code=EXIT_BAD_INPUT)
 
     def __str__(self) -> str:
-        # A script's traceback prints only this; the way out belongs into it.
+        # A script's traceback prints only this, so the hint belongs into it.
         return f"{self.message}\nhint: {self.hint}"
 
 
 class UnsupportedError(UsageError):
-    """A feature of torch that Paceline refuses, by its name."""
+    """Raised for a feature of torch that Paceline refuses by name."""
 
 
 class ChangedLaterError(UsageError):
-    """Something was changed that is fixed once training has started."""
+    """Raised if the script changes something that is fixed once training has started."""
 
 
 class DataError(UsageError):
-    """The data set, or what the loader is asked to do with it."""
+    """Raised if the data set, or what the loader is asked to do with it, cannot work."""
 
 
 class ReplayError(PacelineError):
-    """A recorded run cannot be run again: by its nature, or because its record is not whole."""
+    """Raised if a recorded run cannot be run again, or if its record is incomplete."""
 
     def __str__(self) -> str:
         # A script's traceback prints only this.
@@ -67,27 +69,27 @@ class ReplayError(PacelineError):
 
 
 class StateError(PacelineError):
-    """A state from another rank does not fit this script: another model or another optimizer."""
+    """Raised if a state from another rank belongs to another model or optimizer."""
 
 
 class CheckpointError(PacelineError):
-    """A checkpoint is damaged, or of another job, model or data set."""
+    """Raised for a checkpoint that is damaged, or of another job, model or data set."""
 
     def __str__(self) -> str:
-        # It reaches the user through the coordinator, as one text.
+        # It reaches the user through the coordinator as one text.
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
 class JobStoppedError(PacelineError):
-    """The job is over and the script goes on stepping (D7)."""
+    """Raised if the script goes on stepping after the job is over (D7)."""
 
 
 class RuntimeBrokenError(PacelineError):
-    """A fault of Paceline itself: one of its threads has ended (exit code 70)."""
+    """Raised for a fault of Paceline itself: one of its threads has ended (exit code 70)."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message, hint=hint, exit_code=EXIT_BROKEN)
 
 
 class DismissedError(SystemExit):
-    """This rank is no part of the job any more; it ends without publishing anything (D7)."""
+    """Ends a rank that is no member of the job any more. It publishes nothing (D7)."""

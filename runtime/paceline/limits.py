@@ -1,8 +1,8 @@
-"""What the machine lets this process have: files and sockets, callers that wait, memory.
+"""Limits of the machine for this process: files and sockets, waiting callers, memory.
 
-A job of a thousand ranks needs more of them than a shell or an image gives by default. How much,
-the size of the job tells (`core.demand`); too little is an error at the start, with the figure and
-the way out, instead of a connection that fails in the middle of training.
+A job of a thousand ranks needs more of them than a shell or an image gives by default. The size of
+the job says how much (`core.demand`). If it is too little, the process fails at the start, with the
+figure and the remedy, instead of losing a connection in the middle of training.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Final
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
 LISTEN_BACKLOG: Final = 65_535
-"""As many callers may wait as the kernel allows (net.core.somaxconn), which cuts this down."""
+"""Number of callers that may wait at a listening socket. The kernel reduces it to
+net.core.somaxconn."""
 SPARE_FILES: Final = 256
-"""Kept free beside what Paceline needs: the script opens files too."""
+"""Number of files to keep free beside what Paceline needs, since the script opens files too."""
 MORE_FILES: Final = "hint: raise the limit of open files (ulimit -n)"
 MIB: Final = 1 << 20
 CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -25,18 +26,23 @@ SOMAXCONN: Final = Path("/proc/sys/net/core/somaxconn")
 
 
 class LimitError(PacelineError):
-    """The machine allows this process too little for a job of this size."""
+    """Raised if the machine allows this process too little for a job of this size."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message, hint=hint, exit_code=EXIT_BAD_INPUT)
 
 
 def ensure_files(who: str, needed: int, *, all_that_is_allowed: bool = False) -> None:
-    """Room for `needed` open files beside those that are open now: the soft limit is raised as far
-    as that takes. Raises LimitError if the hard limit forbids it.
+    """Raise the soft limit of open files as far as this process needs.
 
-    `all_that_is_allowed`: raise it to the hard limit, since this process starts no program of the
-    user, which would inherit it, and cannot know how far the job may grow.
+    It raises LimitError if the hard limit is too low.
+
+    Args:
+        who: Name of this process, for the error message.
+        needed: Number of files to be opened beside those that are open now.
+        all_that_is_allowed: True to raise the limit up to the hard one. This is for a process that
+            starts no program of the user, which would inherit the limit, and that cannot know how
+            far the job grows.
     """
     wanted = len(list(Path("/proc/self/fd").iterdir())) + needed + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -48,7 +54,15 @@ def ensure_files(who: str, needed: int, *, all_that_is_allowed: bool = False) ->
 
 
 def check_files(who: str, wanted: int) -> None:
-    """Whether a process may have so many files and sockets open, all told. Raises LimitError."""
+    """Check that a process may have so many files and sockets open.
+
+    Args:
+        who: Name of the process, for the error message.
+        wanted: Number of files and sockets in all.
+
+    Raises:
+        LimitError: The hard limit is lower.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise LimitError(
@@ -59,7 +73,15 @@ def check_files(who: str, wanted: int) -> None:
 
 
 def ensure_callers(who: str, callers: int) -> None:
-    """Room for so many who connect at the same moment. Raises LimitError."""
+    """Check that so many callers may connect at the same moment.
+
+    Args:
+        who: Name of the process that they connect to, for the error message.
+        callers: Number of callers.
+
+    Raises:
+        LimitError: The kernel lets fewer of them wait.
+    """
     allowed = _somaxconn()
     if callers > allowed:
         raise LimitError(
@@ -71,8 +93,16 @@ def ensure_callers(who: str, callers: int) -> None:
 
 
 def ensure_memory(who: str, needed_bytes: int, *, hint: str) -> None:
-    """Room for so much beside what this process holds now, in the control groups that it is in.
-    Raises LimitError."""
+    """Check that the control groups of this process allow more memory.
+
+    Args:
+        who: Name of the process, for the error message.
+        needed_bytes: Bytes needed beside what this process holds now.
+        hint: Remedy, for the error message.
+
+    Raises:
+        LimitError: A limit is lower.
+    """
     wanted, allowed = own_bytes() + needed_bytes, min(cgroup_limits("memory.max"), default=None)
     if allowed is not None and allowed < wanted:
         raise LimitError(
@@ -83,7 +113,14 @@ def ensure_memory(who: str, needed_bytes: int, *, hint: str) -> None:
 
 
 def cgroup_limits(name: str) -> Iterator[int]:
-    """Those of the control groups that hold this process; version 2, where one is set."""
+    """Yield a limit of each control group (version 2) that holds this process, where one is set.
+
+    Args:
+        name: File with the limit, such as `memory.max`.
+
+    Yields:
+        The limits.
+    """
     try:
         inside = Path("/proc/self/cgroup").read_text().partition("0::/")[2].partition("\n")[0]
     except OSError:
@@ -98,12 +135,12 @@ def cgroup_limits(name: str) -> Iterator[int]:
 
 
 def own_bytes() -> int:
-    """Memory of this process that is no file's, so nobody else has it too."""
+    """Return the anonymous memory of this process in bytes, which no other process shares."""
     return figures_bytes(Path("/proc/self/status"), "RssAnon")
 
 
 def figures_bytes(file: Path, *keys: str) -> int:
-    """The sum of these lines of a file of the kernel, which counts in KiB."""
+    """Return the sum in bytes of lines of a kernel file that counts in KiB."""
     lines = (line.partition(":") for line in file.read_text().splitlines())
     return 1024 * sum(int(value.split()[0]) for key, _, value in lines if key in keys)
 
@@ -111,5 +148,5 @@ def figures_bytes(file: Path, *keys: str) -> int:
 def _somaxconn() -> int:
     try:
         return int(SOMAXCONN.read_text())
-    except (OSError, ValueError):  # not to be seen here; the kernel decides then
+    except (OSError, ValueError):  # unreadable here; the kernel decides then
         return LISTEN_BACKLOG

@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel tells it: nothing of it can be forged."""
+"""Identity of the process at the other end of a Unix socket, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _UCRED: Final = struct.Struct("3i")
 
 
 class Credentials(NamedTuple):
-    """The process that has connected, at the time of its connect."""
+    """The process that has connected, as it was at the time of its connect."""
 
     pid: int
     uid: int
-    """Its effective user id."""
+    """Effective user id."""
 
     def __str__(self) -> str:
         return f"user {self.uid}, process {self.pid}"
 
 
 def credentials_of(sock: socket.socket) -> Credentials:
-    """Return the credentials of the other end (SO_PEERCRED). Raises OSError."""
+    """Return the credentials of the other end (SO_PEERCRED). May raise OSError."""
     told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(told)
     return Credentials(pid, uid)

@@ -1,12 +1,12 @@
 """Files and folders of one user on a machine that others use too.
 
-What a run leaves may hold secrets (the environment of a job, what scripts print, weights), so only
-its user may read it. And whoever can change a run folder decides what the next command of its user
-runs, so a folder that somebody else owns or may write to is refused before anything in it is
-believed.
+Files of a run may hold secrets (the environment of a job, output of scripts, weights), so only the
+run's user may read them. Whoever can change a run folder decides what the next command of its user
+runs. So a folder that somebody else owns or may write to is refused before anything in it is
+trusted.
 
-The checks are for folders of this machine. In a pod folders come from volumes, whose owners and
-modes are the cluster's business.
+The checks are for folders of this machine. In a pod, folders come from volumes, whose owners and
+modes are the cluster's responsibility.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ class ForeignFolderError(PacelineError):
 
 @contextlib.contextmanager
 def private_umask() -> Iterator[int]:
-    """Make what the block creates private to this user; yields the umask of before."""
+    """Make files that the block creates private to this user.
+
+    Yields:
+        The umask from before the block.
+    """
     before = os.umask(UMASK)
     try:
         yield before
@@ -50,15 +54,16 @@ def private_umask() -> Iterator[int]:
 
 
 def make_folder(path: Path, what: str) -> None:
-    """Make a folder for this user alone, with its parents, or check the one that is there.
+    """Make a folder for this user alone, with its parents, or check an existing one.
+
+    It raises ForeignFolderError if somebody else owns the folder or may write to it.
 
     Args:
-        path: The folder. If it exists its mode stays as it is.
-        what: What it is to a user, such as `run folder`.
+        path: The folder. If it exists, its mode stays unchanged.
+        what: Name of the folder in error messages, such as `run folder`.
 
     Raises:
-        ForeignFolderError: Somebody else owns it or may write to it.
-        OSError: It cannot be made.
+        FileExistsError: Something else has this name.
     """
     with contextlib.suppress(FileExistsError):
         path.mkdir(FOLDER_MODE, parents=True)
@@ -69,15 +74,16 @@ def make_folder(path: Path, what: str) -> None:
 
 
 def check_folder(path: Path, what: str) -> None:
-    """Check that nobody but this user can change what is in a folder.
+    """Check that only this user can change the contents of a folder.
+
+    It raises OSError if there is no such folder.
 
     Args:
         path: The folder, or a symbolic link of this user to it.
-        what: What it is to a user, such as `run folder`.
+        what: Name of the folder in error messages, such as `run folder`.
 
     Raises:
         ForeignFolderError: Somebody else can. The message names owner and mode.
-        OSError: There is no such folder.
     """
     link = path.lstat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid != os.geteuid():
@@ -107,7 +113,7 @@ def check_folder(path: Path, what: str) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Return True if the folder exists and nobody but this user can change what is in it."""
+    """Return True if the folder exists and nobody but this user can change its contents."""
     try:
         check_folder(path, "")
     except (OSError, ForeignFolderError):
@@ -116,17 +122,13 @@ def is_private(path: Path) -> bool:
 
 
 def create(path: Path, mode: int = FILE_MODE) -> int:
-    """Make a new file; returns its descriptor, for writing.
-
-    Raises:
-        FileExistsError: Something has this name already, be it a symbolic link to nowhere.
-    """
+    """Make a new file and return a descriptor for writing. Raise FileExistsError if it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(path, flags, mode)
 
 
 def append(path: Path, mode: int = FILE_MODE) -> int:
-    """Open a file to write at its end, new or not; returns its descriptor. Follows no link."""
+    """Open a file, new or not, to write at its end. Return its descriptor. Follow no link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(path, flags, mode)
 
@@ -134,8 +136,13 @@ def append(path: Path, mode: int = FILE_MODE) -> int:
 def write(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
     """Put a file in place, whole or not at all. A link of that name is replaced, not followed.
 
+    Args:
+        path: The file.
+        data: Its content.
+        mode: Its mode, reduced by the umask.
+
     Raises:
-        OSError: It cannot be written; then what was there stays.
+        OSError: It cannot be written. The old file stays.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -149,7 +156,7 @@ def write(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
 
 
 def _writers(mode: int, gid: int) -> list[str]:
-    """Return who may write beside the owner, in words."""
+    """Return who may write beside the owner, as text."""
     found = []
     if mode & stat.S_IWGRP and not _is_own_group(gid):
         found.append(f"the group {_group(gid)}")
@@ -159,8 +166,17 @@ def _writers(mode: int, gid: int) -> list[str]:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Return True for the group of this user alone. Where each user has one, as on Debian and
-    Fedora, the usual umask is 002 and every folder may be written to by that group."""
+    """Return True for the private group of this user.
+
+    Debian and Fedora give each user one. There the usual umask is 002, and the user's group may
+    write to every folder.
+
+    Args:
+        gid: Id of the group.
+
+    Returns:
+        True if nobody else is in it.
+    """
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:

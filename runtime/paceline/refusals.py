@@ -1,9 +1,9 @@
-"""What the entry points of a process refused, counted, and one log line in a while about it.
+"""Counts of what a process refused at its entry points, with rate-limited log lines.
 
-An entry point is a place where bytes of somebody else are read: a socket, a pipe, an HTTP server.
-Whoever can reach it can also send garbage, so a refusal must cost little: the counts have a fixed
-number of keys, and a flood makes one line per minute and entry point, however long it lasts. The
-counts are exported as paceline_refused_total.
+An entry point is a place where a process reads bytes from others: a socket, a pipe, an HTTP server.
+Anybody who can reach it can also send garbage, so a refusal must cost little. The counts have a
+fixed number of keys, and a flood makes one line per minute and entry point, however long it lasts.
+The counts are exported as paceline_refused_total.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from paceline.clock import NS_PER_S, now_ns
 log = logging.getLogger("paceline.refusals")
 
 LINE_EVERY_NS: Final = 60 * NS_PER_S
-"""Between two lines about the same entry point."""
+"""Shortest time between two lines about the same entry point."""
 CALLER_CHARACTERS_MAX: Final = 120
 
 
 class Entry(StrEnum):
-    """A place where bytes of somebody else enter a process."""
+    """A place where a process reads bytes from others."""
 
     RENDEZVOUS = "rendezvous"
     """Sockets where two ranks meet before they wire a data channel."""
@@ -45,7 +45,7 @@ class Reason(StrEnum):
     """Why a message or a connection was refused."""
 
     OTHER_USER = "other_user"
-    """The kernel says that another user is at the other end. Nothing was read."""
+    """The kernel reports another user at the other end. Nothing was read."""
     UNAUTHENTICATED = "unauthenticated"
     """The proof that the caller knows the job's token is missing or wrong."""
     UNKNOWN_PEER = "unknown_peer"
@@ -61,11 +61,11 @@ class Reason(StrEnum):
 
 
 class Refusals:
-    """Counts refusals, and decides which of them are worth a line. Any thread may call it."""
+    """Counts refusals and decides which ones to log. Any thread may call it."""
 
     def __init__(self) -> None:
         self.total = 0
-        """Over all entry points and reasons: a glance tells whether `counts` has changed."""
+        """Sum over all entry points and reasons. A cheap way to see if `counts` has changed."""
         self._lock = threading.Lock()
         self._counts: Counter[tuple[Entry, Reason]] = Counter()
         self._since_line: Counter[Entry] = Counter()
@@ -75,14 +75,14 @@ class Refusals:
         """Count one refusal and return the line to log, or None if it is too early for a line.
 
         The first refusal at an entry point has a line at once. After that there is at most one in
-        LINE_EVERY_NS, which tells how many were refused since the line before it.
+        LINE_EVERY_NS. It says how many were refused since the line before it.
 
         Args:
             entry: Where it was refused.
             reason: Why it was refused.
             caller: Who it was, from the kernel and not from the refused bytes: an address, or a
                 user and a process. Control characters are escaped and a long text is cut.
-            now_ns: Monotonic time.
+            now_ns: Monotonic time in nanoseconds.
 
         Returns:
             One line without control characters, or None.
@@ -100,17 +100,17 @@ class Refusals:
         return f"{entry}: refused a message of {who}: {reason}{others}"
 
     def counts(self) -> Mapping[tuple[Entry, Reason], int]:
-        """Return how many were refused so far, by entry point and reason. Absent means none."""
+        """Return the number of refusals by entry point and reason. An absent key means none."""
         with self._lock:
             return dict(self._counts)
 
 
 PROCESS: Final = Refusals()
-"""Those of this process, for its metrics."""
+"""The refusals of this process, for its metrics."""
 
 
 def refuse(entry: Entry, reason: Reason, caller: str) -> None:
-    """Count a refusal of this process, and log it if it is time for a line (`Refusals.refuse`)."""
+    """Count a refusal of this process, and log it if a line is due (`Refusals.refuse`)."""
     line = PROCESS.refuse(entry, reason, caller, now_ns())
     if line is not None:
         log.warning("%s", line)

@@ -1,13 +1,13 @@
-"""Temporary folders with an owner: sockets, TMPDIR of the ranks, and what has to be removed later.
+"""Temporary folders with an owner: sockets, TMPDIR of the ranks, and notes of what to remove later.
 
-A local run has one folder in the temporary folder, each agent has one inside that (in a pod: in the
+A local run has one folder in the temporary folder. Each agent has one inside that (in a pod: in the
 pod's temporary folder), and each rank has one inside its agent's. The owner removes its folder. It
 holds a lock on a file in it, which the kernel releases however the owner ends. So a folder whose
-lock is free was left by an owner that was killed, and `sweep()` removes it: the runner does so
-after the death of an agent, an agent at its start and after the death of its runner, and a new run
-at its start. A living owner's folder is never touched.
+lock is free was left by an owner that was killed, and `sweep()` removes it. The runner sweeps after
+the death of an agent, an agent at its start and after the death of its runner, and a new run at its
+start. The folder of a living owner is never touched.
 
-The path of a socket is short (108 bytes on Linux). If the temporary folder's path leaves no room,
+The path of a socket is limited to 108 bytes on Linux. If the temporary folder's path is too long,
 there is a second folder for the sockets in /tmp, under the same rules.
 """
 
@@ -28,48 +28,52 @@ from typing import Final, Self
 from paceline_api.errors import PacelineError
 
 PREFIX: Final = "paceline-run-"
-"""Of the name of each folder that has an owner."""
+"""Prefix of the name of each folder that has an owner."""
 LOCK: Final = "owner"
-"""File in such a folder; its owner holds a lock on it."""
+"""File in such a folder on which its owner holds a lock."""
 SHARED_MEMORY: Final = "shared-memory"
-"""File in a rank's folder: names below /dev/shm that are removed together with the folder."""
+"""File in a rank's folder with names below /dev/shm that are removed together with the folder."""
 TMPDIR: Final = "tmp"
-"""Folder in a rank's folder."""
+"""Folder in a rank's folder for its temporary files."""
 SHORT: Final = Path("/tmp")
 SHM: Final = Path("/dev/shm")
 SUN_PATH_MAX: Final = 100
-"""Bytes of a socket's path; a few less than any kernel takes."""
+"""Length limit of a socket's path in bytes, a few less than any kernel accepts."""
 BELOW_MAX: Final = len("/paceline-run-12345678") * 2 + len("/9999.99-9999999-99/r.f")
-"""Bytes of a rank's socket below the temporary folder of its run."""
+"""Bytes that the path of a rank's socket adds to the temporary folder of its run."""
 TRIES: Final = 100
 NOTES_DEPTH: Final = 2
-"""From the folder of a run over that of an agent to that of a rank."""
+"""Levels from the folder of a run, over that of an agent, to that of a rank."""
 CLEANERS_S: Final = 4.0
-"""For programs that remove the shared memory of dead processes. torch's ends after 2 s."""
+"""Seconds for programs that remove the shared memory of dead processes. That of torch ends after 2
+s."""
 _MPICH: Final = re.compile(r"mpich_shm_[0-9a-f]+_[0-9]+")
 COMMAND_LINE_MAX: Final = 4096
-"""Bytes of a process's command line that are looked at."""
+"""Bytes of a process's command line that are examined."""
 _CLEANERS: Final = re.compile(
     rb"(?:\A|/)torch_shm_manager\0|\0-c\0from [\w.]*resource_tracker import main; ?main\("
 )
 
 
 class Scratch:
-    """The folder, or both folders, that this process owns. Not thread-safe."""
+    """The one or two folders that this process owns. Not thread-safe."""
 
     def __init__(self, temporary: _Owned, sockets: _Owned) -> None:
         self.temporary = temporary.path
-        """Where temporary files go."""
+        """Folder for temporary files."""
         self.sockets = sockets.path
-        """Where sockets go; often the same folder."""
+        """Folder for sockets. Often the same folder."""
         self._owned = {temporary.path: temporary, sockets.path: sockets}
 
     @classmethod
     def make(cls, spare: Path | None = None) -> Self:
-        """Make the folder in TMPDIR.
+        """Make the folders in TMPDIR and lock them.
 
         Args:
             spare: Used if no temporary folder can be written to.
+
+        Returns:
+            The folders of this process.
 
         Raises:
             PacelineError: No folder can be made.
@@ -87,7 +91,7 @@ class Scratch:
         return cls(temporary, sockets)
 
     def close(self) -> None:
-        """Remove the folders with all that is in them. May be called again."""
+        """Remove the folders with all that is in them. Idempotent."""
         for owned in self._owned.values():
             owned.remove()
         self._owned.clear()
@@ -100,14 +104,14 @@ class Scratch:
 
 
 class _Owned:
-    """One folder with the lock on it."""
+    """One folder with its lock."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self._lock = path, lock
 
     @classmethod
     def make(cls, base: Path, whose: Path | None = None) -> Self:
-        """Raises OSError."""
+        """Make a folder below `base` and lock it. Raise OSError if that fails."""
         text = f"pid {os.getpid()}, TMPDIR {whose or base}\n"
         for _ in range(TRIES):
             path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
@@ -120,7 +124,7 @@ class _Owned:
                 # No locks on this file system: the folder counts as owned for ever.
                 lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             if lock is not None:
-                (path / LOCK).write_text(text)  # for people; it is the lock that counts
+                (path / LOCK).write_text(text)  # for people; only the lock counts
                 return cls(path, lock)
             # Somebody swept it before it was locked.
         raise FileExistsError(errno.EEXIST, "folders are removed as soon as they are made", base)
@@ -143,7 +147,7 @@ def bases() -> list[Path]:
 
 
 def sweep(where: Iterable[Path]) -> None:
-    """Remove the folders directly below `where` that this user's killed processes have left."""
+    """Remove folders directly below `where` that killed processes of this user have left."""
     for base in where:
         for path in _candidates(base):
             _sweep_one(path)
@@ -158,8 +162,11 @@ def remove(folders: Iterable[Path]) -> None:
 
 
 def _notes(folder: Path) -> Iterator[Path]:
-    """Yield the notes in the folder of a rank, an agent or a run while others may remove parts."""
-    for inside, folders, files in os.walk(folder):  # skips what vanishes, as glob() does not
+    """Yield the notes in the folder of a rank, an agent or a run.
+
+    Others may remove parts meanwhile.
+    """
+    for inside, folders, files in os.walk(folder):  # unlike glob(), it skips what vanishes
         if SHARED_MEMORY in files:
             yield Path(inside, SHARED_MEMORY)
         if len(Path(inside).relative_to(folder).parts) >= NOTES_DEPTH:
@@ -167,7 +174,7 @@ def _notes(folder: Path) -> Iterator[Path]:
 
 
 def note_shared_memory(folder: Path, name: str) -> None:
-    """Have a name below /dev/shm removed together with `folder`. Call it before the name exists."""
+    """Note a name below /dev/shm to remove with `folder`. Call it before the name exists."""
     with contextlib.suppress(OSError), (folder / SHARED_MEMORY).open("a") as file:
         file.write(f"{name}\n")
 
@@ -175,10 +182,13 @@ def note_shared_memory(folder: Path, name: str) -> None:
 def remove_torch_memory(pid: int) -> None:
     """Remove the empty files of torch in /dev/shm that a dead process has left.
 
-    torch makes a file there and unlinks it at once; a process that is killed in between leaves it,
-    and only the pid in its name tells whose it was. Call it before the process is reaped: until
-    then nobody else can have its pid. A file with content stays: it may belong to a process of
-    another container that shares /dev/shm.
+    torch makes a file there and unlinks it at once. A process that is killed in between leaves it,
+    and only the pid in the file's name shows whose it was. Call this before the process is reaped:
+    until then no other process can have its pid. A file with content stays, since it may belong to
+    a process of another container that shares /dev/shm.
+
+    Args:
+        pid: Pid of the dead process.
     """
     with contextlib.suppress(OSError):
         for name in os.listdir(SHM):  # noqa: PTH208  # a generator breaks when an entry vanishes
@@ -190,12 +200,18 @@ def remove_torch_memory(pid: int) -> None:
 
 
 def cleans_up(pid: int) -> bool:
-    """Return True if a process removes the shared memory of others when they have ended.
+    """Return True if a process removes the shared memory of others after they have ended.
 
     Python's resource tracker (semaphores and `SharedMemory` of multiprocessing; joblib has its own)
-    and torch's manager of the sharing strategy `file_system` know the names, which tell nobody
-    else whose they are. Both end by themselves after the processes that they serve, so whoever
-    kills these lets them, for CLEANERS_S at most.
+    and torch's manager of the sharing strategy `file_system` know the names of the memory. Others
+    cannot tell from a name whose it is. Both end by themselves after the processes that they serve.
+    So a process that kills these has to let them end by themselves, for CLEANERS_S at most.
+
+    Args:
+        pid: Pid of the process.
+
+    Returns:
+        False if it does something else or has ended.
     """
     with contextlib.suppress(OSError), Path(f"/proc/{pid}/cmdline").open("rb") as file:
         return _CLEANERS.search(file.read(COMMAND_LINE_MAX)) is not None
@@ -225,10 +241,10 @@ def _candidates(base: Path) -> list[Path]:
 
 
 def _sweep_one(path: Path) -> bool:
-    """Whether it is gone. What is left inside a living owner's folder goes, too."""
+    """Return True if the folder is gone. Sweep inside the folder of a living owner, too."""
     swept = [_sweep_one(inner) for inner in _candidates(path)]
     if not all(swept):
-        return False  # an owner that lives keeps the folders around its own
+        return False  # a living owner keeps the folders around its own
     try:
         lock = _lock(path)
     except OSError:
@@ -241,9 +257,17 @@ def _sweep_one(path: Path) -> bool:
 
 
 def _lock(path: Path) -> int | None:
-    """Take the folder's lock; returns its descriptor, or None if the folder or lock was taken away.
+    """Take the lock of a folder.
 
-    Raises OSError: BlockingIOError if a living process holds it.
+    Args:
+        path: The folder.
+
+    Returns:
+        The descriptor that holds the lock, or None if somebody removed the folder or the lock file
+        meanwhile.
+
+    Raises:
+        OSError: The lock cannot be taken. BlockingIOError: a living process holds it.
     """
     try:
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -251,7 +275,7 @@ def _lock(path: Path) -> int | None:
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Who held it until now may have removed the file.
+        # The previous holder may have removed the file.
         if os.path.samestat(os.fstat(lock), (path / LOCK).stat()):
             return lock
     except FileNotFoundError:
@@ -267,5 +291,5 @@ def _unlink_shared_memory(note: Path) -> None:
     with contextlib.suppress(OSError):
         for name in note.read_text().splitlines():
             if _MPICH.fullmatch(name):
-                # Of another user, it stays: /dev/shm is sticky.
+                # Another user's file stays, since /dev/shm is sticky.
                 (SHM / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The signals that ask a process of Paceline to end, handled alike by each of its programs."""
+"""The signals that ask a process of Paceline to end. All of its programs handle them alike."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ def on_request_to_end(
 ) -> None:
     """Call `end` with each signal that asks this process to end.
 
-    SIGINT and SIGHUP stay ignored if they were when the process started: that is how `nohup` keeps
-    a program when its terminal closes, and how a shell script keeps Ctrl-C from what it has started
-    in the background.
+    SIGINT and SIGHUP stay ignored if they were ignored when the process started. That is how
+    `nohup` keeps a program when its terminal closes, and how a shell script keeps Ctrl-C from
+    programs that it has started in the background.
+
+    Args:
+        loop: Event loop on which `end` is called.
+        end: Takes the signal.
     """
     for number in ENDING:
         if number is signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:

@@ -1,8 +1,8 @@
-"""Entry point of an agent: `python -m paceline.agent`, everything else comes from the environment.
+"""Entry point of an agent: `python -m paceline.agent`. All settings come from the environment.
 
-Exit code: 0 when all ranks finished or left in order, 1 after a failure or a drain that lost work,
-2 when the user has to mend something (also an exit code 2 of a rank). A signal that was followed in
-order ends in PACELINE_DRAINED_EXIT_CODE, if that is set.
+Exit code: 0 if all ranks finished or left in order, 1 after a failure or a drain that lost work, 2
+if the user has to correct something (also an exit code 2 of a rank). After a signal that was
+followed in order it is PACELINE_DRAINED_EXIT_CODE, if that is set.
 """
 
 from __future__ import annotations
@@ -52,15 +52,22 @@ from paceline.telemetry.collector import PodRecords
 log = logging.getLogger("paceline.agent")
 
 TERMINATION_LOG: Final = Path("/dev/termination-log")
-"""What the kubelet puts into the pod's status: where the operator reads how the pod ended."""
+"""File whose content the kubelet puts into the pod's status, where the operator reads how the pod
+ended."""
 TERMINATION_BYTES_MAX: Final = 4096
 
 
 class Agent:
-    """Wires the parts of one pod's agent together. `run` returns how the pod ended."""
+    """Connects the parts of one pod's agent. `run` returns how the pod ended."""
 
     def __init__(self, settings: AgentSettings, spec: JobFile, folders: scratch.Scratch) -> None:
-        """`folders`: this agent's own, in which its ranks have theirs."""
+        """Make the parts of an agent. Nothing starts before `run`.
+
+        Args:
+            settings: Settings from the environment.
+            spec: The job.
+            folders: This agent's own folders, in which its ranks have theirs.
+        """
         mpiexec = find_mpiexec()
         ensure_files("the agent of a pod", agent_files(settings.procs * spec.model))
         self._settings, self._folders = settings, folders
@@ -110,6 +117,11 @@ class Agent:
         self._records.phases = lambda: (place.phase for place in self._supervisor.places)
 
     async def run(self) -> Ended:
+        """Start the ranks and serve until all of them have ended and the coordinator knows it.
+
+        Returns:
+            How the pod ended, with the exit code of the agent.
+        """
         loop = asyncio.get_running_loop()
         become_subreaper()
         self._reaper.start(loop)
@@ -154,7 +166,7 @@ class Agent:
         return ended
 
     def _publish(self, port: int) -> Path | None:
-        """Nobody has to scrape a laptop, so a full disk ends no training."""
+        """Write the target for Prometheus. A failure is only logged, since no run needs it."""
         settings = self._settings
         try:
             targets.leave_token(settings.run_dir, settings.token)
@@ -175,7 +187,10 @@ class Agent:
         )
 
     def _leave_steps(self) -> None:
-        """Nothing but a report needs them, so a full disk fails no job."""
+        """Write the last steps of a local run.
+
+        Failures are logged only: only a report needs them.
+        """
         if self._settings.local:
             try:
                 targets.leave_steps(self._settings.run_dir, self._steps())
@@ -188,7 +203,7 @@ class Agent:
             self._signalled = True
             self._supervisor.drain(number.name)
         else:
-            # `paceline run` was killed: nobody is left whom a drain could spare anything.
+            # `paceline run` was killed, so a drain would help nobody.
             self._supervisor.obey(Shutdown("the run has ended"))
 
     def _plan(self, member: MemberId, shard: int, socket_name: str, key: str) -> LaunchPlan:
@@ -235,18 +250,18 @@ class Agent:
 
 async def _run(settings: AgentSettings, spec: JobFile) -> Ended:
     runner = os.getppid()
-    # What an earlier container of the pod has left, or another agent of the run.
+    # Remove what an earlier container of the pod, or another agent of the run, has left.
     scratch.sweep(scratch.bases())
     with scratch.Scratch.make(spare=settings.run_dir) as folders:
         ended = await Agent(settings, spec, folders).run()
     if settings.local and os.getppid() != runner:
-        # The runner was killed. The last of its agents removes what it has left.
+        # The runner was killed, so the last of its agents removes what it has left.
         scratch.sweep(dict.fromkeys(base for own in scratch.bases() for base in (own, own.parent)))
     return ended
 
 
 def _leave_word(ended: Ended) -> None:
-    """The end as one word and a message, for whoever looks when no coordinator is left (C1)."""
+    """Write how the pod ended for the operator, which needs it if no coordinator is left (C1)."""
     text = f"{ended.end}: {ended.message}" if ended.message else str(ended.end)
     try:
         TERMINATION_LOG.write_bytes(printable_lines(text).encode()[:TERMINATION_BYTES_MAX])
@@ -255,11 +270,12 @@ def _leave_word(ended: Ended) -> None:
 
 
 def main() -> int:
+    """Run the agent of this pod and return its exit code."""
     log_to_stderr("agent: ")
     try:
         settings = AgentSettings.from_environment(os.environ)
         if settings.umask is not None:
-            os.umask(UMASK)  # that one is for the scripts
+            os.umask(UMASK)  # settings.umask is for the scripts
         ended = asyncio.run(_run(settings, read_job_file(settings.spec_path)))
         if TERMINATION_LOG.exists():
             _leave_word(ended)

@@ -1,8 +1,9 @@
 """The processes of one member: a rank, or the group of ranks that hold one copy of the model (R50).
 
-They start together and end together. To whoever supervises a place they are one: it is up when all
-are, and dead when all are reaped, for the reason of the one that ended first. If one ends and has
-not said that it would, the others could only wait for it, so they are killed.
+They start together and end together. To the supervisor of a place they are one process. It is up
+when all of them are, and dead when all are reaped, for the reason of the first one that failed. If
+one fails, or ends without having reported that it would, the others could only wait for it, so they
+are killed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ IN_ORDER: Final = (RankOutcome.FINISHED, RankOutcome.DISMISSED)
 
 
 class GroupProcess:
+    """The processes of one member, as one process. Used on the event loop only."""
+
     def __init__(
         self,
         member: MemberId,
@@ -41,8 +44,21 @@ class GroupProcess:
         record_fd: int,
         post: Callable[[GroupProcess, supervise.Event], None],
     ) -> None:
-        """`model`: how many ranks. The first one leads: it alone speaks with the coordinator, and
-        its figures are those of the group."""
+        """Prepare the processes and the sockets between them. Nothing starts before `launch`.
+
+        The first rank leads: it alone speaks with the coordinator, and its metrics are those of the
+        group.
+
+        Args:
+            member: Member id of the group.
+            model: Number of ranks.
+            loop: Event loop of the agent.
+            reaper: Reports deaths.
+            output: Takes the output of the ranks.
+            lines: Lines to the coordinator.
+            record_fd: Memory of the first rank's metrics. The caller owns it.
+            post: Receives the events of the group.
+        """
         self.member = member
         self._post = post
         pairs = [socket.socketpair() for _ in range(model - 1)]
@@ -65,24 +81,31 @@ class GroupProcess:
         self._up: set[int] = set()
         self._told: dict[int, supervise.ReportedOutcome] = {}
         self._ends: list[tuple[int, supervise.Exited | supervise.NeverStarted]] = []
-        """With the shard, the first that was reaped first."""
+        """Ends of the ranks with their shards, in the order in which they were reaped."""
 
     @property
     def log_names(self) -> list[str]:
+        """Names of the files for the output of the ranks."""
         return [rank.log_name for rank in self._ranks]
 
     @property
     def pid(self) -> int | None:
-        """Of the first rank; None before its shim has come and after its end."""
+        """Pid of the first rank. None before its shim has connected and after its end."""
         return self._ranks[0].pid
 
     def launch(self, plan: Callable[[int, str, str], LaunchPlan], socket_name: str) -> None:
-        """`plan`: of (shard, name of the agent's socket, key of the launch)."""
+        """Start all ranks.
+
+        Args:
+            plan: Returns how to start a rank, from (shard, name of the agent's socket, key of the
+                launch).
+            socket_name: Name of the agent's socket for shims.
+        """
         for rank in self._ranks:
             rank.launch(plan(rank.shard, socket_name, rank.key))
 
     def connected(self, key: str, pipe: RankPipe, role: str, *, wanted: bool) -> bool:
-        """A shim has introduced itself; False if it is none of these."""
+        """Take a shim's connection. Return False if its key is of no rank of this group."""
         for rank in self._ranks:
             if rank.key == key:
                 rank.connected(pipe, role, wanted=wanted)
@@ -90,19 +113,23 @@ class GroupProcess:
         return False
 
     def command(self, kind: str, why: str) -> None:
-        """The others hear of it from the first one, in the order of all that happens to them."""
+        """Ask the first rank to drain or shut down.
+
+        It tells the others, in the order of all events.
+        """
         self._ranks[0].command(kind, why)
 
     def kill(self) -> None:
+        """Kill all ranks."""
         for rank in self._ranks:
             rank.kill()
 
     async def chain_ended(self) -> None:
-        """When no launcher is left."""
+        """Wait until no launcher is left."""
         await asyncio.gather(*(rank.chain_ended() for rank in self._ranks))
 
     def close(self) -> None:
-        """At the end of the agent, or before the next process of the place."""
+        """Close all files, when the agent ends or before the next process of the place starts."""
         for rank in self._ranks:
             rank.close()
         for record in self._records:
@@ -118,7 +145,7 @@ class GroupProcess:
             case supervise.ReportedOutcome(outcome=outcome):
                 self._told[rank.shard] = event
                 if rank.shard == 0 or outcome not in (*IN_ORDER, RankOutcome.PRESENT):
-                    # An exception may be the echo of another one's death: it counts with the end.
+                    # The exception may be caused by another rank's death: report it with the end.
                     self._post(self, replace(event, error=None))
             case supervise.Exited() | supervise.NeverStarted():
                 self._ended(rank, event)

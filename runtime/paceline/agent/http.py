@@ -1,7 +1,7 @@
-"""What an agent serves: /metrics and /steps of all ranks of the pod, and /healthz.
+"""The HTTP server of an agent: /metrics and /steps of all ranks of the pod, and /healthz.
 
-/steps asks for the token that follows from the job's own (`core.anatomy.steps_token`). /metrics
-asks for none, as is the custom for what Prometheus scrapes: a NetworkPolicy says who reaches it.
+/steps requires a token that is derived from the job's own (`core.anatomy.steps_token`). /metrics
+requires none, as is usual for what Prometheus scrapes: a NetworkPolicy says who reaches it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from paceline.refusals import Entry, Refusals
 from paceline.telemetry.collector import CONTENT_TYPE, OPENMETRICS_TYPE
 
 PORTS_TRIED: Final = 256
-"""On a laptop, where the agents of several replicas share one machine."""
+"""Number of further ports to try on a laptop, where the agents of several replicas share one
+machine."""
 BOUNDS: Final = Bounds(connections=64, of_one_address=32)
-"""A Prometheus, the kubelet and an API server have one connection each, or a few."""
+"""Limits on connections. A Prometheus, the kubelet and an API server have one each, or a few."""
 
 
 class HttpServer:
+    """Serves metrics, steps and health of one pod."""
+
     def __init__(
         self,
         metrics: Callable[[bool], bytes],
@@ -40,7 +43,16 @@ class HttpServer:
         token: str,
         refusals: Refusals,
     ) -> None:
-        """`metrics` is told whether exemplars are understood. `token`: of the job's ranks."""
+        """Set the routes up. Nothing listens before `start`.
+
+        Args:
+            metrics: Returns the page of metrics. Its argument is True if the client understands
+                exemplars.
+            health: Returns the JSON object for /healthz.
+            steps: Returns the JSON text for /steps.
+            token: Token of the job's ranks, from which the token for /steps is derived.
+            refusals: Counts refused requests.
+        """
         self._metrics, self._health, self._steps = metrics, health, steps
         self._steps_token = steps_token(token).encode()
         app = web.Application()
@@ -54,13 +66,25 @@ class HttpServer:
         self._front = Front(app, Entry.AGENT_HTTP, BOUNDS, refusals)
 
     async def start(self, host: str, port: int, *, search: bool) -> int:
-        """Listens; returns the port. `search`: take the next free port if this one is in use."""
+        """Listen and serve.
+
+        It raises PacelineError if the port cannot be used.
+
+        Args:
+            host: Address to listen on.
+            port: Port to listen on. 0: any free one.
+            search: True to take the next free port if this one is in use.
+
+        Returns:
+            The port.
+        """
         listener = _listen(host, port, search=search)
         found = int(listener.getsockname()[1])
         await self._front.start(listener)
         return found
 
     async def stop(self) -> None:
+        """Close the listener and all connections."""
         await self._front.stop()
 
     async def _get_metrics(self, request: web.Request) -> web.Response:

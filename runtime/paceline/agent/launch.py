@@ -1,8 +1,8 @@
-"""How a rank is started: argv and environment, as a pure function of the job and the machine.
+"""The command line and environment that start a rank. A pure function of job and machine.
 
-Over MPI a rank needs a process manager of its own, `mpiexec -n 1`, that speaks PMI to it; others
-are started directly. Either way the first program is the shim (`agent.shim`), which receives the
-order - command, environment, folder - from the agent and turns into the user's command.
+Over MPI a rank needs a process manager of its own, `mpiexec -n 1`, which speaks PMI with it. Other
+ranks are started directly. Either way the first program is the shim (`agent.shim`). It receives the
+order (command, environment, folder) from the agent and becomes the user's command.
 """
 
 from __future__ import annotations
@@ -28,46 +28,62 @@ from paceline.core.protocol.ids import MemberId
 from paceline.environment import PREFIX, AgentSettings, rank_environment
 
 ENV_HWLOC: Final = "HWLOC_XMLFILE"
-"""Where hwloc reads the machine from. Without it hydra writes a file into /tmp, whatever TMPDIR is,
-which stays there if hydra is killed."""
+"""Variable with the file from which hwloc reads the machine. Without it hydra writes a file into
+/tmp, whatever TMPDIR is, and the file stays if hydra is killed."""
 ENV_COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
-"""Where torch keeps what it has compiled; by default in TMPDIR, where it would go with a rank."""
+"""Variable with the folder in which torch keeps compiled code. The default is in TMPDIR, which is
+removed with the rank."""
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
 
 class ShimOrder(msgspec.Struct, frozen=True):
-    """What the shim shall become."""
+    """What the shim has to become."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
-    """Added to the environment that the launcher leaves."""
+    """Variables that are added to the environment that the launcher leaves."""
     dir: str
     umask: int | None = None
-    """Of the user, where the agent has one of its own."""
+    """The user's umask, if the agent runs with another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
+    """All that is needed to start one rank."""
+
     argv: tuple[str, ...]
     env: dict[str, str]
     guarded: bool
-    """There is a chain of launchers between agent and rank."""
+    """True if there is a chain of launchers between agent and rank."""
     order: ShimOrder
     folders: tuple[Path, ...]
-    """To be made before the launch, and removed when nothing of the rank is left."""
+    """Folders to make before the launch, and to remove when nothing of the rank is left."""
 
 
 def find_mpiexec() -> str:
-    """The mpiexec that belongs to this interpreter, else the first one in PATH; empty if none.
+    """Find the mpiexec that belongs to this interpreter, or else the first one in PATH.
 
-    An absolute path: hydra looks for its helpers beside the name under which it was called.
+    Returns:
+        An absolute path, since hydra looks for its helpers beside the name under which it was
+        called. Empty if there is none.
     """
     beside = Path(sys.executable).parent / "mpiexec"
     return str(beside) if beside.exists() else shutil.which("mpiexec") or ""
 
 
 def needs_mpi(backend: str, mpiexec: str) -> bool:
-    """Raises PacelineError if MPI is asked for and missing; `auto` goes without."""
+    """Return True if the ranks have to be started by mpiexec.
+
+    Args:
+        backend: Backend of the job. `auto` works without MPI.
+        mpiexec: Path of mpiexec, or an empty text.
+
+    Returns:
+        False if the ranks are started directly.
+
+    Raises:
+        PacelineError: MPI is asked for and there is no mpiexec.
+    """
     if backend == Backend.MPI and not mpiexec:
         raise PacelineError(
             "spec.collective.backend: mpi needs mpiexec, and there is none in PATH",
@@ -90,21 +106,37 @@ def plan_rank(
     sockets: Path,
     temporary: Path,
 ) -> LaunchPlan:
-    """`outside`: the agent's own environment. `mpiexec`: empty to start the rank directly.
-    `sockets`, `temporary`: the agent's own folders (`Scratch`)."""
+    """Return how to start one rank.
+
+    Args:
+        settings: Settings of the agent.
+        spec: The job.
+        member: Member id of the new process.
+        shard: Which shard of the model it holds.
+        outside: The agent's own environment.
+        mpiexec: Path of mpiexec. Empty: start the rank directly.
+        socket_name: Name of the agent's socket for shims.
+        key: Key of this launch, with which the shim introduces itself.
+        agent_pid: Pid of the agent.
+        sockets: The agent's own folder for sockets (`Scratch`).
+        temporary: The agent's own folder for temporary files (`Scratch`).
+
+    Returns:
+        The plan.
+    """
     name = f"{member.slot}.{member.local}-{member.attempt}" + (f"-{shard}" if shard else "")
     own_sockets, own_temporary = sockets / name, temporary / name / scratch.TMPDIR
-    # Of a torchrun around the run. One within it is a mistake, which `pl.init()` finds by these.
+    # Variables of a torchrun around the run. `pl.init()` uses them to detect one inside it.
     strange = (PREFIX, TORCHELASTIC)
     inherited = {name: text for name, text in outside.items() if not name.startswith(strange)}
     own: dict[str, str] = {"TMPDIR": str(own_temporary)}
     own[ENV_COMPILED] = inherited.get(ENV_COMPILED, str(temporary.parent / "torchinductor"))
     if settings.local or settings.procs * spec.model > 1:
-        # Ranks that share a machine would each start a thread per core.
+        # Otherwise each rank of a machine would start one thread per core.
         own.setdefault("OMP_NUM_THREADS", inherited.get("OMP_NUM_THREADS", "1"))
     alone = spec.model == 1
     own.update(group_of_one(member) if alone else group_of(member, shard, spec.model))
-    own["PYTHONUNBUFFERED"] = inherited.get("PYTHONUNBUFFERED", "1")  # logs while they happen
+    own["PYTHONUNBUFFERED"] = inherited.get("PYTHONUNBUFFERED", "1")  # so that logs appear at once
     told = rank_environment(settings, member, shard, scratch=own_sockets)
     known = {**inherited, **own, **told}
     for name, text in spec.env:
@@ -117,7 +149,7 @@ def plan_rank(
     )
     env = {
         **inherited,
-        # Where nothing is: then hwloc looks at the machine itself.
+        # This file does not exist: hwloc then examines the machine itself.
         ENV_HWLOC: inherited.get(ENV_HWLOC, str(own_temporary / "hwloc.xml")),
         "TMPDIR": str(own_temporary),
         shim.ENV_SOCKET: socket_name,
@@ -131,21 +163,41 @@ def plan_rank(
 
 
 def group_of_one(member: MemberId) -> dict[str, str]:
-    """What `torch.distributed.init_process_group()` reads. A job's ranks come and go, which no
-    process group of torch's can follow: each rank is alone in its own (D14)."""
+    """Return the variables that make a rank alone in its torch process group.
+
+    `torch.distributed.init_process_group()` reads them. A job's ranks come and go, which no process
+    group of torch can follow (D14).
+
+    Args:
+        member: Member id of the rank.
+
+    Returns:
+        Environment variables.
+    """
     return {
         "RANK": "0",
         "WORLD_SIZE": "1",
         "LOCAL_RANK": str(member.local),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",  # any that is free
+        "MASTER_PORT": "0",  # any free port
         "GLOO_SOCKET_IFNAME": "lo",
     }
 
 
 def group_of(member: MemberId, shard: int, model: int) -> dict[str, str]:
-    """The same of a rank that holds a shard of the model. Those of its group come and go with it;
-    `pl.group()` joins them, and knows the port (D20)."""
+    """Return the variables of a rank that holds one shard of the model, for torch's process group.
+
+    The ranks of its group start and end together. `pl.group()` connects them and knows the port
+    (D20).
+
+    Args:
+        member: Member id of the group.
+        shard: Which shard this rank holds.
+        model: Number of shards.
+
+    Returns:
+        Environment variables.
+    """
     return {
         "RANK": str(shard),
         "WORLD_SIZE": str(model),
@@ -156,20 +208,21 @@ def group_of(member: MemberId, shard: int, model: int) -> dict[str, str]:
 
 
 def shim_argv() -> Sequence[str]:
-    # Isolated and without site-packages: it starts in 15 ms and nothing of the user's shadows it.
+    """Return the command line of the shim, with an isolated interpreter without site-packages."""
+    # Isolated, without site-packages: starts in 15 ms, and no module of the user shadows it.
     return (sys.executable, "-I", "-S", str(Path(shim.__file__).resolve()))
 
 
 def _launcher(mpiexec: str) -> Sequence[str]:
     if not mpiexec:
         return ()
-    # The address spares hydra the look-up of the host's name, which containers may not resolve;
-    # `fork` keeps it from asking a batch system of the host for help.
+    # With the address hydra does not resolve the host's name, which may fail in containers.
+    # With `fork` it does not ask a batch system of the host.
     return (mpiexec, "-launcher", "fork", "-localhost", "127.0.0.1", "-n", "1")
 
 
 def expand(text: str, known: Mapping[str, str]) -> str:
-    """$(NAME) as Kubernetes does it: unknown names stay as they are, $$ is a dollar sign."""
+    """Expand $(NAME) as Kubernetes does: unknown names stay unchanged, and $$ is a dollar sign."""
 
     def replace(match: re.Match[str]) -> str:
         name = match.group(1)

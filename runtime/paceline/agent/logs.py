@@ -1,9 +1,8 @@
-"""Output of the ranks: from their pipes to the agent's stdout, with a prefix, and to files.
+"""Output of the ranks, from their pipes to the agent's stdout, with a prefix, and to files.
 
-Every rank writes into pipes of its own, so its last words arrive however it dies. Nothing is lost
-and nothing is kept for long: when stdout or the disk is slow, the pipes are read no further, and it
-is the rank that waits, never the agent. The end of stderr is remembered for the message of a
-failure.
+Every rank writes into pipes of its own, so its last lines arrive however it dies. Nothing is lost,
+and memory is bounded: if stdout or the disk is slow, the pipes are not read any further. Then the
+rank waits, and never the agent. The end of stderr is kept for the message of a failure.
 """
 
 from __future__ import annotations
@@ -24,18 +23,19 @@ log = logging.getLogger("paceline.agent")
 
 READ_BYTES: Final = 64 * 1024
 LINE_BYTES_MAX: Final = 64 * 1024
-"""Longer lines are cut in pieces."""
+"""Length in bytes above which a line is cut in pieces."""
 PENDING_BYTES_MAX: Final = 1024 * 1024
-"""Read but not written; above it the pipes are read no further."""
+"""Bytes read but not written yet, above which pipes are not read any further."""
 TAIL_LINES: Final = 20
 TAIL_BYTES: Final = 2048
-"""Fits a Kubernetes termination message (4096 bytes) together with what is said around it."""
+"""Bytes of stderr to keep. They fit a Kubernetes termination message (4096 bytes) together with the
+text around them."""
 FLUSH_S: Final = 5.0
-"""For what is still unwritten when the agent ends."""
+"""Seconds for the output that is still unwritten when the agent ends."""
 
 
 class Output:
-    """Writes to stdout and files, in order, in a thread of its own."""
+    """Writes to stdout and to files, in order, on a thread of its own. Called on the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stdout_fd: int, folder: Path) -> None:
         self._loop = loop
@@ -45,34 +45,43 @@ class Output:
         self._pending = 0
         self._lock = threading.Lock()
         self._written = 0
-        """Bytes that the loop has not been told of."""
+        """Bytes written that the event loop does not know of yet."""
         self._waiting: list[Callable[[], None]] = []
         self._files: dict[str, io.FileIO] = {}
 
     @property
     def full(self) -> bool:
+        """True if more than PENDING_BYTES_MAX are not written yet."""
         return self._pending > PENDING_BYTES_MAX
 
     def when_free(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once, on the event loop, when the output is not full any more."""
         self._waiting.append(resume)
 
     def write(self, name: str, shown: bytes, kept: bytes) -> None:
-        """`shown` goes to stdout, `kept` to the file of that name."""
+        """Queue `shown` for stdout and `kept` for the file of that name."""
         self._pending += len(shown) + len(kept)
         self._thread.submit(self._write, name, shown, kept)
 
     def close_file(self, name: str) -> None:
+        """Close a file after what is queued for it."""
         self._thread.submit(self._close_file, name)
 
     def close(self) -> None:
-        """Write what is left, but do not wait for a reader of stdout that sleeps."""
+        """Write what is queued, for at most FLUSH_S, since a reader of stdout may be stopped."""
         last = self._thread.submit(self._close_files)
         wait([last], FLUSH_S)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _tell(self, size: int) -> None:
-        """Wakes the loop once, however much is written before it looks: each waking is a byte in
-        the pipe through which signals come too, and one that finds it full is lost."""
+        """Wake the event loop once, however much is written before it reads the count.
+
+        Each wake-up is a byte in the pipe through which signals arrive too, and a signal that finds
+        the pipe full is lost.
+
+        Args:
+            size: Bytes written.
+        """
         with self._lock:
             told, self._written = self._written > 0, self._written + size
         if not told:
@@ -99,7 +108,7 @@ class Output:
                 while view:
                     view = view[os.write(self._stdout_fd, view) :]
             except OSError as error:
-                self._stdout_fd = None  # nobody reads it any more; the files go on
+                self._stdout_fd = None  # nobody reads stdout any more; keep writing the files
                 log.warning("output of the ranks goes to files only from now on: %s", error)
 
     def _keep(self, name: str, kept: bytes) -> None:
@@ -109,7 +118,7 @@ class Output:
                 if file is None:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     path = self._folder / name
-                    # The umask says who may read it: in a pod a sidecar may have to.
+                    # The umask decides who may read it: in a pod a sidecar may need to.
                     fd = private_files.append(path, 0o666)
                     file = self._files[name] = io.FileIO(fd, "ab")
                 file.write(kept)
@@ -154,16 +163,17 @@ class Pump:
 
     @property
     def tail(self) -> str:
-        """The last lines, bounded."""
+        """The last lines of the output, at most TAIL_LINES and TAIL_BYTES."""
         lines = [*self._tail, self._partial] if self._partial else self._tail
         return b"\n".join(lines)[-TAIL_BYTES:].decode(errors="replace").strip()
 
     def drain(self) -> None:
-        """Read what the pipe holds now, whether or not the output is slow."""
+        """Read what the pipe holds now, even if the output is full."""
         while self.open and self._read():
             pass
 
     def close(self) -> None:
+        """Read what is left and close the pipe."""
         if not self.open:
             return
         self.drain()

@@ -1,8 +1,9 @@
-"""What the agent reads to find out what carries its ranks' data channel (`core.agent.network`).
+"""Observes what carries the data channel of the pod's ranks, for `core.agent.network` to judge.
 
-Beside the ranks and never in them: open files of their processes and counters of interfaces from
-/proc, counters of RDMA ports from /sys, what the channel has reduced from the records of the ranks,
-and NCCL's log where the job requires GPUDirect. A look takes half a millisecond for each rank.
+Nothing runs inside the ranks. The agent reads the open files of their processes and the counters of
+interfaces from /proc, the counters of RDMA ports from /sys, the bytes that the channel has reduced
+from the records of the ranks, and NCCL's log if the job requires GPUDirect. One observation takes
+half a millisecond for each rank.
 """
 
 from __future__ import annotations
@@ -29,20 +30,26 @@ from paceline.telemetry.collector import PodRecords, Values
 log = logging.getLogger("paceline.agent")
 
 SOON_S: Final = 2.0
-"""Between two looks as long as a verdict is missing."""
+"""Seconds between two observations while a verdict is missing."""
 LOOK_S: Final = 10.0
 DEVICES: Final = "/dev/infiniband/uverbs"
 WORD_OCTETS: Final = 4
-"""Unit of port_xmit_data."""
+"""Unit of port_xmit_data, in octets."""
 LOG_MAX: Final = 1 << 20
-"""Octets of NCCL's log that one look reads."""
+"""Octets of NCCL's log that one observation reads."""
 NCCL_NAMES: Final = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 
 
 def sent_octets(sys: Path) -> dict[str, int]:
-    """By port of the RDMA subsystem: octets that it has sent. Ports without counters are left out.
+    """Return the octets sent by each port of the RDMA subsystem.
 
-    An EFA counts its own traffic in `hw_counters`, in octets; the others count 4-octet words.
+    An EFA counts its own traffic in `hw_counters`, in octets. The others count words of 4 octets.
+
+    Args:
+        sys: The mount point of sysfs.
+
+    Returns:
+        Octets by port, such as `mlx5_0/1`. Ports without counters are left out.
     """
     found: dict[str, int] = {}
     for port in sorted((sys / "class/infiniband").glob("*/ports/*")):
@@ -57,7 +64,14 @@ def sent_octets(sys: Path) -> dict[str, int]:
 
 
 def interface_octets(proc: Path) -> int | None:
-    """Sent by all interfaces of this network namespace but loopback; None: not to be seen."""
+    """Return the octets sent by all interfaces of this network namespace except loopback.
+
+    Args:
+        proc: The mount point of procfs.
+
+    Returns:
+        Octets, or None if the counters cannot be read.
+    """
     try:
         lines = (proc / "net/dev").read_text().splitlines()[2:]
     except OSError:
@@ -67,12 +81,21 @@ def interface_octets(proc: Path) -> int | None:
 
 
 def holds_device(proc: Path, pid: int) -> bool | None:
-    """Whether a process or one of its descendants holds an RDMA device open; None: the files of
-    one of them cannot be seen. The rank's own process may be a shell with Python below it."""
+    """Return whether a process or one of its descendants holds an RDMA device open.
+
+    The rank's own process may be a shell with Python below it.
+
+    Args:
+        proc: The mount point of procfs.
+        pid: Pid of the rank.
+
+    Returns:
+        True or False, or None if the files of one of them cannot be read and no device was found.
+    """
     hidden = False
     waiting = [str(pid)]
     while waiting:
-        process = f"{proc}/{waiting.pop()}"  # texts: a rank may have thousands of open files
+        process = f"{proc}/{waiting.pop()}"  # str, not Path: a rank may open thousands of files
         try:
             for name in os.listdir(f"{process}/fd"):  # noqa: PTH208
                 if _points_to(f"{process}/fd/{name}").startswith(DEVICES):
@@ -90,31 +113,35 @@ def _points_to(link: str) -> str:
     try:
         return os.readlink(link)  # noqa: PTH115
     except FileNotFoundError:
-        return ""  # closed meanwhile
+        return ""  # it was closed meanwhile
 
 
 def nccl_log(run_dir: Path, member: MemberId) -> Path:
-    """NCCL appends the pid, since a rank may be several processes."""
+    """Return the path of a rank's NCCL log.
+
+    NCCL appends a pid, since a rank may be several processes.
+    """
     slot, local, attempt = member
     return run_dir / "logs" / f"nccl-{slot}.{local}-{attempt}"
 
 
 def nccl_environment(run_dir: Path, member: MemberId) -> dict[str, str]:
-    """What makes NCCL say how it connects, whatever the user has asked it to say."""
+    """Return the variables that make NCCL log how it connects. They replace the user's own."""
     values = ("INFO", "INIT,NET", f"{nccl_log(run_dir, member)}.%p")
     return dict(zip(NCCL_NAMES, values, strict=True))
 
 
 @dataclass(slots=True)
 class NcclLog:
-    """The connections in the log of one rank, read bit by bit."""
+    """The connections in the NCCL log of one rank, read bit by bit."""
 
     path: Path
     found: Connections = field(default_factory=Connections)
     _read: dict[Path, int] = field(default_factory=dict)
-    """By file: octets read, up to the end of a line."""
+    """By file: octets read so far, up to the end of a line."""
 
     def look(self) -> Connections:
+        """Read what is new in the log, and return all connections so far."""
         for file in sorted(self.path.parent.glob(f"{self.path.name}.*")):
             with file.open("rb") as stream:
                 stream.seek(self._read.get(file, 0))
@@ -126,7 +153,7 @@ class NcclLog:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Of one look, all but the records."""
+    """One observation, without the records of the ranks."""
 
     ports: Mapping[str, int]
     interfaces: int | None
@@ -135,7 +162,7 @@ class Outside:
 
 
 class NetworkWatch:
-    """Looks at the ranks of the pod now and then; `verdicts` is what it knows."""
+    """Observes the ranks of the pod from time to time. `verdicts` holds the results."""
 
     def __init__(
         self,
@@ -153,9 +180,11 @@ class NetworkWatch:
 
     @property
     def verdicts(self) -> Mapping[MemberId, Network]:
+        """What carries the data channel of each rank."""
         return self._judge.verdicts
 
     async def run(self) -> None:
+        """Observe again and again until the task is canceled. Failures are logged."""
         while True:
             await asyncio.sleep(LOOK_S if self._judge.is_settled else SOON_S)
             try:
@@ -164,7 +193,8 @@ class NetworkWatch:
                 log.warning("what carries the data channel cannot be looked into: %s", error)
 
     async def look(self) -> None:
-        # An adapter whose firmware hangs answers late, and agents have ranks to look after.
+        """Observe once. Files are read in a thread, since a hanging adapter answers late."""
+        # A thread, since an adapter whose firmware hangs would block the event loop.
         outside = await asyncio.to_thread(self._outside, dict(self._pids()))
         before = dict(self.verdicts)
         self._judge.look(self._reading(outside))
@@ -173,7 +203,7 @@ class NetworkWatch:
                 log.info("%s carries the data channel of rank %s", network, member)
 
     def _outside(self, pids: Mapping[MemberId, int]) -> Outside:
-        """What files say, before the records: what is counted there has been sent."""
+        """Read all files. The records are read afterwards."""
         self._logs = {member: self._log(member) for member in pids}
         return Outside(
             sent_octets(self._sys),

@@ -1,9 +1,9 @@
 """One launched process of a place: its launcher, its pipes, and its death.
 
-It begins with the launcher (mpiexec, or the shim itself), becomes a rank when the shim introduces
-itself with this launch's key, and ends with exactly one of `NeverStarted` or `Exited`, both from
-`waitpid` (D6). Whatever breaks in between - mpiexec killed, its proxy killed - leads to the kill of
-the rank: it could make no new MPI link and would be supervised by nobody.
+It begins with the launcher (mpiexec, or the shim itself). It becomes a rank when the shim
+introduces itself with the key of this launch. It ends with exactly one of `NeverStarted` or
+`Exited`, both from `waitpid` (D6). If the chain breaks meanwhile (mpiexec or its proxy is killed),
+the rank is killed: it could make no new MPI link, and nobody would supervise it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ from paceline.core.protocol.ids import MemberId
 log = logging.getLogger("paceline.agent")
 
 CHAIN_S: Final = 2.0
-"""For the launcher to end by itself after its rank. Measured: 6 ms."""
+"""Seconds in which the launcher has to end by itself after its rank. Measured: 6 ms."""
 OWN_END_S: Final = 0.1
-"""MPI's proxy notices the death of a rank some milliseconds before waitpid does."""
+"""Seconds to wait before a broken chain kills the rank. MPI's proxy notices the death of a rank
+some milliseconds before waitpid does."""
 
 
 class RankProcess:
+    """One process of a rank, from its launch to its end. Used on the event loop only."""
+
     def __init__(
         self,
         member: MemberId,
@@ -54,8 +57,19 @@ class RankProcess:
         group: Sequence[socket.socket] = (),
         post: Callable[[RankProcess, supervise.Event], None],
     ) -> None:
-        """`lines`: None of a rank that has no words with the coordinator. `group`: its lines within
-        its group; they are closed once it has them."""
+        """Prepare a process. Nothing starts before `launch`.
+
+        Args:
+            member: Member id of the process.
+            loop: Event loop of the agent.
+            reaper: Reports the deaths.
+            output: Takes the output of the process.
+            lines: Lines to the coordinator. None for a rank that does not speak with it.
+            record_fd: Memory of the rank's metrics. The caller owns it.
+            shard: Which shard of the model the rank holds.
+            group: The rank's sockets within its group. They are closed here once the rank has them.
+            post: Receives the events of the process.
+        """
         self.member, self.shard = member, shard
         self._group = list(group)
         self.key = secrets.token_hex(16)
@@ -75,20 +89,25 @@ class RankProcess:
 
     @property
     def log_name(self) -> str:
+        """Name of the file for the output of this process."""
         return f"rank-{self._place}-{self.member.attempt}.log"
 
     @property
     def _place(self) -> str:
-        """Of the first rank of a group, whose figures stand for all, that of the group."""
+        """Name of the place.
+
+        The first rank of a group has the group's name, since its metrics stand for the group.
+        """
         shard = f".{self.shard}" if self.shard else ""
         return f"{self.member.slot}.{self.member.local}{shard}"
 
     @property
     def pid(self) -> int | None:
-        """Of the rank; None before its shim has come and after its end."""
+        """Pid of the rank. None before its shim has connected and after its end."""
         return self._rank
 
     def launch(self, plan: LaunchPlan) -> None:
+        """Make the folders and start the launcher. Failures are posted as `NeverStarted`."""
         self._order = msgspec.json.encode(plan.order)
         self._guarded = plan.guarded
         self._folders = plan.folders
@@ -126,7 +145,7 @@ class RankProcess:
         self._reaper.watch(self._launcher, self._launcher_ended)
 
     def connected(self, pipe: RankPipe, role: str, *, wanted: bool) -> None:
-        """A shim of this launch has introduced itself."""
+        """Take the connection of a shim, and send the rank its order and descriptors."""
         if self._over or not wanted:
             pipe.close()
             return
@@ -157,23 +176,28 @@ class RankProcess:
             self._post(self, supervise.Up(pid))
 
     def command(self, kind: str, why: str) -> None:
+        """Ask the rank to drain or shut down.
+
+        A rank that does not read is killed at its deadline.
+        """
         if self._pipe is None or not self._pipe.send({"kind": kind, "why": why}):
-            # Its deadline is running; a rank that reads nothing is killed in the end.
+            # A rank that does not read is killed at its deadline.
             log.warning("rank %s does not take the request to %s", self.member, kind)
 
     def kill(self) -> None:
-        # The launcher follows its rank by itself, and then removes its files.
+        """Send SIGKILL to the rank, or to its launcher if there is no rank yet."""
+        # The launcher ends by itself after its rank, and removes its files then.
         pid = self._rank if self._rank is not None else self._launcher
         if pid is not None:
             self._reaper.kill(pid)
 
     async def chain_ended(self) -> None:
-        """When no launcher is left; it is killed after CHAIN_S."""
+        """Wait until no launcher is left. It is killed CHAIN_S after its rank."""
         if self._launcher is not None:
             await self._chain_ended.wait()
 
     def close(self) -> None:
-        """At the end of the agent."""
+        """Close pumps, pipes and sockets when the agent ends or the next process starts."""
         for pump in self._pumps.values():
             pump.close()
         for pipe in (self._pipe, self._guard):
@@ -182,7 +206,7 @@ class RankProcess:
         self._leave_group()
 
     def _leave_group(self) -> None:
-        """The ends are the rank's own: the others learn of its end by them."""
+        """Close the rank's sockets within its group: the others notice the rank's end by them."""
         for line in self._group:
             line.close()
         self._group.clear()
@@ -193,13 +217,13 @@ class RankProcess:
 
     def _from_guard(self, _line: RankPipe, message: Message | None) -> None:
         if message is None and not self._over:
-            # The guard ends after its rank, or because the chain above it broke.
+            # The guard ended after its rank, or because the chain above it broke.
             self._reaper.collect()
             self._chain_broke("its guard or MPI proxy ended")
 
     def _from_rank(self, _line: RankPipe, message: Message | None) -> None:
         if message is None:
-            return  # the process, or its script, closed it; only waitpid says that it is dead
+            return  # the script may have closed it; only waitpid proves a death
         try:
             outcome = RankOutcome(message.kind)
         except ValueError:
@@ -228,7 +252,7 @@ class RankProcess:
             self._chain_broke("its MPI launcher ended")
 
     def _chain_broke(self, what: str) -> None:
-        # Most often because the rank is ending: then its own status is the verdict (D6).
+        # Usually the rank itself is ending. Then its own exit status counts (D6).
         self._loop.call_later(OWN_END_S, self._kill_for, what)
 
     def _kill_for(self, what: str) -> None:
@@ -237,7 +261,7 @@ class RankProcess:
 
     def _rank_ended(self, code: int) -> None:
         if self._pipe is not None:
-            self._pipe.drain()  # its last words, before the verdict
+            self._pipe.drain()  # handle its last messages before its exit status
             self._pipe.close()
         if self._lines is not None:
             self._lines.end(self.member)
@@ -260,6 +284,9 @@ class RankProcess:
         self._post(self, event)
 
     def _sweep(self) -> None:
-        """Remove what the rank and its launcher have left. A thread does it: scripts may have put
-        much there. Whatever it does not come to goes with the agent's own folder."""
+        """Remove what the rank and its launcher have left.
+
+        A thread does it, since scripts may have put much there. What it does not finish is removed
+        with the agent's own folder.
+        """
         self._loop.run_in_executor(None, scratch.remove, self._folders)

@@ -1,8 +1,9 @@
-"""The agent's ends of the lines over which its ranks speak with the coordinator (R43).
+"""The agent's ends of the sockets that carry messages between its ranks and the coordinator (R43).
 
-Beside the pipe, which is the agent's own with its rank. Sending never blocks: what a rank does not
-read waits in a bounded queue; when that is full it is thrown away, and the rank is told that it has
-to introduce itself anew. So a stopped rank holds up nobody, and misses nothing when it goes on.
+They exist beside the pipe (`agent.rank_pipe`), which is for the agent and its rank alone. Sending
+never blocks: packets that a rank does not read wait in a bounded queue. If the queue is full, it is
+dropped, and the rank is asked to introduce itself again. So a stopped rank blocks nobody, and
+misses nothing when it goes on.
 """
 
 from __future__ import annotations
@@ -16,41 +17,56 @@ from paceline.control import packets
 from paceline.core.protocol.ids import MemberId
 
 QUEUE_MAX: Final = 256
-"""Packets. A change of the membership sends a handful to each rank."""
+"""Number of packets that wait for one rank. A change of the membership sends a handful to each
+rank."""
 
 
 class Voice(Protocol):
-    """What hears of lines: `control.voice.PodVoice`."""
+    """Receiver of what the ranks send; `control.voice.PodVoice` implements it."""
 
-    def open(self, member: MemberId) -> None: ...
-    def heard(self, member: MemberId, data: bytes) -> None: ...
-    def anew(self, member: MemberId) -> None: ...
-    def close(self, member: MemberId) -> None: ...
+    def open(self, member: MemberId) -> None:
+        """Note that this rank has a line now."""
+
+    def heard(self, member: MemberId, data: bytes) -> None:
+        """Take a packet that the rank has sent."""
+
+    def anew(self, member: MemberId) -> None:
+        """Note that queued packets to the rank were dropped.
+
+        The rank has to introduce itself again.
+        """
+
+    def close(self, member: MemberId) -> None:
+        """Note that the line to this rank has ended."""
 
 
 class RankLines:
+    """The lines of all ranks of the pod, by member. Used on the event loop only."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop, voice: Voice) -> None:
         self._loop, self._voice = loop, voice
         self._lines: dict[MemberId, _Line] = {}
 
     def open(self, member: MemberId) -> socket.socket:
-        """The end for the rank."""
+        """Make the line of a rank and return the rank's end, which the caller closes."""
         ours, theirs = packets.pair()
         self._lines[member] = _Line(self._loop, self._voice, member, ours)
         self._voice.open(member)
         return theirs
 
     def tell(self, member: MemberId, data: bytes) -> None:
+        """Queue a packet for a rank. Do nothing if it has no line."""
         if (line := self._lines.get(member)) is not None:
             line.send(data)
 
     def end(self, member: MemberId) -> None:
-        """The process is dead: what it has said by then is passed on."""
+        """Pass on what a dead process sent, then close its line."""
         if (line := self._lines.pop(member, None)) is not None:
             line.drain()
             line.close()
 
     def close(self) -> None:
+        """End all lines."""
         for member in list(self._lines):
             self.end(member)
 
@@ -83,7 +99,7 @@ class _Line:
             pass
 
     def close(self) -> None:
-        """Also at its end, once."""
+        """Close the line once. Also called when the rank has closed its end."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._socket.fileno())
@@ -99,7 +115,7 @@ class _Line:
                 self._loop.add_writer(self._socket.fileno(), self._write)
                 return
             except OSError:
-                break  # it has ended; the reader sees that too
+                break  # the rank has closed its end; the reader notices too
             self._queue.popleft()
         self._queue.clear()
         self._loop.remove_writer(self._socket.fileno())

@@ -1,9 +1,9 @@
-"""The agent's end of the pipes to shims and ranks: a socket of this user alone.
+"""The agent's end of the pipes to shims and ranks, over a socket for this user only.
 
-The socket lies in the abstract namespace: no file is left over however the agent dies, and no path
-can be too long. Each connection introduces itself with the key of a launch; whose it is, the kernel
-says (SO_PEERCRED). Messages are small JSON objects, one per packet; what is none, or none of these,
-is refused and counted, and the pipe goes on.
+The socket lies in the abstract namespace: no file is left however the agent dies, and no path can
+be too long. Each connection introduces itself with the key of a launch, and the kernel provides its
+pid (SO_PEERCRED). Messages are small JSON objects, one per packet. A packet that is no such message
+is refused and counted, and the pipe stays open.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ MESSAGE_BYTES_MAX: Final = 32 * 1024
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message of a shim or its rank. The last one about how a rank ends counts."""
+    """A message of a shim or its rank. Of several about how a rank ends, the last one counts."""
 
     kind: str
     key: str = ""
-    """Of the launch, in the introduction of a shim."""
+    """Key of the launch, when a shim introduces itself."""
     message: str = ""
-    """For the user."""
+    """Text for the user."""
     released: tuple[GenerationId, int] | None = None
-    """With which record and version the rank was released (R17)."""
+    """Record and version with which the rank was released (R17)."""
     error: ScriptError | None = None
 
 
@@ -46,7 +46,7 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 class RankPipe:
-    """One connection. `on_message` gets None at its end, once."""
+    """One connection. `on_message` is called with None at its end, once."""
 
     def __init__(
         self,
@@ -62,10 +62,19 @@ class RankPipe:
 
     @property
     def peer_pid(self) -> int:
+        """Pid of the process that connected, as the kernel reports it."""
         return credentials_of(self._socket).pid
 
     def send(self, message: dict[str, str], fds: Sequence[int] = ()) -> bool:
-        """False if the peer is gone, or stopped for so long that its buffer is full."""
+        """Send a message without blocking.
+
+        Args:
+            message: A flat JSON object.
+            fds: Descriptors to pass along. The caller still owns them.
+
+        Returns:
+            False if the peer is gone, or has not read for so long that its buffer is full.
+        """
         data = json.dumps(message).encode()
         try:
             if fds:
@@ -77,11 +86,12 @@ class RankPipe:
         return True
 
     def drain(self) -> None:
-        """Handle what has arrived by now."""
+        """Handle every message that has arrived by now."""
         while self.open and self._read():
             pass
 
     def close(self) -> None:
+        """Close the connection, without a call of `on_message`."""
         if self.open:
             self.open = False
             self._loop.remove_reader(self._socket.fileno())
@@ -108,7 +118,7 @@ class RankPipe:
 
 
 class RankPipeListener:
-    """Where shims call. `on_message` is that of each new pipe, until somebody changes it."""
+    """The socket that shims connect to. `on_message` is given to each new pipe."""
 
     def __init__(
         self,
@@ -124,6 +134,7 @@ class RankPipeListener:
         loop.add_reader(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
+        """Stop listening. Open pipes stay open."""
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
 

@@ -1,20 +1,21 @@
-"""First program of a rank process: reports to the agent, then becomes the user's command.
+"""First program of a rank process: it reports to the agent, then becomes the user's command.
 
-Run by path with `python -I -S`, so it may import the standard library only and starts in 15 ms.
+It is run by path with `python -I -S`, so it may import the standard library only and starts in 15
+ms.
 
 The agent's only evidence of a death is `waitpid` on the rank itself (D6). Under mpiexec a rank
-would be a child of hydra's proxy. So this program splits: the *guard* stays with the proxy, keeps
-the chain mpiexec - proxy - guard up while the rank lives, and tells the agent by the end of its
-connection when the chain breaks; the *rank* is handed over to the agent, which is a child
+would be a child of hydra's proxy. So this program splits in two. The *guard* stays with the proxy,
+keeps the chain mpiexec - proxy - guard alive while the rank lives, and shows the agent by the end
+of its connection when the chain breaks. The *rank* is handed over to the agent, which is a child
 subreaper, so its exit status reaches the agent on any kernel. Measured with MPICH 5.0.2: MPI_Init
 and Open_port work in a rank that was handed over.
 
-The rank asks the kernel to kill it when the agent dies, moves into a session of its own and tells
-the agent its pid (by SO_PEERCRED). It receives five descriptors: stdout, stderr, the memory of its
-metrics, its line to the coordinator (R43), and the order: command, environment and folder, which so
-never pass through hydra (to which a lone ":" among the arguments would mean a second program). A
-rank of a group has its lines within the group beside these (R50). Then it executes the command. The
-connection stays open across that, as PACELINE_AGENT_FD.
+The rank asks the kernel to kill it when the agent dies, moves into a session of its own and reports
+its pid to the agent (by SO_PEERCRED). It receives five descriptors: stdout, stderr, the memory of
+its metrics, its line to the coordinator (R43), and the order. The order holds command, environment
+and folder, which so never pass through hydra (to which a lone ":" among the arguments would mean a
+second program). A rank of a group also receives its sockets within the group (R50). Then it
+executes the command. The connection stays open across that, as PACELINE_AGENT_FD.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ HANDOVER_S = 5.0
 ANSWER_S = 30.0
 EXIT_UNSTARTABLE = 127
 DESCRIPTORS_MAX = 5 + 63
-"""Of a group's lead, which has a line to each of the others."""
+"""Number of descriptors of a group's lead, which has a socket to each of the other ranks."""
 
 
 def main() -> None:
+    """Report to the agent, receive the order and become the user's command."""
     name, key = os.environ.pop(ENV_SOCKET), os.environ.pop(ENV_KEY)
     agent = int(os.environ.pop(ENV_AGENT))
     if os.environ.pop(ENV_GUARD) == "1":
@@ -67,7 +69,7 @@ def main() -> None:
 
 
 def _become_rank_or_guard(name: str, key: str) -> None:
-    """Returns in the rank, as a child of the agent; the guard stays here until the rank ends."""
+    """Split in two. Return in the rank, a child of the agent; stay here in the guard."""
     _die_with_parent(None)
     line = _connect(name, key, "guard")
     read_end, write_end = os.pipe()
@@ -82,7 +84,7 @@ def _become_rank_or_guard(name: str, key: str) -> None:
         while os.getppid() == middle:
             if time.monotonic() > until:
                 os._exit(EXIT_UNSTARTABLE)
-            time.sleep(0.0002)  # the middle process is on its way out
+            time.sleep(0.0002)  # wait until the middle process has ended
         os.write(write_end, b"%d" % os.getpid())
         os.close(write_end)
         os.setsid()
@@ -99,18 +101,18 @@ def _become_rank_or_guard(name: str, key: str) -> None:
         poll.register(rank, select.POLLIN)
         poll.register(line.fileno(), select.POLLIN)
         poll.poll()  # ends with the rank or with the agent, whichever is first
-    # Not the rank's exit code: hydra would print a page about it, and the agent knows it already.
+    # Not the rank's exit code: hydra would print a page about it, and the agent has it already.
     os._exit(0)
 
 
 def _die_with_parent(parent: int | None) -> None:
-    """SIGKILL for this process when its parent ends; kept across exec."""
+    """Have the kernel send SIGKILL to this process when its parent ends. Kept across exec."""
     before = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != (parent or before):
-        # The parent died before the request was in force, or something between has adopted us.
+        # The parent died before the request took effect, or another process has adopted this one.
         sys.exit(
             f"paceline: this process is a child of {os.getppid()} instead of {parent or before}"
         )
@@ -137,7 +139,7 @@ def _take_over(stdout: int, stderr: int, record: int, talk: int, line: socket.so
     os.environ["PACELINE_RECORD_FD"] = str(record)
     os.environ["PACELINE_LINE_FD"] = str(talk)
     os.environ["PACELINE_AGENT_FD"] = str(line.fileno())
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, and that survives exec
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -1,8 +1,8 @@
-"""The driver around `core.agent.supervise`: starts the ranks of a pod and carries out its effects.
+"""The driver of `core.agent.supervise`: starts the ranks of a pod and carries out the effects.
 
-It has no opinion of its own. Events reach a place from the kernel (deaths), from the ranks (what
-they say), from the coordinator (kill, drain, shutdown), from signals and timers; the effects go
-back to processes and to the coordinator. `run` returns when all places have ended.
+It takes no decision of its own. Events reach a place from the kernel (deaths), from the ranks (what
+they report), from the coordinator (kill, drain, shutdown), from signals and timers. The effects go
+to processes and to the coordinator. `run` returns when all places have ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ log = logging.getLogger("paceline.agent")
 
 Send = Callable[[supervise.Report], None]
 MakePlan = Callable[[MemberId, int, str, str], LaunchPlan]
-"""(member, shard, name of the agent's socket, key of the launch) -> how to start it."""
+"""Function that returns how to start a process, from (member, shard, name of the agent's socket,
+key of the launch)."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class _Slot:
 
 
 class Supervisor:
-    """Lives on one event loop; nothing of it may be called from another thread."""
+    """Supervises the ranks of one pod on one event loop. No other thread may call it."""
 
     def __init__(
         self,
@@ -67,7 +68,19 @@ class Supervisor:
         lines: RankLines,
         send: Send,
     ) -> None:
-        """`model`: ranks of a group; 1: each holds the whole model."""
+        """Prepare one place for each rank, or group of ranks. Nothing starts before `run`.
+
+        Args:
+            settings: Settings of the agent.
+            limits: Limits on restarts, drains and runtimes of scripts.
+            make_plan: Returns how to start a process.
+            model: Ranks of a group. 1: each rank holds the whole model.
+            records: Metrics of the pod's ranks.
+            output: Takes the output of the ranks.
+            reaper: Reports deaths.
+            lines: Lines between ranks and coordinator.
+            send: Sends a report to the coordinator.
+        """
         self._loop = asyncio.get_running_loop()
         self._make_plan, self._model = make_plan, model
         self._records, self._output, self._reaper, self._send = records, output, reaper, send
@@ -82,28 +95,36 @@ class Supervisor:
 
     @property
     def places(self) -> list[supervise.Place]:
+        """State machines of all places, in their order."""
         return [slot.place for slot in self._slots]
 
     def living(self) -> tuple[MemberId, ...]:
+        """Return the members whose processes live, for the greeting to a coordinator."""
         return tuple(place.member for place in self.places if place.alive)
 
     def pids(self) -> dict[MemberId, int]:
-        """Of the ranks whose processes run."""
+        """Return the pids of the ranks whose processes run."""
         processes = (slot.process for slot in self._slots if slot.process is not None)
         return {p.member: p.pid for p in processes if p.pid is not None}
 
     def dead(self) -> tuple[MemberId, ...]:
+        """Return all members of this pod that were reaped, for the greeting to a coordinator."""
         return tuple(member for place in self.places for member in place.dead)
 
     def failures(self) -> tuple[RankDead, ...]:
-        """The last ends of scripts that failed, for a coordinator that has not heard of them."""
+        """Return the last failures of scripts, for a coordinator that has not received them."""
         return tuple(dead for place in self.places for dead in place.failures)
 
     def released(self) -> tuple[GenerationId, int] | None:
-        """Evidence of success that outlives the ranks and a coordinator (R17)."""
+        """Return evidence of success that outlives the ranks and a coordinator, or None (R17)."""
         return next((place.released for place in self.places if place.released), None)
 
     async def run(self) -> Ended:
+        """Start all ranks, and wait until all places have ended.
+
+        Returns:
+            How the pod ended.
+        """
         for slot in self._slots:
             self._post(slot, supervise.Tick())
         try:
@@ -120,13 +141,13 @@ class Supervisor:
                     slot.process.close()
 
     def drain(self, why: str) -> None:
-        """SIGTERM, DrainPod, or another rank of the pod was given up (R16)."""
+        """Ask all ranks to leave, after SIGTERM, DrainPod or when one rank is given up (R16)."""
         self._leaving = True
         for slot in self._slots:
             self._post(slot, supervise.Drain(why))
 
     def obey(self, message: ToAgent) -> None:
-        """From the coordinator."""
+        """Carry out an order of the coordinator."""
         match message:
             case KillRank():
                 self._kill(message)
@@ -149,10 +170,10 @@ class Supervisor:
         for slot in self._slots:
             if slot.place.member == message.member:
                 self._post(slot, supervise.Kill(message.why))
-        # A member that is dead already is in every greeting; an unknown one is another pod's.
+        # Ignore the rest: dead members are in every greeting, unknown ones belong to other pods.
 
     def _introduced(self, pipe: RankPipe, message: Message | None) -> None:
-        """First message of a shim."""
+        """Give a new pipe to the process whose launch key its first message holds."""
         for slot in self._slots:
             if slot.process is None or message is None:
                 continue
@@ -198,7 +219,7 @@ class Supervisor:
                 self._output.close_file(name)
 
         def post(process: GroupProcess, event: supervise.Event) -> None:
-            if slot.process is process:  # else: the last output of an earlier process
+            if slot.process is process:  # ignore late events of an earlier process
                 if isinstance(event, supervise.Exited):
                     batch, version = self._records.last_work(member)
                     event = replace(event, batch=batch, version=version)

@@ -1,11 +1,11 @@
-"""What the agent asks of the kernel: adopt orphans, reap children, sweep up what they left behind.
+"""The agent's use of the kernel: adopt orphans, reap children, and kill what they left behind.
 
-The agent is a child subreaper, so every descendant whose parent ends becomes its child, and
-`waitpid` of the agent is the only place where a death is learnt (D6). A process that is watched
-leads a process group; what is left of the group is killed while the dead leader still holds the
-group's number, and the death counts only when the whole group is gone: a rank that was a shell
-script is not dead as long as the Python below it lives. Members that remove the shared memory of
-the others (`scratch.cleans_up`) do not count and end by themselves, at the latest with the agent.
+The agent is a child subreaper, so every descendant whose parent ends becomes its child, and the
+agent's `waitpid` is the only place where a death is observed (D6). A watched process leads a
+process group. When it dies, the rest of its group is killed while the dead leader still holds the
+group's number. The death counts only when the whole group is gone: a rank that was a shell script
+is not dead as long as the Python below it lives. Members that remove the shared memory of others
+(`scratch.cleans_up`) do not count. They end by themselves, at the latest with the agent.
 """
 
 from __future__ import annotations
@@ -23,43 +23,57 @@ from paceline import scratch
 
 PR_SET_CHILD_SUBREAPER: Final = 36
 REST_S: Final = 1.0
-"""Until processes that were sent SIGKILL are gone; the kernel may hold one for longer."""
+"""Seconds until processes that were sent SIGKILL are gone. The kernel may hold one for longer."""
 
 OnEnd = Callable[[int], None]
-"""Gets the exit code, negative for a signal."""
+"""Callback for the end of a process. Its argument is the exit code, negative for a signal."""
 
 
 def become_subreaper() -> None:
+    """Make this process adopt orphaned descendants.
+
+    Raises:
+        OSError: The kernel refuses it.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 class Reaper:
-    """Collects all children of this process; one per process."""
+    """Reaps all children of this process. There is one per process."""
 
     def __init__(self) -> None:
         self._watched: dict[int, OnEnd] = {}
         self._sweeping: dict[int, tuple[int, OnEnd]] = {}
-        """Dead leaders, by pid = group, of which members are still ending."""
+        """Dead leaders of which members are still ending, by pid, which is the number of the group.
+        """
         self._collected = asyncio.Event()
-        """Something has been reaped."""
+        """Set when something has been reaped."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Reap on every SIGCHLD from now on."""
         loop.add_signal_handler(signal.SIGCHLD, self.collect)
 
     def watch(self, pid: int, on_end: OnEnd) -> None:
-        """`pid`: a child, or one that is being handed over; leader of a process group. Watching
-        it again replaces the callback."""
+        """Call back when a process and its group have ended.
+
+        Watching it again replaces the callback.
+
+        Args:
+            pid: A child, or a process that is being handed over. It leads a process group.
+            on_end: Called on the event loop with the exit code.
+        """
         self._watched[pid] = on_end
 
     def kill(self, pid: int) -> None:
-        """SIGKILL to a watched process; without effect if it has been reaped."""
-        if pid in self._watched:  # not reaped, so the number is still its own
+        """Send SIGKILL to a watched process. Do nothing if it has been reaped."""
+        if pid in self._watched:  # not reaped yet, so no other process has its pid
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def collect(self) -> None:
+        """Reap every child that has ended, and call back for groups that are gone."""
         ended: list[tuple[OnEnd, int]] = []
         self._collected.set()
         while True:
@@ -83,9 +97,12 @@ class Reaper:
             on_end(code)
 
     async def end_the_rest(self) -> None:
-        """SIGKILL to all children, processes that ranks had detached from themselves, and to the
-        children that they leave; wait until they are reaped. Those that clean up after them have
-        CLEANERS_S to end by themselves. Then all are killed, and REST_S is the longest wait."""
+        """Kill all children and the children that they leave, and wait until they are reaped.
+
+        These are processes that ranks had detached from themselves. Those that clean up after
+        others first have CLEANERS_S to end by themselves. Then all are killed, with REST_S as the
+        longest wait.
+        """
         for spare, patience_s in ((True, scratch.CLEANERS_S), (False, REST_S)):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
@@ -95,7 +112,7 @@ class Reaper:
 
 
 def _kill_children(*, spare: bool) -> bool:
-    """Return whether there were any. `spare`: leave those alone that clean up after others."""
+    """Kill all children, except cleaners if `spare`. Return True if there were any."""
     found = False
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
@@ -116,8 +133,14 @@ def _kill_group(leader: int) -> None:
 
 
 def _kill_members(leader: int) -> bool:
-    """Kill the members of a group one by one, but those that clean up after the others. Return
-    whether there were any: one may have been forked while the others were killed."""
+    """Kill the members of a group one by one, except those that clean up after the others.
+
+    Args:
+        leader: Pid of the dead leader.
+
+    Returns:
+        True if there were any: one may have been forked while the others were killed.
+    """
     if not _group_exists(leader):
         return False
     members = [pid for pid in _members(leader) if not scratch.cleans_up(pid)]
@@ -125,7 +148,7 @@ def _kill_members(leader: int) -> bool:
         with contextlib.suppress(OSError):
             process = os.pidfd_open(pid)
             try:
-                # The number may have been given to another process since it was listed.
+                # Another process may have been given this pid since it was listed.
                 if _is_member(pid, leader):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
             finally:
@@ -134,7 +157,7 @@ def _kill_members(leader: int) -> bool:
 
 
 def _members(leader: int) -> list[int]:
-    """Pids of the living processes of a group, whose leader leads its session, too."""
+    """Return the pids of the living processes of a group whose leader also leads its session."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208
     return [pid for pid in pids if _is_member(pid, leader)]
 
@@ -143,11 +166,11 @@ def _is_member(pid: int, leader: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return False  # gone meanwhile
-    # The name in parentheses may itself hold blanks and parentheses.
+        return False  # it has ended meanwhile
+    # The name in parentheses may contain spaces and parentheses.
     words = stat.rpartition(")")[2].split()
     state, group, session, threads = words[0], int(words[2]), int(words[3]), int(words[17])
-    # One whose first thread has ended lives as long as another one runs.
+    # A process whose first thread has ended lives as long as another thread runs.
     return group == session == leader and (state not in ("Z", "X") or threads > 1)
 
 

@@ -1,8 +1,8 @@
-"""Where a pod of a local run can be scraped, in a file for Prometheus's file_sd; its last steps.
+"""Files in the run folder of a local run: where each pod can be scraped, and its last steps.
 
-On a cluster the Prometheus operator finds the pods. On one machine each agent takes a free port, so
-it says itself which one, with the labels that a scrape on a cluster would bring, and leaves the
-token with which the commands of its user ask for steps.
+On a cluster the Prometheus operator finds the pods. On one machine each agent takes a free port. So
+it writes the port into a file for Prometheus's file_sd, with the labels that a scrape on a cluster
+would add. It also leaves the token with which the user's commands may ask for steps.
 """
 
 from __future__ import annotations
@@ -21,27 +21,31 @@ from paceline.core.anatomy.samples import PodSamples
 from paceline.core.anatomy.steps_token import steps_token
 
 FOLDER: Final = "targets"
-"""In the run folder."""
+"""Folder for the targets, in the run folder."""
 STEPS: Final = "steps"
-"""In the run folder: what the agents that have ended leave of their ranks' last steps."""
+"""Folder in the run folder, in which agents that have ended leave the last steps of their ranks."""
 TOKEN_FILE: Final = "steps-token"
-"""In the run folder: with it the agents that live are asked for steps. Nobody else may read it."""
+"""File in the run folder with the token for the /steps of living agents. Only its user may read it.
+"""
 NAMESPACE: Final = "local"
 PORT_MAX: Final = 65535
 TARGET_BYTES_MAX: Final = 64 * 1024
 TOKEN_CHARACTERS: Final = 64
-"""Of the token for /steps, in hexadecimal digits."""
+"""Length of the token for /steps, in hexadecimal digits."""
 
 Address = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.\-]{1,255}:[0-9]{1,5}\Z")]
-"""Host and port, and nothing else that could stand in a URL."""
+"""Host and port, with no other part of a URL."""
 
 
 class TargetError(OSError):
-    """Raised for a file below the run folder that is not what an agent has left; says which."""
+    """Raised for a file in the run folder that no agent can have left.
+
+    The message names the file.
+    """
 
 
 class Labels(Struct, frozen=True):
-    """What Prometheus writes on the samples of a pod."""
+    """Labels that Prometheus adds to the samples of a pod."""
 
     namespace: str
     paceline_dev_job_name: str
@@ -50,14 +54,25 @@ class Labels(Struct, frozen=True):
 
 
 class Target(Struct, frozen=True):
-    """A pod that can be scraped."""
+    """One pod that can be scraped."""
 
     targets: tuple[Address]
     labels: Labels
 
 
 def publish(run_dir: Path, *, job: str, slot: int, attempt: int, address: str) -> Path:
-    """Leave the file of this pod, in place of that of the pod before it; returns its path."""
+    """Write the target of this pod, and replace the target of the pod before it.
+
+    Args:
+        run_dir: Run folder.
+        job: Name of the job.
+        slot: Number of the replica.
+        attempt: Number of the pod in this slot, from 0.
+        address: HOST:PORT of the agent's server.
+
+    Returns:
+        Path of the file.
+    """
     labels = Labels(NAMESPACE, job, f"{job}-{slot}-{attempt + 1}", socket.gethostname())
     path = run_dir / FOLDER / f"{slot}.json"
     path.parent.mkdir(private_files.FOLDER_MODE, exist_ok=True)
@@ -66,11 +81,7 @@ def publish(run_dir: Path, *, job: str, slot: int, attempt: int, address: str) -
 
 
 def read_target(path: Path) -> Target:
-    """Return what an agent has left in its file of targets.
-
-    Raises:
-        TargetError: The file cannot be read, or holds something else.
-    """
+    """Return the target in an agent's file. Raise TargetError if it holds anything else."""
     try:
         (found,) = msgspec.json.decode(read_file(path, TARGET_BYTES_MAX), type=tuple[Target])
     except (OSError, *UNDECODABLE) as error:
@@ -82,11 +93,7 @@ def read_target(path: Path) -> Target:
 
 
 def read_token(run_dir: Path) -> str:
-    """Return the run's token for /steps, or nothing where no agent has left one.
-
-    Raises:
-        TargetError: The file cannot be read, or holds something else.
-    """
+    """Return the run's token for /steps, or an empty text. Raise TargetError if it is damaged."""
     path = run_dir / TOKEN_FILE
     try:
         token = read_file(path, TOKEN_CHARACTERS).decode("ascii")
@@ -99,17 +106,19 @@ def read_token(run_dir: Path) -> str:
 
 
 def leave_token(run_dir: Path, token: str) -> None:
-    """Leave the token for /steps to commands of this user. All agents of a run leave the same one.
+    """Write the token for /steps, for commands of this user.
+
+    All agents of a run write the same token.
 
     Args:
         run_dir: Run folder.
-        token: Of the run's ranks; the one for /steps follows from it.
+        token: Token of the run's ranks, from which the one for /steps is derived.
     """
     private_files.write(run_dir / TOKEN_FILE, steps_token(token).encode())
 
 
 def leave_steps(run_dir: Path, pod: PodSamples) -> None:
-    """For `paceline report`, in place of what the pod before it left."""
+    """Write the last steps of a pod for `paceline report`, in place of the previous pod's."""
     path = run_dir / STEPS / f"{pod.slot}.json"
     path.parent.mkdir(private_files.FOLDER_MODE, exist_ok=True)
     private_files.write(path, msgspec.json.encode(pod))

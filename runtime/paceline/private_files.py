@@ -1,8 +1,8 @@
 """Files and folders of one user on a machine that others use too.
 
 Files of a run may hold secrets (the environment of a job, output of scripts, weights), so only the
-run's user may read them. Whoever can change a run folder decides what the next command of its user
-runs. So a folder that somebody else owns or may write to is refused before anything in it is
+run's user may read them. A user who can change a run folder decides what the next command of its
+owner runs. So a folder that somebody else owns or may write to is refused before anything in it is
 trusted.
 
 The checks are for folders of this machine. In a pod, folders come from volumes, whose owners and

@@ -42,22 +42,23 @@ class Entry(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a message or a connection was refused."""
+    """Reason for which a message or a connection was refused."""
 
     OTHER_USER = "other_user"
     """The kernel reports another user at the other end. Nothing was read."""
     UNAUTHENTICATED = "unauthenticated"
-    """The proof that the caller knows the job's token is missing or wrong."""
+    """The caller's proof that it knows the job's token is missing or wrong."""
     UNKNOWN_PEER = "unknown_peer"
     """The caller names a member that is not in the group."""
     TOO_LARGE = "too_large"
     """The message is longer than any that this entry point expects. It was not read."""
     MALFORMED = "malformed"
-    """The bytes are no message of the kind that this entry point expects."""
+    """The bytes are no message of a kind that this entry point expects."""
     TOO_SLOW = "too_slow"
     """The message was not complete in time."""
     TOO_MANY = "too_many"
-    """More callers than the share of strangers; the one that waited longest was closed."""
+    """There were more unauthenticated callers than allowed. The one that waited longest was closed.
+    """
 
 
 class Refusals:

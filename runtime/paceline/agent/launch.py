@@ -37,7 +37,7 @@ _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
 
 class ShimOrder(msgspec.Struct, frozen=True):
-    """What the shim has to become."""
+    """Order that the agent sends to a shim: the command to become, and its surroundings."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -49,7 +49,7 @@ class ShimOrder(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """All that is needed to start one rank."""
+    """Command line, environment and folders that start one rank."""
 
     argv: tuple[str, ...]
     env: dict[str, str]

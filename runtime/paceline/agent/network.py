@@ -138,7 +138,7 @@ class NcclLog:
     path: Path
     found: Connections = field(default_factory=Connections)
     _read: dict[Path, int] = field(default_factory=dict)
-    """By file: octets read so far, up to the end of a line."""
+    """Octets read so far of each file, up to the end of a line."""
 
     def look(self) -> Connections:
         """Read what is new in the log, and return all connections so far."""
@@ -180,7 +180,7 @@ class NetworkWatch:
 
     @property
     def verdicts(self) -> Mapping[MemberId, Network]:
-        """What carries the data channel of each rank."""
+        """The network that carries each rank's data channel, by member."""
         return self._judge.verdicts
 
     async def run(self) -> None:

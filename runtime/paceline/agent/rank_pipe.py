@@ -73,7 +73,7 @@ class RankPipe:
             fds: Descriptors to pass along. The caller still owns them.
 
         Returns:
-            False if the peer is gone, or has not read for so long that its buffer is full.
+            False if the peer is gone, or its buffer is full because it does not read.
         """
         data = json.dumps(message).encode()
         try:

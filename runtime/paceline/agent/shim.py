@@ -39,7 +39,8 @@ HANDOVER_S = 5.0
 ANSWER_S = 30.0
 EXIT_UNSTARTABLE = 127
 DESCRIPTORS_MAX = 5 + 63
-"""Number of descriptors of a group's lead, which has a socket to each of the other ranks."""
+"""Largest number of descriptors to receive: those of a group's lead, which has a socket to each of
+the other ranks."""
 
 
 def main() -> None:

@@ -68,8 +68,7 @@ class Abort:
     def __init__(self) -> None:
         self._event = threading.Event()
         self.flag = ctypes.c_int32(0)
-        """The same flag for native code that waits without the interpreter lock. 0 means not
-        raised."""
+        """Flag for native code that waits without the interpreter lock. 0 means not raised."""
         self._lock = threading.Lock()
         self._eventfds: list[int] = []
 
@@ -218,7 +217,7 @@ class Transport(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where peers reach this process. Final once training has begun."""
+        """Address at which peers reach this process. Final once training has begun."""
 
     def begin(  # noqa: B027 (most need nothing)
         self, devices: Collection[torch.device], largest_bytes: int = CLASS_BYTES[-1]

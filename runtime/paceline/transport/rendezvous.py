@@ -90,7 +90,7 @@ class _Descriptor(Protocol):
 
 
 class Deadline:
-    """When a blocking call must give up, and the flag that makes it give up earlier."""
+    """Time at which a blocking call must give up, and the flag that makes it give up earlier."""
 
     def __init__(self, abort: Abort, timeout_s: float) -> None:
         self.abort = abort

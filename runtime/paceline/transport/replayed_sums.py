@@ -31,7 +31,7 @@ class SumAgain:
 
     def __init__(self) -> None:
         self._gloo: dict[int, list[Any]] = {}
-        """By number of ranks: gloo process groups, one for each rank, all in this process."""
+        """gloo process groups by number of ranks: one for each rank, all in this process."""
         self._device: Any = None
 
     def sum(

@@ -86,7 +86,7 @@ class _Opening:
         self.group, self.abort = group, abort
         self.failed: dict[str, _Failure] = {}
         self.dropped: dict[str, str] = {}
-        """By transport: why nobody uses it."""
+        """Reason why nobody uses a transport, by its name."""
         self.wired: set[str] = set()
         self._addresses = addresses
         self._end_ns = now_ns() + int(timeout_s * NS_PER_S)
@@ -177,12 +177,13 @@ class SelectedTransport(Transport):
         self._candidates = {method.candidate: method for method in methods}
         self._devices: Collection[torch.device] = (HOST,)
         self._unfit: dict[str, str] = {}
-        """By transport: why the present group cannot use it."""
+        """Reason why the present group cannot use a transport, by its name."""
         self._dropped: dict[str, str] = {}
-        """By transport: which ranks of the present group could not wire it."""
-        self._failures: dict[str, _Failure] = {}
-        """By transport: the last failure of this rank to wire it, in this group or an earlier one.
+        """Text about the ranks of the present group that could not wire a transport, by its name.
         """
+        self._failures: dict[str, _Failure] = {}
+        """Last failure of this rank to wire a transport, by its name, in this group or an earlier
+        one."""
         self._staging = Staging()
         self._staged = ""
         """Devices whose memory goes through host memory, as text. Empty if there are none."""
@@ -192,9 +193,9 @@ class SelectedTransport(Transport):
         self._classes = len(CLASS_BYTES)
         """Number of size classes that the buffers of this job need."""
         self._measured: dict[tuple[int, ...], Row] = {}
-        """By topology: the group's table, as far as this rank knows it."""
+        """The group's table for each topology, as far as this rank knows it."""
         self._own: dict[tuple[int, ...], Row] = {}
-        """By topology: the times that this rank measured itself."""
+        """The times that this rank measured itself, for each topology."""
         self._topology: tuple[int, ...] = ()
         self._choices: tuple[Choice, ...] = ()
         self._only = ""
@@ -364,7 +365,7 @@ class SelectedTransport(Transport):
 
         The vote cannot end on any rank before all ranks have begun it. So if one rank could not
         wire a transport, it fails on all of them: they see it close or time out, and go on to the
-        next one.
+        next one. It raises TransportError if no transport can be wired.
 
         Args:
             opening: The group that forms.

@@ -101,8 +101,8 @@ class _Slot:
         self.hosts: list[torch.Tensor] = []
         self.down: list[Event] = []
         self.up: dict[torch.device, Event] = {}
-        """By device: the event behind the copy of the last piece to it. The next piece overwrites
-        that memory."""
+        """Event behind the copy of the last piece to each device. The next piece overwrites that
+        memory."""
 
     def take(self, piece: Piece) -> None:
         """Lay out host buffers for the piece, each on its own cache line."""

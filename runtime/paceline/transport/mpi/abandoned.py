@@ -48,7 +48,7 @@ class _AbandonedCall:
 
 
 class AbandonedRequests:
-    """All abandoned requests of one process."""
+    """The abandoned requests of one process."""
 
     def __init__(self, mpi: Any) -> None:
         self._mpi = mpi

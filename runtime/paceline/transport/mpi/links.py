@@ -186,7 +186,7 @@ class _Call(threading.Thread):
 
 
 class LinkTable:
-    """All links of this process by the peer's name. It makes new ones."""
+    """The links of this process by the peer's name. It makes new ones."""
 
     def __init__(self, host: str, scratch: Path | None = None) -> None:
         self.mpi = start_mpi(local=host.startswith("127."), scratch=scratch)

@@ -1,4 +1,4 @@
-"""Tests whether MPI starts with the libfabric provider that the environment names.
+"""Trial of the libfabric provider that the environment names, before MPI starts with it.
 
 If the provider does not work, MPICH ends the process before any error handler can be set, and gloo
 ends with it: FI_PROVIDER=verbs;ofi_rxm on a machine without such a device gives `Abort ... OFI call

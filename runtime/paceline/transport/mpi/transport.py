@@ -83,7 +83,7 @@ class MpiTransport(Transport):
 
     @property
     def address(self) -> str:
-        """Where peers reach the rendezvous of this process."""
+        """Address of this process's rendezvous."""
         return self._links.rendezvous.address
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:

@@ -77,7 +77,7 @@ class SharedMemory:
         self._pid = os.getpid()
         self._end = mmap.PAGESIZE  # offset 0 means that a buffer is not in this memory
         self._free: dict[int, list[int]] = {}
-        """By size in bytes: offsets of blocks that were given back."""
+        """Offsets of blocks that were given back, by size in bytes."""
 
     def block(self, nbytes: int) -> Any:
         """Return new zero-filled memory, which is given back with its last reference.

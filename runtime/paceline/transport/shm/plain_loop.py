@@ -2,8 +2,8 @@
 
 It does what the loop in C does. It is used where that one cannot be built, and for types that it
 does not add. It waits on the same descriptors. It always asks to be woken and always wakes
-everybody, since Python cannot order a store before a load. On processors other than x86-64, which
-keeps the order of all other pairs, it needs the fence of the C library.
+everybody, since Python cannot order a store before a load. x86-64 keeps the order of all other
+pairs. Other processors need the fence of the native library.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PlainLoop:
             if member.connection >= 0:
                 self._poll.register(member.connection, CLOSED)
         self._far = dict(room.far)
-        """By descriptor of a connection: the rank on another machine at its other end."""
+        """Ranks on other machines, by the descriptor of the connection to each."""
 
     def reduce(
         self, data: torch.Tensor, kind: int, abort: Abort, carry: Carry | None = None

@@ -77,7 +77,7 @@ class LocalSums:
 
     @property
     def address(self) -> str:
-        """Where ranks of this machine reach this one."""
+        """Address at which ranks of this machine reach this one."""
         return self.rooms.rendezvous.address
 
     def open(
@@ -198,7 +198,7 @@ class ShmTransport(Transport):
 
     @property
     def address(self) -> str:
-        """Where ranks of this machine reach this one."""
+        """Address at which ranks of this machine reach this one."""
         return self._sums.address
 
     def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

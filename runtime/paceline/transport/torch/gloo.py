@@ -226,7 +226,7 @@ class GlooTransport(TorchDistTransport):
 
     @property
     def address(self) -> str:
-        """Where peers reach the rendezvous of this process."""
+        """Address of this process's rendezvous."""
         return self._rendezvous.address
 
     def _connect(self, group: Group, deadline: Deadline) -> Any:

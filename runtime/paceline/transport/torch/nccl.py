@@ -100,7 +100,7 @@ class NcclTransport(TorchDistTransport):
 
     @property
     def address(self) -> str:
-        """Where peers reach this rank's store, and the identity of its GPU once training begins."""
+        """Address of this rank's store, with the identity of its GPU once training begins."""
         return self._address
 
     def _connect(self, group: Group, deadline: Deadline) -> Any:

@@ -117,7 +117,7 @@ class Agent:
         self._records.phases = lambda: (place.phase for place in self._supervisor.places)
 
     async def run(self) -> Ended:
-        """Start the ranks and serve until all of them have ended and the coordinator knows it.
+        """Start the ranks, serve until all of them have ended, and report it to the coordinator.
 
         Returns:
             How the pod ended, with the exit code of the agent.

@@ -1,9 +1,10 @@
 """One launched process of a place: its launcher, its pipes, and its death.
 
 It begins with the launcher (mpiexec, or the shim itself). It becomes a rank when the shim
-introduces itself with the key of this launch. It ends with exactly one of `NeverStarted` or
-`Exited`, both from `waitpid` (D6). If the chain breaks meanwhile (mpiexec or its proxy is killed),
-the rank is killed: it could make no new MPI link, and nobody would supervise it.
+introduces itself with the key of this launch. It ends with exactly one of two events: `Exited`,
+from `waitpid` on the rank (D6), or `NeverStarted`, from `waitpid` on the launcher or from a launch
+that failed. If the chain breaks meanwhile (mpiexec or its proxy is killed), the rank is killed: it
+could make no new MPI link, and nobody would supervise it.
 """
 
 from __future__ import annotations

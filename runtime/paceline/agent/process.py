@@ -177,10 +177,7 @@ class RankProcess:
             self._post(self, supervise.Up(pid))
 
     def command(self, kind: str, why: str) -> None:
-        """Ask the rank to drain or shut down.
-
-        A rank that does not read is killed at its deadline.
-        """
+        """Ask the rank to drain or shut down. Log it if the rank does not take it."""
         if self._pipe is None or not self._pipe.send({"kind": kind, "why": why}):
             # A rank that does not read is killed at its deadline.
             log.warning("rank %s does not take the request to %s", self.member, kind)

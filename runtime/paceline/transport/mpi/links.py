@@ -50,7 +50,7 @@ meanwhile."""
 
 
 def mpi_environment(local: bool) -> dict[str, str]:
-    """Return the variables that MPI needs before it starts. Pure: the agent calls it too."""
+    """Return the variables that MPI needs before it starts. `start_mpi` sets those missing."""
     environment = {
         "MPIR_CVAR_CH4_NETMOD": "ofi",  # ucx over tcp crashed
         "FI_PROVIDER": "tcp",

@@ -1,1 +1,1 @@
-
+"""Training API: optimizer, loader and job functions that a script uses in each rank."""

@@ -1,8 +1,8 @@
-"""torch's gradient clipping, left in a script: found and refused, like a learning rate set by hand.
+"""Refusal of torch's gradient clipping inside a script, as of a learning rate set by hand.
 
-Before the reduction it would clip what one rank has, together with earlier work that waits in the
-same buffer; the job clips the average, once (`clip_norm=`, `clip_value=`). Scripts import these
-functions by name, so the references that modules already hold are replaced too.
+Before the reduction, clipping would see the gradient of one rank, together with earlier work that
+waits in the same buffer. The job clips the average, once (`clip_norm=`, `clip_value=`). Scripts
+import these functions by name, so the references that modules already hold are replaced too.
 """
 
 from __future__ import annotations
@@ -24,16 +24,23 @@ CLIPPING: Final = {
     "clip_grad_norm": "clip_norm",
     "clip_grad_value_": "clip_value",
 }
-"""The argument of the job's optimizer for each."""
+"""torch's clipping functions, each with the argument of the job's optimizer that replaces it."""
 LIMITS: Final = ("max_norm", "clip_value")
-"""The name that each has for its second argument."""
+"""Names that torch's functions have for their second argument, the limit."""
 
 _of_the_job: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-"""By `id`: tensors compare element by element."""
+"""Parameters of the job, by `id`, because `==` on tensors compares element by element."""
 
 
 def refuse_for(parameters: Iterable[torch.nn.Parameter]) -> Callable[[], None]:
-    """Make clipping the gradients of these an error; return what ends that."""
+    """Make clipping the gradients of these parameters an error.
+
+    Args:
+        parameters: The parameters that the job trains.
+
+    Returns:
+        A function that puts torch's functions back.
+    """
     replaced = []
     _of_the_job.update((id(parameter), parameter) for parameter in parameters)
     for name, argument in CLIPPING.items():
@@ -56,7 +63,7 @@ def _refusing(name: str, function: Callable[..., Any], argument: str) -> Callabl
     def refusing(parameters: Any, *more: Any, **options: Any) -> Any:
         limit = more[0] if more else next((options[k] for k in LIMITS if k in options), math.inf)
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        # With an infinite limit nothing is clipped: scripts read the norm that way.
+        # An infinite limit clips nothing: scripts use it to read the norm.
         if not math.isinf(float(limit)) and any(
             _of_the_job.get(id(each)) is each for each in given
         ):

@@ -1,16 +1,16 @@
 """From batches to one contribution: what the main thread builds between two steps.
 
 A contribution is the gradient of one lease, summed over its batches (D1, D3). Backward passes add
-into GRAD by themselves; here stands what the numbers in GRAD mean. GRAD may hold more than the
-contribution under construction: earlier ones that could not be announced yet (R11) stay in it, so
-it is never simply erased.
+into the buffer GRAD by themselves; this module tracks what the numbers in GRAD mean. GRAD may hold
+more than the contribution under construction: earlier contributions that could not be announced yet
+stay in it (R11). It is therefore never simply erased.
 
-    take(batch)     the loader hands a batch to the user; GRAD is brought to its unit first
-    complete()      the user called `step()`: the batch's gradient is in
-    settle()        the user takes the next batch instead, or leaves the loop
-    put_back()      the user has dropped the loop after one look: the batch is handed out again
-    discard()       the user's `zero_grad()` after a backward pass: what it has added is dropped,
-                    and so is the batch, unless another backward pass follows
+    take(batch)   The loader hands a batch to the user. GRAD is converted to the batch's unit first.
+    complete()    The user called `step()`: the gradient of the batch is in GRAD.
+    settle()      The user takes the next batch without a `step()`, or leaves the loop.
+    put_back()    The user dropped the loop after looking at one batch. It is handed out again.
+    discard()     The user called `zero_grad()` after a backward pass. What that pass added is
+                  dropped, and the batch too, unless another backward pass follows.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ class Batch:
     lease: int
     index: int
     count: int
-    """Batches of the lease."""
+    """Number of batches in the lease."""
     samples: int
     lease_samples: int
 
     @property
     def first(self) -> bool:
+        """True if no batch of the lease comes before this one."""
         return self.index == 0
 
     @property
     def last(self) -> bool:
+        """True if this batch completes its lease."""
         return self.index == self.count - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What `Session.step` announces."""
+    """Leases, samples and unit of the gradient that `Session.step` announces."""
 
     leases: tuple[int, ...]
     samples: int
@@ -80,12 +82,17 @@ def _taken_ahead() -> UsageError:
 
 
 class ContributionBuilder:
-    """The contribution under construction. Main thread only.
+    """Builder of the contribution of the present lease. Main thread only.
 
-    parts     what a batch leaves in GRAD is this part of its gradient: in a DDP script the
-              gradients of all batches of a step add up to that of the step
-    announce  for scripts whose own count decides when they call `step()`, which may come to differ
-              from the lease's: the end of the lease counts, and is announced from `settle`
+    Args:
+        session: The session that owns the leases and counts skipped ones.
+        gradients: The buffers that backward() adds to.
+        mean: True if the loss of a batch is a mean over its samples, False if it is a sum.
+        parts: Number of batches whose gradients add up to the gradient of one step. It is more than
+            1 in a DDP script that accumulates: there each batch adds 1/parts of its weight to GRAD.
+        announce: Announces a contribution from `settle`. For scripts that count batches themselves
+            to decide when they call `step()`. Their count may come to differ from the lease's, so
+            the end of the lease is what counts.
     """
 
     def __init__(
@@ -104,34 +111,38 @@ class ContributionBuilder:
         self._announce = announce
         self._batch: Batch | None = None
         self._lease: Batch | None = None
-        """The last batch taken of the lease that is neither announced nor skipped."""
+        """Last batch taken of the lease that is neither announced nor skipped."""
         self._samples = 0
-        """Of the lease's batches that are in GRAD."""
+        """Samples of the lease's batches that are in GRAD."""
         self._pending_unit = 0
         """Unit of the earlier contributions that were in GRAD when the lease began; 0 = none."""
         self._forgotten = 0
-        """Gradients that were discarded because the next batch was taken; see `complete`."""
+        """Number of gradients discarded because the next batch was taken; see `complete`."""
         self._passed = False
-        """The batch in hand was taken before a step was made of the one before."""
+        """True if the script took the batch in hand before `step()` for the previous one."""
         self._left_out = False
-        """Of some batch nothing was computed before the one after it was taken."""
+        """True if the script took a batch, computed nothing of it, and took the next one."""
         self._erased = False
-        """`zero_grad()` has dropped what was computed of the batch in hand, or taken last."""
+        """True if `zero_grad()` has dropped what was computed of the batch that was taken last."""
         self._unstepped = False
-        """GRAD has batches of the lease for which no `step()` was called (see `settle`)."""
+        """True if GRAD has batches of the lease without a `step()` call (see `settle`)."""
         self._put_back = False
-        """The last batch was put back; what is computed of it now would count for another one."""
+        """True if the last batch was put back. What is computed of it now would count for another
+        batch."""
         self._self_fed_samples = 0
 
     def accepts(self, batch: Batch) -> bool:
-        """False if the batch must not reach the user: its lease has been given to another rank, or
-        the user has skipped an earlier batch of it."""
+        """Return True if the batch may be handed to the user.
+
+        It may not if its lease was given to another rank, or if the user skipped an earlier batch
+        of the lease.
+        """
         if batch.first:
             return self._session.holds(batch.lease)
         return self._lease is not None and batch.lease == self._lease.lease
 
     def take(self, batch: Batch) -> None:
-        """GRAD gets the unit of this batch before its gradient is computed (D3)."""
+        """Convert GRAD to the unit of this batch before its gradient is computed (D3)."""
         assert self._batch is None, "settle the batch before"
         gradients = self._gradients
         if self._put_back and gradients.touched():
@@ -148,13 +159,13 @@ class ContributionBuilder:
             self._session.computing((batch.lease,), samples, self._unit(batch))
 
     def complete(self) -> Contribution | None:
-        """The gradient of the batch is in GRAD; returns the contribution if it was the last one."""
+        """Count the batch in hand as computed; return the contribution if the lease is complete."""
         batch = self._batch
         if batch is None:
             if self._put_back:
                 raise _looked("step()")
             if self._announce is not None:
-                return None  # what it would announce went out at the end of its lease
+                return None  # `settle` announced it at the end of its lease
             if self._erased:
                 raise _erased()
             if self._left_out or self._forgotten == 1:
@@ -185,9 +196,19 @@ class ContributionBuilder:
         return contribution
 
     def complete_self_fed(self, samples: int) -> Contribution:
-        """Without our loader: whatever the gradient views hold is the contribution."""
+        """Return a contribution of what the gradient views hold, for a script without our loader.
+
+        Args:
+            samples: Number of samples of the batch.
+
+        Returns:
+            A contribution without leases.
+
+        Raises:
+            UsageError: The loss is a mean and the batch size differs from that of the step before.
+        """
         if self._mean and self._self_fed_samples not in (0, samples):
-            # Late work that waits in GRAD is of the unit before, and by now they are one sum.
+            # Late work in GRAD has the earlier unit, and both are one sum by now.
             raise UsageError(
                 f"step(samples={samples}) after step(samples={self._self_fed_samples})",
                 hint="use pl.DataLoader, or in a DDP script pl.ddp(model, optimizer, loader, "
@@ -200,7 +221,7 @@ class ContributionBuilder:
         return Contribution((), samples, self._gradients.unit)
 
     def settle(self) -> None:
-        """The user goes on without `step()` for the batch in hand."""
+        """Handle the batch in hand when the user goes on without `step()` for it."""
         batch = self._batch
         if batch is None or self._session.stopped:
             return
@@ -211,7 +232,7 @@ class ContributionBuilder:
         self._left_out |= not touched
         if touched and not self._gradients.detached():
             if not batch.last:
-                self._finish(batch)  # step() once per lease is as good as once per batch
+                self._finish(batch)  # one step() per lease counts like one per batch
                 self._unstepped = True
                 return
             if self._announce is not None:
@@ -223,32 +244,39 @@ class ContributionBuilder:
         self._skip()
 
     def put_back(self) -> bool:
-        """Undo `take`, unless something was computed of the batch."""
+        """Undo `take`, unless something was computed of the batch.
+
+        Returns:
+            True if the batch was put back and will be handed out again.
+        """
         batch = self._batch
         if batch is None or self._erased or self._gradients.touched() or self._session.stopped:
             return False
         self._batch = None
         if batch.first:
             self._lease = None
-            self._rescale(self._pending_unit)  # as the session knows it
+            self._rescale(self._pending_unit)  # the unit that the session has recorded
         self._put_back = True
         return True
 
     def abandon(self) -> None:
-        """The user leaves the epoch's loop, perhaps in the middle of a lease."""
+        """Drop the unfinished lease, if there is one: the user has left the epoch's loop."""
         if self._lease is not None and not self._session.stopped:
             self._skip()
 
     def end(self) -> None:
-        """The user ends the job: what is not announced of the lease in hand is dropped."""
+        """Drop what is not announced of the lease in hand: the user ends the job."""
         if not self.put_back():
             self.settle()
         self.abandon()
 
     def discard(self) -> None:
-        """`zero_grad()`. After a backward pass: what it has added is dropped. The batch counts if
-        another backward pass follows; else it is dropped with its lease. A lease of which earlier
-        batches are in `p.grad` as well is dropped at once, since they cannot be told apart."""
+        """Handle the script's `zero_grad()`: drop what the last backward pass has added.
+
+        The batch counts if another backward pass follows; otherwise it is dropped with its lease.
+        If earlier batches of the lease are in `p.grad` as well, the lease is dropped at once,
+        because the batches cannot be told apart. Without a backward pass nothing is dropped.
+        """
         self._forgotten = 0
         if self._batch is None or not self._gradients.touched():
             self._gradients.attach()
@@ -260,26 +288,33 @@ class ContributionBuilder:
             self._gradients.erase()
 
     def must_be_idle(self, why: str) -> None:
-        """UsageError if a gradient has been computed and not announced."""
+        """Check that no gradient has been computed that is not announced yet.
+
+        Args:
+            why: The call that needs this; it begins the error message.
+
+        Raises:
+            UsageError: There is such a gradient.
+        """
         if self._samples or (self._batch is not None and self._gradients.touched()):
             raise UsageError(
                 f"{why} between backward() and step()", hint="call optimizer.step() first"
             )
 
     def poison(self) -> None:
-        """Injected fault: the gradient under construction is not a number."""
+        """Fill the gradient of the first parameter with NaN; used by injected faults."""
         parameter = self._gradients.parameters[0]
         if parameter.grad is not None:
             parameter.grad.fill_(torch.nan)
 
     def _rescale(self, unit: int) -> None:
-        """What is in GRAD becomes a sum / unit; equal units change no bit."""
+        """Convert GRAD to a sum divided by `unit`. If the unit is the same, no bit changes."""
         if self._gradients.unit not in (0, unit):
             self._gradients.scale(BufferName.GRAD, self._gradients.unit / unit)
             self._gradients.unit = unit
 
     def _unit(self, batch: Batch) -> int:
-        """Of the gradient that the script computes from this batch."""
+        """Return the unit of the gradient that the script computes from this batch (D3)."""
         return (batch.samples if self._mean else 1) * self._parts
 
     def _finish(self, batch: Batch) -> None:
@@ -289,7 +324,7 @@ class ContributionBuilder:
         self._batch = None
 
     def _skip(self) -> None:
-        """The whole lease is dropped: one that is applied in part could not be counted."""
+        """Drop the whole lease: a lease that is applied in part could not be counted."""
         gradients, batch, mixed = self._gradients, self._lease, self._samples > 0
         assert batch is not None
         self._batch = self._lease = None
@@ -300,11 +335,11 @@ class ContributionBuilder:
             if mixed:
                 gradients.zero(BufferName.GRAD)
             else:
-                self._rescale(self._pending_unit)  # as the session knows it
+                self._rescale(self._pending_unit)  # the unit that the session has recorded
             self._session.skip(batch.lease, batch.lease_samples)
             return
-        # The lease's earlier batches are one sum with earlier contributions that wait in GRAD. They
-        # cannot be taken apart: all of it is dropped, by announcing it as unusable, and is counted.
+        # The lease's earlier batches and earlier contributions in GRAD are one sum, which cannot be
+        # taken apart. All of it is announced as unusable, so that it is dropped and counted.
         self._session.step(
             leases=(batch.lease,),
             samples=batch.lease_samples,

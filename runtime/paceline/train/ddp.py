@@ -1,15 +1,15 @@
-"""`pl.ddp`: a script that is written for torch's DistributedDataParallel takes part in a job (D14).
+"""`pl.ddp`: adapts a script that is written for torch's DistributedDataParallel (D14).
 
     loader = pl.ddp(model, optimizer, loader, epochs=10)      # the line that is added
 
-torch's process group has one rank, this process: what joins processes is the job, and that changes
-while it runs. DDP's own reduction is put to sleep, so that backward() adds into the runtime's
-buckets as it does for a plain model; the script's optimizer gets a `step()` that makes a round; the
-loop over the returned loader takes leases. Weights, gradients and rounds are those of
-`DistributedOptimizer`: there is one engine.
+torch's process group has one rank, this process: what joins the processes is the job, whose
+membership changes while it runs. DDP's own reduction is switched off, so that backward() adds into
+the runtime's buckets as it does for a plain model. The script's optimizer gets a `step()` that
+makes a round. The loop over the returned loader takes leases. Weights, gradients and rounds are
+those of `DistributedOptimizer`: there is one engine.
 
-No communication hook (D14): it would be called with what is in the buckets already, after
-DDP had copied it, and DDP would copy it back: two passes over the gradients that change nothing.
+A communication hook is not used (D14). For a hook DDP would copy the gradients out of the runtime's
+buffers and back: two passes over the gradients that change nothing.
 """
 
 from __future__ import annotations
@@ -103,20 +103,34 @@ def ddp(
     clip_norm: float | None = None,
     clip_value: float | None = None,
 ) -> ScriptLoader[T] | Iterator[int] | None:
-    """Let a script with a DDP model train in a job: call it once, before the first batch.
+    """Let a script with a DDP model train in a job; call it once, before the first batch.
 
-    model       the DistributedDataParallel; the script goes on using it
-    optimizer   of its parameters; from now on `optimizer.step()` makes a round
-    loader      the training DataLoader, with any DistributedSampler: what is returned takes its
-                place and gives each sample to one rank, whoever comes, goes or is slow. Without
-                one, each rank feeds itself and every step counts alike.
-    epochs      how often the script loops over the loader. When the last loop ends, the model holds
-                the final weights and the job is over.
-    steps       without a loader: how many steps the job makes. What is returned is the loop over
-                them (`pl.steps`); without it the script ends with `pl.finish()`, and a rank that
-                comes late begins at its first step.
-    accumulate  batches per `step()`, for scripts with `no_sync()`
-    scheduler, clip_norm, clip_value   as for `DistributedOptimizer`
+    If it refuses an argument, model and optimizer are left as they were. Main thread only.
+
+    Args:
+        model: The DistributedDataParallel model; the script continues to use it.
+        optimizer: The optimizer of its parameters. From now on `optimizer.step()` makes a round.
+        loader: The training DataLoader, with any DistributedSampler. The returned loader replaces
+            it and gives each sample to one rank, even if ranks join, leave or are slow. Without a
+            loader each rank draws its own batches, and every step has the same weight.
+        epochs: Number of loops that the script makes over the loader. When the last loop ends, the
+            model holds the final weights and the job is over.
+        steps: Number of steps that the job makes; only without a loader. The result is the loop
+            over them (`pl.steps`). Without this number the script ends with `pl.finish()`, and a
+            rank that joins late begins its loop at step 0.
+        accumulate: Number of batches per `step()`, for scripts with `no_sync()`.
+        scheduler: As for `DistributedOptimizer`.
+        clip_norm: As for `DistributedOptimizer`.
+        clip_value: As for `DistributedOptimizer`.
+
+    Returns:
+        With a loader, the loader to use instead. With `steps`, the iterator over the steps. Else
+        None.
+
+    Raises:
+        UnsupportedError: Several ranks share one model (`spec.parallelism`), or the model uses a
+            DDP feature that a job cannot honor.
+        UsageError: The combination of arguments makes no sense.
     """
     init()
     context = current("ddp()")
@@ -149,7 +163,7 @@ def ddp(
             "loader = pl.ddp(model, optimizer, loader, epochs=10)",
         )
     refusals.check_optimizer(optimizer, "pl.ddp")
-    # Made first: what it refuses leaves the script's objects as they were.
+    # This comes first: if it refuses the loader, model and optimizer are unchanged.
     elastic = None if loader is None else adopt(loader, epochs=epochs or 0, accumulate=accumulate)
     ScriptOptimizer(
         optimizer, module, scheduler=scheduler, clip_norm=clip_norm, clip_value=clip_value
@@ -166,9 +180,13 @@ def ddp(
 
 
 class ScriptOptimizer(DistributedOptimizer):
-    """The job's optimizer; the script holds the object that it made itself, handed over to this.
+    """The job's optimizer behind the optimizer object that the script made and still holds.
 
-    called   what the script, or a framework for it, has called; for hints
+    Args:
+        optimizer: The optimizer of the script; its class changes so that its calls come here.
+        module: The plain model inside the script's model.
+        called: Name of what the script, or a framework on its behalf, has called; used in hints.
+        options: Further arguments of `DistributedOptimizer`.
     """
 
     def __init__(
@@ -184,14 +202,15 @@ class ScriptOptimizer(DistributedOptimizer):
         self._script_holds = _hand_over(optimizer, self)
 
     def start(self, plan: DataPlan, lookahead: int) -> None:
+        """Join the job, unless a scheduler was made for the script's optimizer."""
         if hasattr(self._script_holds.step, "_wrapped_by_lr_sched"):
             what = f"the optimizer of {self.called}()"
             raise changed_later(what, "a scheduler was made for it", self.called)
         super().start(plan, lookahead)
 
     def _make_builder(self, plan: DataPlan) -> ContributionBuilder:
-        # DDP averages what the ranks have in p.grad at step(), however many batches are in it and
-        # whether or not the script has divided the loss by their number. So does this.
+        # DDP averages what the ranks have in p.grad at step(). It does not matter how many batches
+        # are in it, or whether the script has divided the loss by their number. We do the same.
         return ContributionBuilder(
             self._context.session,
             self._gradients,
@@ -205,7 +224,12 @@ class ScriptOptimizer(DistributedOptimizer):
 
 
 def check_model(model: torch.nn.Module) -> torch.nn.Module:
-    """The module inside; refuses what DDP would do beside adding gradients."""
+    """Return the module inside a DDP model; refuse what DDP does besides adding gradients.
+
+    Raises:
+        UsageError: It is no DDP model, or its process group has more than one rank.
+        UnsupportedError: It has a communication hook, mixed precision or a SyncBatchNorm.
+    """
     model = getattr(model, "_orig_mod", model)  # torch.compile
     if isinstance(model, torch.optim.Optimizer):
         raise UsageError(
@@ -245,17 +269,17 @@ def check_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def put_to_sleep(model: torch.nn.Module) -> None:
-    """From now on the model is always as inside `no_sync()`: it only runs its module."""
+    """Switch off DDP's reduction for good, as `no_sync()` does inside its block."""
     model = getattr(model, "_orig_mod", model)
     kind = type(model)
     model.__class__ = type(kind.__name__, (_Asleep, kind), {"__module__": kind.__module__})
-    # Both make DDP prepare a reduction, and look for parameters that took no part in it.
+    # Either flag would make DDP prepare a reduction and search for unused parameters.
     model.static_graph = False
     model.find_unused_parameters = False
 
 
 class _Asleep:
-    """Mixed into a DDP class; scripts set this attribute, and `no_sync()` does."""
+    """Mixin for a DDP class that pins the attribute which scripts and `no_sync()` set."""
 
     @property
     def require_backward_grad_sync(self) -> bool:
@@ -263,14 +287,14 @@ class _Asleep:
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, _: bool) -> None:
-        """Nothing: there is no reduction of DDP's to be waited for."""
+        """Ignore the value: DDP has no reduction that could be waited for."""
 
 
 # ---- the optimizer -------------------------------------------------------------------------------
 
 
 def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The same optimizer as another object, for the communication thread."""
+    """Return a second object for the same optimizer, for the communication thread."""
     twin = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)
     twin.param_groups = [
@@ -280,7 +304,7 @@ def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _hand_over(optimizer: torch.optim.Optimizer, to: DistributedOptimizer) -> torch.optim.Optimizer:
-    """The object that the script holds becomes another name of `to`."""
+    """Turn the optimizer that the script holds into another name of `to`, and return it."""
     kind = type(optimizer)
     name = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     optimizer.__class__ = type(kind.__name__, (_HandedOver, kind), name)
@@ -291,40 +315,49 @@ def _hand_over(optimizer: torch.optim.Optimizer, to: DistributedOptimizer) -> to
 
 
 class _HandedOver:
-    """Mixed into the class of the script's optimizer."""
+    """Mixin for the class of the script's optimizer: forwards all calls to the job's optimizer."""
 
     paced: DistributedOptimizer
+    """The optimizer of the job that calls go to."""
 
     def step(self, closure: Callable[[], float] | None = None, **options: Any) -> None:
+        """Announce the gradient, as `DistributedOptimizer.step` does."""
         self.paced.step(closure, **options)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop what backward() has added since the last step."""
         self.paced.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state in the format of the optimizer that the script made."""
         return self.paced.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state before training starts."""
         self.paced.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group before training starts."""
         self.paced.add_param_group(param_group)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
+        """Parameters of the model, with the present learning rate; to be read only."""
         return self.paced.param_groups
 
     @property
     def state(self) -> Any:
+        """State of the job's optimizer."""
         return self.paced.state
 
     @property
     def stopped(self) -> bool:
+        """True when the job's last round is committed."""
         return self.paced.stopped
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Read by GradScaler.step() before it decides about our step() (D9)."""
+        """Attribute that only GradScaler.step() reads; it raises UnsupportedError (D9)."""
         raise refusals.refuse_grad_scaler()
 
 
@@ -332,9 +365,11 @@ class _HandedOver:
 
 
 def refuse_reductions() -> None:
-    """A reduction over the group of one rank would give that rank's value and no error (D11).
+    """Make the reducing functions of torch.distributed raise UnsupportedError (D11).
 
-    It would so after the job as well, so nothing takes the refusal back."""
+    Over the group of one rank they would return that rank's value without an error. The same is
+    true after the job has ended, so nothing takes the refusal back.
+    """
     for name in REDUCING:
         if hasattr(dist, name):
             setattr(dist, name, _refuse(name))

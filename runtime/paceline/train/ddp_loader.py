@@ -1,8 +1,8 @@
-"""The loader of a DDP script, over leases: `for epoch in range(n): for batch in loader` as before.
+"""Loader of a DDP script, over leases: `for epoch in range(n): for batch in loader` as before.
 
-The script counts its epochs itself. The n-th loop over the loader is epoch n: on a rank that joins
-late, the loops of the epochs that are over give nothing, and the end of the last loop is the end of
-the job. A loop that is dropped after a look at one batch (`next(iter(loader))`) is none of them.
+The script counts its epochs itself. The n-th loop over the loader is epoch n. On a rank that joins
+late, the loops of past epochs give nothing. The end of the last loop is the end of the job. A loop
+that is dropped after a look at one batch (`next(iter(loader))`) does not count as an epoch.
 """
 
 from __future__ import annotations
@@ -34,14 +34,26 @@ KEPT = (
     "prefetch_factor",
     "in_order",
 )
-"""Arguments of the script's loader that ours is made with."""
+"""Arguments that the script's loader passes on to ours."""
 
 
 def adopt(
     loader: torch.utils.data.DataLoader[T], *, epochs: int, accumulate: int
 ) -> ScriptLoader[T]:
-    """The same data in the same batches, dealt by the job. UsageError for a sampler that chooses
-    otherwise than "each sample once"."""
+    """Return a loader with the same data in batches of the same size, dealt by the job.
+
+    Args:
+        loader: The script's loader of the training data.
+        epochs: Number of loops that the script makes over it.
+        accumulate: Number of batches per `step()`.
+
+    Returns:
+        The loader that the script uses instead.
+
+    Raises:
+        UsageError: It is not a torch DataLoader, or one of ours.
+        UnsupportedError: Its sampler does not take each sample exactly once.
+    """
     if not isinstance(loader, torch.utils.data.DataLoader) or isinstance(loader, DataLoader):
         raise UsageError(
             f"pl.ddp() got a {type(loader).__name__} as loader",
@@ -79,7 +91,15 @@ def _takes_each_once(sampler: object) -> bool:
 
 
 class ScriptLoader(DataLoader[T]):
-    """What `pl.ddp` gives back for the script's loader."""
+    """Loader that `pl.ddp` returns in place of the script's own.
+
+    Args:
+        dataset: The data set of the script's loader.
+        batch_size: Number of samples of one batch on one rank.
+        epochs: Number of loops that the script makes.
+        script_sampler: The sampler of the script's loader, which the script may still use.
+        options: Further arguments of `pl.DataLoader`.
+    """
 
     def __init__(
         self, dataset: Any, batch_size: int, *, epochs: int, script_sampler: Any, **options: Any
@@ -89,28 +109,38 @@ class ScriptLoader(DataLoader[T]):
         self._loops = 0
         self._steps: Iterator[int] | None = None
         self._present: int | None = -1
-        """Epoch of this rank; None when the job is over."""
+        """Present epoch of this rank; None when the job is over."""
         super().__init__(dataset, batch_size, **options)
 
     @property
     def sampler(self) -> Any:
-        """The script's own, whose `set_epoch()` it calls; the order is the job's."""
+        """Sampler of the script, which calls its `set_epoch()`; the job decides the order."""
         return self._script_sampler
 
     @sampler.setter
     def sampler(self, _: Any) -> None:
-        """torch sets one; batches come from the leases."""
+        """Ignore the sampler that torch sets: batches come from the leases."""
 
     @property
     def batch_size(self) -> int:
+        """Number of samples of one batch on one rank, as in the script's loader."""
         return self._script_batch_size
 
     @batch_size.setter
     def batch_size(self, _: Any) -> None:
-        """Likewise."""
+        """Ignore the value that torch sets: batches come from the leases."""
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]
-        """The batches of this rank in the epoch of this loop."""
+        """Yield the batches of this rank in the epoch of this loop.
+
+        The first loop starts training. The last one ends when the final weights are in the model.
+
+        Yields:
+            A batch, as torch's loader makes it.
+
+        Raises:
+            GeneratorExit: The script has left the loop early (raised again).
+        """
         epoch, self._loops = self._loops, self._loops + 1
         if self._steps is None:
             self._steps = self.epochs(self._count)
@@ -120,9 +150,9 @@ class ScriptLoader(DataLoader[T]):
                 yield from super().__iter__()
             except GeneratorExit:
                 if self._looked:
-                    self._loops = epoch  # not one of the script's epochs
+                    self._loops = epoch  # a look does not count as an epoch
                 raise
-            # Also past the last epoch: the script saves and evaluates the final weights.
+            # Also after the last epoch, so that the script saves and evaluates the final weights.
             self._go_on_to(epoch + 1)
 
     def _go_on_to(self, epoch: int) -> None:

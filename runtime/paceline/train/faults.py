@@ -1,8 +1,8 @@
-"""Faults that a rank does to itself, to show what a job makes of them (`paceline run --inject`).
+"""Faults that a rank injects into itself, to test how a job reacts (`paceline run --inject`).
 
-`core.faults` has the grammar and the meaning; here are those that happen inside a training process:
-a step that takes longer, or as long as is drawn, and a gradient that is not a number. `step()`
-calls them when its gradient is complete, before it is announced.
+`core.faults` defines the grammar and the meaning of faults. This module carries out those that
+happen inside a training process: a step that takes longer, a step whose duration is drawn, and a
+gradient that is NaN. `step()` calls it when the gradient is complete and not yet announced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from paceline.core.loads import Load, shifted_ns
 
 
 class Faults:
-    """The faults of this process. `place`: the rank that it had when it became a member."""
+    """Faults of this process.
+
+    Args:
+        faults: All faults of the job; those for other places are ignored.
+        place: Place of this process, slot x procsPerReplica + process. It never changes.
+    """
 
     def __init__(self, faults: Iterable[Fault], place: int) -> None:
         mine = [fault for fault in faults if fault.rank in (place, None)]
@@ -27,14 +32,22 @@ class Faults:
         self._shifts = [fault for fault in mine if fault.kind is FaultKind.SHIFT]
         self._nan = [fault for fault in mine if fault.kind is FaultKind.NAN]
         self._step = 0
-        """Of this rank, from 0: what is drawn is the same however the rounds go."""
+        """Number of steps of this rank, from 0. Draws depend on it and not on the rounds, so they
+        repeat."""
         self._dice = random.Random(f"paceline fault {place}")
         self._since_ns = clock.now_ns()
 
     def before_announcing(
         self, *, version: int, rank: int, size: int, poison: Callable[[], None]
     ) -> None:
-        """`version`: of the weights that the gradient was computed on. `poison` makes it NaN."""
+        """Delay the step and poison its gradient, as the faults demand.
+
+        Args:
+            version: Version of the weights that the gradient was computed on.
+            rank: Place of this process.
+            size: Number of ranks in the present membership.
+            poison: Sets the gradient to NaN.
+        """
         took_ns = clock.now_ns() - self._since_ns
         step_ns = max([took_ns, *(self._drawn_ns(*load, rank) for load in self._loads)])
         delay_ns = step_ns - took_ns
@@ -53,7 +66,7 @@ class Faults:
             poison()
 
     def step_ended(self) -> None:
-        """The next step begins: what `slow-factor` and loads measure."""
+        """Restart the clock from which `slow-factor` and drawn durations measure a step."""
         if self._factors or self._loads:
             self._since_ns = clock.now_ns()
 
@@ -63,6 +76,6 @@ class Faults:
     def _strikes(self, fault: Fault, version: int, rank: int, size: int) -> bool:
         if fault.rank is not None:
             return self._dice.random() < fault.probability
-        # One random rank per round: keyed by the version, so that all ranks draw the same one.
+        # One random rank per round. The version is the seed, so all ranks draw the same rank.
         drawn = random.Random(f"paceline slow rank {version}")
         return drawn.randrange(size) == rank and drawn.random() < fault.probability

@@ -1,4 +1,4 @@
-"""The ranks that hold one copy of the model together, for torch's own tools (D20)."""
+"""Mesh of the ranks that hold one copy of the model together, for torch's own tools (D20)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ AXIS = "model"
 
 
 def group() -> DeviceMesh:
-    """The `spec.parallelism.model` ranks of this pod that hold one copy of the model together, as a
-    mesh of one axis, "model".
+    """Return the mesh of the ranks of this pod that hold one copy of the model together.
 
-    For `parallelize_module` and `distribute_tensor`; `group().get_group()` is the process group for
-    torch.distributed.pipelining and collectives, `group().get_local_rank()` the shard of this rank.
-    Data parallelism over other groups is the job's: never put it into the mesh. Of one rank where
-    each holds the whole model. All ranks of a group call it, after `init()`; where they have GPUs,
-    after `torch.cuda.set_device`.
+    It has one axis, "model", of `spec.parallelism.model` ranks. Use it with `parallelize_module`
+    and `distribute_tensor`. `group().get_group()` is the process group for
+    torch.distributed.pipelining and collectives; `group().get_local_rank()` is the shard of this
+    rank. Data parallelism over other groups is the job's task: never put it into the mesh. All
+    ranks of a group must call this function after `init()` and, where they have GPUs, after
+    `torch.cuda.set_device`.
+
+    Returns:
+        The mesh; the same object at each call. It has one rank if each rank holds the whole model.
     """
     context = current("group()")
     if context.mesh is None:
         session = context.session
-        # Whoever has called set_device has initialized it; asking for a device would do so.
+        # set_device has initialized CUDA. Asking for the current device here would initialize it.
         kind = "cuda" if torch.cuda.is_initialized() else "cpu"
         if not distributed.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"

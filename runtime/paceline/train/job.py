@@ -1,4 +1,4 @@
-"""What a script asks about its job, and tells it, beside training itself."""
+"""Functions by which a script queries its job and reports to it, besides training itself."""
 
 from __future__ import annotations
 
@@ -13,20 +13,35 @@ from paceline.train.context import current
 
 
 def rank() -> int:
-    """Index of this process in the present membership; changes when ranks come and go (D12).
+    """Return the index of this process in the present membership; it may change (D12).
 
-    Before training starts: replica x procsPerReplica + process. Seed with it what ranks shall draw
-    differently."""
+    Before training starts it is replica x procsPerReplica + process. Use it as a seed for what each
+    rank shall draw differently.
+
+    Returns:
+        An index from 0 to `size()` - 1.
+    """
     return current("rank()").session.rank
 
 
 def size() -> int:
-    """Number of ranks in the present membership; before training starts, of those wanted."""
+    """Return the number of ranks in the present membership; before training, of those intended.
+
+    Returns:
+        The world size. It changes when ranks join or leave.
+    """
     return current("size()").session.size
 
 
 def progress() -> Progress:
-    """How far the job is: `step`, `epoch`, `samples`. For the loop of a rank that comes late."""
+    """Return how far the job is, for the loop of a rank that joins late.
+
+    Returns:
+        The job's `step`, `epoch` and `samples`, for the weights that the model holds.
+
+    Raises:
+        UsageError: Training has not started, so this rank does not know the job's progress yet.
+    """
     context = current("progress()")
     if context.optimizer is None or not context.optimizer.started:
         raise UsageError(
@@ -37,27 +52,45 @@ def progress() -> Progress:
 
 
 def is_publisher() -> bool:
-    """True on exactly one rank, the one that writes results and files for all.
+    """Return True on exactly one rank, which writes results and files for all.
 
-    Which one it is may change when ranks come and go; a rank whose loop has ended is it only when
-    all are. Before training starts it is rank 0, and a rank that is started again is not."""
+    Which rank it is may change when ranks join or leave. A rank whose loop has ended is the
+    publisher only if the loops of all ranks have ended. Before training starts it is rank 0; a rank
+    that was started again is not.
+
+    Returns:
+        True if this rank is the publisher now.
+    """
     return current("is_publisher()").session.is_publisher
 
 
 def log(name: str, value: float | torch.Tensor, weight: float = 1.0) -> None:
-    """Report a figure of this step; the job shows the weighted mean over all ranks (D11).
+    """Report a metric of this step; the job shows the weighted mean over all ranks (D11).
 
-    It travels with the step's announcement, so it counts exactly when its gradient does."""
+    The metric travels with the announcement of the step, so it counts exactly when the gradient of
+    the step does. Several calls with one name between two steps add up.
+
+    Args:
+        name: Name of the metric.
+        value: A number or a tensor with one element.
+        weight: Weight of the value in the mean, such as the number of samples.
+    """
     current("log()").log(name, value, weight)
 
 
 @contextmanager
 def evaluating() -> Iterator[None]:
-    """Do something long on this rank, such as a validation, without holding up the others.
+    """Run something long on this rank, such as a validation, without delaying the other ranks.
 
-    Leases go back, and the rank counts as idle until the end of the block; afterwards the model
-    holds the newest weights. In mode Full, where each round has all ranks, the others wait for it
-    instead, up to `benchAfter`: evaluation that every rank makes is a common pause."""
+    Inside the block the rank has given its leases back and counts as idle. Afterwards the model
+    holds the newest weights. In modes Full and Shadow each round needs all ranks. There the rank
+    keeps its leases and the other ranks wait for it, up to `benchAfter`: an evaluation on every
+    rank is a common pause. Before training starts and after the job's end the block has no effect
+    on the job. Main thread only, never between backward() and step().
+
+    Yields:
+        Nothing.
+    """
     context = current("evaluating()")
     optimizer = context.optimizer
     if optimizer is None or not optimizer.started or optimizer.stopped or context.finished:
@@ -73,17 +106,20 @@ def evaluating() -> Iterator[None]:
 
 
 def finish() -> None:
-    """End of training for a script with a loop of its own; `loader.epochs()` does it by itself.
+    """End training in a script with a loop of its own; `loader.epochs()` does it by itself.
 
-    Copies the final weights into the model and waits until the job is released (D7)."""
+    Copies the final weights into the model and blocks until the coordinator releases the job (D7).
+    """
     current("finish()").finish()
 
 
 def stop() -> None:
-    """End the job here, before its plan is worked off: one rank that says so stops all.
+    """End the job on all ranks before its plan is complete; one rank that calls it is enough.
 
-    The job is complete with the next round, on every rank with the same version. Copies the final
-    weights into the model and waits until the job is released, as `finish()` does; a rank that has
-    called it publishes. The loops of the other ranks (`loader.epochs()`, `pl.steps()`) end by
-    themselves. Call it between `step()` and the next `backward()`."""
+    The job ends with the next round, on every rank with the same version of the weights. Like
+    `finish()`, this call copies the final weights into the model and blocks until the coordinator
+    releases the job. A rank that has called it becomes the publisher. The loops of the other ranks
+    (`loader.epochs()`, `pl.steps()`) end by themselves. Call it between `step()` and the next
+    `backward()`.
+    """
     current("stop()").stop()

@@ -1,9 +1,9 @@
-"""The batch sampler inside the loader: turns leases into lists of sample numbers (D1).
+"""Batch sampler inside the loader: turns leases into lists of sample numbers (D1).
 
-torch's loader asks for batches ahead of time, for its workers, and gives them back in the order in
-which it asked. This sampler therefore notes which lease each batch belongs to. It never waits: it
-runs dry when the rank holds no other lease, and goes on when leases have come, since torch asks
-again with each batch that it hands out.
+torch's loader asks for batches ahead of time, to keep its workers busy, and returns them in the
+order in which it asked. The sampler therefore notes which lease each batch belongs to. It never
+waits. If the rank holds no further lease, the sampler raises StopIteration. It continues when
+leases have arrived, because torch asks again with each batch that it hands out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from paceline.worker.session import Session
 
 
 class LeaseSampler:
-    """Batches of the leases that this rank pulls, and a note of each until it is handed out."""
+    """Batches of the leases that this rank pulls; each is noted until torch hands it out.
+
+    Main thread only.
+    """
 
     def __init__(self) -> None:
         self._session: Session | None = None
@@ -28,36 +31,43 @@ class LeaseSampler:
         self._asked: deque[Batch] = deque()
         self._left: set[int] = set()
         self._loading = False
-        """The script waits for a batch."""
+        """True while the script waits for a batch."""
 
     def bind(self, session: Session, plan: DataPlan) -> None:
-        """From now on batches can be drawn."""
+        """Attach the session that leases are pulled from; before, the sampler is empty."""
         self._session, self._plan = session, plan
 
     def leave(self, epoch: int) -> None:
-        """The user's loop has left this epoch early: what is left of it is skipped, and counted."""
+        """Skip and count every lease of this epoch that is pulled from now on.
+
+        Called when the user's loop has left the epoch early.
+        """
         self._left.add(epoch)
 
     def has_left(self, lease: int) -> bool:
+        """Return True if the user's loop has left the epoch of this lease early."""
         return epoch_of(self._plan, lease) in self._left
 
     def loads(self) -> None:
-        """The script waits for the next batch from now on: the first one that torch's loader has
-        asked for, or the next one that it will ask for."""
+        """Report to the session that the script waits for its next batch.
+
+        That is the first batch that torch's loader has asked for and not handed out. If there is
+        none, it is the next one that torch will ask for.
+        """
         self._loading = True
         self._work_on(self._asked[0] if self._asked else None)
 
     def takes(self, batch: Batch) -> None:
-        """The script computes this batch from now on."""
+        """Report to the session that the script computes this batch from now on."""
         self._work_on(batch)
 
     def rests(self) -> None:
-        """The script is between two batches."""
+        """Report to the session that the script is between two batches."""
         self._loading = False
         self._work_on(None)
 
     def handed_out(self) -> Batch:
-        """What the batch is that torch's loader has just given."""
+        """Return the batch that torch's loader has just given to the script."""
         self._loading = False
         return self._asked.popleft()
 
@@ -65,8 +75,8 @@ class LeaseSampler:
         return self
 
     def __next__(self) -> list[int]:
-        # Raising StopIteration and giving more later is unusual for an iterator, and the point of
-        # this one: torch's loader takes it for "nothing to prefetch just now".
+        # It is unusual that an iterator raises StopIteration and yields more later. Here it is
+        # intended: torch's loader takes it for "nothing to prefetch at the moment".
         while not self._waiting:
             self._draw()
         batch, numbers = self._waiting.popleft()
@@ -80,7 +90,11 @@ class LeaseSampler:
             self._session.works_on(DealtBatch(batch.lease, batch.index) if batch else None)
 
     def _draw(self) -> None:
-        """Pull the next lease; StopIteration if there is none now."""
+        """Pull the next lease and queue its batches; skip it if its epoch was left early.
+
+        Raises:
+            StopIteration: The rank holds no other lease at the moment.
+        """
         lease = self._session.pull() if self._session is not None else None
         if lease is None:
             raise StopIteration

@@ -1,9 +1,9 @@
 """`DataLoader`: torch's loader over leases that the job deals, so that each sample counts once.
 
-The ranks of a job share one order of the samples. Each rank loads the leases that it holds; which
-those are is a function of the round log, so that a rank that dies or falls behind leaves its
-samples to others (R14). `for epoch in loader.epochs(n)` follows the job: a rank that joins late
-starts at the present epoch, and ranks may be one epoch apart (D8).
+The ranks of a job share one order of the samples. Each rank loads the leases that it holds. Which
+those are is a function of the round log, so a rank that dies or falls behind leaves its samples to
+others (R14). `for epoch in loader.epochs(n)` follows the job: a rank that joins late starts at the
+present epoch, and ranks may be one epoch apart (D8).
 """
 
 from __future__ import annotations
@@ -25,24 +25,39 @@ from paceline.train.leases import LeaseSampler
 T = TypeVar("T")
 
 LEASES_IN_HAND = 2
-"""One whose gradient is on its way, and the next one (R14)."""
+"""Number of leases that a rank needs without prefetching: one in flight, and the next one (R14)."""
 PREFETCH_FACTOR = 2
-"""torch's own default."""
+"""Batches that each worker loads ahead: torch's own default."""
 REFUSED = {
     "shuffle": "the order is one keyed permutation for all ranks; choose another with seed=",
     "sampler": "the job deals the samples; wrap the data set to leave some out or repeat them",
     "batch_sampler": "the job deals the samples; say batch_size= and accumulate=",
 }
+"""Arguments of torch's loader that a job cannot honor, each with a hint."""
 
 
 class DataLoader(torch.utils.data.DataLoader[T]):
-    """A torch DataLoader whose batches come from the job's leases.
+    """A torch DataLoader whose batches come from the leases of this rank.
 
-    batch_size   samples of one batch on one rank
-    accumulate   batches that make one optimizer step; call `step()` after each, it knows
-    seed         of the order; equal on all ranks
-    drop_last    leave out the last step of an epoch if it would be smaller than the others
-    Other arguments (`num_workers`, `collate_fn`, `pin_memory`, ...) are torch's.
+    Use it on the main thread only.
+
+    Args:
+        dataset: A data set with `__len__` and `__getitem__`.
+        batch_size: Number of samples of one batch on one rank.
+        accumulate: Number of batches that make one optimizer step. Call `step()` after each batch.
+        seed: Seed of the order of the samples; it must be equal on all ranks.
+        drop_last: True to leave out the last step of an epoch if it would be smaller than the
+            others.
+        num_workers: As in torch.
+        prefetch_factor: As in torch.
+        persistent_workers: As in torch, but the default is True where there are workers.
+        in_order: As in torch; False is refused, because batches could not be told apart.
+        collate_fn: As in torch.
+        options: Other arguments of torch's loader, such as `pin_memory`.
+
+    Raises:
+        UnsupportedError: An argument cannot be honored, or the data set is an IterableDataset.
+        DataError: The data set is empty or has no length, or a number is not 1 or more.
     """
 
     def __init__(
@@ -89,7 +104,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._stream: Iterator[tuple[Batch, T]] = iter(())
         self._next: tuple[Batch, T] | None = None
         self._looked = False
-        """The last loop was dropped after one batch, of which nothing was computed."""
+        """True if the last loop was dropped after one batch, of which nothing was computed."""
         self._epoch = -1
         self._epoch_ended = True
         super().__init__(
@@ -97,7 +112,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             batch_sampler=self._leases,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
-            # New workers at each dry spell would cost more than they load.
+            # Starting workers again after each wait for leases would cost more than they load.
             persistent_workers=num_workers > 0
             if persistent_workers is None
             else persistent_workers,
@@ -107,16 +122,25 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         )
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs from the job's present one on; ends when the job is over.
+        """Yield the epochs from the job's present one on, until the job is over.
 
-        Running it to its end copies the final weights into the model and waits for the release of
-        the job (D7). Leaving an epoch's loop early drops what this rank would get of the rest.
+        The first iteration starts training and blocks until this rank is a member. When the loop
+        runs to its end, the final weights are in the model and the coordinator has released the job
+        (D7). Leaving the loop over the batches of an epoch early drops what this rank would get of
+        the rest. A second call raises UsageError; a data set that is too small for the ranks raises
+        DataError.
+
+        Args:
+            count: Number of epochs that the job makes, 1 or more.
+
+        Yields:
+            The number of the present epoch, from 0.
         """
         optimizer, context = self._start(count)
         self._stream = self._all_batches(context, optimizer)
         try:
             while (batch := self._peek()) is not None:
-                # A lease of an earlier epoch may be dealt again (R14): it counts with this one.
+                # A lease of an earlier epoch may be dealt again (R14). It counts with this epoch.
                 present = max(epoch_of(self._plan, batch.lease), self._epoch + 1)
                 self._epoch = min(present, count - 1)
                 self._epoch_ended = False
@@ -131,10 +155,18 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         context.finish()
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]
-        """The batches of this rank in the present epoch.
+        """Yield the batches of this rank in the present epoch.
 
-        `next(iter(loader))` only looks: the next loop begins with the same batch, which counts
-        once, if a step is made of it then."""
+        `next(iter(loader))` only looks: the next loop begins with the same batch. The batch counts
+        once, if the script makes a step of it then.
+
+        Yields:
+            A batch, as torch's loader makes it.
+
+        Raises:
+            UsageError: The loop is not inside a loop over `epochs()`.
+            GeneratorExit: The script has left the loop early (raised again).
+        """
         if self._optimizer is None or self._epoch < 0:
             raise UsageError(
                 "a loop over pl.DataLoader outside of epochs()",
@@ -149,7 +181,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             if batch is None or epoch_of(self._plan, batch.lease) > self._epoch:
                 self._epoch_ended = True
                 self._leases.rests()
-                self._context.session.flush()  # what stands behind the loop sees all it has done
+                # Code after the loop must see the effect of every step of the loop.
+                self._context.session.flush()
                 self._optimizer.after_parking()
                 return
             assert self._next is not None
@@ -165,7 +198,11 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             looks = False
 
     def __len__(self) -> int:
-        """Nominal: batches per epoch and rank if all ranks were equally fast."""
+        """Return the nominal number of batches per epoch and rank.
+
+        Returns:
+            The number that each rank would get if all were equally fast.
+        """
         steps = leases_per_epoch(self._plan)
         return -(-steps // max(1, current("len(loader)").session.size)) * self._plan.accumulate
 
@@ -191,34 +228,43 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._plan, self._context, self._optimizer = plan, context, optimizer
         self._leases.bind(context.session, plan)
         optimizer.start(plan, LEASES_IN_HAND + -(-self._prefetch // plan.accumulate))
-        if context.session.version == 0:  # a job that grows later may have ranks without work
+        # Only at the start: a job that grows later may have ranks without work.
+        if context.session.version == 0:
             _check_size(plan, context.session.size)
         return optimizer, context
 
     def _all_batches(self, context: Context, optimizer: JobOptimizer) -> Iterator[tuple[Batch, T]]:
-        """Everything that torch's loader gives, for the whole job; waits for leases in between."""
+        """Yield every batch of torch's loader, for the whole job; wait for leases in between.
+
+        Yields:
+            The batch's place in its lease, and its data.
+        """
         session = context.session
         while not session.stopped:
             for data in super().__iter__():
                 yield self._leases.handed_out(), data
                 if session.stopped:
                     return
-            # Dry: all that was pulled has been handed out, and the loop settles a
-            # batch before asking for the next, so nothing is unfinished here (D1).
+            # The sampler has run dry. Everything that was pulled has been handed out, and the loop
+            # settles a batch before it asks for the next one. So nothing is unfinished here (D1).
             if not session.wait_lease():
                 return
             optimizer.after_parking()
 
     def _end_workers(self) -> None:
-        # The stream refers to this loader. Left to the garbage collector, which closes the queues
-        # first, each worker would take 5 s to notice.
+        # The stream refers to this loader. The garbage collector would close the queues first, and
+        # each worker would then take 5 s to notice.
         self._stream, self._next = iter(()), None
         self._iterator = None
 
     def _peek(self) -> Batch | None:
-        """The batch that comes next; None when the job is over.
+        """Return the batch that comes next; None when the job is over.
 
-        Looked at again each time: it may lose its lease while it waits (`pl.evaluating`, R13).
+        The batch is checked at each call, because it may lose its lease while it waits
+        (`pl.evaluating`, R13).
+
+        Returns:
+            The batch, whose data is in `self._next`.
         """
         assert self._context is not None
         assert self._optimizer is not None

@@ -1,9 +1,9 @@
-"""How a script ends that met an error: what, where in the script, what to do; the code for it.
+"""How a script with an error ends: the message, the line of the script, a hint and the exit code.
 
-A `PacelineError` is a mistake in the script or a condition outside of it: nobody needs a traceback
-through Paceline for it, only the place in the script. With exit code 2 the agent does not start the
-script again. Any other error keeps its traceback, less the frames of Paceline that it only passed
-through. A fault of Paceline itself is shown as it is.
+A `PacelineError` is a mistake in the script or a condition outside of it. It is shown without a
+traceback through Paceline, with the place in the script. With exit code 2 the agent does not start
+the script again. Any other error keeps its traceback, without the frames of Paceline that it only
+passed through. A fault of Paceline itself is shown with its full traceback.
 """
 
 from __future__ import annotations
@@ -20,27 +20,31 @@ from paceline.errors import PacelineError, RuntimeBrokenError
 from paceline.worker.script_frames import innermost, is_own
 
 LINES: Final = 15
-"""Of a traceback that are passed on; all of it is in the log."""
+"""Number of lines of a traceback that are reported to the agent; all of it is in the log."""
 
 HEADLINE_MAX: Final = 300
-"""Characters of an exception's first line."""
+"""Upper bound on the characters of an exception's first line."""
 NO_BATCH: Final = (
     "next(iter(loader)) finds no batch where this rank has none left in the epoch: it came late, "
     "or others took the rest. Write next(iter(loader), None), or ask the data set"
 )
+"""Hint for a StopIteration, which `next(iter(loader))` raises on a rank without batches."""
 
 Tell = Callable[[str, ScriptError | None], None]
-"""With what the agent is told: a text for people, and the exception if it is the script's own."""
+"""Function that reports an error to the agent: a text for people, and the exception if it is the
+script's own."""
 
 
 def explain_errors(tell: Tell) -> Callable[[], None]:
-    """Have this process explain the error that ends it; `tell` passes the reason on.
+    """Install a hook that explains the error which ends this process.
 
-    An error that is none of Paceline's is shown by the script's own `sys.excepthook`, if it has
-    set one.
+    An error that is not Paceline's is shown by the script's own `sys.excepthook` if it has set one.
+
+    Args:
+        tell: Reports the reason to the agent.
 
     Returns:
-        What gives the hook from before back, unless the script has set another one since.
+        A function that restores the hook from before, unless the script has set another one since.
     """
     before = sys.excepthook
 
@@ -65,7 +69,7 @@ def explain_errors(tell: Tell) -> Callable[[], None]:
                 before(kind, error, at)
         sys.stderr.flush()
         if isinstance(error, PacelineError):
-            sys.exit(error.exit_code)  # the interpreter takes its code from here
+            sys.exit(error.exit_code)  # the interpreter uses this exit code
 
     def end() -> None:
         if sys.excepthook is hook:
@@ -76,15 +80,19 @@ def explain_errors(tell: Tell) -> Callable[[], None]:
 
 
 def explain(error: PacelineError, at: TracebackType | None) -> str:
-    """What, where in the script, and the hint."""
+    """Return the message of an error, the place in the script, and the hint."""
     return f"{error.message}{_where(at)}" + (f"\nhint: {error.hint}" if error.hint else "")
 
 
 def script_error(error: BaseException, at: TracebackType | None) -> ScriptError:
-    """Return what was raised, and the innermost line of the script that was under way.
+    """Return what was raised, and the innermost line of the script that was running.
 
-    What a worker of torch's loader has raised comes as text: its own line counts, not that of the
-    loop over the loader."""
+    An error in a worker of torch's loader arrives as text. Then the line in the worker counts, not
+    that of the loop over the loader.
+
+    Returns:
+        Kind, first line, file and line of the exception.
+    """
     kind, text = type(error).__name__, str(error)
     if text.startswith(f"Caught {kind} in ") and (inner := error_in(text)) is not None:
         return inner
@@ -96,7 +104,7 @@ def script_error(error: BaseException, at: TracebackType | None) -> ScriptError:
 def without_own_frames(
     kind: type[BaseException], error: BaseException, at: TracebackType | None
 ) -> str:
-    """The traceback as the script's author knows it."""
+    """Return the traceback without the frames of Paceline, as the script's author knows it."""
     shown = traceback.TracebackException(kind, error, at)
     for each in _chain(shown):
         if each.stack and not is_own(each.stack[-1].filename):
@@ -119,5 +127,5 @@ def _where(at: TracebackType | None) -> str:
 
 
 def _place(at: TracebackType | None) -> tuple[str, int]:
-    """The last line of the script, or of a module beside it, that was under way."""
+    """Return file and number of the innermost line of the script, or of a module beside it."""
     return innermost(traceback.extract_tb(at))

@@ -1,9 +1,9 @@
 """`DistributedOptimizer`: the user's optimizer, stepped by the job instead of by this process.
 
-`step()` announces the gradient and returns with newer weights; the update itself happens once, on
-the communication thread, on parameters of its own, from what the round reduced (D2). To the script
-it looks like a torch optimizer: param_groups show the model's parameters and the present learning
-rate, but they are there to be read.
+`step()` announces the gradient and returns with newer weights. The update itself happens once, on
+the communication thread, on parameters of its own, from what the round has reduced (D2). To the
+script it looks like a torch optimizer. Its `param_groups` show the model's parameters and the
+present learning rate; they are read-only once training has started.
 """
 
 from __future__ import annotations
@@ -30,18 +30,36 @@ log = logging.getLogger("paceline.rank")
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Wraps `optimizer`, which trains `model`; one per job.
+    """Optimizer whose `step()` makes a round of the job; one per job.
 
-    scheduler       a function that makes a learning-rate scheduler for an optimizer. The job steps
-                    it once per nominal step's worth of applied samples, alike on every rank.
-    clip_norm       limit of the averaged gradient's norm, applied once, after the reduction
-    clip_value      limit of each of its elements
-    loss_reduction  what the loss does over a batch: "mean" or "sum". The update uses the mean
-                    gradient per sample in both cases.
+    All methods are called on the main thread. The gradient memory belongs to the runtime: once
+    training has started, each `p.grad` is a view of a flat buffer (D3).
+
+    Call `step()` once per batch. With `DataLoader(accumulate=K)` the first K - 1 calls of a step
+    only count batches. When the last one returns, the model holds the newest committed weights and
+    `p.grad` is zero. `samples=` is the number of samples of the batch, by default 1, for a script
+    without `pl.DataLoader`, which knows the size of each batch. A closure is refused with
+    UnsupportedError, because the update runs on another thread, after the reduction. After the
+    job's last round a step has no effect; the second such step raises JobStoppedError. If another
+    rank has called `pl.stop()`, the script of this rank ends there instead.
+
+    Args:
+        optimizer: The torch optimizer to wrap. It must hold all trainable parameters of `model`.
+        model: The model that the optimizer trains.
+        scheduler: A function that makes a learning-rate scheduler for an optimizer. The job steps
+            the scheduler once per nominal step's worth of applied samples, alike on every rank.
+        clip_norm: Limit of the norm of the averaged gradient, applied once, after the reduction.
+        clip_value: Limit of each element of the averaged gradient.
+        loss_reduction: What the loss does over a batch: "mean" or "sum". The update uses the mean
+            gradient per sample in both cases.
+
+    Raises:
+        UsageError: The job has an optimizer already, or an argument is of the wrong kind.
+        UnsupportedError: The optimizer, the model or the scheduler cannot be used in a job.
     """
 
     called = "DistributedOptimizer"
-    """By what name the script knows this; for hints."""
+    """Name of the call by which the script handed its optimizer over; used in error hints."""
 
     def __init__(
         self,
@@ -70,14 +88,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._steps_after_stop = 0
         self._self_fed = False
         self._differed = False
-        """The weights of this rank were not the job's when it started."""
+        """True if the weights of this rank were not the job's when it started."""
         self._gradients: Gradients
         self._committed: Committed
         self._trainables: refusals.Trainables
         self._making: ContributionBuilder
         self._faults: Faults
         self._shown: list[dict[str, Any]] = []
-        # The groups are copies: before the start they may be changed, and are handed on then.
+        # The groups are copies. The user may change them until the start copies them back.
         groups = [dict(group) for group in optimizer.param_groups]
         super().__init__(groups, optimizer.defaults)
         self.state = optimizer.state
@@ -88,12 +106,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None, *, samples: int | None = None
     ) -> None:
-        """Announce the gradient; returns when the next batch may start, with the newest weights.
-
-        Call it once per batch. With `DataLoader(accumulate=K)` the first K - 1 calls only count.
-        `samples`: of the batch, for a script that feeds itself; our loader knows it.
-        After the job's last round a step has no effect, and the second one raises JobStoppedError.
-        """
+        """Announce the gradient; return with the newest weights when the next batch may start."""
         if closure is not None:
             raise refusals.refuse_closure()
         if self.stopped:
@@ -106,11 +119,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._announce(contribution, foreign=foreign)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Needed by nobody, allowed everywhere: after a step the gradients are zero already.
+        """Drop what backward() has added since the last step.
 
-        They may also hold earlier work of this rank that no round has taken yet, so they are not
-        erased. Only what backward() has added since the last step is: the batch in hand counts if
-        another backward pass follows, and is dropped and counted as such if none does.
+        No script needs this call, because the gradients are zero after a step. It is allowed
+        everywhere. The gradient buffers may also hold earlier work of this rank that no round has
+        taken yet; that work stays. The batch in hand counts if another backward pass follows.
+        Otherwise it is dropped and counted as dropped.
+
+        Args:
+            set_to_none: As in torch. It matters only before training starts.
         """
         if not self._started:
             super().zero_grad(set_to_none)
@@ -121,10 +138,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def stopped(self) -> bool:
-        """True when the job's last round is committed: nothing that follows has an effect."""
+        """True when the job's last round is committed: further steps have no effect."""
         return self._started and self._context.session.stopped
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, before training starts.
+
+        Raises:
+            ChangedLaterError: Training has started.
+        """
         if self._started:
             raise ChangedLaterError(
                 "add_param_group() after training had started",
@@ -133,11 +155,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As that of the wrapped optimizer, so that it loads into one without Paceline."""
+        """Return the state in the format of the wrapped optimizer.
+
+        Returns:
+            A state dict that loads into such an optimizer without Paceline. Once training has
+            started it is the committed state.
+        """
         return self._committed.state_dict() if self._started else self._inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Before training starts; a running job gets its state from its members."""
+        """Load a state before training starts; later, a rank gets its state from a donor.
+
+        Raises:
+            ChangedLaterError: Training has started.
+        """
         if self._started:
             raise ChangedLaterError(
                 "load_state_dict() after training had started",
@@ -151,33 +182,36 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Read by GradScaler.step(), and by nobody else, before it decides about our step()."""
+        """Attribute that only GradScaler.step() reads; it raises UnsupportedError (D9)."""
         raise refusals.refuse_grad_scaler()
 
     # ---- what the loader and the context call -----------------------------------------------
 
     @property
     def started(self) -> bool:
+        """True once this rank has become a member of the job."""
         return self._started
 
     @property
     def committed(self) -> Committed:
+        """Committed weights and optimizer state; available once training has started."""
         return self._committed
 
     @property
     def builder(self) -> ContributionBuilder:
+        """Builder of the contribution under construction; available once training has started."""
         return self._making
 
     def ensure_started(self) -> None:
-        """Start without a loader, if nobody has started yet: gradients count as they are."""
+        """Start training without a loader, unless it has started: gradients count as they are."""
         if not self._started:
             self.start(DataPlan(), SELF_FED_LOOKAHEAD)
 
     def start(self, plan: DataPlan, lookahead: int) -> None:
-        """Take over the model's parameters and become a member of the job; blocks until it is."""
+        """Take over the parameters and join the job; see `JobOptimizer.start`."""
         self._self_fed = plan.samples == 0
         if not self._self_fed:
-            super().zero_grad()  # from before the first batch: nobody's work
+            super().zero_grad()  # gradients from before the first batch belong to no lease
         self._hand_on_groups()
         refusals.check_optimizer(self._inner, self.called)
         if hasattr(self.step, "_wrapped_by_lr_sched"):
@@ -222,22 +256,38 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._show_groups()
 
     def after_parking(self) -> None:
-        """A call into the session has returned: weights and learning rate may be newer."""
+        """Show the newest learning rate; called when a call into the session has returned."""
         if self._committed.binding.known is not self._shown:
             self._show_groups()
 
     # ---- inside -----------------------------------------------------------------------------
 
     def _is_own(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Under any of its names: this one, the one inside, or a wrapper that shows its groups."""
+        """Return True if this is the job's optimizer, under any of its names.
+
+        Returns:
+            True for this object, for the wrapped optimizer, and for a wrapper that shows its
+            groups.
+        """
         return optimizer in (self, self._inner) or optimizer.param_groups is self.param_groups
 
     def _make_builder(self, plan: DataPlan) -> ContributionBuilder:  # noqa: ARG002
-        """`plan`: of the data; for scripts whose gradients mean something else (`pl.ddp`)."""
+        """Return the builder for this optimizer; subclasses override it (`pl.ddp`).
+
+        Args:
+            plan: The plan of the data. It matters where a script's gradients have another meaning.
+
+        Returns:
+            The builder of contributions.
+        """
         return ContributionBuilder(self._context.session, self._gradients, mean=self._mean)
 
     def _complete(self, samples: int | None) -> Contribution | None:
-        """The contribution that this step completes; None if its lease has more batches."""
+        """Return the contribution that this step completes; None if its lease has more batches.
+
+        Raises:
+            UsageError: The script gave a number of samples although it uses `pl.DataLoader`.
+        """
         if self._self_fed:
             return self._making.complete_self_fed(1 if samples is None else samples)
         if samples is not None:
@@ -248,8 +298,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._making.complete()
 
     def _starts_with_others_weights(self) -> bool:
-        """The start of a script that feeds itself, by its first step: whether the gradient of that
-        was computed on weights that are not the job's. It is dropped and counted."""
+        """Start a script that draws its own batches, at its first step.
+
+        Returns:
+            True if the gradient of this step was computed on weights that are not the job's. Such a
+            gradient is dropped and counted.
+        """
         self.ensure_started()
         if self._differed:
             log.warning(
@@ -273,12 +327,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             metrics=self._context.take_metrics(),
             foreign=foreign,
         )
-        if self._gradients.unit:  # what no round has taken yet is no part of the next batch
+        if self._gradients.unit:  # work that no round has taken must not mix with the next batch
             self._gradients.lay_by()
         self.after_parking()
         self._faults.step_ended()
         if self._self_fed and not self.stopped:
-            # What the next step says of itself is taken to be the same.
+            # Assume that the next step has the same number of samples.
             session.computing((), contribution.samples, contribution.unit)
 
     def _after_stop(self) -> None:
@@ -303,13 +357,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._trainables.check_unchanged()
 
     def _show_groups(self) -> None:
-        """Let param_groups show what the job has set."""
+        """Copy the values that the job has set into `param_groups`."""
         self._shown = self._committed.binding.known
         for group, values in zip(self.param_groups, self._shown, strict=True):
             group.update(values)
 
     def _hand_on_groups(self) -> None:
-        """Before the start the user may change the wrapper's groups as if they were the inner's."""
+        """Copy the wrapper's groups into the wrapped optimizer.
+
+        Before the start the user may change them as if they were those of the wrapped optimizer.
+        """
         for index, group in enumerate(self.param_groups):
             if index < len(self._inner.param_groups):
                 self._inner.param_groups[index].update(group)

@@ -1,7 +1,8 @@
-"""Steps of other optimizers on the parameters of the job's model: found and refused, by name.
+"""Detection of optimizers other than the job's that step parameters of the job's model.
 
 A job has one optimizer. What another one writes into the model on this rank reaches no other rank:
-the next round writes over it, or the weights of the ranks drift apart.
+the next round overwrites it, or the weights of the ranks drift apart. So such a step is an error
+that names the parameter.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from paceline.errors import UnsupportedError
 def refuse_for(
     model: torch.nn.Module, called: str, is_jobs: Callable[[torch.optim.Optimizer], bool]
 ) -> RemovableHandle:
-    """From now on a step of another optimizer on a parameter of `model` is an error.
+    """Make a step of another optimizer on a parameter of `model` an error, from now on.
 
     Args:
         model: The job's model.
-        called: What the script has called to hand its optimizer over.
-        is_jobs: Return True for an optimizer that is the job's own, under any of its names.
+        called: Name of the call by which the script handed its optimizer over; used in hints.
+        is_jobs: Returns True for an optimizer that is the job's own, under any of its names.
 
     Returns:
-        What ends it.
+        A handle; `remove()` ends the check.
     """
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -37,7 +38,7 @@ def refuse_for(
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 name = names.get(id(parameter))
-                # Without a gradient the optimizer leaves it alone.
+                # An optimizer skips a parameter without a gradient.
                 if name is not None and (parameter.requires_grad or parameter.grad is not None):
                     raise UnsupportedError(
                         f"{type(optimizer).__name__}.step() of another optimizer on parameter "

@@ -1,9 +1,9 @@
 """Hooks on the script's model that tell forward from backward, for the anatomy of a step.
 
-They are functions of this module, so that a model can be copied and pickled while it trains, and
-are taken off at the end. A copy of the model carries them too: what it computes in training mode
-counts like the model's. Inside of torch.compile they are nothing: what is compiled has no moment at
-which it could tell the time.
+The hooks are functions of this module, so that a model can be copied and pickled while it trains.
+They are removed when the job is over. A copy of the model carries them too: what the copy computes
+in training mode counts like the model's own work. Inside torch.compile the hooks do nothing,
+because compiled code has no point at which it could read the clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from paceline.train.context import session
 
 
 def follow(model: torch.nn.Module) -> list[RemovableHandle]:
-    """From now on the session hears when `model` computes."""
+    """Report to the session when `model` computes, from now on.
+
+    Returns:
+        The handles of the hooks; `remove()` on each ends the reports.
+    """
     return [
         model.register_forward_pre_hook(_forward_begins),
         model.register_forward_hook(_forward_ends),

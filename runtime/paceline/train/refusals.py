@@ -1,7 +1,7 @@
-"""What Paceline does not train with, by name, and what to do instead (D2, D9).
+"""What Paceline cannot train with: each case is refused by name, with an alternative (D2, D9).
 
-A refusal comes as early as it can: when the optimizer is wrapped, when training starts, or at the
-first step after something was changed.
+A refusal comes as early as possible: when the optimizer is wrapped, when training starts, or at the
+first step after a change.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ REFUSED_OPTIMIZERS = {
         "use Adam or AdamW, and Embedding(sparse=False)",
     ),
 }
+"""Optimizers that a job cannot use, each with the reason and the alternative."""
 
 PLAIN: Final = "pass the plain model with the plain optimizer: each rank holds all of it"
 SHARDED_MODULES: Final = {
     "FullyShardedDataParallel": f"leave out FullyShardedDataParallel(...), {PLAIN}",
     "FSDPModule": f"leave out fully_shard(...), {PLAIN}",
 }
-"""By the names of their classes: a script that has none of them shall not load them."""
+"""Hints by class name: a script that uses none of these classes must not import them."""
 SHARDED_OPTIMIZERS: Final = {
     "ZeroRedundancyOptimizer": "create the optimizer_class that it was given, such as "
     "AdamW(model.parameters()), and pass that",
@@ -40,14 +41,14 @@ SHARDED_OPTIMIZERS: Final = {
 
 
 def check_process(env: Mapping[str, str], *, child: bool) -> None:
-    """Refuse a process of a job that something else than its agent has started as a rank.
+    """Refuse a process of a job that something other than its agent has started as a rank.
 
     Args:
         env: The environment of this process.
-        child: multiprocessing has started it.
+        child: True if multiprocessing has started this process.
 
     Raises:
-        UsageError: Several such processes would each take itself for the same rank.
+        UsageError: Another launcher has started it, so several processes would claim the same rank.
     """
     launcher = "torchrun" if any(name.startswith(TORCHELASTIC) for name in env) else ""
     if child:
@@ -63,7 +64,7 @@ def check_process(env: Mapping[str, str], *, child: bool) -> None:
 
 
 def _kinds(thing: object) -> set[str]:
-    """The names of the classes of torch.distributed that it is of."""
+    """Return the names of all classes of torch.distributed that `thing` is an instance of."""
     return {k.__name__ for k in type(thing).__mro__ if k.__module__.startswith("torch.distributed")}
 
 
@@ -72,11 +73,23 @@ IN_ORDER = {
     "DistributedOptimizer(optimizer, model)",
     "pl.ddp": "the model first, then the optimizer: pl.ddp(model, optimizer)",
 }
-"""How the script calls what it hands both to."""
+"""Correct order of the arguments for each call that takes an optimizer and a model."""
 
 
 def check_optimizer(optimizer: object, called: str) -> torch.optim.Optimizer:
-    """Refuse what cannot be rebound to other parameters. `called`: what got it."""
+    """Refuse an optimizer that cannot be rebound to other parameters.
+
+    Args:
+        optimizer: What the script has passed.
+        called: Name of the call that received it; used in hints.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        UsageError: It is not a torch optimizer, or it has no parameters.
+        UnsupportedError: It is of a kind that a job cannot use, or a scheduler was made for it.
+    """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"{called} got a {type(optimizer).__name__}, not a torch optimizer",
@@ -103,7 +116,7 @@ def check_optimizer(optimizer: object, called: str) -> torch.optim.Optimizer:
         raise UsageError(
             "the optimizer has no parameters", hint="create it from model.parameters()"
         )
-    # A scheduler replaces the optimizer's step() by a counting one, which torch itself looks for.
+    # A scheduler replaces the optimizer's step() by a counting one; torch checks it in this way.
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         raise UnsupportedError(
             "a learning-rate scheduler was already made for this optimizer",
@@ -116,8 +129,20 @@ def check_optimizer(optimizer: object, called: str) -> torch.optim.Optimizer:
 def check_model(
     model: object, optimizer: torch.optim.Optimizer, shards: int = 1
 ) -> torch.nn.Module:
-    """Refuse a model that the optimizer does not belong to, and sparse gradients. `shards`: how
-    many ranks hold it together (`spec.parallelism.model`)."""
+    """Refuse a model that does not belong to the optimizer, and sparse gradients.
+
+    Args:
+        model: What the script has passed.
+        optimizer: The optimizer of its parameters.
+        shards: Number of ranks that hold the model together (`spec.parallelism.model`).
+
+    Returns:
+        The model; the original module if it was compiled.
+
+    Raises:
+        UsageError: It is not a model, or the optimizer has parameters that the model lacks.
+        UnsupportedError: It reduces gradients on its own, is sharded or makes sparse gradients.
+    """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
             f"DistributedOptimizer got a {type(model).__name__}, not a model",
@@ -129,7 +154,7 @@ def check_model(
             hint="pass the plain model; Paceline does the reduction. A script that is written for "
             "DDP calls pl.ddp(model, optimizer, loader, epochs=...) instead",
         )
-    # torch.compile: the same parameters, under the names that they have without it.
+    # torch.compile wraps the model. The original has the same parameters under their plain names.
     model = cast("torch.nn.Module", getattr(model, "_orig_mod", model))
     _check_whole(model, shards)
     for name, module in model.named_modules():
@@ -151,8 +176,14 @@ def check_model(
 
 
 def _check_whole(model: torch.nn.Module, shards: int) -> None:
-    """Refuse a model of which this rank has a part that is not its group's: a joiner gets its state
-    from the same shard of any other group."""
+    """Refuse a model that is sharded over ranks outside of this rank's group.
+
+    A joiner gets its state from the same shard of any other group, so each group must hold all of
+    it.
+
+    Raises:
+        UnsupportedError: A module or a parameter is sharded in such a way.
+    """
     for name, module in model.named_modules():
         for kind, hint in SHARDED_MODULES.items():
             if kind in _kinds(module):
@@ -175,6 +206,7 @@ def _check_whole(model: torch.nn.Module, shards: int) -> None:
 
 
 def check_scheduler(scheduler: object) -> None:
+    """Raise UnsupportedError unless `scheduler` is None or a function."""
     if scheduler is not None and not callable(scheduler):
         raise UnsupportedError(
             f"scheduler= got a {type(scheduler).__name__}; the job steps schedulers, on parameters "
@@ -184,7 +216,12 @@ def check_scheduler(scheduler: object) -> None:
 
 
 def check_made_scheduler(scheduler: object) -> None:
-    """Of what the factory returned."""
+    """Refuse what the script's function has returned, unless it is a usable scheduler.
+
+    Raises:
+        UnsupportedError: It follows a metric of one rank.
+        UsageError: It is not a scheduler.
+    """
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UnsupportedError(
             "ReduceLROnPlateau is not supported: it follows a figure of one rank, and learning "
@@ -199,6 +236,7 @@ def check_made_scheduler(scheduler: object) -> None:
 
 
 def check_limits(loss_reduction: str, clip_norm: float | None, clip_value: float | None) -> None:
+    """Raise UsageError unless the loss reduction and the clipping limits have valid values."""
     if loss_reduction not in ("mean", "sum"):
         raise UsageError(
             f"loss_reduction={loss_reduction!r}",
@@ -210,6 +248,7 @@ def check_limits(loss_reduction: str, clip_norm: float | None, clip_value: float
 
 
 def refuse_closure() -> UnsupportedError:
+    """Return the error for a script that calls `step(closure)`."""
     return UnsupportedError(
         "step(closure) is not supported: a closure computes gradients inside the update, which "
         "happens on another thread, after the reduction",
@@ -219,6 +258,7 @@ def refuse_closure() -> UnsupportedError:
 
 
 def refuse_grad_scaler() -> UnsupportedError:
+    """Return the error for a script that uses GradScaler (D9)."""
     return UnsupportedError(
         "GradScaler is not supported: it skips step() on one rank when its gradient overflows",
         hint="use bfloat16 autocast, which needs no scaling, and change three lines: "
@@ -241,14 +281,19 @@ ELEMENT_WISE: Final = (
     torch.optim.Rprop,
     torch.optim.SGD,
 )
-"""What these do to an element depends on the gradients of that element alone."""
+"""Optimizers that change an element by the gradients of that element alone."""
 
 
 def check_shards(
     optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.nn.Parameter]]
 ) -> None:
-    """Refuse an optimizer that looks at whole tensors where a rank has a part of one: it would take
-    the norm, rank or factors of that part for those of the parameter, and say nothing."""
+    """Refuse an optimizer that looks at whole tensors if this rank holds parts of tensors.
+
+    It would silently take the norm, rank or factors of a part for those of the parameter.
+
+    Raises:
+        UnsupportedError: Such an optimizer trains a parameter of which this rank holds a part.
+    """
     if type(optimizer) in ELEMENT_WISE:
         return
     for name, parameter in named:
@@ -263,8 +308,13 @@ def check_shards(
 
 
 def check_memory(model: torch.nn.Module) -> None:
-    """Refuse parameters and buffers that cannot be written: a rank that joins gets its own from the
-    job, and buffers are averaged."""
+    """Refuse parameters and buffers whose elements share memory, so they cannot be written.
+
+    They must be writable, because a joiner loads both from a donor and buffers are averaged.
+
+    Raises:
+        UsageError: There is such a parameter or buffer.
+    """
     for kind, named in (
         ("parameter", model.named_parameters()),
         ("buffer", persistent_buffers(model)),
@@ -281,16 +331,18 @@ def check_memory(model: torch.nn.Module) -> None:
 
 
 class Trainables:
-    """The trainable parameters as they were at the start; later changes are refused (D2)."""
+    """The trainable parameters as they were at the start; later changes are refused (D2).
+
+    Args:
+        model: The job's model.
+        groups: The parameter groups of the job's optimizer.
+        called: Name of the call by which the script handed its optimizer over; used in hints.
+    """
 
     def __init__(
         self, model: torch.nn.Module, groups: Sequence[dict[str, Any]], called: str
     ) -> None:
-        """`called`: what the script has called to hand its optimizer over.
-
-        Raises:
-            UsageError: Nothing is trainable, or the optimizer lacks a trainable parameter.
-        """
+        """Record the trainable parameters; UsageError if none or if the optimizer lacks one."""
         self._model, self._called = model, called
         self._held = {parameter for group in groups for parameter in group["params"]}
         self._all = list(model.named_parameters())
@@ -305,14 +357,15 @@ class Trainables:
         self._check_held()
 
     def check_unchanged(self) -> None:
-        """Called at each step.
+        """Check that the trainable parameters are still those of the start; called at each step.
+
+        The first call raises UsageError if the model has made a trainable parameter since the
+        start.
 
         Raises:
             ChangedLaterError: The script has frozen or unfrozen a parameter.
-            UsageError: By the first step the model has a trainable parameter that the optimizer
-                lacks.
         """
-        if not self._stepped:  # a module may make parameters in its first forward()
+        if not self._stepped:  # a module may create parameters in its first forward()
             self._stepped = True
             self._check_held()
         flags = [parameter.requires_grad for _, parameter in self._all]
@@ -327,7 +380,13 @@ class Trainables:
         )
 
     def _check_held(self) -> None:
-        """Without a place in the job's buffers a parameter's gradient would stay on its rank."""
+        """Check that the optimizer holds every trainable parameter.
+
+        Without a place in the job's buffers the gradient of a parameter would stay on its rank.
+
+        Raises:
+            UsageError: The optimizer lacks one.
+        """
         lacking = [
             name
             for name, parameter in self._model.named_parameters()

@@ -1,10 +1,10 @@
-"""`paceline replay`, inside the script: a session that plays all ranks of a recorded run (I15).
+"""Session of `paceline replay`: plays all ranks of a recorded run inside one script (I15).
 
-The script runs once, in one process. Each batch that it gets is one that some rank computed, in the
-buffers of that rank and on the weights of the version that the rank had; in between, the rounds are
-made as they were made then. A script whose gradient depends on weights and batch alone comes to the
-same weights, bit for bit; one that draws random numbers of its own (dropout, augmentation) does
-not, since each rank drew its own.
+The script runs once, in one process. Each batch that it gets was computed by some rank of the run.
+It computes the batch with the buffers of that rank and on the weights of the version that the rank
+had. In between, the recorded rounds are made again. A script whose gradient depends on weights and
+batch alone comes to the same weights, bit for bit. A script that draws random numbers of its own
+(dropout, augmentation) does not, because each rank of the run drew its own.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from paceline.worker.state.flat import plain_zeros
 from paceline.worker.state.gradients import GradientMemory, Gradients
 
 NOBODY_GAVE: Final = "mpi:ring"
-"""Zeros have the same sum in any order."""
+"""Method of the sum for a round without contributors: zeros have the same sum in any order."""
 
 
 class ReplaySession:
-    """Implements `Session`; everything happens on the main thread."""
+    """`Session` of a replay, which needs no other thread: everything runs on the main thread."""
 
     rank = 0
     place = 0
     is_publisher = False
-    """What the run has written stays as it is."""
+    """False, because a replay must not overwrite the files that the run has written."""
     is_replay = True
     stopped_by_another = False
     under_way = False
@@ -91,6 +91,11 @@ class ReplaySession:
         plan: DataPlan,
         lookahead: int,  # noqa: ARG002
     ) -> None:
+        """Check that script and run have the same data, and play up to the first batch.
+
+        Raises:
+            ReplayError: The data plan differs from that of the run, or the model is not on the CPU.
+        """
         if plan != self._score.plan:
             raise ReplayError(
                 f"the script has other data than in the run: {plan}, then {self._score.plan}",
@@ -111,6 +116,17 @@ class ReplaySession:
         usable: bool = True,
         foreign: bool = False,  # noqa: ARG002
     ) -> StepResult:
+        """Keep the gradient for its recorded round, and play up to the next batch.
+
+        A gradient that was dropped in the run because it was not finite, and is finite now, counts
+        as a difference: the run had an injected fault, or the script draws random numbers.
+
+        Returns:
+            The version of the weights that the model now holds, and whether the replay is over.
+
+        Raises:
+            ReplayError: Leases, samples or unit differ from those of the recorded step.
+        """
         assert self._now is not None
         then = self._now.step
         if (leases, samples, unit) != (then.leases, then.samples, then.unit):
@@ -120,46 +136,59 @@ class ReplaySession:
             )
         finite = usable and self._gradients.finite(BufferName.GRAD)
         if finite and not then.finite:
-            # A fault that was injected, or a number that is random: it was dropped then.
+            # The run dropped it: either a fault was injected, or the script draws random numbers.
             self._note_difference()
         self._keep()
         self._play()
         return StepResult(self.version, fresh=True, stopped=self.stopped)
 
     def pull(self) -> int | None:
+        """Return the next lease in the order of the recorded steps; None after the last one."""
         return self._leases.popleft() if self._leases else None
 
     def wait_lease(self) -> bool:
+        """Return False when the replay is over; it never blocks."""
         return not self.stopped
 
     def holds(self, lease: int) -> bool:
+        """Return True if the lease belongs to the step that the script computes now."""
         return not self.stopped and self._now is not None and lease in self._now.step.leases
 
     def enters(self, phase: Phase) -> None:
-        """Nobody measures a replay."""
+        """Do nothing: the phases of a replay are not measured."""
 
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
-        """Here rounds are made when all steps are."""
+        """Do nothing: a replay makes a round after all its steps, never during backward()."""
 
     def skip(self, lease: int, samples: int) -> None:  # noqa: ARG002
+        """Refuse to skip a batch: the run has made a step of each batch that is played.
+
+        Raises:
+            ReplayError: Always.
+        """
         raise ReplayError(f"the script skips a batch of lease {lease}; in the run it did not")
 
     def works_on(self, batch: DealtBatch | None) -> None:
-        """Do nothing: a replay that fails shows on its terminal what it was at."""
+        """Do nothing: a replay that fails shows its traceback on the terminal."""
 
     def failed(self, why: str, error: ScriptError | None) -> None:
-        """The script ends with an error; nobody but its terminal wants to know."""
+        """Do nothing: no agent waits for the reason, and the terminal shows it."""
 
     def flush(self) -> None:
-        """Each batch is computed on the weights that it was computed on."""
+        """Do nothing: each batch is computed on the same weights as in the run."""
 
     def rest(self) -> None:
-        """Nobody waits for this process."""
+        """Do nothing: no other rank waits for this process."""
 
     def resume(self) -> None:
-        """Likewise."""
+        """Do nothing: `rest` has given no leases back."""
 
     def finish(self, *, stop: bool = False) -> None:  # noqa: ARG002
+        """Copy the final weights into the model and write the result to `replay.json`.
+
+        Raises:
+            ReplayError: The script left its loop before the recorded run was over.
+        """
         if not self.stopped:
             raise ReplayError("the script left its loop before the run was over")
         self._committed.copy_to_model()
@@ -177,7 +206,7 @@ class ReplaySession:
     # ---- playing --------------------------------------------------------------------------
 
     def _play(self) -> None:
-        """Up to the next batch, which the script computes, or to the end."""
+        """Carry out the recorded actions up to the next batch, or to the end of the run."""
         while self._actions:
             action = self._actions.popleft()
             match action:
@@ -214,7 +243,7 @@ class ReplaySession:
         self._before = self._gradients.exchange(memory)
 
     def _keep(self) -> None:
-        """What the present rank has in its buffers waits for its next turn."""
+        """Store the buffers of the present rank until its next turn."""
         self._memories[self._player] = self._gradients.exchange(self._before)
 
     def _make_round(self, made: core.Round) -> None:
@@ -243,12 +272,20 @@ class ReplaySession:
         self._counts[1] += len(weighing.contributors)
 
     def _sum(self, made: core.Round, parts: list[list[torch.Tensor]]) -> Sequence[torch.Tensor]:
-        """`parts`: the buffers of each rank."""
+        """Return the sum of each buffer, with the bits of the recorded method.
+
+        Args:
+            made: The recorded round, with the method of each buffer's sum.
+            parts: The buffers of each rank, in the order of the members.
+
+        Returns:
+            One tensor per gradient buffer.
+        """
         if len(parts) == 1:
             return parts[0]
         methods = made.methods or [NOBODY_GAVE] * len(parts[0])
         of_ranks = zip(*parts, strict=True)
-        # Behind the gradients a round may have summed buffers of the model.
+        # After the gradients, a round may also have summed buffers of the model.
         pairs = zip(methods, of_ranks, strict=False)
         return [self._sums.sum(method, parts, made.machines) for method, parts in pairs]
 

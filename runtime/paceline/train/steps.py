@@ -1,12 +1,12 @@
-"""`pl.steps`: the loop of a script that feeds itself, as long as the job has steps left.
+"""`pl.steps`: loop for a script that draws its own batches, as long as the job has steps left.
 
     for step in pl.steps(5000):
         x, y = get_batch("train")
         loss_fn(model(x), y).backward()
         optimizer.step()
 
-The job counts, not the rank: the number is a function of the round log. A rank that comes late or
-is started again begins with the step that the job is at, and all ranks end with the same one.
+The job counts the steps, not the rank: the number is a function of the round log. A rank that joins
+late or is started again begins with the present step of the job. All ranks end with the same step.
 """
 
 from __future__ import annotations
@@ -20,12 +20,22 @@ from paceline.train.optimizer import SELF_FED_LOOKAHEAD
 
 
 def steps(count: int) -> Iterator[int]:
-    """The steps of the job from its present one on, up to `count`; one `optimizer.step()` in each.
+    """Yield the step numbers of the job, from its present one up to `count` - 1.
 
-    One step is as many steps of single ranks as ranks train: a round in Full mode. In other modes a
-    number may come twice on a fast rank, and a slow rank misses some, so do not count on each.
-    Running it to its end copies the final weights into the model and waits for the release of the
-    job.
+    Call `optimizer.step()` once per iteration. The first iteration starts training. When the loop
+    runs to its end, the final weights are in the model and the coordinator has released the job.
+    One step of the job is one step of each rank: one round in mode Full. In other modes a number
+    may come twice on a fast rank, and a slow rank misses some, so do not rely on seeing each
+    number. Main thread only.
+
+    Args:
+        count: Number of steps that the job makes, 1 or more.
+
+    Yields:
+        The present step of the job, from 0.
+
+    Raises:
+        UsageError: Training had started before, or `count` is not a whole number of 1 or more.
     """
     check_count(count)
     context = current("steps()")
@@ -41,11 +51,12 @@ def steps(count: int) -> Iterator[int]:
         step = session.progress.step + session.under_way
         if step < count:
             yield step
-        else:  # the last one is under way
+        else:  # the last step is in flight
             session.flush()
     context.finish()
 
 
 def check_count(count: object) -> None:
+    """Raise UsageError unless `count` is an int of 1 or more."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise UsageError(f"steps={count!r}", hint="give a whole number, 1 or more")

@@ -1,1 +1,1 @@
-"""Training loops of others in a job; each module needs the framework that it is named after."""
+"""Adapters for the training loops of other frameworks, one module per framework."""

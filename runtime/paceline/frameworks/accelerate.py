@@ -1,4 +1,4 @@
-"""Hugging Face accelerate in a job: one call in the place of `accelerator.prepare()`.
+"""Hugging Face accelerate in a job: one call that replaces `accelerator.prepare()`.
 
     from paceline.frameworks.accelerate import prepare
 
@@ -43,12 +43,24 @@ def prepare(
     clip_norm: float | None = None,
     clip_value: float | None = None,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer, DeviceLoader[T]]:
-    """What the script goes on with: model and optimizer as accelerate prepares them, and a loader
-    that gives each sample to one rank.
+    """Let a script for accelerate train in a job; call it in place of `accelerator.prepare()`.
 
-    loader      the torch DataLoader of the training data, before any `prepare()`
-    epochs      how often the script loops over it; with the last loop the job is over
-    scheduler, clip_norm, clip_value   as for `pl.DistributedOptimizer`
+    Options of the Accelerator that a job cannot honor raise UnsupportedError. Main thread only.
+
+    Args:
+        accelerator: The Accelerator of the script.
+        model: The plain model.
+        optimizer: The optimizer of its parameters. From now on its `step()` makes a round.
+        loader: The torch DataLoader of the training data, before any `prepare()`.
+        epochs: Number of loops that the script makes over the loader. The job ends with the last
+            one.
+        scheduler: As for `pl.DistributedOptimizer`.
+        clip_norm: As for `pl.DistributedOptimizer`.
+        clip_value: As for `pl.DistributedOptimizer`.
+
+    Returns:
+        Model and optimizer as accelerate prepares them, and a loader that gives each sample to one
+        rank.
     """
     init()
     joining.refuse(
@@ -78,14 +90,19 @@ def prepare(
 
 
 class DeviceLoader(joining.JobLoader[T]):
-    """With each batch on the accelerator's device."""
+    """The job's loader, which moves each batch to the accelerator's device.
+
+    Args:
+        loader: The job's loader.
+        device: Device of the accelerator.
+    """
 
     def __init__(self, loader: ScriptLoader[T], device: torch.device) -> None:
         super().__init__(loader)
         self._device = device
 
     def set_epoch(self, epoch: int) -> None:
-        """Harmless: the order is the job's."""
+        """Do nothing: the job decides the order of the samples."""
 
     def __len__(self) -> int:
         return len(self._loader)

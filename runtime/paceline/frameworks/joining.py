@@ -1,7 +1,7 @@
-"""What every framework hands over: its model, optimizer and loader become those of the job.
+"""Code that all frameworks share: their model, optimizer and loader become those of the job.
 
-A framework owns the training loop, so the job's engine stands behind the very objects that the loop
-holds, as it does in a DDP script (D14). torch's world has one rank for each of them.
+A framework owns the training loop. The job's engine therefore stands behind the very objects that
+the loop holds, as it does in a DDP script (D14). Each rank sees a torch world of one rank.
 """
 
 from __future__ import annotations
@@ -22,17 +22,23 @@ T = TypeVar("T")
 
 
 class JobLoader(Generic[T]):
-    """The job's loader in the place of the script's, as far as all frameworks look at one."""
+    """Stand-in for the script's loader, with the attributes that all frameworks read.
+
+    Args:
+        loader: The job's loader.
+    """
 
     def __init__(self, loader: ScriptLoader[T]) -> None:
         self._loader = loader
 
     @property
     def dataset(self) -> Any:
+        """Data set of the script's loader."""
         return self._loader.dataset
 
     @property
     def sampler(self) -> Any:
+        """Sampler of the script's loader; the job decides the order."""
         return self._loader.sampler
 
 
@@ -45,7 +51,16 @@ def join(
     clip_norm: float | None,
     clip_value: float | None = None,
 ) -> None:
-    """From now on `optimizer.step()` makes a round. `model` may be wrapped by DDP, which sleeps."""
+    """Make `optimizer.step()` a round of the job, from now on.
+
+    Args:
+        model: The model; if it is wrapped by DDP, DDP's reduction is switched off.
+        optimizer: The optimizer that the framework holds.
+        called: Name of what the script has called; used in hints.
+        scheduler: As for `pl.DistributedOptimizer`.
+        clip_norm: As for `pl.DistributedOptimizer`.
+        clip_value: As for `pl.DistributedOptimizer`.
+    """
     refusals.check_optimizer(optimizer, called)
     if isinstance(model, DistributedDataParallel):
         module = check_model(model)
@@ -63,7 +78,18 @@ def join(
 
 
 def check_epochs(epochs: object, said: str) -> int:
-    """A whole number of epochs, 1 or more. `said`: how the script says it."""
+    """Return the number of epochs as an int.
+
+    Args:
+        epochs: What the script has given; a float such as 3.0 is accepted.
+        said: The argument's name in the script; used in the error.
+
+    Returns:
+        A whole number, 1 or more.
+
+    Raises:
+        UsageError: It is anything else.
+    """
     whole = isinstance(epochs, int) or (isinstance(epochs, float) and epochs.is_integer())
     if isinstance(epochs, bool) or not whole or cast("float", epochs) < 1:
         raise UsageError(
@@ -73,14 +99,30 @@ def check_epochs(epochs: object, said: str) -> int:
 
 
 def refuse(given: Mapping[str, bool], hints: Mapping[str, str]) -> None:
-    """UnsupportedError for the first of `given` that the script asks for; `hints` has each."""
+    """Refuse the first option that the script uses and that a job cannot honor.
+
+    Args:
+        given: For each option, whether the script uses it.
+        hints: For each option, what to do instead.
+
+    Raises:
+        UnsupportedError: The script uses one of them.
+    """
     for name, asked in given.items():
         if asked:
             raise UnsupportedError(f"{name} is not supported in a job", hint=hints[name])
 
 
 def check_alone(ranks: int, what: str) -> None:
-    """UsageError unless torch's world is this process: what joins processes is the job."""
+    """Check that torch's world is this process alone: the job joins the processes.
+
+    Args:
+        ranks: Number of processes that the framework sees.
+        what: The object that sees them; it begins the error message.
+
+    Raises:
+        UsageError: There is more than one.
+    """
     if ranks != 1:
         raise UsageError(
             f"{what} sees {ranks} processes",

@@ -1,8 +1,10 @@
-"""Lightning in a job, with automatic optimization: a strategy, and nothing else in the script.
+"""Lightning in a job, with automatic optimization: the script needs only another strategy.
 
-from paceline.frameworks.lightning import JobStrategy
+Change two lines of the script:
 
-trainer = Trainer(strategy=JobStrategy(), max_epochs=3)
+    from paceline.frameworks.lightning import JobStrategy
+
+    trainer = Trainer(strategy=JobStrategy(), max_epochs=3)
 """
 
 from __future__ import annotations
@@ -41,11 +43,14 @@ HINTS: Final = {
 
 
 class JobStrategy(SingleDeviceStrategy):
-    """One rank of the job, on one device.
+    """Lightning strategy of one rank of the job, on one device.
 
-    device      of this rank; by default the GPU of its place, or the CPU
-    scheduler   a function that makes a learning-rate scheduler for an optimizer; the job steps it
-    The Trainer's `gradient_clip_val` limits the average, after the reduction.
+    The Trainer's `gradient_clip_val` limits the averaged gradient, after the reduction.
+
+    Args:
+        device: Device of this rank; by default the GPU of its place, or the CPU.
+        scheduler: A function that makes a learning-rate scheduler for an optimizer; the job steps
+            it.
     """
 
     strategy_name = "paceline"
@@ -54,8 +59,8 @@ class JobStrategy(SingleDeviceStrategy):
         self, device: torch.device | str | None = None, *, scheduler: SchedulerFactory | None = None
     ) -> None:
         init()
-        # In a job nobody else has started this process. Asked for its size, an MPI that Paceline
-        # has loaded and not started would end the process.
+        # In a job only the agent starts this process. Lightning would ask MPI for its size, and an
+        # MPI that Paceline has loaded and not initialized would end the process.
         setattr(MPIEnvironment, "detect", staticmethod(lambda: False))  # noqa: B010
         self._scheduler = scheduler
         self._joined: torch.optim.Optimizer | None = None
@@ -64,10 +69,11 @@ class JobStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this rank writes for all."""
+        """True if this rank is the publisher, which writes for all."""
         return is_publisher()
 
     def setup_optimizers(self, trainer: Trainer) -> None:
+        """Set up the optimizers; options that a job cannot honor raise UnsupportedError."""
         module = cast("LightningModule", self.lightning_module)
         validates = is_overridden("validation_step", module) and trainer.limit_val_batches != 0
         joining.refuse(
@@ -87,12 +93,13 @@ class JobStrategy(SingleDeviceStrategy):
         )
 
     def setup(self, trainer: Trainer) -> None:
+        """Set up the strategy, and put the job's optimizer behind that of the Trainer."""
         super().setup(trainer)
         if not self.optimizers:
             return
         self._joined = self.optimizers[0]
         limit = trainer.gradient_clip_val
-        # The job clips the average; Lightning would clip what this rank has.
+        # The job clips the average. Lightning would clip the gradient of this rank.
         trainer.gradient_clip_val = None
         by_value = str(trainer.gradient_clip_algorithm or "norm").endswith("value")
         joining.join(
@@ -105,6 +112,14 @@ class JobStrategy(SingleDeviceStrategy):
         )
 
     def process_dataloader(self, dataloader: object) -> object:
+        """Replace the training loader by the job's; other loaders stay as they are.
+
+        Returns:
+            The loader that Lightning iterates over.
+
+        Raises:
+            UnsupportedError: The Trainer asks for a second training loader.
+        """
         trainer = cast("LightningModule", self.lightning_module).trainer
         if self._joined is None or not trainer.training:
             return dataloader
@@ -131,18 +146,23 @@ class JobStrategy(SingleDeviceStrategy):
         model: Any = None,
         **options: Any,
     ) -> Any:
-        """Run the closure, which is forward and backward, and then make the round."""
-        rank_zero_only.rank = 0 if is_publisher() else 1  # who logs and shows progress
+        """Run the closure, which is forward and backward, and then make the round.
+
+        Returns:
+            The loss, as the strategy of Lightning returns it.
+        """
+        rank_zero_only.rank = 0 if is_publisher() else 1  # the rank that logs and shows progress
         return super().optimizer_step(_AfterItsClosure(optimizer), closure, model, **options)
 
 
 class _AfterItsClosure:
-    """For Lightning's precision plugins, which hand forward and backward to `step()`."""
+    """Optimizer for Lightning's precision plugins, which pass forward and backward to `step()`."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
     def step(self, closure: Callable[[], Any], **options: Any) -> Any:
+        """Run the closure, step the job's optimizer without it, and return the closure's result."""
         result = closure()
         self._optimizer.step(**options)
         return result
@@ -152,14 +172,16 @@ class _AfterItsClosure:
 
 
 class EndlessLoader(joining.JobLoader[T]):
-    """Without a length that Lightning could count to.
+    """Loader that reports a length which Lightning never reaches.
 
-    It would end an epoch after the nominal number of batches; how many a rank gets is known when
-    there are no more. Without any length it would take each batch before the step on the last one.
+    With the nominal length Lightning would end an epoch after that number of batches. How many
+    batches a rank gets is known only when there are no more. Without any length Lightning would
+    take each batch before the step on the previous one.
     """
 
     @property
     def batch_size(self) -> int:
+        """Number of samples of one batch on one rank."""
         return self._loader.batch_size
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
-"""transformers.Trainer in a job: another class of the same name and arguments.
+"""transformers.Trainer in a job: another class with the same name and arguments.
 
     from paceline.frameworks.transformers import Trainer     # for: from transformers import Trainer
 
-It evaluates on each rank without holding up the others, but in mode Full, and the publisher saves.
+It evaluates on each rank without delaying the others, except in mode Full. The publisher saves.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ HINTS: Final = {
 
 
 class Trainer(transformers.Trainer):
-    """As `transformers.Trainer`, in a job: `train()` ends with the job's final weights.
+    """`transformers.Trainer` in a job: `train()` ends with the job's final weights.
 
-    lr_scheduler_type, max_grad_norm   are the job's: stepped per nominal step of the job, and
-                                       limiting the average, after the reduction
-    Raises UnsupportedError for what a job cannot do, UsageError for epochs that are not whole.
+    The job steps the scheduler of `lr_scheduler_type` once per nominal step. `max_grad_norm` limits
+    the averaged gradient, after the reduction. All arguments are those of `transformers.Trainer`.
     """
 
     lr_scheduler: Any
@@ -56,6 +55,18 @@ class Trainer(transformers.Trainer):
         self.add_callback(_JobDecides())
 
     def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
+        """Train as one rank of the job.
+
+        Arguments that a job cannot honor raise UnsupportedError. A number of epochs that is not
+        whole raises UsageError.
+
+        Args:
+            resume_from_checkpoint: Refused: a running job gets its state from its members.
+            options: Further arguments of `transformers.Trainer.train`.
+
+        Returns:
+            What `transformers.Trainer.train` returns.
+        """
         args = self.args
         joining.refuse(
             {
@@ -81,6 +92,7 @@ class Trainer(transformers.Trainer):
     # ---- what the Trainer's own loop calls ------------------------------------------------------
 
     def get_train_dataloader(self) -> ScriptLoader[Any]:
+        """Return the job's loader over the training data set."""
         args = self.args
         return ScriptLoader(
             self.train_dataset,
@@ -96,7 +108,14 @@ class Trainer(transformers.Trainer):
         )
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> Any:
-        """A rank may get more batches than its nominal share: the job ends the loops."""
+        """Compute the Trainer's counts, with no upper bound on the steps.
+
+        A rank may get more batches than its nominal share, so the job and not a count ends the
+        loops.
+
+        Returns:
+            The tuple of the Trainer, in which both numbers of steps are `sys.maxsize`.
+        """
         epochs, _, examples, samples, batch, nominal, steps = super().set_initial_training_values(
             args, dataloader
         )
@@ -104,6 +123,7 @@ class Trainer(transformers.Trainer):
         return epochs, sys.maxsize, examples, samples, batch, nominal, sys.maxsize
 
     def create_scheduler(self, *_: Any, **__: Any) -> Any:
+        """Return an object that shows the learning rate of the job, which steps the scheduler."""
         if self.lr_scheduler is None:
             self.lr_scheduler, self._created_lr_scheduler = _Shown(self), True
         return self.lr_scheduler
@@ -117,7 +137,7 @@ class Trainer(transformers.Trainer):
         limit = self.args.max_grad_norm
         joining.join(
             prepared[0],
-            self.optimizer.optimizer,  # inside of accelerate's
+            self.optimizer.optimizer,  # the optimizer inside accelerate's wrapper
             called=CALLED,
             scheduler=self._scheduler_factory(),
             clip_norm=limit if limit and limit > 0 else None,
@@ -139,17 +159,19 @@ class Trainer(transformers.Trainer):
         return make
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """Return the next batches; without any, end the loop of the epoch."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self.control.should_epoch_stop |= not batches
         return batches, items
 
     def training_step(self, *args: Any, **options: Any) -> torch.Tensor:
+        """Compute loss and gradient of a batch, and log the loss to the job."""
         loss: torch.Tensor = super().training_step(*args, **options)
         log("loss", loss)
         return loss
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> None:
-        """The job clips the average; the norm of this rank's own gradient is shown."""
+        """Do nothing: the job clips the average, and this rank's own norm is shown."""
 
     def _evaluate(self, *args: Any, **options: Any) -> Any:
         with evaluating():
@@ -160,15 +182,20 @@ class Trainer(transformers.Trainer):
             super()._save_checkpoint(*args, **options)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, on the publisher only."""
         if is_publisher():
             super().save_model(output_dir, _internal_call)
 
     def is_world_process_zero(self) -> bool:
+        """Return True on the publisher."""
         return is_publisher()
 
 
 class _JobDecides(TrainerCallback):
-    """A rank that joins late finds past epochs empty, which the Trainer takes for the end."""
+    """Callback that keeps the Trainer going on a rank that joins late.
+
+    Such a rank finds past epochs empty, which the Trainer would take for the end of training.
+    """
 
     def __init__(self) -> None:
         self._steps = -1
@@ -176,26 +203,30 @@ class _JobDecides(TrainerCallback):
     def on_epoch_begin(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
     ) -> None:
+        """Record the number of steps at the beginning of the epoch."""
         self._steps = state.global_step
 
     def on_epoch_end(
         self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
+        """Undo the Trainer's decision to stop if the epoch had no step on this rank."""
         if state.global_step == self._steps:
             control.should_training_stop = False
 
 
 class _Shown:
-    """For the Trainer's log: the learning rate that the job has set."""
+    """Scheduler for the Trainer's log, with the learning rate that the job has set."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
 
     def get_last_lr(self) -> list[float]:
+        """Return the present learning rate of each parameter group."""
         return [float(group["lr"]) for group in self._trainer.optimizer.param_groups]
 
     def step(self) -> None:
-        """The job does."""
+        """Do nothing: the job steps the scheduler."""
 
     def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the job keeps the state of the scheduler."""
         return {}

@@ -1,4 +1,4 @@
-"""What can be wrong with a function that shall train: each says in one sentence what to do."""
+"""Errors about a function that a job shall run; each message says in one sentence what to do."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, printable
 
 
 class FunctionError(PacelineError):
-    """The function cannot be sent to where it shall run."""
+    """Raised when a function cannot be sent to the ranks that shall run it."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(printable(message), hint=printable(hint), exit_code=EXIT_BAD_INPUT)
 
 
 class ArgumentError(FunctionError):
-    """An argument of it cannot be sent, or is none of its own."""
+    """Raised when an argument cannot be sent, or when the function has no such argument."""

@@ -1,9 +1,10 @@
-"""A function of a notebook or a module -> the program of a job, as source.
+"""Packing: turns a function of a notebook or module into the program of a job, as source.
 
-What the function uses from around it comes along by four rules: a module, and what can be imported
-from one, as its import; a function or class of the same notebook or file as its source, by the same
-rules; numbers, text, None, and lists and mappings of these as an assignment. Anything else, such as
-a tensor or an open file, lives in this process only and is refused by name.
+Four rules say what comes along of the names that the function uses. A module, or an object that can
+be imported from one, becomes an import. A function or class of the same notebook or file becomes
+its source, by the same rules. Numbers, text, None, and lists and mappings of these become an
+assignment. Anything else, such as a tensor or an open file, exists in this process only and is
+refused by name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from paceline.function.packed import Description, files_of
 
 _ANNOTATIONS: Final = __future__.annotations.compiler_flag
 _OURS: Final = frozenset({"paceline", "paceline_api"})
-"""Each image of a worker has these."""
+"""Packages that every worker image has."""
 _PLAIN: Final = (bool, int, float, str, bytes, type(None))
 _LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
 _STORES: Final = ("STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL", "DELETE_NAME")
@@ -38,10 +39,20 @@ def pack(
     *,
     packages: Sequence[str] = (),
 ) -> dict[str, str]:
-    """The files of a program that calls `function(**arguments)`, by name.
+    """Return the files of a program that calls `function(**arguments)`.
 
-    `arguments`: of what JSON knows. `packages`: installed before it starts, as `pip install` takes
-    them. Raises FunctionError, and ArgumentError for `arguments`.
+    Args:
+        function: A plain function, defined with `def` at the top of a cell or file.
+        arguments: Values by name, of the types that JSON knows.
+        packages: Requirements that are installed before the function starts, as `pip install` takes
+            them.
+
+    Returns:
+        The text of each file, by file name.
+
+    Raises:
+        ArgumentError: An argument cannot be sent, or `packages` is a text instead of a list. A
+            function that cannot be sent raises FunctionError.
     """
     found = _plain_function(function)
     given = dict(arguments or {})
@@ -67,7 +78,11 @@ def pack(
 
 
 def _plain_function(given: object) -> FunctionType:
-    """`given`, if it is one that can stand alone."""
+    """Return `given` if it is a function that can stand alone.
+
+    Raises:
+        FunctionError: It is a method, a lambda, a closure, a generator or another kind of callable.
+    """
     move = "write it as a function of its own with `def`, at the top of a cell or file"
     if inspect.ismethod(given):
         raise FunctionError(
@@ -116,7 +131,15 @@ def _check_arguments(function: FunctionType, given: Mapping[str, Any]) -> None:
 
 
 def _check_value(where: str, value: Any) -> None:
-    """As JSON has it, so that it arrives as what it was."""
+    """Check that a value survives JSON unchanged.
+
+    Args:
+        where: Name of the argument, with the path to the value inside it.
+        value: The value.
+
+    Raises:
+        ArgumentError: JSON does not know the value.
+    """
     kind = type(value)
     if kind is float and value not in (float("inf"), float("-inf")) and value == value:
         return
@@ -150,12 +173,17 @@ class _Surroundings:
         self._imports: dict[str, None] = {}
         self._constants: dict[str, str] = {}
         self._sources: dict[str, str] = {}
-        """By name; whatever a source needs when it is read stands before it."""
+        """Source text by name. What a source needs when it is executed stands before it."""
         self._begun: set[str] = set()
         self._flags = function.__code__.co_flags & _ANNOTATIONS
         self._add_source(function.__name__, function)
 
     def parts(self) -> Iterator[str]:
+        """Yield the parts of the program that precede the call: imports, constants, sources.
+
+        Yields:
+            The source text of one part.
+        """
         if self._flags:
             yield "from __future__ import annotations"
         if self._imports:
@@ -182,7 +210,7 @@ class _Surroundings:
 
     def _add(self, name: str, user: str, tree: ast.Module) -> None:
         if name.startswith("__") and name.endswith("__"):
-            return  # of the program itself, such as __name__
+            return  # a name that each program has, such as __name__
         if name not in self._home:
             if hasattr(builtins, name):
                 return
@@ -210,7 +238,7 @@ class _Surroundings:
             )
 
     def _is_beside(self, value: object) -> bool:
-        """Defined by the same notebook or file."""
+        """Return True if the value is defined in the same notebook or file as the function."""
         if isinstance(value, type):
             return value.__module__ == self._function.__module__
         inner = inspect.unwrap(value) if callable(value) else None
@@ -220,7 +248,7 @@ class _Surroundings:
         full = module.__name__
         _check_module(full, user)
         self._imports[f"import {full}" if name == full else f"import {full} as {name}"] = None
-        # `torch.utils.data` after `import torch` works only where somebody has imported that too.
+        # After `import torch`, `torch.utils.data` works only if that module was imported as well.
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and (path := _dotted(node)) is not None:
                 first, _, rest = path.partition(".")
@@ -229,7 +257,11 @@ class _Surroundings:
 
 
 def globals_of(code: CodeType) -> Iterator[str]:
-    """Names from around it that a piece of source loads, each once, in the order of use."""
+    """Yield the global names that a piece of source loads and does not define itself.
+
+    Yields:
+        Each name once, in the order of use.
+    """
     seen: dict[str, None] = {}
     stored: set[str] = set()
     codes = [code]
@@ -248,7 +280,14 @@ def globals_of(code: CodeType) -> Iterator[str]:
 
 
 def source_of(what: FunctionType | type) -> str:
-    """Of a function or class, at the left margin. FunctionError where nothing has it."""
+    """Return the source of a function or class, dedented to the left margin.
+
+    Returns:
+        The source, with one newline at the end.
+
+    Raises:
+        FunctionError: Python does not know the source.
+    """
     try:
         source = inspect.getsource(what)
     except (OSError, TypeError):
@@ -263,7 +302,14 @@ def source_of(what: FunctionType | type) -> str:
 
 
 def _class_in_a_cell(what: FunctionType | type) -> str | None:
-    """A cell of a notebook is no file of a module, but what a method was made from is known."""
+    """Return the source of a class that a notebook cell defines, or None.
+
+    A cell is not the file of a module, so `inspect` does not find the class. The code of a method
+    knows the cell that it was compiled from.
+
+    Returns:
+        The source of the class, with its decorators.
+    """
     if isinstance(what, FunctionType):
         return None
     for method in vars(what).values():
@@ -277,7 +323,11 @@ def _class_in_a_cell(what: FunctionType | type) -> str | None:
 
 
 def _import_of(name: str, value: object) -> tuple[str, str] | None:
-    """(module, import line) of what a module holds under a name of its own."""
+    """Return how to import an object that a module holds under its own name.
+
+    Returns:
+        The module and the import line, or None if the object cannot be imported.
+    """
     module = getattr(value, "__module__", None)
     own = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if not (isinstance(module, str) and isinstance(own, str)) or module in ("__main__", "builtins"):
@@ -288,7 +338,11 @@ def _import_of(name: str, value: object) -> tuple[str, str] | None:
 
 
 def _check_module(module: str, user: str) -> None:
-    """Not one that only this folder has, which no pod could import."""
+    """Refuse a module that only this folder has, because no pod could import it.
+
+    Raises:
+        FunctionError: The module is a file of this folder.
+    """
     first = module.partition(".")[0]
     file = getattr(sys.modules.get(first), "__file__", None)
     if file is None or first in _OURS:
@@ -303,7 +357,7 @@ def _check_module(module: str, user: str) -> None:
 
 
 def _is_plain(value: object) -> bool:
-    """Its `repr` gives it back."""
+    """Return True if `repr` of the value is an expression that makes an equal value."""
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))  # type: ignore[call-overload]
     if type(value) is dict:

@@ -1,4 +1,4 @@
-"""What of a function travels with its job: a few files of text, by name."""
+"""The files of a function that travel with its job: a few texts, by name."""
 
 from __future__ import annotations
 
@@ -9,26 +9,38 @@ import msgspec
 from paceline.function.errors import FunctionError
 
 FOLDER: Final = "function"
-"""Of the run folder, in which the files lie for each rank."""
+"""Subfolder of the run folder that holds the files for each rank."""
 PROGRAM: Final = "function.py"
-"""Imports, what the function uses, itself, and its call."""
+"""Name of the program: imports, what the function uses, the function itself, and its call."""
 DESCRIPTION: Final = "function.json"
 BYTES_MAX: Final = 900_000
-"""Of all files: a ConfigMap, with which they come to a cluster, holds 1 MiB."""
+"""Upper bound on the size of all files in bytes. A ConfigMap carries them to a cluster, and it
+holds 1 MiB."""
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What the start of the function has to know."""
+    """What must be known to start the function; travels as JSON."""
 
     name: str
     python: tuple[int, int]
-    """Version of the Python that it was written for."""
+    """Version of the Python that the function was written for: major, minor."""
     packages: tuple[str, ...] = ()
-    """Installed before it starts, as `pip install` takes them."""
+    """Requirements that are installed before the function starts, as `pip install` takes them."""
 
 
 def files_of(description: Description, program: str) -> dict[str, str]:
-    """The files by name. Raises FunctionError if they are too large."""
+    """Return the files of a packed function, by name.
+
+    Args:
+        description: What must be known to start it.
+        program: Source of the program.
+
+    Returns:
+        The text of each file.
+
+    Raises:
+        FunctionError: Together they have more than BYTES_MAX bytes.
+    """
     files = {PROGRAM: program, DESCRIPTION: msgspec.json.encode(description).decode()}
     size = sum(len(text.encode()) for text in files.values())
     if size > BYTES_MAX:

@@ -1,8 +1,9 @@
-"""Starts the function of a job in one rank: `python -m paceline.function.start`.
+"""Start of the function of a job in one rank: `python -m paceline.function.start`.
 
-Its files lie in the folder `function` of the run folder. Packages that it wants are installed once
-for all ranks of that folder, into an environment on top of the one that runs this: what is there
-already stays and is not installed again. Then this process becomes the program.
+The files of the function are in the subfolder `function` of the run folder. Packages that it needs
+are installed once for all ranks that share the run folder, into an environment on top of the one
+that runs this module. Packages that exist there already are not installed again. Then this process
+becomes the program.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from paceline.function.packed import BYTES_MAX, DESCRIPTION, FOLDER, PROGRAM, De
 from paceline.private_files import append, private_umask
 
 ENVIRONMENT: Final = "function-packages"
-"""Of the run folder: the environment with the packages."""
+"""Subfolder of the run folder with the environment for the packages."""
 DONE: Final = "installed"
 SAID_LINES: Final = 5
 INSTALL_S: Final = 1800.0
 
 
 def main(env: Mapping[str, str]) -> None:
-    """Becomes the program, or ends with one sentence."""
+    """Become the program of the function, or exit with a message of one sentence."""
     try:
         os.execv(*command(Path(env.get(ENV_RUN_DIR, "."))))
     except FunctionError as error:
@@ -43,7 +44,13 @@ def main(env: Mapping[str, str]) -> None:
 
 
 def command(run_dir: Path) -> tuple[str, list[str]]:
-    """The interpreter, and how it is called. Raises FunctionError."""
+    """Return the interpreter and the arguments that run the function of a run folder.
+
+    Installs the packages first, if there are any. An unusable function raises FunctionError.
+
+    Returns:
+        Path of the interpreter, and its argv.
+    """
     folder = run_dir / FOLDER
     description = read(folder)
     python = sys.executable
@@ -53,10 +60,16 @@ def command(run_dir: Path) -> tuple[str, list[str]]:
 
 
 def read(folder: Path) -> Description:
-    """Return what is said of the function in this folder, whose program this Python can read.
+    """Return the description of the function in this folder; its program must compile here.
+
+    Args:
+        folder: The folder with the files of the function.
+
+    Returns:
+        The description.
 
     Raises:
-        FunctionError: It is none, or another Python's.
+        FunctionError: The folder holds no function, or this Python cannot compile the program.
     """
     try:
         data = read_file(folder / DESCRIPTION, BYTES_MAX)
@@ -74,7 +87,16 @@ def read(folder: Path) -> Description:
 def check_python(
     description: Description, program: str, here: tuple[int, int] = sys.version_info[:2]
 ) -> None:
-    """Raises FunctionError where this Python cannot read what another one wrote."""
+    """Check that this Python can compile a program that another version may have written.
+
+    Args:
+        description: Has the version that the program was written for.
+        program: Source of the program.
+        here: Version of this Python.
+
+    Raises:
+        FunctionError: It cannot be compiled.
+    """
     try:
         compile(program, PROGRAM, "exec", dont_inherit=True)
     except SyntaxError as error:
@@ -93,12 +115,22 @@ def check_python(
 
 
 def install(run_dir: Path, packages: Sequence[str]) -> Path:
-    """The interpreter of an environment with the packages; made by the first rank that comes, and
-    waited for by the others. Raises FunctionError."""
+    """Return the interpreter of an environment that has these packages.
+
+    The first rank that comes makes the environment; the others wait for it at a file lock. If pip
+    fails or takes longer than INSTALL_S, FunctionError is raised.
+
+    Args:
+        run_dir: The run folder, which the ranks share.
+        packages: Requirements, as `pip install` takes them.
+
+    Returns:
+        Path of the interpreter.
+    """
     folder = run_dir / ENVIRONMENT
     python = folder / "bin" / "python"
     with private_umask(), open(append(run_dir / f"{ENVIRONMENT}.lock"), "w") as lock:  # noqa: PTH123
-        fcntl.flock(lock, fcntl.LOCK_EX)  # its end, or that of its process, lets the next one in
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the block or the process ends
         if not (folder / DONE).exists():
             _make(folder)
             _pip(python, packages)
@@ -107,7 +139,13 @@ def install(run_dir: Path, packages: Sequence[str]) -> Path:
 
 
 def _make(folder: Path) -> None:
-    """An environment that sees what this interpreter sees, whether that is in one itself or not."""
+    """Make an environment that sees every package that this interpreter sees.
+
+    That holds whether or not this interpreter is in an environment itself.
+
+    Raises:
+        FunctionError: This Python has no ensurepip.
+    """
     if importlib.util.find_spec("ensurepip") is None:
         raise FunctionError(
             f"packages cannot be installed: {sys.executable} comes without ensurepip",

@@ -1,7 +1,7 @@
-"""One run at a time keeps its checkpoints in a folder: two would remove each other's.
+"""Lock on a checkpoint folder: two runs in one folder would remove each other's checkpoints.
 
-The lock is the kernel's, so a run that is killed leaves none behind. A folder that cannot be locked
-is left to the ranks, which say what is wrong with it.
+The kernel holds the lock, so a run that is killed leaves none behind. If a folder cannot be locked,
+the run starts without a lock, and the ranks report what is wrong with the folder.
 """
 
 from __future__ import annotations
@@ -23,9 +23,21 @@ WHAT: Final = "checkpoint folder"
 
 @contextlib.contextmanager
 def locked(path: Path | None) -> Iterator[None]:
-    """For this run, or PacelineError if another one has it, or if somebody else can change what a
-    run would go on from. A folder that is there keeps its mode, and files in it are as readable as
-    it is (`worker.checkpoint.writer`). None: no checkpoints."""
+    """Hold the lock on a checkpoint folder for the duration of the block.
+
+    The folder is made if it does not exist. An existing folder keeps its mode, and files in it are
+    as readable as the folder is (`worker.checkpoint.writer`). A folder that another user can write
+    to raises ForeignFolderError, because that user could change what a run continues from.
+
+    Args:
+        path: The checkpoint folder; None for a job without checkpoints.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        PacelineError: Another run holds the lock.
+    """
     with contextlib.ExitStack() as stack:
         try:
             if path is not None:
@@ -41,5 +53,5 @@ def locked(path: Path | None) -> Iterator[None]:
                 exit_code=EXIT_BAD_INPUT,
             ) from None
         except OSError:
-            pass  # a file system without locks, or not ours to write to
+            pass  # the file system has no locks, or we may not write to it
         yield

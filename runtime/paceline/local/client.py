@@ -1,4 +1,4 @@
-"""The local runner's requests to its coordinator, each with a time limit."""
+"""HTTP client of the local runner for its coordinator; each request has a time limit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ import msgspec
 from paceline.core.status import Status
 
 REQUEST_S: Final = 5.0
+"""Timeout of a request in seconds, on top of the time that the request itself may wait."""
 
 
 class CoordinatorAwayError(Exception):
-    """It does not answer now; a restarted one may."""
+    """Raised when the coordinator does not answer; after a restart it may answer again."""
 
 
 class Client:
-    """Used as a context manager, which holds the open connections."""
+    """Client of one coordinator; an async context manager that holds the open connections.
+
+    Args:
+        url: Base URL of the coordinator.
+        token: Bearer token that the coordinator accepts.
+    """
 
     def __init__(self, url: str, token: str) -> None:
         self._url = url
@@ -37,12 +43,24 @@ class Client:
         await self._session.close()
 
     async def status(self, *, after: int | None = None, wait_s: float = 0.0) -> Status:
-        """The status; with `after`, as soon as its seq is another one, or after `wait_s`."""
+        """Return the status of the job; with `after`, wait until it has changed.
+
+        CoordinatorAwayError is raised if the coordinator does not answer in time.
+
+        Args:
+            after: Sequence number of a known status. The answer comes as soon as the number
+                differs.
+            wait_s: Longest time in seconds that the coordinator waits for a change.
+
+        Returns:
+            The present status.
+        """
         params = {} if after is None else {"after": str(after), "timeout": f"{wait_s:.3f}s"}
         body = await self._ask("GET", "/v1/status", wait_s=wait_s, params=params)
         return msgspec.json.decode(body, type=Status)
 
     async def post(self, path: str, body: msgspec.Struct | None = None) -> None:
+        """Post a request, with its JSON body; CoordinatorAwayError if there is no answer."""
         await self._ask("POST", path, data=b"" if body is None else msgspec.json.encode(body))
 
     async def _ask(

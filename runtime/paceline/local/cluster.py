@@ -1,9 +1,10 @@
-"""The pods of a local job as processes: one coordinator, one agent per replica.
+"""Processes of a local job: one coordinator, and one agent for each replica.
 
-Plays the part that the operator plays in a cluster. It keeps as many agents alive as replicas are
-wanted, starts a dead one again under its next attempt, keeps the coordinator running on the same
-socket, and tells it the numbered inventory of pods that may live (R25). Who leaves when there are
-too many is the coordinator's decision; an agent that ends then is not replaced.
+This module does on one machine what the operator does in a cluster. It keeps as many agents alive
+as replicas are intended, and restarts a dead agent under its next attempt. It keeps the coordinator
+running on the same socket, and sends it the numbered inventory of pods that may live (R25). If
+there are too many replicas, the coordinator decides which ones leave; an agent that ends then is
+not replaced.
 """
 
 from __future__ import annotations
@@ -60,37 +61,57 @@ from paceline.local.rundir import write
 from paceline.private_files import UMASK, ForeignFolderError, make_folder
 
 ASK_S: Final = 3.0
-"""So long the replacement of an agent waits for a coordinator that is away."""
+"""How long the replacement of an agent waits for a coordinator that does not answer, in seconds."""
 RETRY_S: Final = 0.05
+"""Pause before a request to the coordinator is retried, in seconds."""
 QUICK_NS: Final = 5 * NS_PER_S
-"""A process that lived no longer has failed at its start."""
+"""Upper bound on the lifetime of a process that counts as failed at its start."""
 QUICK_DEATHS_MAX: Final = 5
+"""Number of failed starts in a row after which the run gives up."""
 PAUSE_S: Final = 0.5
-"""Before a start that follows a quick death; grows with their number."""
+"""Pause before a start that follows failed ones, in seconds, times their number."""
 TAIL_LINES: Final = 15
+"""Number of log lines that an error message shows."""
 COORDINATOR_END_S: Final = 3.0
+"""Time from SIGTERM to SIGKILL for the coordinator, in seconds."""
 LINGER_S: Final = 900.0
-"""The coordinator stays so long after the job's end; the runner lets it go earlier."""
+"""How long the coordinator stays after the job's end, in seconds; usually the runner ends it
+earlier."""
 
 
 STARTING_MAX: Final = max(4, 2 * (os.cpu_count() or 1))
-"""Agents that may be starting at once. Each start is a second of a core, and dozens of them at once
-leave the runner and its coordinator none to answer with."""
+"""Upper bound on agents that start at the same time. Each start takes a second of a core; dozens at
+once would leave no core on which runner and coordinator could answer."""
 STARTING_NS: Final = 15 * NS_PER_S
-"""One that the coordinator has not heard of by then holds up the next ones no longer."""
+"""How long an agent that the coordinator has not heard of delays the start of further agents."""
 
 
 @dataclass(slots=True)
 class _Slot:
     attempt: int = -1
-    """Highest so far."""
+    """Highest attempt so far; -1 before the first start."""
     agent: Child | None = None
     started_ns: int = 0
     quick_deaths: int = 0
 
 
 class Cluster:
-    """`async with` starts everything; the end of the block ends every process."""
+    """All processes of a run; an async context manager that starts them and ends every one.
+
+    Use it inside one asyncio event loop.
+
+    Args:
+        job: The job.
+        run_dir: Folder of the run, with the job file and all logs.
+        working_dir: Working directory of the ranks.
+        faults: Faults to inject; only those inside a rank are passed on to the agents.
+        temporary: TMPDIR of the processes.
+        on_line: Receives the name of an agent and a line that its ranks have printed.
+        record: True if the ranks keep a journal for `paceline replay`.
+        measures: True if the job runs for `paceline plan`.
+        after_attempt: Highest attempt of an earlier cluster for the same run folder.
+        umask: The user's own umask, which the ranks get.
+    """
 
     def __init__(
         self,
@@ -106,16 +127,13 @@ class Cluster:
         after_attempt: int = -1,
         umask: int = UMASK,
     ) -> None:
-        """`working_dir`: of the ranks. `temporary`: TMPDIR of the processes. `on_line` gets the
-        agent's name and what it passes on of what its ranks print. `after_attempt`: of an earlier
-        one for the same run folder. `umask`: the user's own, which the ranks get."""
         self.left_over = 0
-        """Processes that were still there when all had been told to end."""
+        """Number of processes that were still alive after all had been ended."""
         self.broken: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        """Done when the run cannot go on for a reason that the coordinator cannot know."""
+        """Done when the run must end for a reason that the coordinator cannot know."""
         self._token = secrets.token_urlsafe(24)
         self.operator_token = secrets.token_urlsafe(24)
-        """This runner's at the coordinator; the ranks do not have it."""
+        """Token of this runner at the coordinator; the ranks do not have it."""
         self._job = job
         self._run_dir, self._temporary = run_dir, temporary
         self._faults = format_faults(f for f in faults if f.kind in INSIDE_A_RANK)
@@ -133,7 +151,7 @@ class Cluster:
         write(run_dir, JOB_FILE, frozen.to_json())
         self._wanted = job.replicas
         self._informed = ""
-        """Uid of the coordinator that was told last."""
+        """Uid of the coordinator that has received inventory and targets last."""
         self._stopping = False
         self._stop_to_tell = False
         self._slots: dict[int, _Slot] = {}
@@ -142,21 +160,22 @@ class Cluster:
         self._coordinator: Child | None = None
         self._ending = False
         self._over = False
-        """The last round is made. A coordinator that is restarted, or stopped, does not know it."""
+        """True once the last round is made. A coordinator that was restarted or stopped does not
+        know it."""
         self._heard: set[tuple[int, int]] = set()
         """Pods, by slot and attempt, of which the coordinator knows a rank."""
         self._again: asyncio.TimerHandle | None = None
         self._stale = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        # Bound here and handed down: no other program can take the port while the coordinator is
-        # restarted, and who connects in that moment waits instead of being refused.
+        # The runner binds the socket and the coordinator inherits it. So no other program can take
+        # the port while the coordinator restarts, and a client that connects then waits.
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=LISTEN_BACKLOG)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._client = Client(self.url, self.operator_token)
 
     async def __aenter__(self) -> Self:
         adopt_orphans(True)
-        # Children that this process had before are none of this run.
+        # Children from before the run do not belong to it.
         self._others = set(children_of(os.getpid()))
         await self._client.__aenter__()
         self._spawn(self._keep_coordinator())
@@ -179,31 +198,35 @@ class Cluster:
 
     @property
     def wanted(self) -> int:
-        """Replicas."""
+        """Number of intended replicas."""
         return self._wanted
 
     @property
     def agents(self) -> list[Child]:
-        """Those that live."""
+        """Agents that are alive."""
         return [slot.agent for slot in self._slots.values() if slot.agent is not None]
 
     def agents_but(self, slots: Collection[int]) -> list[Child]:
-        """Those that live, but for these."""
+        """Return the agents that are alive, except those of these slots."""
         return [s.agent for n, s in self._slots.items() if s.agent is not None and n not in slots]
 
     @property
     def highest_attempt(self) -> int:
+        """Highest attempt of any agent so far."""
         return max((slot.attempt for slot in self._slots.values()), default=self._after_attempt)
 
     def scale(self, replicas: int) -> None:
+        """Change the number of intended replicas; the coordinator decides which ones leave."""
         self._wanted = replicas
         self._stale.set()
         self._start_missing()
 
     def grow(self, replicas: int) -> None:
+        """Add this many replicas."""
         self.scale(self._wanted + replicas)
 
     def terminate(self, slot: int) -> bool:
+        """Send SIGTERM to the agent of a slot; return False if it has none now."""
         agent = self._slots[slot].agent if slot in self._slots else None
         if agent is not None:
             agent.signal(signal.SIGTERM)
@@ -215,11 +238,15 @@ class Cluster:
         self._stale.set()
 
     def kill_coordinator(self) -> None:
+        """Send SIGKILL to the coordinator, which is then restarted."""
         if self._coordinator is not None:
             self._coordinator.signal(signal.SIGKILL)
 
     def heard(self, status: Status) -> None:
-        """Called with each status: a new coordinator knows nothing of what the runner said."""
+        """Take in a new status of the coordinator.
+
+        A coordinator that was restarted has no inventory and no targets, so they are sent again.
+        """
         self._over = self._over or status.stopping or status.outcome is not None
         self._heard |= {pod_of(rank.member) for rank in status.ranks}
         if self._again is not None:
@@ -230,13 +257,17 @@ class Cluster:
             self._stale.set()
 
     async def end(self, *, grace_s: float) -> None:
-        """End everything: agents get SIGTERM and then `grace_s`. May be called again."""
+        """End all processes; safe to call again.
+
+        Args:
+            grace_s: Time in seconds from SIGTERM to SIGKILL for the agents.
+        """
         self._ending = True
         if self._again is not None:
             self._again.cancel()
         for task in self._tasks:
             task.cancel()
-        # Of agents that ended by themselves; who watched them may just have been at it.
+        # Orphans of agents that ended by themselves: their watchers are canceled by now.
         await kill_orphans(self._pids)
         await asyncio.gather(*(agent.end(grace_s=grace_s) for agent in self.agents))
         if self._coordinator is not None:
@@ -279,7 +310,7 @@ class Cluster:
         )
 
     async def _keep_informed(self) -> None:
-        """Push inventory and targets whenever they have changed or the coordinator is new."""
+        """Send inventory and targets whenever they have changed or the coordinator is new."""
         while True:
             await self._stale.wait()
             self._stale.clear()
@@ -290,7 +321,7 @@ class Cluster:
                 await asyncio.sleep(RETRY_S)
 
     async def _push(self) -> None:
-        # Targets first: a new replica that nobody is known to want would be sent away again.
+        # Targets first: the coordinator would dismiss a replica beyond its present target.
         targets = Targets(replicas=self._wanted, stop=self._stop_to_tell)
         await self._client.post("/v1/targets", targets)
         self._stop_to_tell = False
@@ -301,8 +332,10 @@ class Cluster:
     # ---- agents ---------------------------------------------------------------------------
 
     def _start_missing(self) -> None:
-        """Start agents in the lowest free slots until as many live as are wanted, a few at a time.
-        Called again when the coordinator has heard of them."""
+        """Start agents in the lowest free slots until the intended number is alive.
+
+        Only a few start at a time. It is called again when the coordinator has heard of them.
+        """
         if self._again is not None:
             self._again.cancel()
             self._again = None
@@ -314,14 +347,14 @@ class Cluster:
             slot = self._slots.setdefault(number, _Slot(self._after_attempt))
             slot.attempt += 1
             slot.started_ns = now_ns()
-            # No process of the new pod before the inventory that names it has its number (R25).
+            # The inventory that names the pod must have its number before the pod starts (R25).
             self._revision += 1
             slot.agent = self._start_agent(number, slot.attempt)
             self._stale.set()
             self._spawn(self._watch_agent(number, slot, slot.agent))
 
     def _starting(self) -> list[int]:
-        """When those agents were started that the coordinator has not heard of."""
+        """Return the start times of agents that the coordinator has not heard of yet."""
         return [
             slot.started_ns
             for number, slot in self._slots.items()
@@ -359,7 +392,7 @@ class Cluster:
 
     async def _watch_agent(self, number: int, slot: _Slot, agent: Child) -> None:
         code = await agent.ended()
-        # Nothing of the pod may live once the inventory says so, not even a stopped rank (R25).
+        # A pod may leave the inventory only when all its processes are dead, even stopped ones (R25).
         await kill_orphans(self._pids)
         self._sweep()
         slot.agent = None
@@ -379,7 +412,11 @@ class Cluster:
         self._start_missing()
 
     async def _is_over(self) -> bool:
-        """Whether pods end because the job does. A coordinator that is away is asked again."""
+        """Return True if pods end because the job does; retry if the coordinator is away.
+
+        Returns:
+            False also if the coordinator does not answer within ASK_S.
+        """
         deadline_ns = now_ns() + round(ASK_S * NS_PER_S)
         while not self._over and now_ns() < deadline_ns:
             try:
@@ -394,10 +431,10 @@ class Cluster:
 
     def _env(self) -> dict[str, str]:
         outer = {name: value for name, value in os.environ.items() if not is_reserved_env(name)}
-        # `python` in a job's command is the one that Paceline is installed in.
+        # `python` in a job's command is the interpreter that runs Paceline.
         own_bin = str(Path(sys.executable).parent)
         return outer | {
-            # What a full disk has not taken is not tried again at the end of a process, to fail it.
+            # Without a buffer, output that a full disk refused is not flushed, and fails, at exit.
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self._temporary),
             **_compiled(outer),
@@ -411,7 +448,7 @@ class Cluster:
         }
 
     def _sweep(self) -> None:
-        """Remove what agents have left that were killed."""
+        """Remove the temporary files of agents that were killed."""
         scratch.sweep(dict.fromkeys((self._temporary, scratch.SHORT)))
 
     def _pids(self) -> set[int]:
@@ -445,9 +482,18 @@ class Cluster:
 
 
 def _compiled(outer: Mapping[str, str]) -> dict[str, str]:
-    """What torch has compiled outlives the run, as without Paceline: where the user says, or where
-    torch would keep it. Its name there is known to everybody, and what lies there is executed. So
-    it is in the run's own temporary folder if somebody else was there first."""
+    """Return the variable that sets the cache of torch.compile, unless the user has set it.
+
+    The cache outlives the run, in the folder that torch itself would use. Everybody knows the name
+    of that folder, and what is in it is executed. If another user owns the folder, nothing is set,
+    and the cache is in the temporary folder of the run.
+
+    Args:
+        outer: Environment of the runner.
+
+    Returns:
+        The variable for the ranks, or nothing.
+    """
     if ENV_COMPILED in outer:
         return {}
     folder = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")

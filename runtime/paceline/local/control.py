@@ -1,9 +1,9 @@
-"""How another terminal talks to the runner of a job: asks for its status, changes what it wants.
+"""Requests of another terminal to the runner of a job: read its status, change its size.
 
-The runner owns the agents, so it is the one to ask: it starts and drains them, and it knows the
-speed of the run beside the coordinator's status. It listens on a Unix socket in a folder that only
-its user may enter; one line of JSON is asked and one is answered per connection. A question may
-wait for news, so that nobody has to ask again and again; the connection ends with the runner.
+The runner owns the agents, so it takes the requests: it starts and drains agents, and it knows the
+speed of the run besides the coordinator's status. It listens on a Unix socket in a folder that only
+its user may enter. Each connection carries one line of JSON as the request and one as the answer. A
+request may wait for news, so that nobody has to poll. The connection ends with the runner.
 """
 
 from __future__ import annotations
@@ -28,94 +28,102 @@ from paceline.local.rundir import CONTROL
 from paceline.peer_credentials import credentials_of
 
 LINE_MAX: Final = 16 * 2**20
+"""Upper bound on a line in bytes."""
 ROOT: Final = 0
-"""Uid of who may ask whatever the kernel lets it."""
+"""Uid of root, who may always ask."""
 ASK_S: Final = 5.0
+"""Timeout of a request in seconds, on top of the time that the request waits for news."""
 WAIT_S: Final = 30.0
-"""For news, at most; then what is known is the answer."""
+"""Longest time in seconds that a request waits for news; then the present state is the answer."""
 Asked = TypeVar("Asked", "View", "Scaled", "Lines", "Done")
+"""Type of the answer that a request expects."""
 
 
 class ControlError(PacelineError):
-    """The runner refuses, or does not answer."""
+    """Raised if the runner refuses a request or does not answer."""
 
 
 class EndedError(ControlError):
-    """The runner has ended while it was asked."""
+    """Raised if the runner has ended during the request."""
 
 
 class RefusedError(ControlError):
-    """The runner does not do it."""
+    """Raised if the runner refuses the request."""
 
 
-# ---- words -----------------------------------------------------------------------------------
+# ---- messages --------------------------------------------------------------------------------
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
-    """Asks for a View."""
+    """Request for a View."""
 
     after: int | None = None
-    """Answered as soon as its revision is another one, or after `wait_s`. None: at once."""
+    """Revision that is known. The answer comes when the revision differs, or after `wait_s`. None:
+    at once."""
     wait_s: float = WAIT_S
 
 
 class AskLines(msgspec.Struct, frozen=True, tag="lines"):
-    """Asks for Lines, as soon as there are more, or after WAIT_S."""
+    """Request for Lines, answered when there are more or after WAIT_S."""
 
     size: int
-    """Bytes of the file that are known."""
+    """Number of bytes of the file that are known."""
 
 
 class ScaleRequest(msgspec.Struct, frozen=True, tag="scale"):
-    """Asks for another number of replicas."""
+    """Request for another number of replicas."""
 
     replicas: int
 
 
 class SuspendRequest(msgspec.Struct, frozen=True, tag="suspend"):
-    """Asks for a stop after a checkpoint, from which a later request goes on. Answered by Done."""
+    """Request to suspend the job, or to resume it from its newest checkpoint; answered by Done."""
 
     suspend: bool
 
 
 class EndRequest(msgspec.Struct, frozen=True, tag="end"):
-    """Asks for the end, as Ctrl-C does, and for the removal of the run folder. Answered by Done."""
+    """Request to end as Ctrl-C does and to remove the run folder; answered by Done."""
 
 
 class View(msgspec.Struct, frozen=True, tag="view"):
-    """What the runner's own table shows."""
+    """State of a run as the runner's own table shows it."""
 
     job: str
     run_dir: str
     status: Status | None
-    """None until the coordinator has answered for the first time."""
+    """Status of the job; None until the coordinator has answered for the first time."""
     replicas: int
-    """That are wanted, also while the coordinator has still to hear of it."""
+    """Number of intended replicas; the coordinator may not know it yet."""
     rounds_per_s_now: float
     left_s: float | None
     revision: int = 0
-    """Grows with each change of the view."""
+    """Number that grows with each change of the view."""
     suspended: str = ""
     """Suspending, Suspended or empty."""
     started_wall_s: float = 0.0
 
 
 class Lines(msgspec.Struct, frozen=True, tag="printed"):
-    """How much the ranks have printed (`local.printed`)."""
+    """Number of bytes that the ranks have printed (`local.printed`)."""
 
     size: int
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """What was asked for is under way."""
+    """Answer that the request is being carried out."""
 
 
 class Scaled(msgspec.Struct, frozen=True, tag="scaled"):
+    """Answer to a ScaleRequest: the number of replicas before and after."""
+
     before: int
     after: int
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused"):
+    """Answer that the runner refuses the request, and why."""
+
     message: str
     hint: str
 
@@ -128,17 +136,23 @@ Answer = View | Lines | Scaled | Done | Refusal
 
 
 class Pulse:
-    """Wakes all who wait for news."""
+    """Wakes all requests that wait for news."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Event] = set()
 
     def ring(self) -> None:
+        """Wake all waiting requests, so that they check their conditions."""
         for event in self._waiting:
             event.set()
 
     async def until(self, holds: Callable[[], bool], timeout_s: float) -> None:
-        """Until it holds, looked at after each ring, or `timeout_s` is over."""
+        """Wait until a condition holds or the time is over.
+
+        Args:
+            holds: The condition, checked at first and after each ring.
+            timeout_s: Longest time to wait in seconds.
+        """
         event = asyncio.Event()
         self._waiting.add(event)
         try:
@@ -153,23 +167,36 @@ class Pulse:
 
 
 class Controlled(Protocol):
-    """The runner, as far as others may ask it."""
+    """Part of the runner that other terminals may use."""
 
-    def view(self) -> View: ...
+    def view(self) -> View:
+        """Return the state of the run."""
 
-    def printed_bytes(self) -> int: ...
+    def printed_bytes(self) -> int:
+        """Return how many bytes the ranks have printed."""
 
     def scale(self, replicas: int) -> int:
-        """Change the number of replicas; the one before."""
+        """Change the number of intended replicas; return the one before."""
 
-    def suspend(self, suspend: bool) -> None: ...
+    def suspend(self, suspend: bool) -> None:
+        """Suspend the job, or resume it."""
 
     def remove(self) -> None:
-        """End, and leave no run folder."""
+        """End the run, and remove its folder afterwards."""
 
 
 class Control:
-    """`async with`: listens, and leaves the notes by which others find the socket."""
+    """Server for the requests of other terminals; an async context manager.
+
+    Inside the block it listens, and the notes by which other terminals find the socket exist.
+
+    Args:
+        job: The job.
+        run_dir: Folder of the run.
+        runner: The runner that carries out the requests.
+        sockets: The run's folder for sockets.
+        warn: Shows a warning to the user.
+    """
 
     def __init__(
         self,
@@ -180,9 +207,8 @@ class Control:
         sockets: Path,
         warn: Callable[[str], None],
     ) -> None:
-        """`sockets`: the run's folder for them."""
         self.pulse = Pulse()
-        """To be rung whenever a view has another revision, or more was printed."""
+        """Must be rung whenever the view has another revision or more was printed."""
         self._job = job
         self._run_dir = run_dir
         self._runner, self._warn = runner, warn
@@ -219,7 +245,11 @@ class Control:
         self._path.unlink(missing_ok=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """No coroutine: of one that is cancelled at the end asyncio would print a traceback."""
+        """Serve a connection in a task of its own.
+
+        It is not a coroutine, because asyncio would print a traceback when that is canceled at the
+        end.
+        """
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._asked.add(task)
         task.add_done_callback(self._asked.discard)
@@ -230,13 +260,13 @@ class Control:
                 return
             async with asyncio.timeout(ASK_S):
                 line = await reader.readline()
-            if line:  # else only somebody who looked whether this runner lives
+            if line:  # without a line it was only a check that this runner is alive
                 answer = await self._answer(line)
                 async with asyncio.timeout(ASK_S):
                     writer.write(msgspec.json.encode(answer) + b"\n")
                     await writer.drain()
         except (OSError, ValueError, TimeoutError):
-            return  # who asked has gone, or sent no line in time
+            return  # the client has gone, or has sent no line in time
         finally:
             writer.close()
 
@@ -306,42 +336,49 @@ class Control:
 
 
 def look(entry: index.Entry, after: int | None = None, wait_s: float = WAIT_S) -> View:
-    """`after`: wait for another revision than that, for `wait_s` and WAIT_S at most."""
+    """Return the state of a run; with `after`, wait until it has changed.
+
+    Args:
+        entry: The note that the runner has left.
+        after: Revision that is known; None: do not wait.
+        wait_s: Longest time to wait in seconds, up to WAIT_S.
+
+    Returns:
+        The present state.
+    """
     return ask(entry, Look(after, wait_s), View, wait_s=0.0 if after is None else wait_s)
 
 
 def scale(entry: index.Entry, replicas: int) -> Scaled:
+    """Change the number of replicas of a job."""
     return ask(entry, ScaleRequest(replicas), Scaled)
 
 
 def more_lines(entry: index.Entry, size: int) -> int:
-    """Bytes that are printed, as soon as they are more than `size`, or after a while."""
+    """Return how many bytes the ranks have printed; wait until they are more than `size`.
+
+    Args:
+        entry: The note that the runner has left.
+        size: Number of bytes that are known.
+
+    Returns:
+        The present number; it may be `size` after WAIT_S.
+    """
     return ask(entry, AskLines(size), Lines, wait_s=WAIT_S).size
 
 
 def suspend(entry: index.Entry, suspend: bool) -> None:
+    """Suspend a job, or resume it."""
     ask(entry, SuspendRequest(suspend), Done)
 
 
 def end(entry: index.Entry) -> None:
-    """And remove the run folder."""
+    """End a job as Ctrl-C does, and remove its run folder."""
     ask(entry, EndRequest(), Done)
 
 
 def ask(entry: index.Entry, request: Request, kind: type[Asked], *, wait_s: float = 0.0) -> Asked:
-    """Ask the runner of a job.
-
-    Args:
-        entry: The note that the runner has left.
-        request: What to ask.
-        kind: Type of the answer.
-        wait_s: How long the request itself lets the runner wait for news.
-
-    Raises:
-        RefusedError: The runner does not do it.
-        EndedError: The runner has ended meanwhile.
-        ControlError: The runner does not answer, or with what is no answer to this request.
-    """
+    """Send a request to a runner, which may wait `wait_s` for news, and return its answer."""
     data = b""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(ASK_S + wait_s)
@@ -355,30 +392,20 @@ def ask(entry: index.Entry, request: Request, kind: type[Asked], *, wait_s: floa
                 if len(data) > LINE_MAX:
                     raise OSError(f"in less than {LINE_MAX:,} bytes")
         except (ConnectionError, FileNotFoundError):
-            pass  # it is gone; nothing that it said is of use
+            pass  # the runner is gone; a partial answer is useless
         except OSError as error:
             why = f"within {ASK_S:g} s" if isinstance(error, TimeoutError) else f"({error})"
             raise ControlError(
                 f"job {entry.job}: its runner, process {entry.pid}, does not answer {why}",
                 hint=f"see whether it is stopped; the logs are in {entry.run_dir}",
             ) from None
-    if not data.endswith(b"\n"):  # it ended before it had said all of its answer
+    if not data.endswith(b"\n"):  # it ended before its answer was complete
         raise EndedError(f"job {entry.job} ended in this moment")
     return read_answer(entry, data, kind)
 
 
 def read_answer(entry: index.Entry, data: bytes, kind: type[Asked]) -> Asked:
-    """Return what a runner, perhaps of another version, has answered.
-
-    Args:
-        entry: The note that the runner has left.
-        data: One line of JSON, of at most LINE_MAX bytes.
-        kind: Type of the answer.
-
-    Raises:
-        RefusedError: The runner does not do what it was asked for.
-        ControlError: The bytes are no answer of this kind.
-    """
+    """Return the answer in one line of JSON; ControlError if it is refused or of another kind."""
     try:
         answer: Answer = msgspec.json.decode(data, type=Answer)
     except UNDECODABLE as error:

@@ -1,7 +1,8 @@
-"""A run without a terminal: `paceline run` as a process of its own, which stays when this one ends.
+"""Detached run: `paceline run` as a process of its own, which outlives the one that started it.
 
-It says over a pipe when other terminals can ask for it. Until then it writes into another pipe, so
-whoever started it sees why it did not come so far; from then on into a file of the run folder.
+The new process reports over a pipe when other terminals can reach its job. Until then its output
+goes to a second pipe, so the starting process can show why a start has failed. From then on the
+output goes to a file of the run folder.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ from paceline import private_files
 from paceline.local.index import Entry
 
 RUN_LOG: Final = "run.log"
-"""In the run folder: events and summary, as a run shows them on a terminal."""
+"""File of the run folder with events and summary, as a run shows them on a terminal."""
 
 
 class NotStartedError(PacelineError):
-    """The run has ended before it began, in its own words."""
+    """Raised if the run ends before its job can be reached; has the run's own message.
+
+    Args:
+        said: Output of the run.
+        exit_code: Exit code of the run.
+    """
 
     def __init__(self, said: str, exit_code: int) -> None:
         error, _, hint = said.partition("\nhint: ")
@@ -35,7 +41,19 @@ class NotStartedError(PacelineError):
 
 
 def start(words: Sequence[str], folder: Path, job: bytes = b"") -> Entry:
-    """`words`: of `paceline run`, in `folder`; `job`: a job file for its stdin. NotStartedError."""
+    """Start a detached run, and return when its job can be reached.
+
+    Args:
+        words: Arguments of `paceline run`.
+        folder: Working directory of the run.
+        job: A job file, which the run reads from its stdin.
+
+    Returns:
+        The entry by which other terminals find the job.
+
+    Raises:
+        NotStartedError: The run has ended before.
+    """
     read_end, write_end = os.pipe()
     with open(read_end, "rb") as ready:  # noqa: PTH123
         process = subprocess.Popen(
@@ -50,13 +68,13 @@ def start(words: Sequence[str], folder: Path, job: bytes = b"") -> Entry:
         os.close(write_end)
         assert process.stdin is not None
         assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; its output says why
             process.stdin.write(job)
             process.stdin.close()
         told = ready.read()
         if told:
             process.stdout.close()
-            # A caller that lives on, such as a notebook, keeps no zombie of it.
+            # A caller that lives on, such as a notebook, must not keep a zombie.
             threading.Thread(target=process.wait, daemon=True).start()
             return msgspec.json.decode(told, type=Entry)
         said = process.stdout.read().decode(errors="replace").strip()
@@ -64,11 +82,18 @@ def start(words: Sequence[str], folder: Path, job: bytes = b"") -> Entry:
 
 
 def listening(ready_fd: int, entry: Entry) -> None:
-    """Called in the new process: say so, and write to the run folder from now on. What the ranks
-    print is kept there anyway (`local.printed`)."""
+    """Report to the starting process that the job can be reached, and detach from it.
+
+    Called in the new process. From now on its messages go to RUN_LOG. What the ranks print is kept
+    elsewhere (`local.printed`).
+
+    Args:
+        ready_fd: Write end of the pipe to the starting process; closed afterwards.
+        entry: The entry by which other terminals find the job.
+    """
     try:
         log = private_files.append(Path(entry.run_dir) / RUN_LOG)
-    except OSError:  # a full disk does not keep a job from running
+    except OSError:  # a full disk must not prevent the job from running
         log = os.open(os.devnull, os.O_WRONLY)
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream, target in ((sys.stdout, nothing), (sys.stderr, log)):

@@ -1,4 +1,4 @@
-"""Carries out the injected faults that are done to processes from outside.
+"""Injected faults that act on processes from outside (`paceline run --inject`).
 
 A fault whose place has no living process when it is due waits until there is one.
 """
@@ -18,18 +18,26 @@ from paceline.core.status import RankPhase, RankStatus, Status, place_of
 
 
 class Target(Protocol):
-    """What faults are done to, beside ranks."""
+    """What faults act on besides ranks: the replicas and the coordinator."""
 
-    def grow(self, replicas: int) -> None: ...
+    def grow(self, replicas: int) -> None:
+        """Start this many more replicas."""
 
     def terminate(self, slot: int) -> bool:
-        """SIGTERM to the agent of a replica. False if it has none now."""
+        """Send SIGTERM to the agent of a replica; return False if the slot has no agent now."""
 
-    def kill_coordinator(self) -> None: ...
+    def kill_coordinator(self) -> None:
+        """Send SIGKILL to the coordinator."""
 
 
 class Injector:
-    """`look` is called with each new status; `say` tells the user what was done."""
+    """Carries out faults when they are due.
+
+    Args:
+        faults: All faults of the run; those that a rank injects into itself are ignored.
+        target: The replicas and the coordinator.
+        say: Shows the user one line for each fault that was injected.
+    """
 
     def __init__(self, faults: Iterable[Fault], target: Target, say: Callable[[str], None]) -> None:
         self._waiting = [fault for fault in faults if fault.kind not in INSIDE_A_RANK]
@@ -37,12 +45,17 @@ class Injector:
         self._say = say
 
     def next_ns(self) -> int | None:
-        """The earliest time since the start at which one is due, if any waits for a time."""
+        """Return when the next timed fault is due, in ns since the start; None if there is none."""
         times = [f.at.after_ns for f in self._waiting if f.at and f.at.after_ns is not None]
         return min(times, default=None)
 
     def look(self, status: Status, elapsed_ns: int) -> None:
-        """Do what is due. `elapsed_ns`: since the first generation."""
+        """Inject every fault that is due; called with each new status.
+
+        Args:
+            status: The newest status of the job.
+            elapsed_ns: Time in ns since the first generation started.
+        """
         for fault in list(self._waiting):
             assert fault.at is not None, fault
             due = fault.at.reached(version=status.version, elapsed_ns=elapsed_ns)
@@ -54,7 +67,7 @@ class Injector:
             case FaultKind.KILL:
                 done = self._signal(fault, status, signal.SIGKILL)
             case FaultKind.SIGTERM:
-                # As an eviction does it: to the replica, whose agent then drains its ranks.
+                # Like an eviction: the signal goes to the agent, which then drains its ranks.
                 rank = _living(status, fault.rank)
                 done = rank is not None and self._target.terminate(rank.member.slot)
             case FaultKind.FREEZE:
@@ -80,14 +93,14 @@ class Injector:
         try:
             os.kill(rank.pid, number)
         except ProcessLookupError:
-            return False  # it died in this moment; its successor is meant too
+            return False  # it has just died; retry with its successor
         if number is signal.SIGSTOP and fault.duration_ns:
             asyncio.get_running_loop().call_later(fault.duration_ns / NS_PER_S, _go_on, rank.pid)
         return True
 
 
 def _go_on(pid: int) -> None:
-    # The coordinator may have had it killed meanwhile.
+    # The process may have been killed in the meantime.
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 

@@ -1,8 +1,8 @@
-"""Which jobs this user is running on this machine, for `paceline status` and `paceline scale`.
+"""Index of the jobs that this user runs on this machine, for `paceline status` and others.
 
-A running job leaves a note in a folder of the user and one in its run folder; both name the socket
-that its runner listens on (`local.control`). A note whose socket nobody listens on any more is of a
-runner that was killed: it is removed by whoever finds it, and counts for nothing.
+A running job leaves one note in a folder of the user and one in its run folder. Both name the
+socket that its runner listens on (`local.control`). If nobody listens on that socket any more, the
+runner was killed: its notes are ignored, and `running` removes them.
 """
 
 from __future__ import annotations
@@ -22,27 +22,36 @@ from paceline.peer_credentials import credentials_of
 from paceline.private_files import ForeignFolderError
 
 NOTE: Final = "control.json"
-"""In the run folder."""
+"""Name of the note in the run folder."""
 CONNECT_S: Final = 2.0
+"""How long a connection to a runner may take, in seconds."""
 NOTE_BYTES_MAX: Final = 64 * 1024
 PID_MAX: Final = 2**22
 """Largest process id of Linux."""
 PathText = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00]*\Z")]
-"""A path that the kernel takes."""
+"""Path that the kernel accepts: without zero bytes."""
 WHAT: Final = "folder of notes about running jobs"
+"""Name of the folder in error messages."""
 
 
 class Entry(msgspec.Struct, frozen=True):
+    """Note about a running job."""
+
     job: str
     run_dir: PathText
     socket: PathText
     pid: Annotated[int, msgspec.Meta(ge=1, le=PID_MAX)]
-    """Of the runner."""
+    """Process id of the runner."""
 
 
 def folders(env: Mapping[str, str]) -> list[Path]:
-    """Where notes may be, the place for new ones first. Terminals of one user may differ in
-    XDG_RUNTIME_DIR, so a reader looks into all."""
+    """Return the folders that may hold notes, the one for new notes first.
+
+    Terminals of one user may differ in XDG_RUNTIME_DIR, so a reader looks into all of them.
+
+    Returns:
+        Folders that may not exist.
+    """
     found = []
     if runtime := env.get("XDG_RUNTIME_DIR"):
         found.append(Path(runtime) / "paceline")
@@ -54,8 +63,18 @@ def folders(env: Mapping[str, str]) -> list[Path]:
 
 
 def publish(entry: Entry, env: Mapping[str, str]) -> list[Path]:
-    """Leave the notes; returns their paths. OSError if no folder of the user can be written to:
-    then only the run folder has one."""
+    """Write the notes of a running job.
+
+    If no folder of the user can be written to, an OSError is raised. The run folder then has a
+    note.
+
+    Args:
+        entry: The note.
+        env: Environment that names the user's folders.
+
+    Returns:
+        The paths of the notes.
+    """
     data = msgspec.json.encode(entry)
     note = Path(entry.run_dir) / NOTE
     private_files.write(note, data)
@@ -76,16 +95,24 @@ def publish(entry: Entry, env: Mapping[str, str]) -> list[Path]:
 
 
 def remove(notes: list[Path]) -> None:
+    """Remove these notes; missing ones are ignored."""
     for note in notes:
         note.unlink(missing_ok=True)
 
 
 def running(env: Mapping[str, str]) -> list[Entry]:
-    """The jobs whose runner listens, by name and run folder."""
+    """Return the jobs whose runner listens, sorted by name and run folder.
+
+    Notes of runners that were killed are removed. Folders that another user can write to are
+    ignored.
+
+    Returns:
+        One entry for each job.
+    """
     found: dict[str, Entry] = {}
     for folder in folders(env):
         if not private_files.is_private(folder):
-            continue  # nobody else tells which socket to ask and which folder to remove
+            continue  # a note of another user could name any socket or folder
         for note in folder.glob("*.json"):
             entry = _read(note)
             if entry is not None and listens(entry):
@@ -96,13 +123,19 @@ def running(env: Mapping[str, str]) -> list[Entry]:
 
 
 def of_run_dir(run_dir: Path) -> Entry | None:
-    """The job that runs in this folder; None if none does."""
+    """Return the entry of the job that runs in this folder; None if there is none."""
     entry = _read(run_dir / NOTE)
     return entry if entry is not None and listens(entry) else None
 
 
 def listens(entry: Entry) -> bool:
-    """False if the runner is gone. A stopped one still counts: its kernel takes the connection."""
+    """Return True if the runner is alive.
+
+    A stopped runner counts as alive, because the kernel accepts the connection for it.
+
+    Returns:
+        False also if another user listens on the socket.
+    """
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(CONNECT_S)
         try:

@@ -1,4 +1,4 @@
-"""The last status of a run, which it leaves in its folder: how it ended, and what it had done."""
+"""Last status of a run, as a file of its folder: how the run ended and what it had done."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline.core.status import Status
 
 STATUS: Final = "status.json"
-"""In the run folder."""
+"""Name of the file in the run folder."""
 STATUS_BYTES_MAX: Final = 32 * 2**20
-"""Twice what a runner answers at most (`local.control`): the file has line breaks and indents."""
+"""Twice the largest answer of a runner (`local.control`), because the file has line breaks and
+indents."""
 
 
 class LastStatusError(PacelineError):
-    """Raised for a file that does not say how its run ended."""
+    """Raised for a file that does not say how its run ended.
+
+    Args:
+        path: The file.
+        problem: What is wrong with it.
+    """
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
@@ -30,10 +36,16 @@ class LastStatusError(PacelineError):
 
 
 def read_last_status(run_dir: Path) -> Status:
-    """Return what a run has left when it ended.
+    """Return the status that a run has left when it ended.
+
+    Args:
+        run_dir: The run folder.
+
+    Returns:
+        The last status.
 
     Raises:
-        FileNotFoundError: It was killed, or has only just begun.
+        FileNotFoundError: The run was killed, or has only just begun.
         LastStatusError: The file cannot be read, or is damaged.
     """
     path = run_dir / STATUS

@@ -1,8 +1,8 @@
-"""Runs a job for a moment, to see how long its steps take at one size.
+"""Short run of a job, to measure how long its steps take at one size.
 
-It is the user's own job, started by the same runner, but nothing of it is kept: it has a folder
-that is removed afterwards and no checkpoints, and its ranks end as soon as enough is known, so
-nothing behind the loop runs. All rounds wait for everybody, so that each arrival is known.
+It is the user's own job, started by the same runner, but nothing of it is kept. It has a folder
+that is removed afterwards and no checkpoints. Its ranks are ended as soon as enough is known, so no
+code after the training loop runs. All rounds wait for every rank, so that each arrival is known.
 """
 
 from __future__ import annotations
@@ -31,20 +31,24 @@ from paceline.scratch import Scratch
 from paceline.signals import on_request_to_end
 
 ROUNDS: Final = 72
-"""As many as ranks keep samples of, and some before them."""
+"""Number of rounds to make: as many as ranks keep samples of, and a few before them."""
 BRIEF_S: Final = 2.0
-"""Of training, at least: a process is slower at first."""
+"""Lower bound on the seconds of training, because a process is slower at first."""
 ROUNDS_FEW: Final = 16
+"""Number of rounds that suffices once LONG_S have passed."""
 LONG_S: Final = 20.0
-"""Of training, at most, once a few rounds are made."""
+"""Seconds of training after which ROUNDS_FEW rounds suffice."""
 SOURCE: Final = "--measure"
+"""Source of the measurement, as tables show it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
+    """Size at which a job is measured."""
+
     replicas: int
     procs: int
-    """Members of each: ranks, or groups of `model`."""
+    """Number of members in each replica: ranks, or groups of `model` ranks."""
     model: int
 
     def __str__(self) -> str:
@@ -54,14 +58,20 @@ class Size:
 
 
 class NotMeasuredError(PacelineError):
-    """The job failed, ended too early, or made too few rounds in its time."""
+    """Raised if the job failed, ended too early, or made too few rounds in its time."""
 
 
 def at_size(job: ResolvedJob, size: Size) -> ResolvedJob:
-    """The job as it is measured there."""
+    """Return the job as it is measured at this size.
+
+    It runs in mode Full, without checkpoints, deadline or metrics port, and replaces no slow rank.
+
+    Returns:
+        A copy of the job with another name.
+    """
     return replace(
         job,
-        name=f"{job.name}-plan",  # nobody shall take it for the job itself
+        name=f"{job.name}-plan",  # must not be mistaken for the job itself
         replicas=size.replicas,
         min_replicas=1,
         max_replicas=None,
@@ -80,7 +90,7 @@ def at_size(job: ResolvedJob, size: Size) -> ResolvedJob:
 async def measure(
     job: ResolvedJob, size: Size, *, working_dir: Path, limit_s: float
 ) -> Measurement | None:
-    """`limit_s`: from the first process on. None if the user has ended it. NotMeasuredError."""
+    """Run the job at this size for up to `limit_s`; return None if the user has ended it."""
     begun_s = wall_s()
     with Scratch.make() as own:
         folder = own.temporary / "run"
@@ -99,11 +109,13 @@ async def measure(
 
 
 class _Measured:
+    """One measuring run: the runner, and what is known so far."""
+
     def __init__(self, job: ResolvedJob, folder: Path, working_dir: Path) -> None:
         self.rounds = 0
         self.interrupted = False
         self.status: Status | None = None
-        """Of the time of the samples."""
+        """Status at the time of the samples."""
         self.pods: Sequence[PodSamples] = ()
         self._folder = folder
         self._enough = asyncio.Event()
@@ -119,7 +131,11 @@ class _Measured:
         )
 
     async def until_known(self, limit_s: float) -> Outcome | None:
-        """How the job ended, if it did so by itself."""
+        """Run the job until enough is known, or until `limit_s` seconds have passed.
+
+        Returns:
+            How the job ended, if it ended by itself; else None.
+        """
         on_request_to_end(asyncio.get_running_loop(), self._interrupt)
         run = asyncio.create_task(self._runner.run())
         enough = asyncio.create_task(self._enough.wait())

@@ -1,7 +1,7 @@
-"""Where measurements and forecasts of a job are kept: one file below `runs/`, and the runs there.
+"""File with the measurements and forecasts of a job, below `runs/`, and measurements from its runs.
 
-A file belongs to a job by name and to what its ranks run by a fingerprint, so that another program,
-other arguments or another transport begin a file of their own.
+The name of a file contains the job's name and a fingerprint of what its ranks run. Another program,
+other arguments or another transport therefore use another file.
 """
 
 from __future__ import annotations
@@ -27,18 +27,35 @@ from paceline.local.last_status import LastStatusError, read_last_status
 from paceline.local.rundir import RUNS, WHAT_RUNS, numbered
 
 RUNS_READ: Final = 16
-"""The latest ones of a job."""
+"""Number of runs of a job that are read: the latest ones."""
 FILE_BYTES_MAX: Final = 16 * 2**20
+"""Upper bound on the size of a file in bytes."""
 
 
 class PlanFileError(PacelineError):
+    """Raised if a file with measurements cannot be read or written.
+
+    Args:
+        path: The file.
+        problem: What is wrong with it.
+        hint: What to do.
+    """
+
     def __init__(self, path: Path, problem: str, *, hint: str) -> None:
         super().__init__(f"{path}: {problem}", hint=hint, exit_code=EXIT_BAD_INPUT)
 
 
 def fingerprint(job: ResolvedJob, place: str = "") -> str:
-    """Of what its ranks run, whatever its size and its mode. `place`: a cluster's; nothing that was
-    measured elsewhere is true there."""
+    """Return a hash of what a job's ranks run, whatever its size and mode.
+
+    Args:
+        job: The job.
+        place: Name of a cluster; empty for this machine. A measurement from elsewhere is not valid
+            there.
+
+    Returns:
+        Eight hexadecimal digits.
+    """
     trainer, c = job.trainer, job.collective
     same = (
         trainer.command,
@@ -55,11 +72,21 @@ def fingerprint(job: ResolvedJob, place: str = "") -> str:
 
 
 def path_of(job: ResolvedJob, runs: Path = RUNS, *, place: str = "") -> Path:
+    """Return the path of the file for this job; `place` as for `fingerprint`."""
     return runs / f"{job.name}.plan-{fingerprint(job, place)}.json"
 
 
 def read(path: Path) -> Book:
-    """Empty if there is none. Raises PlanFileError, ForeignFolderError."""
+    """Return the measurements and forecasts in a file; empty if there is no file.
+
+    A folder that another user can write to raises ForeignFolderError.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        PlanFileError: The file cannot be read, or holds something else.
+    """
     try:
         private_files.check_folder(path.parent, WHAT_RUNS)
         return msgspec.json.decode(read_file(path, FILE_BYTES_MAX), type=Book)
@@ -74,7 +101,11 @@ def read(path: Path) -> Book:
 
 
 def write(path: Path, book: Book) -> None:
-    """Whole or not at all. Raises PlanFileError."""
+    """Write the file, completely or not at all.
+
+    Raises:
+        PlanFileError: It cannot be written.
+    """
     try:
         private_files.make_folder(path.parent, WHAT_RUNS)
         private_files.write(path, msgspec.json.format(msgspec.json.encode(book)))
@@ -85,20 +116,28 @@ def write(path: Path, book: Book) -> None:
 
 
 def of_runs(job: ResolvedJob, runs: Path = RUNS) -> Iterator[Measurement]:
-    """What the latest runs of the job below `runs` say, those that go on included."""
+    """Yield the measurements from the latest runs of a job, including those that still run.
+
+    Args:
+        job: The job; only runs with its fingerprint count.
+        runs: The folder of runs.
+
+    Yields:
+        One measurement for each membership that a run has had.
+    """
     mine = fingerprint(job)
     for folder in _latest(job.name, runs):
         try:
             ran = read_resolved_job(folder / JOB_FILE)
         except JobFileError:
-            continue  # it was not able to write it
+            continue  # the run could not write its job file
         if fingerprint(ran) == mine and (status := _status(folder)) is not None:
             yield from _of_run(folder, status, ran.model)
 
 
 def _of_run(folder: Path, status: Status, model: int) -> Iterator[Measurement]:
     pods, silent = steps.of_run(folder)
-    # With ranks left out it would be a row of fewer.
+    # If a pod does not answer, the row would be that of fewer ranks.
     found = None if silent else row(pods, status.settings, model)
     if found is None or not status.changes:
         return
@@ -118,7 +157,7 @@ def _latest(job: str, runs: Path) -> list[Path]:
 
 
 def _status(folder: Path) -> Status | None:
-    """Return the status of a run, or None if it was killed, has only just begun or is damaged."""
+    """Return the status of a run; None if it was killed, has only just begun or is damaged."""
     if (entry := index.of_run_dir(folder)) is not None:
         try:
             return control.look(entry).status

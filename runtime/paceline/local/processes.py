@@ -1,8 +1,8 @@
-"""The processes of a local run: in sessions of their own, watched by pidfd, ended for certain.
+"""Processes of a local run: each in its own session, watched by pidfd, and ended for certain.
 
-The runner is their subreaper (D6): whatever a dead agent leaves behind, even a stopped rank,
-becomes a child of the runner and is killed here. So a pod leaves the inventory only when nothing of
-it can still be alive (R25), and nothing is left over after a run.
+The runner is their subreaper (D6). Whatever a dead agent leaves behind, even a stopped rank,
+becomes a child of the runner, which kills it. So a pod leaves the inventory only when none of its
+processes can still be alive (R25), and nothing is left over after a run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,27 @@ from paceline import private_files, scratch
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 READ_BYTES: Final = 64 * 1024
+"""Upper bound on one read from a pipe, and on an unfinished line."""
 TAIL_BYTES: Final = 16 * 1024
+"""Number of bytes at the end of a log that `tail` reads."""
 KILLED_S: Final = 5.0
-"""Until a process that was sent SIGKILL is gone; the kernel may hold one for longer."""
+"""How long to wait for a process after SIGKILL, in seconds; the kernel may hold one for longer."""
 ORPHAN_PASSES_MAX: Final = 50
-"""Killing an orphan may reveal its own children. One pass takes a few milliseconds."""
+"""Upper bound on passes over orphans: killing one may reveal its own children. A pass takes a few
+milliseconds."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Child:
-    """One process that the runner has started. The kernel sends it SIGTERM if the runner ends."""
+    """One process that the runner has started. The kernel sends it SIGTERM if the runner ends.
+
+    Args:
+        name: Name of the process in messages.
+        process: The process.
+        log: File that its output goes to.
+        output: Reader of its stdout, if lines go to a callback.
+    """
 
     def __init__(
         self, name: str, process: subprocess.Popen[bytes], log: Path, output: LineReader | None
@@ -57,9 +67,19 @@ class Child:
         on_line: Callable[[str], None] | None = None,
         keep_fds: Sequence[int] = (),
     ) -> Child:
-        """Its output goes to `log`; with `on_line`, the lines of stdout go there instead.
+        """Start a process in its own session, so that Ctrl-C in the terminal does not reach it.
 
-        A session of its own keeps the terminal's Ctrl-C away from it."""
+        Args:
+            name: Name of the process in messages.
+            argv: Program and arguments.
+            env: Its whole environment.
+            log: File that its output is appended to.
+            on_line: Called with each line of stdout, which then does not go to the log.
+            keep_fds: File descriptors that it inherits.
+
+        Returns:
+            The running process.
+        """
         with _open_log(log) as file:
             process = subprocess.Popen(
                 argv,
@@ -79,28 +99,32 @@ class Child:
 
     @property
     def pid(self) -> int:
+        """Process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
+        """True until the process has been reaped."""
         return not self._ended.is_set()
 
     @property
     def exit_code(self) -> int:
-        """Negative for a signal. Only after the end."""
+        """Exit code, negative for a signal; available only after the end."""
         assert self._process.returncode is not None, self.name
         return self._process.returncode
 
     async def ended(self) -> int:
+        """Wait until the process has been reaped, and return its exit code."""
         await self._ended.wait()
         return self.exit_code
 
     def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
         if self.alive:
             self._process.send_signal(number)
 
     async def end(self, *, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL after `grace_s`; returns when it has been reaped."""
+        """Send SIGTERM, and SIGKILL after `grace_s` seconds; return when the process is reaped."""
         self.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -109,7 +133,7 @@ class Child:
         await self._ended.wait()
 
     def tail(self, lines: int) -> list[str]:
-        """The last lines that it wrote, for an error message."""
+        """Return the last lines of its log, for an error message."""
         return tail(self.log, lines)
 
     def _reap(self) -> None:
@@ -125,12 +149,17 @@ class Child:
 def _open_log(path: Path) -> BinaryIO:
     try:
         return os.fdopen(private_files.append(path), "ab")
-    except OSError:  # a job is not ended because its disk is full
+    except OSError:  # a full disk must not end the job
         return Path(os.devnull).open("ab")
 
 
 class LineReader:
-    """Hands the lines of a pipe to a function, as they come."""
+    """Reader that passes the lines of a pipe to a function as they come.
+
+    Args:
+        fd: Read end of the pipe; it is made non-blocking.
+        on_line: Called with each line, on the event loop.
+    """
 
     def __init__(self, fd: int, on_line: Callable[[str], None]) -> None:
         os.set_blocking(fd, False)
@@ -155,7 +184,7 @@ class LineReader:
         return True
 
     def finish(self) -> None:
-        """The process has ended; what is in the pipe now is the rest."""
+        """Read the rest of the pipe; called when the process has ended."""
         while self._read():
             pass
         asyncio.get_running_loop().remove_reader(self._fd)
@@ -164,24 +193,37 @@ class LineReader:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Runs in the new process before its program."""
+    """Ask the kernel to end this process with its parent; runs before the program starts."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # it has ended already
+        os._exit(1)  # the parent has ended already
 
 
 def adopt_orphans(adopt: bool) -> None:
-    """Whether this process, and not init, becomes the parent of what its descendants leave."""
+    """Make this process the subreaper of its descendants, or stop being it.
+
+    A subreaper, and not init, becomes the parent of the processes that its descendants leave
+    behind.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
     if _libc.prctl(PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 async def kill_orphans(known: Callable[[], set[int]]) -> int:
-    """Kill and reap every child of this process that is not `known` by pid. How many were killed.
+    """Kill and reap every child of this process that is not known.
 
-    Those that clean up after the others (`scratch.cleans_up`) are left to end by themselves, and
-    are killed if they take longer than CLEANERS_S.
+    Processes that clean up after others (`scratch.cleans_up`) may end by themselves. They are
+    killed if they take longer than CLEANERS_S.
+
+    Args:
+        known: Returns the pids of the children to spare; called in each pass.
+
+    Returns:
+        How many children were killed and reaped.
     """
     killed = 0
     loop = asyncio.get_running_loop()
@@ -215,7 +257,7 @@ async def _reaped(pid: int, patience_s: float) -> bool:
         async with asyncio.timeout(patience_s):
             await ended.wait()
     except TimeoutError:
-        return False  # in an uninterruptible wait of the kernel; the next pass looks again
+        return False  # in an uninterruptible wait of the kernel; the next pass retries
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
@@ -231,7 +273,7 @@ def _collect(pid: int) -> bool:
 
 
 def children_of(parent: int) -> list[int]:
-    """Pids whose parent is `parent`, ended but unreaped ones included."""
+    """Return the pids of all children of `parent`, including unreaped ones."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -239,15 +281,15 @@ def children_of(parent: int) -> list[int]:
         try:
             stat = (entry / "stat").read_text()
         except OSError:
-            continue  # gone meanwhile
-        # The name in parentheses may itself hold blanks and parentheses.
+            continue  # it has ended in the meantime
+        # The name in parentheses may contain blanks and parentheses.
         if int(stat.rpartition(")")[2].split()[1]) == parent:
             found.append(int(entry.name))
     return found
 
 
 def tail(path: Path, lines: int) -> list[str]:
-    """The last ones of a file, of its last TAIL_BYTES; nothing if it cannot be read."""
+    """Return the last lines of a file, from its last TAIL_BYTES; none if it cannot be read."""
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""The summary at the end of a run, as lines of text. Pure: it only reads what was collected."""
+"""Summary at the end of a run, as lines of text. Pure: it only reads what was collected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ from paceline.local.timeline import Timeline
 
 
 def summary(status: Status | None, timeline: Timeline) -> list[str]:
-    """Empty if no round was ever made."""
+    """Return the lines of the summary; none if the job made no round.
+
+    Args:
+        status: The last status of the run, if there was one.
+        timeline: What the runner has recorded of the run.
+
+    Returns:
+        Lines of text, indented for the terminal.
+    """
     if status is None or not status.version:
         return []
     log = status.log
@@ -63,7 +71,11 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
 
 
 def figures(log: LogStatus) -> str:
-    """The script's figures of the last rounds, with what they are means of; empty without any."""
+    """Return the script's metrics as one line, and what they are means of; empty if there are none.
+
+    Returns:
+        Text such as "loss 0.123 (last N rounds)".
+    """
     if not log.metrics:
         return ""
     means = "  ".join(f"{name} {value:.4g}" for name, value in sorted(log.metrics.items()))
@@ -80,7 +92,15 @@ def _figure(log: LogStatus, name: str) -> str:
 
 
 def straggler(slow: StragglerStatus, procs: int) -> str:
-    """Return who is slow, how slow, since when, and what is done about it."""
+    """Return a sentence about a slow rank: which, how slow, since when, and the response.
+
+    Args:
+        slow: The straggler's entry in the status.
+        procs: Members per replica, to compute the rank's place.
+
+    Returns:
+        One line of text.
+    """
     done = {
         StragglerResponse.TOLERATE: "tolerated, nothing is replaced",
         StragglerResponse.RESTART_IN_PLACE: "its process was started again",
@@ -89,14 +109,14 @@ def straggler(slow: StragglerStatus, procs: int) -> str:
     place = place_of(slow.member, procs)
     since = _time_of_day(slow.since_wall_s)
     text = f"rank {place} takes {slow.percent} % of the median step since {since}"
-    if slow.action not in done:  # of a later version, or not told yet
+    if slow.action not in done:  # an action of a later version, or none reported yet
         return text
     what = done[StragglerResponse(slow.action)]
     return f"{text}: {what} (straggler.respond: {slow.action})"
 
 
 def _time_of_day(wall_s: float) -> str:
-    """Return the local time; a damaged status may have one that no calendar has."""
+    """Return the local time; a damaged status may hold a time that no calendar has."""
     try:
         return datetime.fromtimestamp(wall_s).strftime("%H:%M:%S")
     except (OverflowError, OSError, ValueError):
@@ -104,7 +124,15 @@ def _time_of_day(wall_s: float) -> str:
 
 
 def shadow_line(shadow: ShadowStatus, mode: str) -> str:
-    """What one mode would have changed, as one line."""
+    """Return as one line what another mode would have changed.
+
+    Args:
+        shadow: The report of mode Shadow.
+        mode: Name of the other mode.
+
+    Returns:
+        The waiting that it would have saved, and the gradients that would have been late.
+    """
     saved_s, late = shadow.saved_s.get(mode, 0.0), shadow.late.get(mode, 0)
     share = f" ({saved_s / shadow.waited_s:.0%})" if shadow.waited_s else ""
     return f"{saved_s:.1f} s of waiting saved{share}, {late:,} of {shadow.fresh:,} gradients late"
@@ -120,7 +148,11 @@ def _shadow(shadow: ShadowStatus) -> list[str]:
 
 
 def _streamed(status: Status) -> str:
-    """Empty if no round was begun while backward() ran."""
+    """Return how many rounds were streamed while backward() ran; empty if none was.
+
+    Returns:
+        The share of the rounds, and how many were aborted and why.
+    """
     log, void = status.log, status.log.rounds.get(Trigger.VOID, 0)
     if not log.streamed + void:
         return ""
@@ -136,7 +168,11 @@ def _streamed(status: Status) -> str:
 
 
 def _checkpoints(status: Status) -> str:
-    """Empty if no rank has written one, or tried to."""
+    """Return how many checkpoints were written; empty if no rank has tried to write one.
+
+    Returns:
+        The counts, the last version, and the seconds that training waited for them.
+    """
 
     def total(fact: Fact) -> float:
         return sum(rank.facts.get(fact, 0.0) for rank in status.ranks)
@@ -154,14 +190,29 @@ def _checkpoints(status: Status) -> str:
 
 
 def _unsaved(status: Status) -> str:
-    """That the weights of the end are on no disk; empty if they are, or if nobody asked for it."""
+    """Return a warning that the final weights were not saved; empty if there is none.
+
+    Returns:
+        The warning, with the setting that makes this an error.
+    """
     if not status.unsaved:
         return ""
     return f"{status.unsaved}; set spec.checkpoint.required: true to make this an error"
 
 
 def verdict(job: str, outcome: Outcome, *, interrupted: bool) -> str:
-    """Also a job that was stopped in order has released its ranks, but it is not complete."""
+    """Return one line that says how the job ended.
+
+    A job that was stopped in order has released its ranks too, but it is not complete.
+
+    Args:
+        job: Name of the job.
+        outcome: How it ended.
+        interrupted: True if the user has ended it.
+
+    Returns:
+        Text such as "job mnist: Complete".
+    """
     if outcome.complete:
         return f"job {job}: stopped by the user" if interrupted else f"job {job}: Complete"
     return f"job {job}: Failed ({outcome.reason})"
@@ -192,7 +243,11 @@ def _failed(dropped: dict[str, int]) -> str:
 
 
 def _rounds(status: Status, timeline: Timeline) -> str:
-    """Those of this run; with the sum where it goes on from another one."""
+    """Return the number of rounds of this run, and of the runs that it continues.
+
+    Returns:
+        One line of text.
+    """
     before = timeline.version_before
     text = f"{status.version - before:,} in {timeline.seconds:.1f} s"
     if not before:

@@ -1,7 +1,7 @@
-"""Whether this machine can hold a job, as far as that is certain before anything is started.
+"""Capacity check: can this machine hold a job, as far as that is certain before the start?
 
-Only figures that are known: what the kernel allows, and what the processes take at least. A job
-that passes may still be too large, since nobody knows how large the script's model is.
+Only known figures count: the limits of the kernel, and the least that the processes take. A job
+that passes may still be too large, because nobody knows how large the script's model is.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from paceline.limits import (
 from paceline.scratch import SHM
 
 TRANSPORTS: Final = ("mpi", "gloo", "shm")
-"""What backend auto may use on one machine; nccl takes fewer files than gloo."""
+"""Transports that backend auto may use on one machine; nccl takes fewer files than gloo."""
 
 MPI_SHM_BYTES: Final = 1_064_960
-"""What MPI_Init of MPICH takes of it for each rank. Measured with `statvfs` in three ranks."""
+"""Bytes of shared memory that MPI_Init of MPICH takes for each rank. Measured with `statvfs` in
+three ranks."""
 
 LOOPBACK: Final = "127.0.0.1"
 CONNECT_S: Final = 5.0
@@ -43,26 +44,39 @@ CONNECT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the kernel gives to all processes of this run together."""
+    """Limits of this machine for all processes of a run together."""
 
     processes: int
     memory_bytes: int
     own_bytes: int
-    """Memory that this process alone holds. Each other one holds as much: it loads the same
-    interpreter, and a rank torch and a model besides."""
+    """Memory that this process holds. Each other process holds as much, because it loads the same
+    interpreter; a rank loads torch and a model besides."""
 
     @classmethod
     def of_this_machine(cls) -> Self:
+        """Read the limits of this machine and of its control group."""
         limits = [*cgroup_limits("pids.max"), int(Path("/proc/sys/kernel/pid_max").read_text())]
         allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-        if allowed != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is not held to it
+        if allowed != resource.RLIM_INFINITY and os.geteuid() != 0:  # the kernel exempts root
             limits.append(allowed)
         memory = figures_bytes(Path("/proc/meminfo"), "MemTotal", "SwapTotal")
         return cls(min(limits), min([memory, *cgroup_limits("memory.max")]), own_bytes())
 
 
 def check_room(job: ResolvedJob, replicas: int, room: Room) -> None:
-    """`replicas`: the most that the run will ask for. Raises PacelineError."""
+    """Check that this machine can hold the processes of a job.
+
+    A limit on open files that is too low raises LimitError as well.
+
+    Args:
+        job: The job.
+        replicas: The largest number of replicas that the run will ask for.
+        room: Limits of the machine.
+
+    Raises:
+        SpecError: There are too few ports for the metrics of all agents.
+        LimitError: There would be too many processes, or too little memory.
+    """
     procs = job.procs_per_replica * job.model
     ranks = replicas * procs
     backend = str(job.collective.backend)
@@ -86,7 +100,7 @@ def check_room(job: ResolvedJob, replicas: int, room: Room) -> None:
             "(ulimit -u, pids.max of the control group, kernel.pid_max)",
             hint=f"allow more; or {fewer}",
         )
-    # Not counted: mpiexec, its proxy and the guard, which are small.
+    # mpiexec, its proxy and the guard are not counted, because they are small.
     bytes_min = local_processes(ranks, replicas, mpi=False) * room.own_bytes
     if bytes_min > room.memory_bytes:
         raise LimitError(
@@ -97,7 +111,7 @@ def check_room(job: ResolvedJob, replicas: int, room: Room) -> None:
 
 
 def shared_memory_bytes() -> int:
-    """Return what is free in /dev/shm; as much as there may be if that cannot be found out."""
+    """Return the free bytes of /dev/shm; a very large number if that is unknown."""
     try:
         disk = os.statvfs(SHM)
     except OSError:
@@ -106,10 +120,14 @@ def shared_memory_bytes() -> int:
 
 
 def check_shared_memory(job: ResolvedJob, replicas: int, free_bytes: int) -> None:
-    """Raise LimitError if /dev/shm cannot hold what MPI puts there for each rank.
+    """Check that /dev/shm can hold what MPI puts there for each rank.
 
-    A write beyond its end is no error but the death of the process, by SIGBUS. What loaders with
-    workers put there depends on the data, and nobody knows it before."""
+    A write beyond the end of /dev/shm is not an error: SIGBUS kills the process. What loaders with
+    workers put there depends on the data, so it cannot be checked before the start.
+
+    Raises:
+        LimitError: Too little is free.
+    """
     ranks = replicas * job.procs_per_replica * job.model
     needed = ranks * MPI_SHM_BYTES
     if needs_mpi(str(job.collective.backend), find_mpiexec()) and needed > free_bytes:
@@ -122,7 +140,11 @@ def check_shared_memory(job: ResolvedJob, replicas: int, free_bytes: int) -> Non
 
 
 def check_loopback() -> None:
-    """Raises LimitError if processes of this machine cannot reach each other by 127.0.0.1."""
+    """Check that processes of this machine can reach each other by 127.0.0.1.
+
+    Raises:
+        LimitError: They cannot.
+    """
     try:
         with (
             socket.create_server((LOOPBACK, 0)) as server,

@@ -1,4 +1,4 @@
-"""The folder of one local run: logs, final status. One run, one folder, never shared."""
+"""Folder of one local run: its logs and its final status. A folder is never shared by two runs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,46 @@ from paceline import private_files
 from paceline.function.packed import FOLDER
 
 RUNS: Final = Path("runs")
+"""Default folder of runs, relative to the working directory."""
 RUNS_MAX: Final = 100_000
+"""Upper bound on the number of a run."""
 LOCK: Final = "run.pid"
+"""File that marks the folder as taken; holds the pid of its runner."""
 CONTROL: Final = "control"
-"""Socket of the runner, in the temporary folder of the run (`paceline.scratch`)."""
+"""Name of the runner's socket, in the temporary folder of the run (`paceline.scratch`)."""
 WHAT: Final = "run folder"
+"""Name of a run folder in error messages."""
 WHAT_RUNS: Final = "folder of runs"
+"""Name of a folder of runs in error messages."""
 
 
 class RunDirError(PacelineError):
+    """Raised if a run folder cannot be used.
+
+    Args:
+        path: The folder.
+        problem: What is wrong with it.
+        hint: What to do.
+    """
+
     def __init__(self, path: Path, problem: str, *, hint: str) -> None:
         super().__init__(f"run folder {path}: {problem}", hint=hint, exit_code=EXIT_BAD_INPUT)
 
 
 def make_run_dir(job: str, wanted: Path | None) -> Path:
-    """`wanted`, which must be new, empty, or from `with_function`, or the next free
-    runs/<job>-<n>. Absolute."""
+    """Return the folder for a new run of this job, as an absolute path.
+
+    Args:
+        job: Name of the job.
+        wanted: Folder that the user has named. It must be new, empty, or made by `with_function`.
+            None: take the next free runs/<job>-<n>.
+
+    Returns:
+        The folder, marked as taken.
+
+    Raises:
+        RunDirError: The folder cannot be used.
+    """
     path = _take_next(job, RUNS) if wanted is None else _take(wanted)
     path = path.resolve()
     try:
@@ -46,7 +70,7 @@ def make_run_dir(job: str, wanted: Path | None) -> Path:
 
 
 def with_function(job: str, runs: Path, files: Mapping[str, str]) -> Path:
-    """The next free folder below `runs` for a run whose program is a function, with its files."""
+    """Make the next free run folder below `runs`, with the files of a function as its program."""
     path = _take_next(job, runs).resolve()
     try:
         (path / FOLDER).mkdir(private_files.FOLDER_MODE)
@@ -58,7 +82,7 @@ def with_function(job: str, runs: Path, files: Mapping[str, str]) -> Path:
 
 
 def write(run_dir: Path, name: str, text: str) -> None:
-    """A file of the folder without which there can be no run. Raises RunDirError."""
+    """Write a file without which there can be no run; RunDirError if that fails."""
     try:
         private_files.write(run_dir / name, text.encode())
     except OSError as error:
@@ -66,13 +90,13 @@ def write(run_dir: Path, name: str, text: str) -> None:
 
 
 def check(run_dir: Path) -> Path:
-    """Return the folder of a run, which nobody else can have changed. Raises ForeignFolderError."""
+    """Return the run folder if nobody else can have changed it; else raise ForeignFolderError."""
     private_files.check_folder(run_dir, WHAT)
     return run_dir
 
 
 def numbered(job: str, runs: Path) -> dict[int, Path]:
-    """The folders of a job's runs below `runs`, by number."""
+    """Return the folders of a job's runs below `runs`, by number."""
     found = runs.iterdir() if runs.is_dir() else ()
     return {int(n): p for p in found if (n := p.name.removeprefix(f"{job}-")).isdecimal()}
 
@@ -84,7 +108,7 @@ def _take_next(job: str, runs: Path) -> Path:
             try:
                 (runs / f"{job}-{number}").mkdir(private_files.FOLDER_MODE)
             except FileExistsError:
-                continue  # another run took it in this moment
+                continue  # another run has just taken it
             return runs / f"{job}-{number}"
     except OSError as error:
         raise _unusable(runs, error) from None
@@ -94,7 +118,7 @@ def _take_next(job: str, runs: Path) -> Path:
 def _take(path: Path) -> Path:
     try:
         private_files.make_folder(path, WHAT)
-        # Whoever creates the lock owns the folder, also if two runs start at once.
+        # The run that creates the lock owns the folder, even if two start at once.
         os.close(private_files.create(path / LOCK))
         if {one.name for one in path.iterdir()} - {LOCK, FOLDER}:
             (path / LOCK).unlink()

@@ -1,8 +1,9 @@
 """One run of a job on this machine, from the first process to the last.
 
-Follows the coordinator's status, lets the injector act on it, passes it on for display, and ends
-when the coordinator has decided how the job ended, when the run is broken, or when the user wants.
-A run that is suspended has no processes until it is resumed; then it has all of them anew.
+The runner follows the coordinator's status, lets the injector act on it, and passes it on for
+display. The run ends when the coordinator has decided how the job ended, when the run is broken, or
+when the user wants. A suspended run has no processes until it is resumed; then all are started
+again.
 """
 
 from __future__ import annotations
@@ -36,37 +37,55 @@ from paceline.local.timeline import Timeline
 from paceline.private_files import UMASK, private_umask
 
 AWAY_S: Final = 30.0
-"""Longest time without an answer of the coordinator. Its start takes about a second."""
+"""Longest time without an answer of the coordinator, in seconds. Its start takes about a second."""
 POLL_S: Final = 1.0
+"""Longest time that a request for a new status waits, in seconds."""
 RETRY_S: Final = 0.05
+"""Pause before a request to the coordinator is retried, in seconds."""
 FAILED_S: Final = 15.0
-"""For agents after a job has failed; they give their ranks 10 s to say why."""
+"""How long to wait for agents after a job has failed, in seconds. They give their ranks 10 s to
+report why."""
 END_S: Final = 5.0
-"""From SIGTERM to SIGKILL for agents that nothing else has ended."""
+"""Time from SIGTERM to SIGKILL, in seconds, for agents that have not ended by themselves."""
 IDLE_S: Final = 20.0
-"""No worker lives and none is started: the coordinator has to say how the job ended."""
-"""What a run leaves in its folder: its last status, with how it ended."""
+"""How long, in seconds, no worker may be alive before the run ends without an outcome of the
+coordinator."""
 INTERRUPTED: Final = "Interrupted"
 RELEASED: Final = "Released"
-"""Happening: all ranks have made the last round."""
+"""Reason of the happening that all ranks have made the last round."""
 SUSPENDING: Final = "Suspending"
 SUSPENDED: Final = "Suspended"
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
+    """How a run ended, and what was recorded of it."""
+
     outcome: Outcome
     status: Status | None
-    """The last one seen."""
+    """Last status that the runner has received."""
     timeline: Timeline
     interrupted: bool
     left_over: int
     removed: bool = False
-    """Somebody has asked for the end and for the removal of the run folder."""
+    """True if another terminal has asked to end the run and to remove its folder."""
 
 
 class Runner:
-    """`show` gets every new status, `say` every event as one line, `on_line` what ranks print."""
+    """Runner of one job on this machine; use it inside one asyncio event loop.
+
+    Args:
+        job: The job.
+        run_dir: Folder of the run.
+        working_dir: Working directory of the ranks.
+        faults: Faults to inject.
+        show: Called with each new status.
+        say: Called with each event, as one line of text.
+        on_line: Called with each line that a rank prints.
+        record: True if the ranks keep a journal for `paceline replay`.
+        measures: True if the job runs for `paceline plan`.
+        on_listen: Called when other terminals can reach the job.
+    """
 
     def __init__(
         self,
@@ -82,8 +101,6 @@ class Runner:
         measures: bool = False,
         on_listen: Callable[[index.Entry], None] = lambda _: None,
     ) -> None:
-        """`measures`: for `paceline plan`. `on_listen` is told when other terminals can ask for the
-        job."""
         self._job = job
         self._run_dir = run_dir
         self._working_dir = working_dir
@@ -95,13 +112,13 @@ class Runner:
         self._replacer = Replacer(job.straggler)
         self._status: Status | None = None
         self._released = False
-        """A coordinator has said so; a later one may find nobody left who knows."""
+        """True once a coordinator has reported the release; a later one may not know it."""
         self._interrupts = self._late_interrupts = 0
         self._complete_first = False
-        """The ranks were released with the whole job done before anybody wanted to end it."""
+        """True if the ranks were released with the whole job done before anybody ended the run."""
         self._removed = False
         self._at_once = asyncio.Event()
-        """Ends the processes that there are now."""
+        """Set to end the present processes without delay."""
         self._resumed = asyncio.Event()
         self._suspended = ""
         """Suspending, Suspended or empty."""
@@ -111,20 +128,25 @@ class Runner:
         self._on_line, self._printed = on_line, Printed(run_dir, self._ring)
         self._cluster: Cluster | None = None
         self._umask = UMASK
-        """The user's own, for the scripts; this process and its agents make private files."""
+        """The user's own umask, for the scripts; this process and its agents make private files."""
         scratch.sweep(scratch.bases())
         self._scratch = scratch.Scratch.make()
         self._control = Control(job, run_dir, self, sockets=self._scratch.sockets, warn=say)
 
     def signalled(self, number: signal.Signals) -> None:
-        """A terminal that closes often sends SIGHUP twice, so it never ends the run at once."""
+        """Handle a signal that asks the run to end.
+
+        A terminal that closes often sends SIGHUP twice, so SIGHUP never ends the run at once.
+        """
         if number is not signal.SIGHUP or not self._interrupts:
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Ctrl-C: the first time drain and stop at an agreed round, the second time end at once.
+        """Handle Ctrl-C: first stop at an agreed round, the second time end at once.
 
-        Of a job that is complete only the scripts still run, and nothing changes how it ended."""
+        If the job is complete, only the scripts still run. Ctrl-C then does not change how the job
+        ended.
+        """
         if self._complete_first:
             self._late_interrupts += 1
             if self._late_interrupts > 1:
@@ -139,12 +161,13 @@ class Runner:
             self.end_at_once()
 
     def end_at_once(self) -> None:
+        """End the run without waiting for an agreed round."""
         self._interrupts += not self._complete_first
         self._at_once.set()
         self._resumed.set()
 
     def _stop(self, more: str) -> None:
-        """At an agreed round, or at once where there is none."""
+        """Stop at an agreed round, or at once if training has not started."""
         if self._cluster is None or not self._trains():
             self._at_once.set()
             return
@@ -159,6 +182,7 @@ class Runner:
     # ---- what other terminals ask for (control.Controlled) ----------------------------------
 
     def view(self) -> View:
+        """Return what the runner's own table shows, for other terminals."""
         timeline = self._timeline
         return View(
             self._job.name,
@@ -173,12 +197,14 @@ class Runner:
         )
 
     def printed_bytes(self) -> int:
+        """Return the size of the file with the lines that the ranks have printed, in bytes."""
         return self._printed.size
 
     def _wanted(self) -> int:
         return self._job.replicas if self._cluster is None else self._cluster.wanted
 
     def scale(self, replicas: int) -> int:
+        """Change the number of intended replicas; return the one before."""
         before = self._wanted()
         if self._cluster is not None:
             self._cluster.scale(replicas)
@@ -187,6 +213,7 @@ class Runner:
         return before
 
     def suspend(self, suspend: bool) -> None:
+        """Suspend the job after a stop at an agreed round, or resume it."""
         if suspend and not self._suspended:
             self._suspended = SUSPENDING
             self._resumed.clear()
@@ -198,6 +225,7 @@ class Runner:
         self._tell()
 
     def remove(self) -> None:
+        """End the run as Ctrl-C does, and mark its folder for removal."""
         self._removed = True
         self.interrupt()
 
@@ -211,6 +239,11 @@ class Runner:
     # ---- from beginning to end -----------------------------------------------------------------
 
     async def run(self) -> RunResult:
+        """Run the job until it ends; called once.
+
+        Returns:
+            How the run ended.
+        """
         with self._scratch, private_umask() as self._umask:
             outcome, left_over = await self._run()
         self._printed.close()
@@ -224,7 +257,11 @@ class Runner:
         )
 
     async def _run(self) -> tuple[Outcome, int]:
-        """How it ended, and how many processes were left over."""
+        """Run the job, with all its suspensions.
+
+        Returns:
+            How it ended, and the number of processes that were left over.
+        """
         faults, attempt = self._faults, -1
         async with self._control:
             self._on_listen(self._control.entry)
@@ -236,7 +273,7 @@ class Runner:
                 await self._until_resumed()
                 if self._interrupts:
                     break
-                # A fault belongs to a round of the first time.
+                # Faults refer to rounds of the first cluster, so they are not repeated.
                 faults, attempt = (), cluster.highest_attempt
             self._keep(outcome)
         return outcome, cluster.left_over
@@ -260,7 +297,11 @@ class Runner:
         self._on_line(text)
 
     async def _live(self, cluster: Cluster) -> Outcome:
-        """From the first process to the last, or to a suspension."""
+        """Run the processes of a cluster from the first to the last, or to a suspension.
+
+        Returns:
+            How the job ended.
+        """
         self._cluster = cluster
         try:
             async with cluster, Client(cluster.url, cluster.operator_token) as client:
@@ -273,7 +314,11 @@ class Runner:
         return outcome
 
     def _is_suspended(self, outcome: Outcome) -> bool:
-        """Whether it ended for that, and not because it was complete just then, or has failed."""
+        """Return True if the processes ended in order to be resumed later.
+
+        Returns:
+            False if the job was complete just then, has failed, or was ended by the user.
+        """
         if not self._suspended or self._interrupts:
             return False
         rests = outcome.complete or outcome.reason == INTERRUPTED
@@ -302,7 +347,7 @@ class Runner:
         self._tell()
 
     def _keep(self, outcome: Outcome) -> None:
-        """What `paceline status` shows from now on."""
+        """Write the status that `paceline status` shows from now on."""
         status = self._status or Status(self._job.name, "", replicas=self._job.replicas)
         if self._interrupts and not self._is_whole(outcome):
             outcome = Outcome(complete=False, reason=INTERRUPTED, message="ended by the user")
@@ -310,11 +355,18 @@ class Runner:
         text = msgspec.json.format(msgspec.json.encode(status)).decode()
         try:
             write(self._run_dir, STATUS, text)
-        except RunDirError as error:  # how the job ended does not depend on it
+        except RunDirError as error:  # the outcome does not depend on this file
             self._say(f"warning: {STATUS} is not kept: {error.message}")
 
     async def _outcome(self, cluster: Cluster, client: Client) -> Outcome:
-        """The first of: the coordinator's word, a broken run, the user, the job's deadline."""
+        """Return how the job ended, by whichever comes first.
+
+        The candidates are the coordinator's outcome, a broken run, the user, and the job's
+        deadline.
+
+        Returns:
+            The outcome.
+        """
         watch = asyncio.create_task(self._watch(cluster, client))
         at_once = asyncio.create_task(self._at_once.wait())
         limit_ns = self._job.active_deadline_ns
@@ -343,7 +395,11 @@ class Runner:
         )
 
     async def _watch(self, cluster: Cluster, client: Client) -> Outcome:
-        """Follow the status until it holds an outcome."""
+        """Follow the status until it holds an outcome.
+
+        Returns:
+            The outcome.
+        """
         injector = Injector(self._faults, cluster, self._say)
         heard_ns = alive_ns = now_ns()
         while True:
@@ -395,11 +451,15 @@ class Runner:
         return min(POLL_S, max(0.0, left_ns / NS_PER_S))
 
     async def _finish(self, cluster: Cluster, client: Client, outcome: Outcome) -> Outcome:
-        """Let the workers end by themselves, then let the coordinator go."""
+        """Let the workers end by themselves, then end the coordinator.
+
+        Returns:
+            The outcome, unchanged.
+        """
         agents = cluster.agents
         limit_s = self._job.finish_deadline_ns / NS_PER_S if outcome.complete else FAILED_S
         if not outcome.complete:
-            # The coordinator has told those that are connected; one may just be starting.
+            # The coordinator has informed connected ranks, but another one may be starting.
             for agent in agents:
                 agent.signal(signal.SIGTERM)
         silent = self._status.silent if self._status else ()
@@ -412,15 +472,16 @@ class Runner:
         await cluster.end(grace_s=0.0 if self._at_once.is_set() else END_S)
         for agent in agents:
             if outcome.complete and agent.exit_code != 0:
-                # A script that fails after its release has been heard of by the coordinator.
+                # A script failed after its release, and the coordinator knows it.
                 self._say(f"{agent.name} ended with code {agent.exit_code} after the job's end")
         return outcome
 
     async def _last_look(self, cluster: Cluster, client: Client) -> None:
-        """The final figures came with the last heartbeats. Then the coordinator may end.
+        """Fetch the final metrics, sent with the last heartbeats; then let the coordinator end.
 
-        One that still waits for scripts, when they are ended at once, has nothing to acknowledge:
-        it ends with the cluster."""
+        If scripts are ended at once, a coordinator that still waits for them has no outcome to
+        acknowledge. It ends with the cluster.
+        """
         try:
             status = await client.status()
             self._take(status, cluster)
@@ -452,7 +513,11 @@ class Runner:
         )
 
     def _complete(self) -> Outcome:
-        """What is complete stays so, also if the coordinator that knew it is gone (C1)."""
+        """Return the outcome of a complete job, even if the coordinator that knew it is gone (C1).
+
+        Returns:
+            An outcome with the number of rounds.
+        """
         version = self._status.version if self._status else 0
         return Outcome(complete=True, reason="Complete", message=f"{version} rounds, released")
 

@@ -1,4 +1,4 @@
-"""Whether the script that a job's command names is there, as far as that can be told beforehand."""
+"""Check that the script in a job's command exists, as far as that is known before the start."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ FIELD: Final = "spec.template.spec.containers[trainer].command"
 def missing_script(command: Sequence[str], folder: Path) -> str:
     """Return the Python script of `command` if it is not in `folder`, where it would be started.
 
-    Empty if it is there, and for everything else that a command may be: a module, a program, a
-    variable in a name.
+    Args:
+        command: The job's command.
+        folder: Working directory of the ranks.
+
+    Returns:
+        Empty if the script exists, and for anything else that a command may be: a module, a
+        program, a name with a variable.
     """
     if not command or not PurePath(command[0]).name.startswith("python"):
         return ""
@@ -26,7 +31,15 @@ def missing_script(command: Sequence[str], folder: Path) -> str:
 
 
 def check_script(command: Sequence[str], folder: Path) -> None:
-    """Raises SpecError if the script of a run on this machine is not there."""
+    """Check that the script of a run on this machine exists.
+
+    Args:
+        command: The job's command.
+        folder: Working directory of the ranks.
+
+    Raises:
+        SpecError: It does not exist.
+    """
     if script := missing_script(command, folder):
         raise SpecError(
             FIELD,

@@ -1,9 +1,9 @@
-"""Replacing a slow replica on one machine: what the operator does for a cluster.
+"""Replacement of a slow replica on one machine, as the operator does it in a cluster.
 
-The coordinator says who is slow and which step of `spec.straggler.respond` is in force. Replace
-means a new process here: the replica drains, so that no work of it is lost, and the runner starts
-it again as it does with every replica that is missing. One at a time, a cooldown apart. All
-replicas share the machine, so there is no slow node to keep away from.
+The coordinator reports who is slow and which step of `spec.straggler.respond` is in force. On one
+machine Replace means a new process. The replica drains, so that no work of it is lost, and the
+runner starts it again like any missing replica. One replica is replaced at a time, with a cooldown
+in between. All replicas share the machine, so there is no slow node to avoid.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.core.status import Status, StragglerStatus
 
 
 class Replacer:
-    """Remembers what it has had replaced."""
+    """Chooses the replicas to replace, each at most once, a cooldown apart."""
 
     def __init__(self, settings: StragglerSettings) -> None:
         self._cooldown_ns = round(cooldown_s(settings) * NS_PER_S)
@@ -26,7 +26,15 @@ class Replacer:
         self._done: set[tuple[int, int]] = set()
 
     def choose(self, status: Status, now_ns: int) -> StragglerStatus | None:
-        """The one whose replica is to be replaced now."""
+        """Return the rank whose replica is to be replaced now; None if there is none.
+
+        Args:
+            status: The newest status.
+            now_ns: The present time in ns.
+
+        Returns:
+            The straggler's entry in the status. It counts as replaced from now on.
+        """
         if status.stopping or status.outcome is not None or now_ns < self._free_ns:
             return None
         for slow in status.stragglers:

@@ -1,7 +1,7 @@
-"""The samples of a run's ranks: asked of the agents that live, read from what the others have left.
+"""Samples of a run's ranks: fetched from agents that are alive, read from the files of the others.
 
-Each agent serves them at /steps. One of a local run leaves them in the run folder when it ends,
-`steps/SLOT.json`, so that a run which has ended can be reported on.
+Each agent serves its samples at /steps. An agent of a local run writes them to `steps/SLOT.json` in
+the run folder when it ends, so that `paceline report` works on a run that has ended.
 """
 
 from __future__ import annotations
@@ -27,12 +27,21 @@ from paceline.core.anatomy.samples import (
 from paceline.core.anatomy.steps_token import STEPS_HEADER
 
 TIMEOUT_S: Final = 10.0
+"""Timeout of a request to an agent, in seconds."""
 BYTES_MAX: Final = bytes_max(64)
-"""Of one pod. Its port may have gone to somebody else since it was written down."""
+"""Upper bound on the samples of one pod. Another program may have its port by now."""
 
 
 def of_run(run_dir: Path) -> tuple[list[PodSamples], list[SilentPod]]:
-    """What its pods have left or tell now, and those that neither have left nor tell anything."""
+    """Return the samples of all pods of a run, and the pods without any.
+
+    Args:
+        run_dir: The run folder.
+
+    Returns:
+        The samples of each pod, from its agent or from its file, and the pods that have left no
+        file and do not answer.
+    """
     found: dict[int, PodSamples] = {}
     silent: list[SilentPod] = []
     for left in sorted((run_dir / STEPS).glob("*.json")):
@@ -49,7 +58,7 @@ def of_run(run_dir: Path) -> tuple[list[PodSamples], list[SilentPod]]:
             name = told.labels.pod
             pod = of_agent(f"http://{told.targets[0]}{STEPS_PATH}", read_token(run_dir))
         except OSError as error:
-            # It ends just now, or was killed and left its target; or the file is damaged.
+            # The agent has just ended or was killed, or the file is damaged.
             if target.stem not in map(str, found):
                 silent.append(SilentPod(name, str(error)))
             continue
@@ -58,7 +67,18 @@ def of_run(run_dir: Path) -> tuple[list[PodSamples], list[SilentPod]]:
 
 
 def of_agent(url: str, token: str) -> PodSamples:
-    """What one agent serves at `url`. OSError if it does not answer, or with something else."""
+    """Return the samples that one agent serves.
+
+    Args:
+        url: Address of the samples.
+        token: Token that the agent accepts.
+
+    Returns:
+        The samples of the agent's pod.
+
+    Raises:
+        OSError: It does not answer, or it answers with something else.
+    """
     asked = Request(url, headers={STEPS_HEADER: token})
     try:
         with urlopen(asked, timeout=TIMEOUT_S) as answer:
@@ -70,7 +90,11 @@ def of_agent(url: str, token: str) -> PodSamples:
 
 
 def _read(path: Path) -> PodSamples:
-    """Raises OSError, also if the file holds something else."""
+    """Return the samples in a file.
+
+    Raises:
+        OSError: The file cannot be read or holds something else.
+    """
     try:
         return read_samples(read_file(path, BYTES_MAX))
     except (OSError, SamplesError) as error:

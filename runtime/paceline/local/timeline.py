@@ -1,7 +1,7 @@
-"""What the runner has seen of a run, status by status; for the table and the summary.
+"""History of a run as the runner has received it, status by status; for the table and the summary.
 
-A coordinator keeps no state of its own, so its list of changes starts anew when it is restarted;
-here they are put together again.
+A coordinator keeps no state across restarts, so its list of changes begins anew then. Here the
+lists are joined.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.status import Change, Happening, Status, StragglerStatus
 
 SPEED_WINDOW_NS: Final = 5 * NS_PER_S
+"""Length of the time window for the present speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """Progress of the job at one time."""
+
     at_ns: int
     version: int
     gradients: int
@@ -27,22 +30,31 @@ class Point:
 
 @dataclass(slots=True)
 class Timeline:
+    """What the runner knows of a run so far; all rates are those of this run alone."""
+
     started_ns: int | None = None
-    """When a generation was first seen that all its members had started."""
+    """Time of the first status with a generation that all its members had started."""
     first: Point | None = None
     last: Point | None = None
-    """The last time that the version grew."""
+    """Last point at which the version grew."""
     gradients_before: int | None = None
-    """Applied before this run, as the log tells: by the runs that it goes on from. None: not told
-    yet."""
+    """Gradients that earlier runs of this job had applied, from the log; None: not reported yet."""
     changes: dict[GenerationId, Change] = field(default_factory=dict)
     stragglers: dict[MemberId, StragglerStatus] = field(default_factory=dict)
-    """All that were slow for long, as they were seen last."""
+    """All ranks that were slow for long, each with its latest report."""
     _recent: deque[Point] = field(default_factory=deque)
     _told: tuple[str, int] = ("", 0)
 
     def add(self, status: Status, at_ns: int) -> list[Happening]:
-        """Take in one status. What has happened since the one before."""
+        """Record one status.
+
+        Args:
+            status: The newest status.
+            at_ns: Time of its arrival in ns.
+
+        Returns:
+            What has happened since the status before.
+        """
         if self.started_ns is None and any(c.start_s is not None for c in status.changes):
             self.started_ns = at_ns
         log = status.log
@@ -50,11 +62,11 @@ class Timeline:
             self.changes[change.generation] = change
         if log.gradients and self.gradients_before is None:
             self.gradients_before = log.gradients_before
-        # Until the ranks of a job that goes on have told their figures, these are 0.
+        # In a resumed job these are 0 until the ranks have reported.
         version = max(status.version, self.version_before)
         gradients = max(log.gradients, self.gradients_before or 0)
         point = Point(at_ns, version, gradients, log.progress)
-        # A coordinator that has just been restarted knows of fewer rounds than were made.
+        # A coordinator that has just restarted knows fewer rounds than were made.
         behind = self.last is not None and point.gradients < self.last.gradients
         if self.started_ns is not None and not behind:
             self.first = self.first or point
@@ -76,32 +88,32 @@ class Timeline:
         return news
 
     def elapsed_ns(self, at_ns: int) -> int:
-        """Since the first generation; 0 before it."""
+        """Return the time since the first generation in ns; 0 before it."""
         return 0 if self.started_ns is None else at_ns - self.started_ns
 
     @property
     def seconds(self) -> float:
-        """From the first generation to the last round."""
+        """Seconds from the first generation to the last round."""
         if self.first is None or self.last is None:
             return 0.0
         return (self.last.at_ns - self.first.at_ns) / NS_PER_S
 
     @property
     def version_before(self) -> int:
-        """Return the version with which the run began: 0, or that of its checkpoint."""
+        """Version with which the run began: 0, or that of its checkpoint."""
         first = self.changes[min(self.changes)] if self.changes else None
         return first.version if first is not None and first.reason == "First" else 0
 
     @property
     def rounds_per_s(self) -> float:
-        """Return the rounds per second of this run alone; all rates are of this run."""
+        """Rounds per second of this run alone."""
         if self.first is None or self.last is None:
             return 0.0
         return self._per_s(self.last.version - max(self.version_before, self.first.version))
 
     @property
     def gradients_per_s(self) -> float:
-        """Return how many gradients per second were applied in this run."""
+        """Gradients per second that were applied in this run."""
         if self.first is None or self.last is None:
             return 0.0
         before = max(self.gradients_before or 0, self.first.gradients)
@@ -112,11 +124,12 @@ class Timeline:
 
     @property
     def rounds_per_s_now(self) -> float:
+        """Rounds per second in the latest SPEED_WINDOW_NS."""
         return _rate(*self._ends(), "version")
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the end at the present speed."""
+        """Seconds to the end at the present speed; None if that is not known."""
         told = [point for point in self._recent if point.progress is not None]
         speed = _rate(told[0], told[-1], "progress") if told else 0.0
         return (1.0 - (told[-1].progress or 0.0)) / speed if speed else None

@@ -1,7 +1,7 @@
 """Code that all frameworks share: their model, optimizer and loader become those of the job.
 
-A framework owns the training loop. The job's engine therefore stands behind the very objects that
-the loop holds, as it does in a DDP script (D14). Each rank sees a torch world of one rank.
+A framework owns the training loop. The very objects that the loop holds therefore forward to the
+job's engine, as they do in a DDP script (D14). Each rank sees a torch world of one rank.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class JobStrategy(SingleDeviceStrategy):
         )
 
     def setup(self, trainer: Trainer) -> None:
-        """Set up the strategy, and put the job's optimizer behind that of the Trainer."""
+        """Set up the strategy, and make the Trainer's optimizer step the job."""
         super().setup(trainer)
         if not self.optimizers:
             return

@@ -192,7 +192,7 @@ class Trainer(transformers.Trainer):
 
 
 class _JobDecides(TrainerCallback):
-    """Callback that keeps the Trainer going on a rank that joins late.
+    """Callback that prevents an early end of training on a rank that joins late.
 
     Such a rank finds past epochs empty, which the Trainer would take for the end of training.
     """

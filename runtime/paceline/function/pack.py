@@ -1,8 +1,8 @@
 """Packing: turns a function of a notebook or module into the program of a job, as source.
 
-Four rules say what comes along of the names that the function uses. A module, or an object that can
-be imported from one, becomes an import. A function or class of the same notebook or file becomes
-its source, by the same rules. Numbers, text, None, and lists and mappings of these become an
+Four rules decide how each name that the function uses is packed. A module, or an object that can be
+imported from one, becomes an import. A function or class of the same notebook or file becomes its
+source, by the same rules. Numbers, text, None, and lists and mappings of these become an
 assignment. Anything else, such as a tensor or an open file, exists in this process only and is
 refused by name.
 """

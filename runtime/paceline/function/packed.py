@@ -13,13 +13,14 @@ FOLDER: Final = "function"
 PROGRAM: Final = "function.py"
 """Name of the program: imports, what the function uses, the function itself, and its call."""
 DESCRIPTION: Final = "function.json"
+"""Name of the file with the Description."""
 BYTES_MAX: Final = 900_000
 """Upper bound on the size of all files in bytes. A ConfigMap carries them to a cluster, and it
 holds 1 MiB."""
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What must be known to start the function; travels as JSON."""
+    """Facts that are needed to start the function; they travel as JSON."""
 
     name: str
     python: tuple[int, int]

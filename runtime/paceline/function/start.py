@@ -31,8 +31,11 @@ from paceline.private_files import append, private_umask
 ENVIRONMENT: Final = "function-packages"
 """Subfolder of the run folder with the environment for the packages."""
 DONE: Final = "installed"
+"""File in the environment that marks the installation as complete."""
 SAID_LINES: Final = 5
+"""Number of lines of pip's output that an error message shows."""
 INSTALL_S: Final = 1800.0
+"""Timeout of the installation in seconds."""
 
 
 def main(env: Mapping[str, str]) -> None:

@@ -83,7 +83,8 @@ STARTING_MAX: Final = max(4, 2 * (os.cpu_count() or 1))
 """Upper bound on agents that start at the same time. Each start takes a second of a core; dozens at
 once would leave no core on which runner and coordinator could answer."""
 STARTING_NS: Final = 15 * NS_PER_S
-"""How long an agent that the coordinator has not heard of delays the start of further agents."""
+"""Time after which an agent that the coordinator does not know yet no longer delays the start of
+others."""
 
 
 @dataclass(slots=True)
@@ -334,7 +335,7 @@ class Cluster:
     def _start_missing(self) -> None:
         """Start agents in the lowest free slots until the intended number is alive.
 
-        Only a few start at a time. It is called again when the coordinator has heard of them.
+        Only a few start at a time. The method is called again when the coordinator knows them.
         """
         if self._again is not None:
             self._again.cancel()
@@ -354,7 +355,7 @@ class Cluster:
             self._spawn(self._watch_agent(number, slot, slot.agent))
 
     def _starting(self) -> list[int]:
-        """Return the start times of agents that the coordinator has not heard of yet."""
+        """Return the start times of agents that the coordinator does not know yet."""
         return [
             slot.started_ns
             for number, slot in self._slots.items()
@@ -392,7 +393,7 @@ class Cluster:
 
     async def _watch_agent(self, number: int, slot: _Slot, agent: Child) -> None:
         code = await agent.ended()
-        # A pod may leave the inventory only when all its processes are dead, even stopped ones (R25).
+        # A pod leaves the inventory only when all its processes are dead, even stopped ones (R25).
         await kill_orphans(self._pids)
         self._sweep()
         slot.agent = None

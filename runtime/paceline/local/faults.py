@@ -18,7 +18,7 @@ from paceline.core.status import RankPhase, RankStatus, Status, place_of
 
 
 class Target(Protocol):
-    """What faults act on besides ranks: the replicas and the coordinator."""
+    """Objects that faults act on besides ranks: the replicas and the coordinator."""
 
     def grow(self, replicas: int) -> None:
         """Start this many more replicas."""

@@ -46,12 +46,12 @@ class PlanFileError(PacelineError):
 
 
 def fingerprint(job: ResolvedJob, place: str = "") -> str:
-    """Return a hash of what a job's ranks run, whatever its size and mode.
+    """Return a hash of what a job's ranks run, independent of its size and mode.
 
     Args:
         job: The job.
-        place: Name of a cluster; empty for this machine. A measurement from elsewhere is not valid
-            there.
+        place: Name of a cluster; empty for this machine. Measurements of one place are not valid
+            for another.
 
     Returns:
         Eight hexadecimal digits.

@@ -1,6 +1,6 @@
 """Processes of a local run: each in its own session, watched by pidfd, and ended for certain.
 
-The runner is their subreaper (D6). Whatever a dead agent leaves behind, even a stopped rank,
+The runner is their subreaper (D6). Every process that a dead agent leaves, even a stopped rank,
 becomes a child of the runner, which kills it. So a pod leaves the inventory only when none of its
 processes can still be alive (R25), and nothing is left over after a run.
 """
@@ -202,8 +202,7 @@ def _end_with_parent(parent: int) -> None:
 def adopt_orphans(adopt: bool) -> None:
     """Make this process the subreaper of its descendants, or stop being it.
 
-    A subreaper, and not init, becomes the parent of the processes that its descendants leave
-    behind.
+    Orphaned descendants become children of the subreaper instead of init.
 
     Raises:
         OSError: The kernel refuses.

@@ -51,15 +51,18 @@ IDLE_S: Final = 20.0
 """How long, in seconds, no worker may be alive before the run ends without an outcome of the
 coordinator."""
 INTERRUPTED: Final = "Interrupted"
+"""Reason of the outcome of a run that the user has ended."""
 RELEASED: Final = "Released"
 """Reason of the happening that all ranks have made the last round."""
 SUSPENDING: Final = "Suspending"
+"""State of a run that is being suspended."""
 SUSPENDED: Final = "Suspended"
+"""State of a run without processes, which can be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended, and what was recorded of it."""
+    """Outcome of a run, and what was recorded of it."""
 
     outcome: Outcome
     status: Status | None

@@ -1,6 +1,6 @@
 """History of a run as the runner has received it, status by status; for the table and the summary.
 
-A coordinator keeps no state across restarts, so its list of changes begins anew then. Here the
+A coordinator keeps no state across restarts, so its list of changes begins again then. Here the
 lists are joined.
 """
 
@@ -30,7 +30,7 @@ class Point:
 
 @dataclass(slots=True)
 class Timeline:
-    """What the runner knows of a run so far; all rates are those of this run alone."""
+    """Everything that the runner knows of a run so far; all rates are those of this run alone."""
 
     started_ns: int | None = None
     """Time of the first status with a generation that all its members had started."""

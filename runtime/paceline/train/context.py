@@ -1,9 +1,9 @@
 """The one job that this process takes part in, as the training API sees it.
 
 `init()` connects to the job. The optimizer and the loader meet in the context, so that a script
-need not pass one to the other. The optimizer registers itself here. The protocol `JobOptimizer`
-says what the others need of it, so that this file knows neither optimizer nor loader. Everything
-here is used by the main thread only.
+need not pass one to the other. The optimizer registers itself here. The protocol `JobOptimizer` is
+the part of it that the others use, so that this file imports neither optimizer nor loader.
+Everything here is used by the main thread only.
 """
 
 from __future__ import annotations

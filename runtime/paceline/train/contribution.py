@@ -1,4 +1,4 @@
-"""From batches to one contribution: what the main thread builds between two steps.
+"""Construction of one contribution from batches, on the main thread, between two steps.
 
 A contribution is the gradient of one lease, summed over its batches (D1, D3). Backward passes add
 into the buffer GRAD by themselves; this module tracks what the numbers in GRAD mean. GRAD may hold
@@ -221,7 +221,7 @@ class ContributionBuilder:
         return Contribution((), samples, self._gradients.unit)
 
     def settle(self) -> None:
-        """Handle the batch in hand when the user goes on without `step()` for it."""
+        """Handle a batch in hand for which the user has not called `step()`."""
         batch = self._batch
         if batch is None or self._session.stopped:
             return
@@ -274,8 +274,8 @@ class ContributionBuilder:
         """Handle the script's `zero_grad()`: drop what the last backward pass has added.
 
         The batch counts if another backward pass follows; otherwise it is dropped with its lease.
-        If earlier batches of the lease are in `p.grad` as well, the lease is dropped at once,
-        because the batches cannot be told apart. Without a backward pass nothing is dropped.
+        If earlier batches of the lease are in `p.grad` as well, they cannot be separated from this
+        one, so the lease is dropped at once. Without a backward pass nothing is dropped.
         """
         self._forgotten = 0
         if self._batch is None or not self._gradients.touched():

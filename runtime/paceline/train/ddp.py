@@ -180,12 +180,13 @@ def ddp(
 
 
 class ScriptOptimizer(DistributedOptimizer):
-    """The job's optimizer behind the optimizer object that the script made and still holds.
+    """The job's optimizer that acts for the optimizer object which the script still holds.
 
     Args:
         optimizer: The optimizer of the script; its class changes so that its calls come here.
         module: The plain model inside the script's model.
-        called: Name of what the script, or a framework on its behalf, has called; used in hints.
+        called: Name of the call that the script, or a framework on its behalf, has made; used in
+            hints.
         options: Further arguments of `DistributedOptimizer`.
     """
 

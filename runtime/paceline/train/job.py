@@ -85,8 +85,9 @@ def evaluating() -> Iterator[None]:
     Inside the block the rank has given its leases back and counts as idle. Afterwards the model
     holds the newest weights. In modes Full and Shadow, and with a quorum of all ranks, each round
     needs all of them. There the rank keeps its leases and the others wait for it, up to
-    `benchAfter`: an evaluation on every rank is a common pause. Before training starts and after the job's end the block has no effect
-    on the job. Main thread only, never between backward() and step().
+    `benchAfter`: an evaluation on every rank is a common pause. Before training starts and after
+    the job's end the block has no effect on the job. Main thread only, never between backward() and
+    step().
 
     Yields:
         Nothing.

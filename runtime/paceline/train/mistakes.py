@@ -1,4 +1,4 @@
-"""How a script with an error ends: the message, the line of the script, a hint and the exit code.
+"""Handling of an error that ends a script: message, line of the script, hint and exit code.
 
 A `PacelineError` is a mistake in the script or a condition outside of it. It is shown without a
 traceback through Paceline, with the place in the script. With exit code 2 the agent does not start

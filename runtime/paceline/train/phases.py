@@ -1,4 +1,4 @@
-"""Hooks on the script's model that tell forward from backward, for the anatomy of a step.
+"""Hooks on the script's model that separate forward from backward, for the anatomy of a step.
 
 The hooks are functions of this module, so that a model can be copied and pickled while it trains.
 They are removed when the job is over. A copy of the model carries them too: what the copy computes

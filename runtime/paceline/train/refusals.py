@@ -1,4 +1,4 @@
-"""What Paceline cannot train with: each case is refused by name, with an alternative (D2, D9).
+"""Refusals of what Paceline cannot train with, by name and with an alternative (D2, D9).
 
 A refusal comes as early as possible: when the optimizer is wrapped, when training starts, or at the
 first step after a change.

@@ -1,6 +1,6 @@
 """transformers.Trainer in a job: another class with the same name and arguments.
 
-    from paceline.frameworks.transformers import Trainer     # for: from transformers import Trainer
+    from paceline.frameworks.transformers import Trainer  # not: from transformers import Trainer
 
 It evaluates on each rank without delaying the others, except in mode Full. The publisher saves.
 """

@@ -131,7 +131,7 @@ class Cluster:
         self.left_over = 0
         """Number of processes that were still alive after all had been ended."""
         self.broken: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        """Done when the run must end for a reason that the coordinator cannot know."""
+        """Future: outcome of a run that must end for a reason unknown to the coordinator."""
         self._token = secrets.token_urlsafe(24)
         self.operator_token = secrets.token_urlsafe(24)
         """Token of this runner at the coordinator; the ranks do not have it."""
@@ -435,7 +435,7 @@ class Cluster:
         # `python` in a job's command is the interpreter that runs Paceline.
         own_bin = str(Path(sys.executable).parent)
         return outer | {
-            # Without a buffer, output that a full disk refused is not flushed, and fails, at exit.
+            # With a buffer, each exit would flush what a full disk has refused, and fail.
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self._temporary),
             **_compiled(outer),

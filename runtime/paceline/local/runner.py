@@ -48,12 +48,11 @@ report why."""
 END_S: Final = 5.0
 """Time from SIGTERM to SIGKILL, in seconds, for agents that have not ended by themselves."""
 IDLE_S: Final = 20.0
-"""How long, in seconds, no worker may be alive before the run ends without an outcome of the
-coordinator."""
+"""How long the run waits for an outcome while no worker lives and none is started, in seconds."""
 INTERRUPTED: Final = "Interrupted"
 """Reason of the outcome of a run that the user has ended."""
 RELEASED: Final = "Released"
-"""Reason of the happening that all ranks have made the last round."""
+"""Reason of the `Happening` which reports that all ranks have made the last round."""
 SUSPENDING: Final = "Suspending"
 """State of a run that is being suspended."""
 SUSPENDED: Final = "Suspended"

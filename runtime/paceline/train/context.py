@@ -36,7 +36,7 @@ class JobOptimizer(Protocol):
 
     @property
     def started(self) -> bool:
-        """True once this rank has become a member of the job."""
+        """True once training has started on this rank."""
 
     @property
     def stopped(self) -> bool:

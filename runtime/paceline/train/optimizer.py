@@ -189,7 +189,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def started(self) -> bool:
-        """True once this rank has become a member of the job."""
+        """True once training has started on this rank."""
         return self._started
 
     @property

@@ -1,5 +1,5 @@
-"""Jobs of this machine and jobs of a cluster through one set of verbs (`interface.Jobs`).
+"""Jobs on this machine and jobs in a cluster, behind one interface (`interface.Jobs`).
 
-The command line and the Python SDK are built on it. Decisions and texts are in `core`; `cluster`
-needs the extra `kubernetes` and is imported only when a cluster is meant.
+The command line and the Python SDK are built on this package. Decisions and texts are in `core`.
+`cluster` needs the extra `kubernetes` and is imported only when a cluster is addressed.
 """

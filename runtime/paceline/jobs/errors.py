@@ -1,19 +1,21 @@
-"""What can be wrong with a verb about a job. Each says in one sentence what, and what to do.
+"""Errors of the job operations; each one states in one sentence what is wrong and what to do.
 
-PacelineError (paceline_api.errors)
-`-- JobsError
-    |-- NoSuchJobError      no job of that name
-    |-- AmbiguousJobError   several runs of this machine have that name
-    |-- NoSuchRankError     a rank beyond the job's
-    |-- NoSamplesError      nothing is known of a job's last steps
-    |-- NameTakenError      a job of that name is there already
-    |-- RejectedError       the API server, or a run, does not take the job or the change
-    |-- NotAllowedError     the rights of this user do not reach (403)
-    |-- NotInstalledError   the cluster has no TrainingJobs, or those of another release
-    |-- MissingExtraError   the package `kubernetes` is not installed
-    |-- AwayError           the API server, or a run, does not answer
-    |-- UnreadableRunError  a file of a run on this machine cannot be read
-    `-- WaitTimeoutError    what was waited for has not come in time
+    PacelineError (paceline_api.errors)
+    `-- JobsError
+        |-- NoSuchJobError      no job has that name
+        |-- AmbiguousJobError   several runs on this machine have that name
+        |-- NoSuchRankError     the rank number is beyond the job's ranks
+        |-- NoSamplesError      no samples of the job's last steps are available
+        |-- NameTakenError      a job with that name exists already
+        |-- RejectedError       the API server, or a run, rejects the job or the change
+        |-- NotAllowedError     the user's permissions do not suffice (403)
+        |-- NotInstalledError   the cluster has no TrainingJobs, or those of another release
+        |-- MissingExtraError   an optional package (kubernetes, pandas) is not installed
+        |-- AwayError           the API server, or a run, does not answer
+        |-- UnreadableRunError  a file of a run on this machine cannot be read
+        `-- WaitTimeoutError    `wait()`, or the wait of `delete()`, timed out
+
+Every error carries a hint. The exit code is 2, but 1 for AwayError and 3 for WaitTimeoutError.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ EXIT_TIMEOUT: Final = 3
 
 
 class JobsError(PacelineError):
-    """Something about a job, or about the place where it runs."""
+    """Base class of the errors about a job, or about the place where it runs."""
 
     code: ClassVar[int] = EXIT_BAD_INPUT
 
@@ -35,11 +37,11 @@ class JobsError(PacelineError):
 
 
 class NoSuchJobError(JobsError):
-    """There is no job of that name."""
+    """Raised when no job has the given name, or the job was deleted meanwhile."""
 
 
 class AmbiguousJobError(JobsError):
-    """Several runs of this machine have that name."""
+    """Raised when several runs on this machine have the given name."""
 
     def __init__(self, name: str, folders: tuple[str, ...]) -> None:
         super().__init__(
@@ -50,44 +52,44 @@ class AmbiguousJobError(JobsError):
 
 
 class NoSuchRankError(JobsError):
-    """The job has fewer ranks."""
+    """Raised when the job has fewer ranks than the given rank number requires."""
 
 
 class NoSamplesError(JobsError):
-    """Nothing is known of a job's last steps."""
+    """Raised when no samples of a job's last steps are available."""
 
 
 class NameTakenError(JobsError):
-    """A job of that name is there already."""
+    """Raised when a job with the given name exists already."""
 
 
 class RejectedError(JobsError):
-    """The API server, or a run, does not take the job or the change."""
+    """Raised when the API server, or a run, rejects the job or the change."""
 
 
 class NotAllowedError(JobsError):
-    """The rights of this user do not reach (403)."""
+    """Raised when the user's permissions do not suffice (HTTP status 403)."""
 
 
 class NotInstalledError(JobsError):
-    """The cluster has no TrainingJobs, or those of another release."""
+    """Raised when the cluster has no TrainingJobs, or those of another release."""
 
 
 class MissingExtraError(JobsError):
-    """The package `kubernetes` is not installed."""
+    """Raised when an optional package, such as `kubernetes` or `pandas`, is missing."""
 
 
 class AwayError(JobsError):
-    """The API server, or a run, does not answer."""
+    """Raised when the API server, or a run, does not answer."""
 
     code = EXIT_FAILURE
 
 
 class UnreadableRunError(JobsError):
-    """A file of a run on this machine cannot be read."""
+    """Raised when a file of a run on this machine cannot be read."""
 
 
 class WaitTimeoutError(JobsError):
-    """What was waited for has not come in time."""
+    """Raised when a wait for a job's state, or for its removal, times out."""
 
     code = EXIT_TIMEOUT

@@ -1,8 +1,9 @@
-"""The verbs for jobs, whatever they run on, and the nouns that the verbs speak of.
+"""The interface `Jobs`, common to all back ends, and the data types that its methods exchange.
 
-`paceline.jobs.cluster.jobs.ClusterJobs` and `paceline.jobs.local.LocalJobs` keep this promise. All
-calls block; iterators wait inside of `next()`, and `close()` ends them from the same thread. Errors
-are a `PacelineError`: most of `paceline.jobs.errors`, of a login `paceline_api.access.errors`.
+`paceline.jobs.cluster.jobs.ClusterJobs` and `paceline.jobs.local.LocalJobs` implement it. All calls
+block. Generators wait inside `next()`; close one from the thread that iterates over it. Every error
+is a `PacelineError`: most come from `paceline.jobs.errors`, errors of a login from
+`paceline_api.access.errors`.
 """
 
 from __future__ import annotations
@@ -23,77 +24,81 @@ from paceline.core.status import Status
 COMPLETE = "Complete"
 FAILED = "Failed"
 ENDED = "Ended"
-"""How it has ended is not known: what it left of its end is damaged."""
+"""State of a run that has ended with an unknown outcome: its last status is damaged."""
 UNKNOWN = "Unknown"
-"""It runs, and cannot be asked."""
+"""State of a run that is running and cannot be asked for its status."""
 SUSPENDED = "Suspended"
 SUSPENDING = "Suspending"
 TRAINING = "Training"
 
 
 class JobStatus(Struct, frozen=True):
-    """A job at one moment: what `paceline status` shows, and prints as JSON."""
+    """Status of a job at one moment; `paceline status` shows it and prints it as JSON."""
 
     name: str
     place: str
-    """Its namespace, or on this machine its run folder."""
+    """Namespace of the job; for a job on this machine, its run folder."""
     state: str
-    """One word: Starting, Training, Resizing, Suspending, Suspended, Complete, Failed, or the
-    reason why it trains with less than was asked for, such as Unschedulable. On this machine also
-    Ended, if what a run has left does not say how it ended, and in a list Unknown, for a run that
-    cannot be asked."""
+    """State in one word: Starting, Training, Resizing, Suspending, Suspended, Deleting, Complete,
+    Failed, or the reason why the job trains with less than was asked for, such as Unschedulable.
+    On this machine also Ended, if the files of a run do not say how it ended, and, in a list,
+    Unknown for a run that cannot be asked."""
     message: str = ""
-    """What happened, where the word alone does not say it: the last words of a rank that failed."""
+    """What happened, where the state alone does not say it; for example the last lines that a
+    failed rank printed."""
     hint: str = ""
-    """What to do about it; empty where nothing is known."""
+    """What to do about it; empty if there is no advice."""
     replicas: int = 0
-    """Wanted."""
+    """Number of replicas that the spec asks for."""
     ready: int = 0
-    """Replicas whose ranks all take part."""
+    """Number of replicas whose ranks are all members of the current generation."""
     round: int = 0
-    """Rounds applied."""
+    """Number of rounds applied."""
     progress: float | None = None
-    """0 to 1; None if nothing says where the end is."""
+    """Fraction of the job that is done, 0 to 1; None if the end is unknown."""
     rounds_per_s_now: float = 0.0
-    """0 where nobody has measured it."""
+    """Current rounds per second; 0 if it was not measured."""
     left_s: float | None = None
-    """Seconds to the end at the present speed; None while nobody knows."""
+    """Seconds to the end at the current speed; None if unknown."""
     age_s: float = 0.0
-    """Since it was submitted."""
+    """Seconds since the job was submitted; for a run on this machine that has ended, since its run
+    folder was locked."""
     told_s: float = 0.0
-    """How old round, progress and the ranks' figures are; 0 on this machine, and of a job that has
-    ended."""
+    """Age in seconds of `round`, `progress` and the figures of the ranks. It is 0 on this machine,
+    and for a job that has ended."""
     detail: Status | None = None
-    """Ranks, rounds, conditions; None before there is anything to tell. On a cluster it is put
-    together from the TrainingJob and its pods: the script's own figures are missing, and the ranks'
-    figures are there for 64 at most."""
+    """Ranks, rounds and conditions; None while there is nothing to report. For a job in a cluster
+    it is derived from the TrainingJob and its pods: it lacks the figures that the script logs,
+    and it has the figures of at most 64 ranks."""
 
     @property
     def ended(self) -> bool:
-        """Return True if it is Complete, Failed or Ended; it does not run again."""
+        """True if the job is Complete, Failed or Ended; it does not run again."""
         return self.state in (COMPLETE, FAILED, ENDED)
 
 
 class Until(StrEnum):
-    """What `wait` may wait for."""
+    """Conditions that `Jobs.wait` can wait for."""
 
     ENDED = "ended"
     TRAINING = "training"
-    """All replicas that are wanted take part."""
+    """All replicas that the spec asks for take part in training."""
     SUSPENDED = "suspended"
-    """Stopped by its spec, and nothing of it runs any more."""
+    """The job was stopped by its spec and no part of it runs any more."""
 
 
 class Selection(Struct, frozen=True):
-    """Which lines of a job's logs are meant."""
+    """Filter that selects lines of a job's logs."""
 
     rank: int | None = None
-    """Only of this rank, by its place (slot x procsPerReplica + process). None: all, and what the
-    agents say besides."""
+    """Rank number (slot x procsPerReplica + process) whose lines are selected. None selects all
+    ranks and the lines of the agents themselves."""
     previous: bool = False
-    """Also those of attempts that were replaced. Without it, only of the latest of each replica."""
+    """True selects the lines of replaced attempts, too. False selects those of the latest attempt
+    of each replica only."""
     tail: int | None = None
-    """At most so many of each replica's that are there already, the last ones. None: all."""
+    """Upper bound on the number of existing lines of each replica; the last ones are kept. None: no
+    bound."""
 
 
 ALL_LINES = Selection()
@@ -101,18 +106,18 @@ NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class LogLine(Struct, frozen=True):
-    """One line that a rank, or the agent of its replica, has printed."""
+    """One line that a rank, or the agent of its replica, printed."""
 
     wall_ns: int
-    """When, as Unix time."""
+    """Time at which it was printed: Unix time in nanoseconds."""
     source: str
-    """Name of the pod, or of the agent's process."""
+    """Name of the pod, or of the agent's process on this machine."""
     member: str
-    """slot.process#attempt of the rank; empty for the agent."""
+    """Member that printed the line, as `slot.process#attempt`; empty for the agent."""
     rank: int | None
-    """Its place; None for the agent."""
+    """Rank number, slot x procsPerReplica + process; None for the agent."""
     text: str
-    """Without the end of the line and without the prefix of the rank."""
+    """The line without its line end and without the prefix that names the rank."""
 
 
 class JobEvent(Struct, frozen=True):
@@ -120,97 +125,189 @@ class JobEvent(Struct, frozen=True):
 
     wall_s: float
     warning: bool
-    """Something to act on, in the words of Kubernetes a `Warning`."""
+    """True if a user should act on it; Kubernetes' type `Warning`."""
     reason: str
-    """One word for programs."""
+    """Machine-readable reason, in one word."""
     message: str
     source: str = ""
-    """Who says it: operator, scheduler, coordinator, a pod's kubelet."""
+    """Component that reported it: operator, scheduler, coordinator or a kubelet."""
     count: int = 1
-    """How often it was said; `wall_s` is the last time."""
+    """How often the event occurred; `wall_s` is the last occurrence."""
 
 
 class Samples(Struct, frozen=True):
-    """The last steps of a job's ranks, as their agents tell them."""
+    """Timing samples of the last steps of a job's ranks, as reported by their agents."""
 
     pods: tuple[PodSamples, ...]
-    """With a step each, by slot."""
+    """Samples of the pods that have made at least one step, in order of their slots."""
     silent: tuple[SilentPod, ...] = ()
+    """Pods that did not answer, or whose answer was unusable, with the reason."""
     folder: str = ""
-    """Its run folder on this machine; empty for a job of a cluster."""
+    """Run folder on this machine; empty for a job in a cluster."""
 
 
 class Explanation(Struct, frozen=True):
-    """Why a job is where it is, and what to type next."""
+    """Why a job is in its current state, and which commands to type next."""
 
     verdict: str
-    """One sentence."""
+    """The most important cause, in one sentence."""
     because: tuple[str, ...] = ()
-    """What it follows from: conditions, the blamed rank, the operator's and coordinator's words."""
+    """Evidence for the verdict: conditions, slow ranks, and messages of the operator and the
+    coordinator."""
     commands: tuple[str, ...] = ()
-    """To type next, the most useful first; at most three."""
+    """Commands to type next, the most useful first; at most three."""
 
 
 class Jobs(Protocol):
-    """The jobs of one place: a namespace of a cluster, or this user's on this machine.
+    """Interface to the jobs of one place: a namespace of a cluster, or this user's on this machine.
 
-    `name` is that of a job; on this machine a run folder as well. Every verb raises NoSuchJobError
-    where there is no such job, and on a cluster NotAllowedError, AwayError and RefusedError."""
+    A parameter `name` is the name of a job; on this machine it may be a run folder as well. Every
+    method that takes a name raises NoSuchJobError if there is no such job. On a cluster every
+    method can raise NotAllowedError (403), AwayError (no answer), NotInstalledError (no
+    TrainingJobs) and RefusedError (401). On this machine a method raises AwayError if a run does
+    not answer.
+    """
 
     @property
     def where(self) -> str:
-        """The place in words for a message: 'namespace a of https://...', 'this machine'."""
+        """The place as text for a message: 'namespace a of https://...', 'this machine'."""
 
     def submit(
         self, job: TrainingJob, *, folder: Path, function: Mapping[str, str] = NOTHING
     ) -> JobStatus:
-        """Start a job. `folder`: where its relative paths begin, on this machine. `function`: files
-        of the function that is its program, by name (`paceline.function`); they lie below the run
-        folder of each rank, and go with the job. It does not wait for anything but the answer that
-        the job is there. Raises NameTakenError, RejectedError."""
+        """Start a job and return as soon as it exists; nothing else is waited for.
+
+        Args:
+            job: The job to start.
+            folder: On this machine, the folder to which relative paths in the job refer. A cluster
+                ignores it.
+            function: Text files of the function that is the job's program, by file name
+                (`paceline.function`). They are placed below the run folder of each rank and are
+                deleted together with the job.
+
+        Returns:
+            The status of the new job.
+
+        Raises:
+            NameTakenError: A job with that name exists already; on this machine, one that is
+                running.
+            RejectedError: The API server, or `paceline run`, rejects the job.
+        """
 
     def all(self) -> list[JobStatus]:
-        """All, by name. Without `detail` where that would cost a request for each."""
+        """Return the status of all jobs, sorted by name.
 
-    def status(self, name: str) -> JobStatus: ...
+        On this machine only running jobs are listed.
+
+        Returns:
+            One status for each job. `detail` is None where it would cost a request for each job.
+        """
+
+    def status(self, name: str) -> JobStatus:
+        """Return the current status of a job, with `detail`."""
 
     def resolved(self, name: str) -> ResolvedJob:
-        """Its settings with all defaults, at its present size. Raises JobFileError for a run that
-        was not able to write them down."""
+        """Return the settings of a job with all defaults filled in, at its current size.
+
+        Raises:
+            JobFileError: The run was not able to write its settings down, or the file is
+                unreadable.
+        """
 
     def watch(self, name: str) -> Generator[JobStatus]:
-        """Each new status, the present one first, the one of the end last. Ends too when the job is
-        deleted."""
+        """Yield the current status of a job, and then each new one until the job has ended.
+
+        The generator also ends when the job is deleted.
+
+        Yields:
+            Statuses in order; that of the end is the last.
+        """
 
     def wait(
         self, name: str, until: Until = Until.ENDED, *, timeout_s: float | None = None
     ) -> JobStatus:
-        """The status that was waited for, or that of the job's end if that comes before. Raises
-        WaitTimeoutError after `timeout_s`, NoSuchJobError if it is deleted meanwhile."""
+        """Block until a job reaches a condition, or until it has ended.
+
+        Args:
+            name: The job.
+            until: The condition to wait for.
+            timeout_s: Upper bound on the wait in seconds; None waits without a bound.
+
+        Returns:
+            The status that meets the condition, or the status of the job's end if the end comes
+            first.
+
+        Raises:
+            WaitTimeoutError: `timeout_s` is over.
+            NoSuchJobError: There is no such job, or it was deleted during the wait.
+        """
 
     def logs(
         self, name: str, selection: Selection = ALL_LINES, *, follow: bool = False
     ) -> Generator[LogLine]:
-        """Lines of all ranks in order of time. `follow`: go on with what they print, and with the
-        replicas that come later, until the job has ended. Raises NoSuchRankError."""
+        """Yield the log lines of all ranks, merged in order of time.
+
+        Args:
+            name: The job.
+            selection: Which lines to return.
+            follow: Continue with new lines, and with replicas that start later, until the job has
+                ended.
+
+        Yields:
+            The selected lines.
+
+        Raises:
+            NoSuchRankError: The job has no rank `selection.rank`.
+        """
 
     def scale(self, name: str, replicas: int) -> int:
-        """Change the number of replicas; the one before. Raises RejectedError."""
+        """Change the number of replicas that the job asks for.
+
+        Args:
+            name: The job.
+            replicas: The new number of replicas, at least 1.
+
+        Returns:
+            The number of replicas before the change.
+
+        Raises:
+            RejectedError: The change breaks a rule of the job, such as `maxReplicas`.
+        """
 
     def suspend(self, name: str) -> None:
-        """Stop it after a checkpoint and keep it; nothing happens to one that is suspended."""
+        """Stop a job after a checkpoint and keep it. Suspending it again has no effect."""
 
-    def resume(self, name: str) -> None: ...
+    def resume(self, name: str) -> None:
+        """Start a suspended job again, from its newest checkpoint if there is one."""
 
     def delete(self, name: str, *, wait_s: float = 0.0) -> None:
-        """End it and remove it with its logs. `wait_s`: at most so long until it is gone; raises
-        WaitTimeoutError then. A checkpoint in a volume or folder of the user's stays."""
+        """End a job and remove it together with its logs.
+
+        Checkpoints in a volume or folder of the user are kept.
+
+        Args:
+            name: The job.
+            wait_s: Upper bound in seconds on the wait until the job is gone; 0 does not wait.
+
+        Raises:
+            WaitTimeoutError: The job is not gone after `wait_s`.
+        """
 
     def events(self, name: str) -> list[JobEvent]:
-        """Its history and that of its pods, the oldest first."""
+        """Return the history of a job and of its pods, the oldest event first."""
 
-    def explain(self, name: str) -> Explanation: ...
+    def explain(self, name: str) -> Explanation:
+        """Return why a job is slow or does not start, and which commands to type next."""
 
     def samples(self, name: str) -> Samples:
-        """Of all pods that answer in time. On a cluster only while it trains. Raises
-        NoSamplesError; AwayError where pods run and none answers."""
+        """Return the samples of the last steps, from all pods that answer in time.
+
+        A job in a cluster has samples only while its worker pods run.
+
+        Returns:
+            The samples, and the pods that did not answer.
+
+        Raises:
+            NoSamplesError: No pod runs, or no rank has made a step yet.
+            AwayError: Worker pods run in the cluster and none of them answers.
+        """

@@ -1,7 +1,7 @@
-"""`Jobs` of this machine: this user's runs, by name, and any run by its folder.
+"""`Jobs` of this machine: running jobs of this user by name, and any run by its folder.
 
-A run that goes on is asked (`paceline.local.control`), and waited for without asking again and
-again. Of one that has ended its folder tells.
+A running job is asked through its control socket (`paceline.local.control`). A question can wait
+for news there, so no polling is needed. The status of a run that has ended is read from its folder.
 """
 
 from __future__ import annotations
@@ -60,36 +60,56 @@ from paceline.private_files import check_folder
 
 Found = TypeVar("Found")
 SILENT_TOLD: Final = 3
-"""Pods of which an error says why nothing is known."""
+"""Upper bound on the pods that an error about missing samples lists with a reason."""
 _AGENT: Final = re.compile(r"(\S+) (agent-(\d{1,9})-(\d{1,9})) (.*)", re.S)
 
 
 class LocalJobs:
-    """This user's runs on this machine."""
+    """Runs of this user on this machine; implements `Jobs`.
+
+    See `paceline.jobs.interface.Jobs` for the contract of the methods.
+    """
 
     def __init__(self, env: Mapping[str, str] = os.environ, folder: Path = Path()) -> None:
-        """`env`: says where notes of running jobs lie; `folder`: where `runs/` is."""
+        """Create the back end; nothing is read yet.
+
+        Args:
+            env: Environment that says where the notes about running jobs are (XDG_RUNTIME_DIR,
+                XDG_STATE_HOME, HOME).
+            folder: Folder that contains `runs/`.
+        """
         self._env, self._runs = env, folder / RUNS
 
     @property
     def where(self) -> str:
+        """The place as text for a message."""
         return "this machine"
 
     def has(self, name: str) -> bool:
-        """Whether `name` is one of these: a run folder, a running job, or the latest run of that
-        name below `runs/`."""
+        """Return True if `name` is a run folder, a running job, or a run below `runs/`.
+
+        Several running jobs with that name raise AmbiguousJobError, and a run folder of another
+        user raises ForeignFolderError.
+
+        Args:
+            name: Name of a job, or path of a run folder.
+
+        Returns:
+            True if the other methods accept this name.
+        """
         return self._found(name) is not None
 
     def submit(
         self, job: TrainingJob, *, folder: Path, function: Mapping[str, str] = NOTHING
     ) -> JobStatus:
+        """Start a detached `paceline run` and return the status of the new run."""
         name = job.metadata.name
         if any(entry.job == name for entry in index.running(self._env)):
             raise NameTakenError(
                 f"a job {name} is already running here",
                 hint=f"choose another metadata.name, or `paceline delete {name}` first",
             )
-        text = msgspec.json.encode(_placed(job, folder.resolve()))  # which is YAML as well
+        text = msgspec.json.encode(_placed(job, folder.resolve()))  # JSON is YAML
         words = ["/dev/stdin", "--quiet"]
         if function:
             run_dir = with_function(name, self._runs, function)
@@ -103,7 +123,13 @@ class LocalJobs:
         return self.status(entry.run_dir)
 
     def all(self) -> list[JobStatus]:
-        """Those that are running; one that cannot be asked hides no other."""
+        """Return the running jobs, sorted by name.
+
+        A run that cannot be asked is listed with the state Unknown.
+
+        Returns:
+            One status for each running job.
+        """
         found = []
         for entry in index.running(self._env):
             with suppress(control.EndedError):
@@ -111,6 +137,7 @@ class LocalJobs:
         return found
 
     def status(self, name: str) -> JobStatus:
+        """Return the current status of a run, or how it ended."""
         run = self._run(name)
         if (entry := run.entry) is not None:
             try:
@@ -120,10 +147,12 @@ class LocalJobs:
         return run.ended()
 
     def resolved(self, name: str) -> ResolvedJob:
+        """Return the settings from the job file of a run, at its current size."""
         job = read_resolved_job(self._run(name).folder / JOB_FILE)
         return replace(job, replicas=self.status(name).replicas or job.replicas)
 
     def watch(self, name: str) -> Generator[JobStatus]:
+        """Yield each new status of a run; the last one says how it ended."""
         run = self._run(name)
         if (entry := run.entry) is not None:
             revision = None
@@ -140,6 +169,7 @@ class LocalJobs:
     def wait(
         self, name: str, until: Until = Until.ENDED, *, timeout_s: float | None = None
     ) -> JobStatus:
+        """Block until a run meets a condition, or has ended."""
         run = self._run(name)
         entry, end_ns = run.entry, _end_ns(timeout_s)
         if entry is not None:
@@ -148,7 +178,7 @@ class LocalJobs:
                 while True:
                     view = _asked(partial(control.look, entry, revision, _left_s(end_ns)))
                     revision, status = view.revision, _told(view)
-                    # The end is the end of the run, which still has its summary to write.
+                    # The wait ends with the process, which still has to write its summary.
                     if not status.ended and waiting.reached(status, until):
                         return status
                     if end_ns is not None and now_ns() >= end_ns:
@@ -169,6 +199,7 @@ class LocalJobs:
     def logs(
         self, name: str, selection: Selection = ALL_LINES, *, follow: bool = False
     ) -> Generator[LogLine]:
+        """Yield the lines that the ranks printed, from the file in the run folder."""
         run = self._run(name)
         chosen = _Chosen(selection, run.job_file())
         path = run.folder / PRINTED
@@ -191,15 +222,19 @@ class LocalJobs:
                 yield from chosen.all(file.read())
 
     def scale(self, name: str, replicas: int) -> int:
+        """Change the number of replicas of a running job; return the one before."""
         return self._changed(name, partial(control.scale, replicas=replicas)).before
 
     def suspend(self, name: str) -> None:
+        """Stop a running job after a checkpoint, and keep its `paceline run` alive."""
         self._changed(name, partial(control.suspend, suspend=True))
 
     def resume(self, name: str) -> None:
+        """Start the replicas of a suspended run again."""
         self._changed(name, partial(control.suspend, suspend=False))
 
     def delete(self, name: str, *, wait_s: float = 0.0) -> None:
+        """End a run and remove its folder."""
         run = self._run(name)
         if (entry := run.entry) is not None:
             try:
@@ -216,13 +251,16 @@ class LocalJobs:
         shutil.rmtree(run.folder)
 
     def events(self, name: str) -> list[JobEvent]:
+        """Return the history of a run, as its coordinator recorded it."""
         return from_run.events(self.status(name).detail)
 
     def explain(self, name: str) -> Explanation:
+        """Return why a run is slow or does not start, and what to type next."""
         status = self.status(name)
         return explain.explain(status, from_run.events(status.detail), flags="", cluster=False)
 
     def samples(self, name: str) -> Samples:
+        """Return the samples of the last steps, from the agents or the run folder."""
         run = self._run(name)
         pods, silent = steps.of_run(run.folder)
         if not (known := with_steps(pods)):
@@ -246,9 +284,21 @@ class LocalJobs:
         )
 
     def _found(self, name: str) -> _Run | None:
-        """What `name` is: a run folder; else in `runs/` of this folder what runs under that name,
-        or ran last; else what runs under it elsewhere. AmbiguousJobError if several run there, and
-        ForeignFolderError for the folder of somebody else."""
+        """Return the run that `name` refers to; None if there is none.
+
+        A run folder comes first. Then comes a running job below `runs/` of this folder, then the
+        latest run of that name below `runs/`, then a job that runs elsewhere. A run folder of
+        another user raises ForeignFolderError.
+
+        Args:
+            name: Name of a job, or path of a run folder.
+
+        Returns:
+            The run.
+
+        Raises:
+            AmbiguousJobError: Several running jobs have that name.
+        """
         folder = Path(name)
         if (folder / LOCK).is_file():
             return _Run(check(folder).resolve(), index.of_run_dir(folder))
@@ -268,11 +318,32 @@ class LocalJobs:
         return _Run(Path(fit[0].run_dir), fit[0]) if fit else None
 
     def folder(self, name: str) -> str:
-        """The run folder that is meant. Raises NoSuchJobError and AmbiguousJobError."""
+        """Return the path of the run folder that `name` refers to.
+
+        An unknown name raises NoSuchJobError, and a name of several running jobs raises
+        AmbiguousJobError.
+
+        Args:
+            name: Name of a job, or path of a run folder.
+
+        Returns:
+            The absolute path.
+        """
         return str(self._run(name).folder)
 
     def _changed(self, name: str, change: Callable[[index.Entry], Found]) -> Found:
-        """What a run that goes on answers to it."""
+        """Send a change to a running job and return its answer.
+
+        Args:
+            name: Name of a job, or path of a run folder.
+            change: Sends the request to the runner.
+
+        Returns:
+            The answer of the runner.
+
+        Raises:
+            NoSuchJobError: The run has ended.
+        """
         run = self._run(name)
         try:
             if run.entry is not None:
@@ -301,13 +372,13 @@ class LocalJobs:
 
 
 class _Run:
-    """One, by its folder; `entry` while it goes on."""
+    """One run, by its folder; `entry` is None if the run has ended."""
 
     def __init__(self, folder: Path, entry: index.Entry | None) -> None:
         self.folder, self.entry = folder, entry
 
     def ended(self) -> JobStatus:
-        """Return how it ended. Raises NoSuchJobError if its folder has gone meanwhile."""
+        """Return how the run ended; raise NoSuchJobError if its folder was deleted meanwhile."""
         folder = str(self.folder)
         try:
             age_s = wall_s() - (self.folder / LOCK).stat().st_mtime
@@ -328,28 +399,36 @@ class _Run:
         return from_run.ended(folder, status, status.outcome, age_s)
 
     def job_file(self) -> JobFile | None:
-        """None for a run that was not able to write it."""
+        """Return the job file of the run; None if the run was not able to write it."""
         try:
             return read_job_file(self.folder / JOB_FILE)
         except JobFileError:
             return None
 
     def name(self) -> str:
+        """Return the name of the job: that of the folder without its number."""
         return re.sub(r"-\d+$", "", self.folder.name)
 
 
 class _Chosen:
-    """The lines of a file that a selection means."""
+    """Filter that returns the selected lines of a file of printed lines."""
 
     def __init__(self, selection: Selection, job: JobFile | None) -> None:
-        """Raises NoSuchRankError."""
+        """Create the filter; `job` says how many ranks each replica has."""
         self._selection = selection
         self._procs = job.procs if job is not None else 1
         self._replicas = job.replicas if job is not None else 1
         self._rest = b""
 
     def until_now(self, data: bytes) -> list[LogLine]:
-        """Of what was there when somebody began to look."""
+        """Return the selected lines of the part that existed when reading began.
+
+        Args:
+            data: Content of the file from its beginning. An incomplete last line is kept for `all`.
+
+        Returns:
+            The lines in the order of the file, at most `tail` of each replica.
+        """
         lines = list(self._parsed(data))
         self._check(lines)
         if not self._selection.previous:
@@ -361,10 +440,11 @@ class _Chosen:
         return found if self._selection.tail is None else self._last(found, self._selection.tail)
 
     def all(self, data: bytes) -> Iterator[LogLine]:
+        """Yield the selected lines of a further part of the file."""
         return (line for _, _, line in self._parsed(data) if self._is_meant(line))
 
     def _parsed(self, data: bytes) -> Iterator[tuple[str, int, LogLine]]:
-        """(slot, attempt, line) of each whole line."""
+        """Yield (slot, attempt, line) for each complete line; keep an incomplete one."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         for raw in whole:
             if (found := _AGENT.fullmatch(raw.decode(errors="replace"))) is None:
@@ -379,14 +459,23 @@ class _Chosen:
 
     @staticmethod
     def _last(lines: list[LogLine], count: int) -> list[LogLine]:
-        """Of each replica."""
+        """Return at most the last `count` lines of each replica, in their order."""
         kept: dict[str, deque[int]] = {}
         for number, line in enumerate(lines):
             kept.setdefault(line.source, deque(maxlen=count)).append(number)
         return [lines[number] for number in sorted(n for own in kept.values() for n in own)]
 
     def _check(self, lines: list[tuple[str, int, LogLine]]) -> None:
-        """Replicas that joined later count from their first word on."""
+        """Raise NoSuchRankError if the selected rank does not exist.
+
+        A replica that joined later counts once it has printed a line.
+
+        Args:
+            lines: All lines printed so far.
+
+        Raises:
+            NoSuchRankError: The rank number is negative or beyond the ranks of the job.
+        """
         rank = self._selection.rank
         heard = [line.rank + 1 for _, _, line in lines if line.rank is not None]
         ranks = max([self._replicas * self._procs, *heard])
@@ -399,7 +488,7 @@ class _Chosen:
 
 
 def _placed(job: TrainingJob, folder: Path) -> dict[str, Any]:
-    """Its relative paths begin at `folder`."""
+    """Return the job as a mapping with its relative paths made absolute below `folder`."""
     found = job.to_mapping()
     if checkpoint := found["spec"].get("checkpoint"):
         checkpoint["path"] = str(folder / checkpoint["path"])
@@ -410,7 +499,19 @@ def _placed(job: TrainingJob, folder: Path) -> dict[str, Any]:
 
 
 def _asked(ask: Callable[[], Found]) -> Found:
-    """EndedError passes: what has ended is told from its folder."""
+    """Call `ask` and translate the errors of the control socket.
+
+    Args:
+        ask: Sends one request to a runner.
+
+    Returns:
+        The answer of the runner.
+
+    Raises:
+        control.EndedError: The run has ended; the caller then reads its folder.
+        RejectedError: The runner rejects the request.
+        AwayError: The runner does not answer.
+    """
     try:
         return ask()
     except control.EndedError:
@@ -444,7 +545,18 @@ def _left_s(end_ns: int | None) -> float:
 
 
 def _until_ended(entry: index.Entry, timeout_s: float = 60.0) -> bool:
-    """Until the process of the run is gone. A run writes its summary after its last word."""
+    """Wait until the process of a run is gone, at most `timeout_s` seconds.
+
+    A run writes its summary after it has closed its control socket, so its end is that of the
+    process.
+
+    Args:
+        entry: The run.
+        timeout_s: Upper bound on the wait in seconds.
+
+    Returns:
+        True if the process is gone.
+    """
     try:
         pidfd = os.pidfd_open(entry.pid)
     except OSError:

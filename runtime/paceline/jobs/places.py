@@ -1,4 +1,4 @@
-"""The two places where jobs are, each as its back end."""
+"""Constructors of the two back ends of `Jobs`: this machine and a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 
 def local(folder: Path) -> LocalJobs:
-    """This machine; `folder`: where `runs/` is."""
+    """Return the back end for this machine.
+
+    Args:
+        folder: Folder that contains `runs/`, in which new runs are created.
+
+    Returns:
+        The jobs of this user on this machine.
+    """
     return LocalJobs(folder=folder)
 
 
@@ -25,8 +32,25 @@ def cluster(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> ClusterJobs:
-    """The cluster of a kubeconfig; None for what kubectl would take. `say`: as in ClusterJobs.
-    Raises AccessError, MissingExtraError."""
+    """Return the back end for a cluster that is found as kubectl finds it.
+
+    It reads the kubeconfig and sends no request. An unusable kubeconfig raises AccessError.
+
+    Args:
+        kubeconfig: Path of the kubeconfig; None takes KUBECONFIG, else ~/.kube/config, else the
+            service account of this pod.
+        context: Context in the kubeconfig; None takes the current one.
+        namespace: Namespace of the jobs; None takes that of the context.
+        say: Called with a message when the API server is away while a job is watched, and when it
+            is back. Any thread of the back end may call it.
+
+    Returns:
+        The jobs of one namespace.
+
+    Raises:
+        MissingExtraError: The package `kubernetes` is not installed.
+        ModuleNotFoundError: Another package is missing, which is an installation error.
+    """
     try:
         from paceline_api.access.access import access
 

@@ -1,1 +1,1 @@
-"""Jobs of a cluster: what the API server is asked, as the user of the kubeconfig."""
+"""Jobs of a cluster: requests to the API server, made as the user of the kubeconfig."""

@@ -1,4 +1,4 @@
-"""`Jobs` of a namespace: TrainingJobs and their pods, as the API server has them."""
+"""`Jobs` of a namespace: TrainingJobs and their pods, as the API server returns them."""
 
 from __future__ import annotations
 
@@ -50,14 +50,21 @@ from paceline.jobs.interface import (
 )
 
 WATCHED_S: Final = 120.0
-"""So long the operator is asked for fresh figures; its clock may differ by a minute."""
+"""Seconds for which one request asks the operator for fresh figures. The clocks of the operator and
+of this machine may differ by a minute."""
 WATCHED_AGAIN_S: Final = 45.0
+"""Seconds after which a watcher renews its request for fresh figures."""
 WATCH_S: Final = 240
-"""The server ends a watch after this; then the job is read again."""
+"""Seconds after which the API server ends a watch; the job is then read again."""
 
 
 class ClusterJobs:
-    """The TrainingJobs of one namespace."""
+    """The TrainingJobs of one namespace; implements `Jobs`.
+
+    See `paceline.jobs.interface.Jobs` for the contract of the methods. `watch`, `wait` and followed
+    `logs` survive an outage of the API server of up to `outage.BORNE_NS`; every other method raises
+    AwayError at once.
+    """
 
     def __init__(
         self,
@@ -66,8 +73,14 @@ class ClusterJobs:
         *,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`namespace`: None for the one of the kubeconfig's context. `say`: that the API server is
-        away while something is watched, and that it is back. Asks nothing yet."""
+        """Create the back end; no request is sent yet.
+
+        Args:
+            access: Address and credentials of the API server.
+            namespace: Namespace of the jobs; None takes that of the kubeconfig's context.
+            say: Called with a message when the API server is away while a job is watched, and when
+                it is back. Threads that read logs may call it.
+        """
         self._server = Server(access)
         self._say = say
         self.namespace = namespace or self._server.namespace
@@ -77,6 +90,7 @@ class ClusterJobs:
 
     @property
     def where(self) -> str:
+        """The place as text for a message, with the namespace and the server's URL."""
         return f"namespace {self.namespace} of {self._server.url}"
 
     def submit(
@@ -86,7 +100,22 @@ class ClusterJobs:
         folder: Path,  # noqa: ARG002
         function: Mapping[str, str] = NOTHING,
     ) -> JobStatus:
-        """`folder` has no meaning: a pod sees nothing of this machine."""
+        """Create a TrainingJob, and a ConfigMap for its function if it has one.
+
+        Args:
+            job: The job; its status is left out.
+            folder: Unused: a pod has no access to the files of this machine.
+            function: Text files of the function that the trainer runs, by file name.
+
+        Returns:
+            The status of the new job.
+
+        Raises:
+            RejectedError: The job names another namespace, or the API server rejects it.
+            NameTakenError: A TrainingJob with that name exists already.
+            NotInstalledError: The cluster has TrainingJobs of another release, without one of the
+                fields.
+        """
         body = job.to_mapping()
         carrier = f"{job.metadata.name}-function-{secrets.token_hex(4)}"
         if function:
@@ -121,7 +150,18 @@ class ClusterJobs:
         return self._told(found, [])
 
     def _carry(self, config_map: Mapping[str, Any], job: Mapping[str, Any]) -> None:
-        """Its pods wait for it until it is there. A job that will never get it does not stay."""
+        """Create the ConfigMap with the files of a function.
+
+        The pods of the job wait until it exists. If it cannot be created, the job is deleted again,
+        because its pods would wait forever.
+
+        Args:
+            config_map: The ConfigMap, owned by the job.
+            job: The job, as the API server returned it.
+
+        Raises:
+            PacelineError: The ConfigMap cannot be created.
+        """
         try:
             self._server.create(f"{self._core_path}/configmaps", config_map)
         except PacelineError:
@@ -130,6 +170,7 @@ class ClusterJobs:
             raise
 
     def all(self) -> list[JobStatus]:
+        """Return the status of all jobs of the namespace, without `detail`, by name."""
         try:
             found = self._server.get(self._path)["items"]
         except NotFoundError as error:
@@ -137,13 +178,16 @@ class ClusterJobs:
         return sorted((self._told(job, None) for job in found), key=lambda job: job.name)
 
     def status(self, name: str) -> JobStatus:
+        """Return the current status of a job, from the TrainingJob and its pods."""
         job = self._job(name)
         return self._told(job, self._pods(job))
 
     def resolved(self, name: str) -> ResolvedJob:
+        """Return the settings of a job with this release's defaults filled in."""
         return resolve(job_from_mapping(self._job(name)))
 
     def watch(self, name: str) -> Generator[JobStatus]:
+        """Yield each new status of a job, and ask the operator for fresh figures."""
         patience = Patience(self._say)
         asked_ns: int | None = None
         for job in self._follow(name, None, patience):
@@ -156,13 +200,14 @@ class ClusterJobs:
             if status.ended:
                 return
             if status.state == SUSPENDING and from_cluster.state(job) == SUSPENDED:
-                # When the last pod goes the job does not change any more.
+                # The job does not change when its last pod goes, so the watch would not end.
                 self._left_pods(job, None, patience)
                 yield self._told(job, patience.asked(partial(self._pods, job)))
 
     def wait(
         self, name: str, until: Until = Until.ENDED, *, timeout_s: float | None = None
     ) -> JobStatus:
+        """Block until a job meets a condition, or has ended."""
         end_ns = None if timeout_s is None else now_ns() + round(timeout_s * NS_PER_S)
         patience, state = Patience(self._say), "not heard of"
         for job in self._follow(name, end_ns, patience):
@@ -187,6 +232,7 @@ class ClusterJobs:
     def logs(
         self, name: str, selection: Selection = ALL_LINES, *, follow: bool = False
     ) -> Generator[LogLine]:
+        """Yield the lines of the job's pods, merged in order of time."""
         job = self._job(name)
         patience = Patience(self._say)
         logs = Logs(self._server, self.namespace, job, selection, patience)
@@ -196,19 +242,23 @@ class ClusterJobs:
             yield from logs.until_now(self._pods(job))
 
     def scale(self, name: str, replicas: int) -> int:
+        """Set `spec.replicas` through the scale subresource; return the value before."""
         before = int(self._job(name)["spec"].get("replicas", 1))
         self._server.patch(f"{self._path}/{name}/scale", {"spec": {"replicas": replicas}})
         return before
 
     def suspend(self, name: str) -> None:
+        """Set `spec.suspend` to true; the operator stops the job after a checkpoint."""
         self._change(name, {"suspend": True})
 
     def resume(self, name: str) -> None:
+        """Set `spec.suspend` to false; the operator starts the pods again."""
         self._change(name, {"suspend": False})
 
     def delete(self, name: str, *, wait_s: float = 0.0) -> None:
+        """Delete a TrainingJob; its pods end in the background."""
         job = self._job(name)
-        # Of this one only: somebody may have made another one of the name in this moment.
+        # Delete this job only: another one of the same name may have been created meanwhile.
         which = {"preconditions": {"uid": job["metadata"]["uid"]}}
         how = {"propagationPolicy": "Background", **which}
         try:
@@ -219,15 +269,18 @@ class ClusterJobs:
             self._until_gone(job, now_ns() + round(wait_s * NS_PER_S), wait_s)
 
     def events(self, name: str) -> list[JobEvent]:
+        """Return the Events of a job and of its pods, the oldest first."""
         job = self._job(name)
         found = self._server.get(f"/api/v1/namespaces/{self.namespace}/events")["items"]
         return from_cluster.job_events(found, job, self._pods(job))
 
     def explain(self, name: str) -> Explanation:
+        """Return why a job is slow or does not start, and what to type next."""
         flags = f" -n {self.namespace}"
         return explain.explain(self.status(name), self.events(name), flags=flags, cluster=True)
 
     def samples(self, name: str) -> Samples:
+        """Return the samples of the last steps, from the agents in the job's pods."""
         job = self._job(name)
         status, flags = self._told(job, None), f" -n {self.namespace}"
         if not (pods := sampled.asked(self._pods(job))):
@@ -253,7 +306,7 @@ class ClusterJobs:
             raise self._missing(name, error) from None
 
     def _pods(self, job: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Its own, and not those of an earlier one of the same name."""
+        """Return the pods that this job owns, and not those of an earlier namesake."""
         query = {"labelSelector": f"{LABEL_JOB}={job['metadata']['name']}"}
         found: list[dict[str, Any]] = self._server.get(self._pods_path, query)["items"]
         return [pod for pod in found if _is_of(pod, job)]
@@ -265,7 +318,13 @@ class ClusterJobs:
             raise self._missing(name, error) from None
 
     def _ask_for_figures(self, name: str) -> None:
-        """Fresh ones while somebody looks. Who may not write sees those of each minute."""
+        """Ask the operator to write fresh figures while somebody watches.
+
+        A user without permission to change the job gets the figures that are written once a minute.
+
+        Args:
+            name: The job.
+        """
         until = timestamp(wall_s() + WATCHED_S)
         with suppress(JobsError):
             self._server.patch(
@@ -273,13 +332,22 @@ class ClusterJobs:
             )
 
     def _until_gone(self, job: Mapping[str, Any], end_ns: int, wait_s: float) -> None:
-        """Until neither the job nor a pod of it is left."""
+        """Wait until neither the job nor one of its pods exists.
+
+        Args:
+            job: The deleted job, as the API server returned it.
+            end_ns: Deadline, on the clock of `now_ns`.
+            wait_s: The whole wait in seconds, for the error.
+
+        Raises:
+            WaitTimeoutError: Pods are left at the deadline.
+        """
         name, patience = job["metadata"]["name"], Patience(self._say)
         try:
             for _ in self._follow(name, end_ns, patience):
                 pass
         except NoSuchJobError:
-            pass  # it was gone before anybody looked
+            pass  # the job was gone before the first request
         if left := self._left_pods(job, end_ns, patience):
             raise WaitTimeoutError(
                 f"job {name} is deleted, and {left} of its pods have not ended after {wait_s:g} s",
@@ -287,14 +355,25 @@ class ClusterJobs:
             )
 
     def _left_pods(self, job: Mapping[str, Any], end_ns: int | None, patience: Patience) -> int:
-        """How many of its pods there are still; 0 as soon as all of them are gone."""
+        """Wait until the pods that the job has now are gone, at most until `end_ns`.
+
+        Pods that are created later do not count.
+
+        Args:
+            job: The job.
+            end_ns: Deadline, on the clock of `now_ns`; None waits without a bound.
+            patience: Handles an API server that is away.
+
+        Returns:
+            The number of pods that are left; 0 as soon as all of them are gone.
+        """
         mine: set[str] | None = None
         query = {"labelSelector": f"{LABEL_JOB}={job['metadata']['name']}"}
         while True:
             found = patience.asked(partial(self._server.get, self._pods_path, query))
             left = {pod["metadata"]["name"] for pod in found["items"] if _is_of(pod, job)}
             mine = left if mine is None else mine & left
-            left = set(mine)  # and not those that it may get meanwhile
+            left = set(mine)  # pods that are created meanwhile do not count
             if not left or (end_ns is not None and now_ns() >= end_ns):
                 return len(left)
             since = query | {"resourceVersion": found["metadata"]["resourceVersion"]}
@@ -310,13 +389,22 @@ class ClusterJobs:
     def _follow(
         self, name: str, end_ns: int | None, patience: Patience
     ) -> Generator[dict[str, Any]]:
-        """The job each time that it has changed, until it is deleted or `end_ns` is over."""
+        """Yield the job now and after each change, until it is deleted or `end_ns`.
+
+        Args:
+            name: The job.
+            end_ns: Deadline, on the clock of `now_ns`; None follows without a bound.
+            patience: Handles an API server that is away.
+
+        Yields:
+            The TrainingJob, as the API server holds it.
+        """
         uid, seen = self._job(name)["metadata"]["uid"], ""
         only = {"fieldSelector": f"metadata.name={name}"}
         while True:
             try:
-                # The list's version is the present one; that of a job which has not changed for
-                # long is too old to watch from.
+                # Start the watch from the version of the list, which is current. The version of a
+                # job that has not changed for long may be too old for a watch.
                 found = self._server.get(self._path, only)
                 patience.answered()
                 job = next(iter(found["items"]), None)
@@ -331,7 +419,7 @@ class ClusterJobs:
                     if kind == "DELETED":
                         return
                     if kind == "ERROR":
-                        continue  # the last one: the job is read anew
+                        continue  # the watch ends; the job is read again
                     seen = job["metadata"]["resourceVersion"]
                     yield job
             except PacelineError as error:
@@ -353,7 +441,7 @@ class ClusterJobs:
         return self._nowhere(error)
 
     def _nowhere(self, error: NotFoundError) -> Exception:
-        """Why there are no TrainingJobs at all."""
+        """Return the error that says why the cluster has no TrainingJobs at all."""
         if error.message.startswith("namespaces "):
             return RejectedError(
                 f"there is no namespace {self.namespace} in the cluster {self._server.url}",
@@ -377,11 +465,11 @@ class ClusterJobs:
 
 
 def _is_of(pod: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
-    """And not of an earlier job of the same name."""
+    """Return True if this job owns the pod, and not an earlier job of the same name."""
     owners = pod["metadata"].get("ownerReferences") or ()
     return any(one["uid"] == job["metadata"]["uid"] for one in owners)
 
 
 def _whole_s(end_ns: int) -> int:
-    """Until then, at least one: as long as the server is asked to watch."""
+    """Return the seconds until `end_ns`, rounded up and at least 1, as a watch's timeout."""
     return max(1, math.ceil((end_ns - now_ns()) / NS_PER_S))

@@ -1,9 +1,9 @@
-"""The logs of a job's workers, merged: one stream of the kubelet for each pod.
+"""Logs of a job's workers, merged: one log stream of the kubelet for each pod.
 
-While they are followed each stream is read by a thread of its own, and one more watches the pods,
-since a replacement is a new pod. A stream that breaks, or says nothing for long, is opened again
-where it ended as long as the container runs. A short job may end before a node has said that its
-container began: such pods are waited for.
+While logs are followed, one thread reads each stream. Another thread watches the pods, since a
+replacement is a new pod, and one more watches the job. A stream that breaks, or that is silent for
+long, is opened again where it ended, as long as the container runs. A short job may end before a
+node has reported that its container started; such pods are waited for.
 """
 
 from __future__ import annotations
@@ -30,19 +30,23 @@ from paceline.jobs.errors import AwayError, NoSuchRankError, RejectedError
 from paceline.jobs.interface import COMPLETE, FAILED, LogLine, Selection
 
 SILENCE_S: Final = 120.0
-"""A stream that says nothing for so long is opened anew: its other end may be gone."""
+"""Seconds without a line after which a stream is opened again: its other end may be gone."""
 WATCH_S: Final = 240
+"""Seconds after which the API server ends a watch of the pods."""
 LATE_NS: Final = 10 * NS_PER_S
-"""So long after a job's end a node may take to say that a container has begun."""
+"""Upper bound on the time that a node may take, after the job's end, to report that a container has
+started."""
 HOLD_NS: Final = 500 * NS_PER_MS
-"""So long a line is held for those of other pods that are older and come later."""
+"""Time for which a line is held back, so that older lines of other pods that arrive later can be
+printed first."""
 QUEUED_MAX: Final = 10_000
-"""Lines; above that nobody reads from the pods until somebody has printed."""
+"""Upper bound on the lines in the queue. When it is full, the reading threads block until lines
+were printed."""
 Object = Mapping[str, Any]
 
 
 class Logs:
-    """Of one job. Used once."""
+    """The logs of one job; an object is used for one reading only."""
 
     def __init__(
         self,
@@ -52,7 +56,17 @@ class Logs:
         selection: Selection,
         patience: Patience,
     ) -> None:
-        """Raises NoSuchRankError."""
+        """Create a reader and check the selection; no request is sent yet.
+
+        A selected rank that the job does not have raises NoSuchRankError.
+
+        Args:
+            server: The API server.
+            namespace: Namespace of the job.
+            job: The TrainingJob, as the API server holds it.
+            selection: Which lines to return.
+            patience: Handles an API server that is away.
+        """
         self._server, self._selection, self._patience = server, selection, patience
         self._pods_path = f"/api/v1/namespaces/{namespace}/pods"
         self._query = {"labelSelector": worker_selector(job["metadata"]["name"])}
@@ -63,13 +77,20 @@ class Logs:
         self._news: queue.Queue[_News] = queue.Queue(QUEUED_MAX)
         self._stop = threading.Event()
         self._reading: set[str] = set()
-        """Pods that were opened, by uid."""
+        """Uids of the pods whose logs were opened, or are not to be opened."""
         self._opening = threading.Lock()
         self._listed = threading.Event()
-        """The pods that were there at the beginning are open."""
+        """Set once the pods that existed at the beginning are open."""
 
     def until_now(self, pods: Iterable[Object]) -> Generator[LogLine]:
-        """What is there, in order of time."""
+        """Yield the lines that exist now, in order of time.
+
+        Args:
+            pods: Pods of the job.
+
+        Yields:
+            The selected lines.
+        """
         chosen = from_cluster.workers(pods)
         if not self._selection.previous:
             chosen = from_cluster.latest(chosen)
@@ -81,8 +102,18 @@ class Logs:
                 yield line
 
     def followed(self, changes: Callable[[], Iterable[Object]]) -> Generator[LogLine]:
-        """And what comes, until the job has ended or is deleted. `changes`: the job, each time that
-        it has changed, until it is deleted."""
+        """Yield existing and new lines, until the job has ended or is deleted.
+
+        The generator starts the threads. Closing it tells them to stop. It raises the PacelineError
+        that ended one of the threads.
+
+        Args:
+            changes: Returns the job after each change, until it is deleted. It is called on a
+                thread.
+
+        Yields:
+            The selected lines, in order of time as far as they arrive within `HOLD_NS`.
+        """
         for work in (self._watch_pods, lambda: self._watch_job(changes)):
             threading.Thread(target=self._told, args=(work,), daemon=True).start()
         shuffle, open_pods, over = Shuffle(hold_ns=HOLD_NS), 0, False
@@ -183,14 +214,21 @@ class Logs:
                 self._patience.rest(error)
 
     def _list(self) -> tuple[list[Object], dict[str, Any]]:
-        """The pods, and what to ask for to hear of each change after that."""
+        """Return the job's worker pods, and the query for a watch that starts after them."""
         found = self._server.get(self._pods_path, self._query)
         self._patience.answered()
         since = self._query | {"resourceVersion": found["metadata"]["resourceVersion"]}
         return found["items"], since
 
     def _without_earlier(self, pods: Iterable[Object]) -> list[Object]:
-        """What was replaced before anybody looked is past."""
+        """Return the latest pod of each slot, and mark the others as already read.
+
+        Args:
+            pods: All worker pods.
+
+        Returns:
+            Pods whose logs are still to be opened.
+        """
         own = [pod for pod in pods if self._is_own(pod)]
         latest = from_cluster.latest(own)
         now = {pod["metadata"]["uid"] for pod in latest}
@@ -205,7 +243,7 @@ class Logs:
             self._reading.add(uid)
             if not self._is_wanted(pod):
                 return
-            # Said here and not by the thread: whoever counts hears of it before the job is over.
+            # Report it here and not on the new thread, so that the count is right before _Over.
             self._put(_Opened(pod["metadata"]["name"]))
         work = partial(self._read, pod, tail)
         threading.Thread(target=self._told, args=(work,), daemon=True).start()
@@ -223,7 +261,7 @@ class Logs:
                     if not self._runs(pod):
                         return
                 except PacelineError as error:
-                    # The kubelet alone may be away; of the API server the watch of pods hears.
+                    # If only the kubelet is away, retry here. _watch_pods handles the API server.
                     if not (self._patience.outage or isinstance(error, AwayError)):
                         raise
                     pause(RETRY_S)
@@ -243,7 +281,20 @@ class Logs:
     def _lines(
         self, pod: Object, *, follow: bool, since_ns: int = 0, tail: int | None
     ) -> Generator[LogLine]:
-        """Those after `since_ns`. Nothing of a pod that is gone, or has not begun."""
+        """Yield the lines of one pod after `since_ns`.
+
+        A pod that is gone, or has not started yet, has no lines.
+
+        Args:
+            pod: The pod.
+            follow: Wait for further lines.
+            since_ns: Unix time in nanoseconds of the last line that was read; 0 reads from the
+                beginning.
+            tail: Upper bound on the existing lines; used only if `since_ns` is 0.
+
+        Yields:
+            Parsed lines.
+        """
         name = pod["metadata"]["name"]
         query: dict[str, Any] = {"container": TRAINER, "timestamps": True, "follow": follow}
         if since_ns:
@@ -257,7 +308,7 @@ class Logs:
                 if line is not None and line.wall_ns > since_ns:
                     yield line
         except (NotFoundError, RejectedError):
-            return  # its node has lost it, or it is waiting for its node
+            return  # the log is gone with its node, or the pod has not started on a node yet
 
     def _check(self, ranks: int) -> None:
         rank = self._selection.rank
@@ -277,7 +328,7 @@ class Logs:
         return rank is None or from_cluster.place(pod)[0] == rank // self._procs
 
     def _is_late(self, pod: Object) -> bool:
-        """It is on its node, which has not said yet that it has begun."""
+        """Return True if the pod has a node that has not reported its container's start."""
         placed = bool(pod["spec"].get("nodeName")) and "deletionTimestamp" not in pod["metadata"]
         return placed and not (_has_begun(pod) or _has_ended(pod)) and self._is_own(pod)
 
@@ -297,20 +348,20 @@ def _has_ended(pod: Object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A pod's log is read from now on."""
+    """The log of a pod is being read from now on."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """It has come to its end."""
+    """The log of a pod was read to its end."""
 
     source: str
 
 
 class _Over:
-    """The job has ended or is deleted."""
+    """The job has ended or was deleted."""
 
 
 _News = LogLine | _Opened | _Closed | _Over | PacelineError

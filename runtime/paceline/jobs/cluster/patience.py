@@ -1,4 +1,4 @@
-"""Bears an API server that is away while somebody watches: says so once, and that it is back."""
+"""Retries while the API server is away; reports the outage once, and its end."""
 
 from __future__ import annotations
 
@@ -13,25 +13,40 @@ from paceline.jobs.core.outage import Outage, Verdict
 from paceline.jobs.errors import AwayError
 
 RETRY_S: Final = 1.0
+"""Seconds between two attempts."""
 Found = TypeVar("Found")
 
 
 class Patience:
-    """Shared by the threads that ask one server."""
+    """Retry loop for one API server; the threads that ask this server share it."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """`say`: for who reads; called by any of the threads."""
+        """Create it for a server that has answered so far.
+
+        Args:
+            say: Called with a message when an outage lasts and when it is over. Any of the threads
+                calls it, with the lock held.
+        """
         self._say, self._outage = say, Outage()
         self._lock = threading.Lock()
 
     @property
     def outage(self) -> bool:
-        """The server was away when it was asked last."""
+        """True if the API server did not answer the last request."""
         with self._lock:
             return self._outage.lasts
 
     def asked(self, ask: Callable[[], Found]) -> Found:
-        """The answer, when there is one. Raises what `rest` raises."""
+        """Call `ask` until it succeeds, and return its result.
+
+        An error is raised where `rest` raises it.
+
+        Args:
+            ask: Sends one request; it may be called several times.
+
+        Returns:
+            The result of `ask`.
+        """
         while True:
             try:
                 found = ask()
@@ -42,8 +57,16 @@ class Patience:
             return found
 
     def rest(self, error: PacelineError) -> None:
-        """Before the next try; raises `error` where another try is of no use. A server that has
-        just begun refuses what it will allow when it has read its roles."""
+        """Wait before the next attempt, or raise `error` if another attempt is of no use.
+
+        The first error of an outage must be an AwayError. During an outage every error is retried,
+        because a server that has just started rejects requests that it accepts once it has read its
+        roles. `error` is raised again if it is no sign of an outage, or if the outage has lasted
+        for `outage.BORNE_NS`.
+
+        Args:
+            error: The error of the last attempt.
+        """
         with self._lock:
             if not self._outage.lasts and not isinstance(error, AwayError):
                 raise error
@@ -55,6 +78,7 @@ class Patience:
         pause(RETRY_S)
 
     def answered(self) -> None:
+        """Record that the API server has answered; report the end of an outage."""
         with self._lock:
             if self._outage.answered():
                 self._say("the API server answers again")

@@ -1,4 +1,4 @@
-"""The last steps of a job's ranks, from the agents in its pods, by way of the API server."""
+"""Samples of the last steps, read from the agents in a job's pods through the API server."""
 
 from __future__ import annotations
 
@@ -21,18 +21,31 @@ from paceline.jobs.core.from_cluster import Object
 from paceline.jobs.errors import JobsError, NotAllowedError
 
 AT_ONCE: Final = 32
-"""A rank keeps 64 rounds: of fast ones pods that are asked one after the other share none."""
+"""Pods that are asked at the same time. A rank keeps 64 rounds; if fast ranks were asked one after
+the other, their samples would have no round in common."""
 LIMIT_S: Final = 10.0
-"""Until an answer begins, and again until it is there."""
+"""Seconds until an answer must begin, and again until it must be complete."""
 WHY_CHARS_MAX: Final = 300
-"""Of what a pod that refuses says: it stands on the page."""
+"""Upper bound on the characters that are kept of a pod's error message, because it is shown on the
+report page."""
 
 
 def ask(
     server: Server, namespace_path: str, pods: Sequence[Object]
 ) -> tuple[list[PodSamples], list[SilentPod]]:
-    """Of all `pods` at once, as far as they answer. Raises NotAllowedError and RefusedError: what
-    is refused for one is refused for all."""
+    """Return the samples of all pods that answer, and the reasons of those that do not.
+
+    The pods are asked in parallel. NotAllowedError and RefusedError are raised at once, because
+    what is forbidden for one pod is forbidden for all.
+
+    Args:
+        server: The API server.
+        namespace_path: Path of the namespace in the API, such as `/api/v1/namespaces/a`.
+        pods: Worker pods whose containers run.
+
+    Returns:
+        The samples in the order of `pods`, and the pods without usable samples with the reason.
+    """
     tokens = {
         reference: _token(server, namespace_path, *reference)
         for reference in {sampled.token_reference(pod) for pod in pods}
@@ -40,7 +53,7 @@ def ask(
     pods_path = f"{namespace_path}/pods"
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
-        # Read before anything is decoded, so that all are asked at about one moment.
+        # Read all answers before decoding any, so that the pods are asked at about the same time.
         answers = list(
             pool.map(
                 lambda pod: _answer(server, pods_path, pod, tokens[sampled.token_reference(pod)]),
@@ -64,9 +77,18 @@ def ask(
 
 
 def _token(server: Server, namespace_path: str, secret: str, field: str) -> str:
-    """Return the token for /steps; empty if the job was deleted meanwhile, and its Secret with it.
+    """Return the token for /steps; empty if the job and its Secret were deleted meanwhile.
 
-    Raises NotAllowedError for a user who may not read Secrets.
+    A user who may not read Secrets gets NotAllowedError.
+
+    Args:
+        server: The API server.
+        namespace_path: Path of the namespace in the API.
+        secret: Name of the Secret.
+        field: Field of the Secret that holds the token of the job's ranks.
+
+    Returns:
+        The token that the agents of the job accept.
     """
     try:
         found = server.get(f"{namespace_path}/secrets/{secret}")
@@ -77,7 +99,7 @@ def _token(server: Server, namespace_path: str, secret: str, field: str) -> str:
 
 
 def _answer(server: Server, pods_path: str, pod: Object, token: str) -> bytes | str:
-    """Or why there is none."""
+    """Return the answer of a pod's agent as bytes, or as text the reason why there is none."""
     path = f"{pods_path}/{sampled.path(pod)}"
     try:
         return server.body(

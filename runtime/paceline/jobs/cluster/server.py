@@ -1,7 +1,7 @@
-"""Requests to an API server, by path; every refusal is an error that a user can act on.
+"""Requests to an API server by path; every rejection becomes an error that a user can act on.
 
-Paths and plain data instead of the generated classes: a verb needs four kinds of objects, and what
-the server says is passed on as it is.
+The module uses paths and plain data instead of the generated classes of `kubernetes`. The verbs
+need four kinds of objects only, and messages of the server are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from paceline.jobs.errors import (
 CONNECT_S: Final = 10.0
 READ_S: Final = 30.0
 REST_S: Final = 1.0
+"""Least duration in seconds of a watch; limits the rate of repeated watches."""
 CHUNK: Final = 64 * 1024
 MERGE: Final = "application/merge-patch+json"
 NO_HEADERS: Final[Mapping[str, str]] = {}
@@ -37,32 +38,46 @@ _AWAY: Final = (urllib3.exceptions.HTTPError, OSError)
 
 
 class NotFoundError(JobsError):
-    """404, in the words of the server. Whoever asked knows what is missing."""
+    """Raised for status 404 with the server's message; the caller knows what is missing."""
 
 
 class SlowError(AwayError):
-    """The answer has not come in time."""
+    """Raised when the answer of the API server times out."""
 
 
 class Server:
-    """One API server, as one user; safe to share among threads."""
+    """One API server, used as one user; threads may share it."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._client = access.client()
         self.url = access.server
         self.namespace = access.namespace
-        """The one of the kubeconfig's context."""
+        """Namespace of the kubeconfig's context."""
 
     def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
+        """Return the JSON object at `path`."""
         return self._json("GET", path, query)
 
     def body(
         self, path: str, *, limit_s: float, size_max: int, headers: Mapping[str, str]
     ) -> bytes:
-        """The answer as it is. SlowError if it does not begin within `limit_s`, or has not come
-        `limit_s` later; RejectedError if it is larger than `size_max` bytes. `headers`: further
-        ones, for whoever answers behind the API server."""
+        """Return the body of an answer as raw bytes.
+
+        A broken connection raises AwayError, and an exceeded `limit_s` SlowError.
+
+        Args:
+            path: Path of the resource.
+            limit_s: Seconds until the answer must begin, and again until it must be complete.
+            size_max: Upper bound on the size of the body in bytes.
+            headers: Further request headers, for the server behind the API server.
+
+        Returns:
+            The whole body.
+
+        Raises:
+            RejectedError: The body is larger than `size_max`.
+        """
         answer = self._ask("GET", path, None, None, "", limit_s, headers)
         end_ns = now_ns() + round(limit_s * NS_PER_S)
         found = bytearray()
@@ -82,18 +97,31 @@ class Server:
         return bytes(found)
 
     def create(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> Any:
+        """Create the object `body` in the collection `path`; return the stored object."""
         return self._json("POST", path, query, body)
 
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
-        """A merge patch."""
+        """Apply `body` to the object at `path` as a JSON merge patch; return the result."""
         return self._json("PATCH", path, None, body, MERGE)
 
     def delete(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Delete the object at `path`; `body` is a DeleteOptions."""
         return self._json("DELETE", path, None, body)
 
     def lines(self, path: str, query: Query | None = None, *, silence_s: float) -> Generator[str]:
-        """The lines of an answer as they come, without their ends; it breaks off where none comes
-        for `silence_s`, which is not an error. AwayError if the connection breaks."""
+        """Yield the lines of an answer as they arrive, without their line ends.
+
+        The generator ends without an error if no data arrives for `silence_s`. A broken connection
+        raises AwayError.
+
+        Args:
+            path: Path of the resource.
+            query: Query parameters.
+            silence_s: Seconds without data after which reading stops.
+
+        Yields:
+            One line; bytes that are not UTF-8 are replaced.
+        """
         answer = self._ask("GET", path, query, None, "", silence_s)
         rest = b""
         try:
@@ -112,8 +140,19 @@ class Server:
     def watch(
         self, path: str, query: Query, *, timeout_s: int
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(ADDED, MODIFIED, DELETED or ERROR, object), until the server ends it. One that ends at
-        once takes REST_S, so that whoever watches again and again does not ask all the time."""
+        """Yield the changes of a collection until the server ends the watch.
+
+        A watch that ends early takes `REST_S`, so that a caller which repeats it does not send
+        requests without a pause. A line that is not a watch event raises JobsError.
+
+        Args:
+            path: Path of the collection.
+            query: Selectors, and the resource version to start from.
+            timeout_s: Seconds after which the server ends the watch.
+
+        Yields:
+            (ADDED, MODIFIED, DELETED or ERROR, object); after ERROR nothing follows.
+        """
         asked = {**query, "watch": True, "timeoutSeconds": timeout_s}
         begun_ns = now_ns()
         for line in self.lines(path, asked, silence_s=timeout_s + READ_S):
@@ -143,7 +182,7 @@ class Server:
         return self._parsed(said, path)
 
     def _parsed(self, said: bytes | str, path: str) -> dict[str, Any]:
-        """Return an object that the API server has sent. Raises JobsError for anything else."""
+        """Return a JSON object from the API server; raise JobsError for anything else."""
         try:
             found = json.loads(said)
         except (ValueError, RecursionError):
@@ -179,7 +218,7 @@ class Server:
             if found.status < 400:
                 return found
             said = found.data.decode(errors="replace")
-        except ApiException as error:  # the certificate of the server
+        except ApiException as error:  # for example, the server's certificate is not trusted
             raise self._away(error.reason) from None
         except _AWAY as error:
             raise self._away(error) from None
@@ -188,7 +227,7 @@ class Server:
     def _away(self, error: object) -> AwayError:
         why = getattr(error, "reason", None) or error
         said = " ".join(str(why).split())
-        # The object in its words says nothing to a user: "<...HTTPSConnection object at 0x...>: x".
+        # Cut off the name of the object: "<...HTTPSConnection object at 0x...>: reason".
         said = said.rpartition(">: ")[2]
         kind = SlowError if isinstance(why, urllib3.exceptions.TimeoutError) else AwayError
         return kind(
@@ -198,7 +237,16 @@ class Server:
         )
 
     def refused(self, code: int, said: str, path: str) -> Exception:
-        """Return the error that an answer with this status and these words is for a user."""
+        """Return the error to raise for an answer with an error status.
+
+        Args:
+            code: HTTP status, 400 or above.
+            said: Body of the answer: a Status in JSON, or any text.
+            path: Path of the request, for the hint.
+
+        Returns:
+            An error whose hint says what the user can do.
+        """
         try:
             body = json.loads(said)
             message, reason = str(body["message"]), str(body.get("reason") or "")
@@ -206,7 +254,7 @@ class Server:
             message, reason = " ".join(said.split())[:200], ""
         if code == 401:
             return self._access.refused()
-        if code == 403 and reason == WRONG_TOKEN:  # of one pod's agent, behind the API server
+        if code == 403 and reason == WRONG_TOKEN:  # from a pod's agent, behind the API server
             return RejectedError(message, hint="the job's Secret was replaced; ask again")
         if code == 403 and reason != "Forbidden":
             return NotAllowedError(f"{message}", hint="ask whoever runs the cluster")

@@ -1,1 +1,1 @@
-"""What is decided and worded for jobs of either kind: plain data in, data or text out."""
+"""Decisions and texts that both back ends share: plain data in, data or text out."""

@@ -1,4 +1,4 @@
-"""How the files of a function come to the pods of a cluster: in a ConfigMap of the job's own."""
+"""Delivery of a function's files to the pods of a cluster, in a ConfigMap that the job owns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ VOLUME = "paceline-function"
 
 
 def with_function(job: Mapping[str, Any], config_map: str) -> dict[str, Any]:
-    """The job, its trainer's container with the files below its run folder."""
+    """Return a copy of the job whose trainer mounts the ConfigMap below its run folder.
+
+    Args:
+        job: The TrainingJob, as in YAML.
+        config_map: Name of the ConfigMap.
+
+    Returns:
+        A deep copy of `job` with one more volume and one more volume mount.
+    """
     found = copy.deepcopy(dict(job))
     pod = found["spec"]["template"]["spec"]
     volume = {"name": VOLUME, "configMap": {"name": config_map}}
@@ -29,7 +37,18 @@ def with_function(job: Mapping[str, Any], config_map: str) -> dict[str, Any]:
 
 
 def config_map(name: str, job: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """`job`: as the API server holds it. Goes with it; immutable, so that no kubelet watches it."""
+    """Return the manifest of a ConfigMap that holds the files of a function.
+
+    The job owns it, so it is deleted with the job. It is immutable, so no kubelet watches it.
+
+    Args:
+        name: Name of the ConfigMap.
+        job: The TrainingJob, as the API server holds it, with its uid.
+        files: Content of the files, by file name.
+
+    Returns:
+        The ConfigMap, as in YAML.
+    """
     meta = job["metadata"]
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": meta["name"], "uid": meta["uid"]}
     return {

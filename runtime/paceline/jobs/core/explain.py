@@ -1,7 +1,7 @@
-"""`paceline explain`: why a job is slow or does not start, and the three commands to type next.
+"""`paceline explain`: why a job is slow or does not start, and up to three commands to type next.
 
-One verdict from the job's state, the most pressing cause first; behind it what it follows from, in
-the words of whoever said it.
+The verdict follows from the job's state; the most pressing cause comes first. The evidence behind
+it is in the original words of the operator, the coordinator or the script.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from paceline.jobs.interface import (
 )
 
 COMMANDS_MAX: Final = 3
+"""Upper bound on the suggested commands."""
 WORDS_MAX: Final = 5
-"""Of the history: the last warnings."""
+"""Upper bound on the warnings that are listed, the latest ones; also on the listed script failures.
+"""
 LINES_MAX: Final = 12
-"""Of a failed rank's last words."""
+"""Upper bound on the lines of a failed rank's output that are listed."""
 _PASSING: Final = (Reason.RANK_SLOW, Reason.RANK_BENCHED, Reason.QUORUM_REDUCED)
-"""Warnings about rounds under way."""
+"""Reasons of warnings about rounds in progress; they do not matter once no round runs."""
 _UNDER_WAY: Final = {
     "Resizing": "It trains, and workers are being added, replaced or taken away.",
     "Suspending": "It is being suspended: it stops after a checkpoint, then its pods go.",
@@ -44,8 +46,17 @@ _UNDER_WAY: Final = {
 def explain(
     status: JobStatus, events: Sequence[JobEvent], *, flags: str, cluster: bool
 ) -> Explanation:
-    """`flags`: what the commands need to find the job, such as ' -n team'; `cluster`: kubectl can
-    tell more."""
+    """Return why a job is in its current state, and what to type next.
+
+    Args:
+        status: Status of the job, with `detail` if it is known.
+        events: History of the job, the oldest first.
+        flags: Options with which the commands find the job, such as ' -n team'.
+        cluster: True for a job in a cluster, where kubectl can say more.
+
+    Returns:
+        The explanation.
+    """
     job = _Job(status, flags, cluster)
     verdict, because, commands = job.told()
     because = [*because, *job.conditions(because), *job.warnings(events)]
@@ -59,7 +70,7 @@ class _Job:
         self._name = status.name if cluster else status.place
 
     def told(self) -> tuple[str, list[str], list[str]]:
-        """Verdict, what it follows from, commands."""
+        """Return the verdict, its evidence, and the commands, by the state of the job."""
         status, logs, events = self._status, self._command("logs"), self._command("events")
         match status.state:
             case x if x == COMPLETE:
@@ -86,7 +97,11 @@ class _Job:
         return self._starting()
 
     def _starting(self) -> tuple[str, list[str], list[str]]:
-        """Or training with less than was asked for."""
+        """Explain a job that starts, or that trains with less than was asked for.
+
+        Returns:
+            The verdict, its evidence, and the commands.
+        """
         status = self._status
         what = f"{status.ready} of {status.replicas} replicas take part"
         message = f": {status.message.splitlines()[0]}" if status.message else "."
@@ -138,7 +153,7 @@ class _Job:
         return f"rank {rank}{where}: {slow.percent} % of the median step{action}"
 
     def _waiting(self) -> Iterator[str]:
-        """The ranks that do not take part, those of one reason together."""
+        """Yield one line for each reason why ranks do not take part, with these ranks."""
         reasons: dict[str, list[int]] = {}
         for rank in self._detail.ranks:
             if _waits(rank):
@@ -150,13 +165,14 @@ class _Job:
             yield f"{who} {', '.join(map(str, ranks))}: {why}"
 
     def conditions(self, told: Iterable[str]) -> Iterator[str]:
+        """Yield the conditions as text, without RingReady and those in `told`."""
         for condition in self._detail.conditions:
             text = f"{condition.type} ({condition.reason}): {condition.message}"
             if condition.type != "RingReady" and text not in told:
                 yield text
 
     def warnings(self, events: Sequence[JobEvent]) -> Iterator[str]:
-        """The last ones; of stragglers only while rounds run."""
+        """Yield the latest warnings; those about stragglers only while rounds run."""
         rests = self._status.ended or self._status.state == SUSPENDED
         told = [one for one in events if one.warning and not (rests and one.reason in _PASSING)]
         for event in told[-WORDS_MAX:]:

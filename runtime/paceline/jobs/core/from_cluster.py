@@ -1,4 +1,4 @@
-"""A job's status from its TrainingJob and its pods, as the API server holds them."""
+"""Conversion of a TrainingJob and its pods, as the API server holds them, to a `JobStatus`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from paceline.jobs.interface import (
 
 Object = Mapping[str, Any]
 Place = tuple[int, int, int]
-"""Slot, process in it, attempt of the pod."""
+"""Slot, number of the process in the slot, attempt of the pod."""
 US_PER_S: Final = 1_000_000
 _ENDS: Final = (RankPhase.FINISHED, RankPhase.DEAD)
 
@@ -52,20 +52,31 @@ _NO_NEWS: Final = (
     ConditionType.COMPLETE,
     ConditionType.FAILED,
 )
-"""Conditions that hold of a job with which all is well, or that its state or another one tells."""
+"""Types of conditions that also hold for a healthy job, or that repeat its state or another
+condition."""
 _OF_ROUNDS: Final = (ConditionType.DEGRADED, ConditionType.RESIZING)
-"""Conditions of a job that runs."""
+"""Types of conditions that mean something only while the job runs."""
 _AT_REST: Final = (COMPLETE, FAILED, SUSPENDED)
-"""States of a job of which nothing runs."""
+"""States in which no process of the job runs."""
 
 
 def job_status(job: Object, pods: Iterable[Object] | None, now_s: float) -> JobStatus:
-    """`pods`: the job's own, None if nobody has asked for them; then there is no `detail`."""
+    """Return the status of a job.
+
+    Args:
+        job: The TrainingJob.
+        pods: The pods that the job owns; None if they were not requested, and then the status has
+            no `detail`.
+        now_s: Current Unix time in seconds.
+
+    Returns:
+        The status.
+    """
     meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
     pods = None if pods is None else list(pods)
     word = state(job)
     if word == SUSPENDED and pods:
-        word = SUSPENDING  # the operator says so first, and deletes them then
+        word = SUSPENDING  # the operator reports Suspended before it deletes the pods
     progress = status.get("progress") or {}
     left_s, percent = progress.get("etaSeconds"), progress.get("percent")
     return JobStatus(
@@ -86,7 +97,16 @@ def job_status(job: Object, pods: Iterable[Object] | None, now_s: float) -> JobS
 
 
 def state(job: Object) -> str:
-    """In one word, with what was asked for just now and the operator has not said yet."""
+    """Return the state of a job in one word, including changes that the operator has not reported.
+
+    A job that was just deleted, suspended or resumed is Deleting, Suspending or Starting at once.
+
+    Args:
+        job: The TrainingJob.
+
+    Returns:
+        The state, as in `JobStatus.state`.
+    """
     spec, word = job["spec"], str((job.get("status") or {}).get("state") or "Starting")
     if job["metadata"].get("deletionTimestamp"):
         return "Deleting"
@@ -96,7 +116,7 @@ def state(job: Object) -> str:
 
 
 def _rounds_per_s(status: Object, state: str) -> float:
-    """0 while nobody trains."""
+    """Return the rounds per second from the median round; 0 while nothing trains."""
     round_us = (status.get("collective") or {}).get("roundMicroseconds") or 0
     trains = state not in (COMPLETE, FAILED, SUSPENDED) and status.get("readyReplicas")
     return US_PER_S / round_us if trains and round_us else 0.0
@@ -108,36 +128,48 @@ def _told_s(status: Object, state: str, now_s: float) -> float:
 
 
 def holding(job: Object) -> list[Object]:
-    """Its conditions that are True, those that changed last coming first."""
+    """Return the conditions of a job that are True, the latest transition first."""
     found = (job.get("status") or {}).get("conditions") or ()
     held = [one for one in found if one.get("status") == "True"]
     return sorted(held, key=lambda one: time_s(one.get("lastTransitionTime")), reverse=True)
 
 
 def time_s(text: str | None) -> float:
-    """Unix time of a Kubernetes time stamp; 0 without one."""
+    """Return the Unix time in seconds of a Kubernetes timestamp; 0 if there is none."""
     return 0.0 if not text else datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def workers(pods: Iterable[Object]) -> list[Object]:
-    """The worker pods, by slot and attempt."""
+    """Return the worker pods in order of slot and attempt."""
     found = [p for p in pods if p["metadata"].get("labels", {}).get(LABEL_ROLE) == ROLE_WORKER]
     return sorted(found, key=place)
 
 
 def place(pod: Object) -> tuple[int, int]:
-    """Slot and attempt of a worker's pod."""
+    """Return slot and attempt of a worker pod."""
     labels = pod["metadata"]["labels"]
     return int(labels[LABEL_SLOT]), int(labels[LABEL_ATTEMPT])
 
 
 def latest(pods: Iterable[Object]) -> list[Object]:
-    """Of each slot the worker pod of the highest attempt."""
+    """Return the worker pod with the highest attempt of each slot."""
     return list({place(pod)[0]: pod for pod in workers(pods)}.values())
 
 
 def job_events(events: Iterable[Object], job: Object, pods: Iterable[Object]) -> list[JobEvent]:
-    """Those of the job and of its pods, also of pods that are gone, the oldest first."""
+    """Return the events of a job and of its pods, the oldest first.
+
+    Pods that are gone count, too. Their events are recognized by the pod's name, and by a time
+    after the creation of the job.
+
+    Args:
+        events: Events of the namespace.
+        job: The TrainingJob.
+        pods: The existing pods of the job.
+
+    Returns:
+        The events of the job.
+    """
     uids = {job["metadata"]["uid"], *(pod["metadata"]["uid"] for pod in pods)}
     born_s = time_s(job["metadata"].get("creationTimestamp"))
     own_pod = re.compile(rf"{re.escape(job['metadata']['name'])}-(coordinator|\d+)-\d+")
@@ -233,7 +265,16 @@ def _detail(job: Object, pods: list[Object], state: str) -> Status:
 
 
 def members_per_pod(spec: Object) -> int:
-    """Ranks, or with `parallelism` groups of them (R50)."""
+    """Return the number of members in a pod.
+
+    A member is a rank, or with `parallelism` a group of ranks that share one model (R50).
+
+    Args:
+        spec: The spec of the TrainingJob.
+
+    Returns:
+        procsPerReplica / parallelism.model, with 1 for each that is not set.
+    """
     model = (spec.get("parallelism") or {}).get("model") or 1
     return int(spec.get("procsPerReplica", 1)) // int(model)
 
@@ -246,7 +287,7 @@ def _generation(text: str) -> GenerationId:
 
 
 def _told(status: Object) -> dict[Place, Object]:
-    """What the coordinator told of ranks."""
+    """Return the rows of `status.ranks`, which the coordinator reported, by place."""
     found = {}
     for row in status.get("ranks") or ():
         member = parse_member(row["member"])
@@ -266,8 +307,21 @@ def _ranks(
     procs: int,
     told: Mapping[Place, Object],
 ) -> Iterator[RankStatus]:
-    """A rank runs as its pod does; what it does then the coordinator tells. Of one that it has not
-    told of, which of several running ones trains is only known where it is all of them or none."""
+    """Yield the status of each rank of a job that runs.
+
+    Whether a rank runs follows from its pod, and what it does from the coordinator's report. Of
+    running ranks without a report it is known which of them train only if all or none of them do;
+    otherwise they are shown as starting.
+
+    Args:
+        pods: Pods of the job.
+        status: `status` of the TrainingJob.
+        procs: Members in each pod.
+        told: Reports of the coordinator, by place.
+
+    Yields:
+        One status for each rank of the latest pod of each slot.
+    """
     found = latest(pods)
     running = [pod for pod in found if pod_phase(pod) is RankPhase.ACTIVE]
     all_train = len(running) <= int(status.get("readyReplicas") or 0)
@@ -297,10 +351,20 @@ def _ranks(
 def _ranks_at_rest(
     pods: list[Object], status: Object, procs: int, state: str
 ) -> Iterator[RankStatus]:
-    """Return how the ranks of a job have ended of which nothing runs any more.
+    """Yield how the ranks ended, for a job of which no process runs any more.
 
-    The operator has noted it of the last process at each place; of others their pods tell, as long
-    as they are there."""
+    The operator has recorded the end of the last process at each place. The ends of other ranks
+    follow from their pods, as long as these exist.
+
+    Args:
+        pods: Pods of the job.
+        status: `status` of the TrainingJob.
+        procs: Members in each pod.
+        state: State of the job: Complete, Failed or Suspended.
+
+    Yields:
+        One status for each place, in order of slot and process.
+    """
     of_pods = {place(pod): pod for pod in latest(pods)}
     found: dict[tuple[int, int], RankStatus] = {}
     for (slot, attempt), pod in of_pods.items():
@@ -317,7 +381,7 @@ def _ranks_at_rest(
         member, noted = parse_member(row["member"]), _phase(row)
         of_pod = found.get((member.slot, member.local))
         if noted not in _ENDS and of_pod is not None:
-            continue  # an operator of an earlier release has left what the rank did last
+            continue  # left by an operator of an earlier release: the last phase, not the end
         if of_pod is not None and pod_of(member) < pod_of(of_pod.member):
             continue
         if noted not in _ENDS:
@@ -335,7 +399,7 @@ def _ranks_at_rest(
 
 
 def _phase(row: Object) -> RankPhase:
-    """One that this release does not know lives all the same."""
+    """Return the phase in a row of `status.ranks`; ACTIVE for one this release does not know."""
     state = row.get("state")
     return RankPhase(state) if state in set(RankPhase) else RankPhase.ACTIVE
 
@@ -348,7 +412,14 @@ def _facts(row: Object) -> dict[str, float]:
 
 
 def pod_phase(pod: Object) -> RankPhase:
-    """ACTIVE: its container runs."""
+    """Return the phase of the ranks in a pod as far as the pod shows it.
+
+    Args:
+        pod: A worker pod.
+
+    Returns:
+        ACTIVE for a running pod; DRAINING for one that is being deleted, whatever it does.
+    """
     if pod["metadata"].get("deletionTimestamp"):
         return RankPhase.DRAINING
     match pod["status"].get("phase"):
@@ -362,7 +433,7 @@ def pod_phase(pod: Object) -> RankPhase:
 
 
 def _why(pod: Object) -> str:
-    """Why its container does not run, in the words of scheduler or kubelet."""
+    """Return why the container of a pod does not run, in the scheduler's or kubelet's words."""
     status = pod["status"]
     for container in status.get("containerStatuses") or ():
         state = container.get("state") or {}

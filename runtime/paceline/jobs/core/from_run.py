@@ -1,4 +1,4 @@
-"""A job's status from what its run on this machine says, or has left in its folder."""
+"""Conversion of what a run on this machine reports, or left in its folder, to a `JobStatus`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from paceline.jobs.interface import (
 
 STARTING = "Starting"
 _NO_STATE = (Reason.RANK_SLOW, Reason.RANK_BENCHED)
-"""It trains, and more is not needed to know in one word."""
+"""Reasons of the condition Degraded that do not become the state: the job trains, and "Training" is
+enough in one word."""
 _WARNINGS = (
     Reason.BATCH_SKIPPED,
     Reason.BELOW_MIN_REPLICAS,
@@ -35,9 +36,10 @@ _WARNINGS = (
     Reason.SCRIPT_TAKES_NO_PART,
     Reason.WAITING_FOR_EVIDENCE,
 )
-"""What somebody may want to act on."""
+"""Reasons of events that a user may want to act on."""
 _WARNINGS_HERE = ("RankDied", "ScriptCutShort")
-"""Likewise; happenings that are the reason of nothing else."""
+"""Further reasons of warnings; they occur in the coordinator's history only and are not part of the
+API."""
 
 
 def running(
@@ -51,8 +53,21 @@ def running(
     left_s: float | None,
     age_s: float,
 ) -> JobStatus:
-    """Of a run that answers. `replicas`: that are wanted; the coordinator may not have heard of the
-    last change yet. `suspended`: Suspending, Suspended or empty."""
+    """Return the status of a run that answers.
+
+    Args:
+        name: Name of the job.
+        run_dir: Run folder.
+        status: The coordinator's status; None before it is known.
+        replicas: Replicas that are asked for. The coordinator may not know the last change yet.
+        suspended: "Suspending", "Suspended" or empty.
+        rounds_per_s_now: Current rounds per second.
+        left_s: Seconds to the end at the current speed; None if unknown.
+        age_s: Seconds since the run started.
+
+    Returns:
+        The status.
+    """
     state, message = (suspended, "") if suspended else _state(status)
     if status is not None and (status.outcome is not None or suspended == SUSPENDED):
         status = at_rest(status, status.outcome)
@@ -73,7 +88,7 @@ def running(
 
 
 def ended(run_dir: str, status: Status, outcome: Outcome, age_s: float) -> JobStatus:
-    """Return the status of a run that has left how it ended."""
+    """Return the status of a run that recorded how it ended."""
     return JobStatus(
         name=status.job,
         place=run_dir,
@@ -89,7 +104,7 @@ def ended(run_dir: str, status: Status, outcome: Outcome, age_s: float) -> JobSt
 
 
 def lost(name: str, run_dir: str, age_s: float) -> JobStatus:
-    """Return the status of a run that is gone and has left nothing."""
+    """Return the status of a run that is gone and left no last status: Failed."""
     return JobStatus(
         name=name,
         place=run_dir,
@@ -101,7 +116,7 @@ def lost(name: str, run_dir: str, age_s: float) -> JobStatus:
 
 
 def end_unknown(name: str, run_dir: str, age_s: float, *, why: str, hint: str) -> JobStatus:
-    """Return the status of a run that has left something which does not say how it ended."""
+    """Return the status of a run whose last status does not say how it ended: Ended."""
     return JobStatus(
         name=name,
         place=run_dir,
@@ -113,12 +128,12 @@ def end_unknown(name: str, run_dir: str, age_s: float, *, why: str, hint: str) -
 
 
 def unknown(name: str, run_dir: str, *, why: str, hint: str) -> JobStatus:
-    """Return the status of a run that goes on and cannot be asked."""
+    """Return the status of a run that is running and cannot be asked: Unknown."""
     return JobStatus(name=name, place=run_dir, state=UNKNOWN, message=why, hint=hint)
 
 
 def events(status: Status | None) -> list[JobEvent]:
-    """What the coordinator tells of the job's history, the oldest first."""
+    """Return the coordinator's record of the job's history, the oldest event first."""
     if status is None:
         return []
     bad = {*map(str, _WARNINGS), *_WARNINGS_HERE}
@@ -131,7 +146,7 @@ def events(status: Status | None) -> list[JobEvent]:
 
 
 def _state(status: Status | None) -> tuple[str, str]:
-    """In the words of the operator's `status.state`, with its message."""
+    """Return the state, named as in the operator's `status.state`, and its message."""
     if status is None:
         return STARTING, ""
     if status.outcome is not None:
@@ -147,7 +162,7 @@ def _state(status: Status | None) -> tuple[str, str]:
 
 
 def _ready(status: Status) -> int:
-    """Replicas whose ranks all take part."""
+    """Return the number of replicas whose ranks are all active or benched."""
     counts: dict[int, int] = {}
     for rank in status.ranks:
         if rank.state in (RankPhase.ACTIVE, RankPhase.BENCHED):

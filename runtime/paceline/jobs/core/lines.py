@@ -1,8 +1,8 @@
-"""Lines of many replicas as one stream in order of time.
+"""Merging of the log lines of many replicas into one stream in order of time.
 
-Each replica's own lines come in order, but its time may stand still, or go back by a little where
-a clock was set: a line is then given the time of the one before it, so that no replica's lines
-change places among themselves.
+The lines of one replica arrive in their order. Their times may be equal, or go back a little where
+a clock was set. Such a line is given the time of the line before it, so that the lines of one
+replica never change their order.
 """
 
 from __future__ import annotations
@@ -21,20 +21,30 @@ _STAMPED: Final = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?(.*)", re.S
 )
 _OF_A_RANK: Final = re.compile(r"\[rank (\d{1,9}\.\d{1,9})(?:\.\d{1,9})?(#\d{1,9})\] ?(.*)", re.S)
-"""Of the ranks of a group all but the first one add which of them they are (R50)."""
+"""Prefix of a line that a rank printed. In a group of ranks, all but the first add their number in
+the group (R50)."""
 NS_PER_S: Final = 1_000_000_000
 
 
 def parse_line(raw: str, *, source: str, procs: int) -> LogLine | None:
-    """A line as a kubelet gives it with its time, or as a run keeps it. None: it has no time, as
-    the rest of a line of which the beginning is not there any more. `procs`: ranks per replica."""
+    """Parse a line with a timestamp, from a kubelet or from the file of a run.
+
+    Args:
+        raw: The line.
+        source: Name of the pod or agent that the line is from.
+        procs: Members in each replica.
+
+    Returns:
+        The line; None if it has no timestamp, as the rest of a line whose beginning was rotated
+        away.
+    """
     if (found := _STAMPED.fullmatch(raw)) is None:
         return None
     second, fraction, zone, text = found.groups()
     try:
         at = datetime.fromisoformat(f"{second}{zone.replace('Z', '+00:00')}")
         wall_ns = round(at.timestamp()) * NS_PER_S + int((fraction or "").ljust(9, "0"))
-    except (ValueError, OverflowError):  # the 99th of a month
+    except (ValueError, OverflowError):  # no valid date, such as the 99th of a month
         return None
     if (said := _OF_A_RANK.fullmatch(text)) is None:
         return LogLine(wall_ns, source, "", None, text)
@@ -44,7 +54,7 @@ def parse_line(raw: str, *, source: str, procs: int) -> LogLine | None:
 
 
 def in_order(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """One replica's, with times that never go back."""
+    """Yield the lines of one replica with times that never go back."""
     last_ns = 0
     for line in lines:
         last_ns = max(last_ns, line.wall_ns)
@@ -52,41 +62,50 @@ def in_order(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 
 def merged(replicas: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
-    """All in order of time; at the same time by the replicas' order."""
+    """Yield the lines of all replicas in order of time; ties are in the order of `replicas`."""
     return heapq.merge(*map(in_order, replicas), key=lambda line: line.wall_ns)
 
 
 class Shuffle:
-    """Lines that come from many replicas while they are printed, put in order of time.
+    """Sorts lines by time while they arrive from many replicas.
 
-    What a replica says now may reach us later than what another one says after it. So a line is
-    held until every open replica has said something later, or until it is `hold_ns` old by the
-    clock of who reads: then whoever is silent has probably nothing to say.
+    A line of one replica may arrive later than a newer line of another replica. A line is therefore
+    held until every open replica has sent a line that is as new, or until it was held for `hold_ns`
+    on the reader's clock. After that time a silent replica has probably nothing older to send.
     """
 
     def __init__(self, *, hold_ns: int) -> None:
         self._hold_ns = hold_ns
         self._held: list[tuple[int, int, int, LogLine]] = []
-        """(time, number, when it came, line), a heap."""
+        """Heap of (time, sequence number, arrival on the reader's clock, line)."""
         self._last_ns: dict[str, int] = {}
-        """By open replica: the time of its latest line."""
+        """Time of the latest line of each open replica."""
         self._count = 0
 
     def opened(self, source: str) -> None:
+        """Add a replica, for whose lines the others are held back from now on."""
         self._last_ns.setdefault(source, 0)
 
     def closed(self, source: str) -> None:
+        """Remove a replica that will send no more lines."""
         self._last_ns.pop(source, None)
 
     def add(self, line: LogLine, now_ns: int) -> None:
-        """`now_ns`: of a clock that never goes back."""
+        """Add a line that arrived at `now_ns`, on a monotonic clock of the reader."""
         at_ns = max(line.wall_ns, self._last_ns.get(line.source, 0))
         self._last_ns[line.source] = at_ns
         self._count += 1
         heapq.heappush(self._held, (at_ns, self._count, now_ns, line))
 
     def ready(self, now_ns: int) -> list[LogLine]:
-        """Those whose turn it is, in order."""
+        """Remove and return the lines that may be printed now, in order of time.
+
+        Args:
+            now_ns: Current time on the reader's monotonic clock.
+
+        Returns:
+            Lines that every open replica has passed, or that were held for `hold_ns`.
+        """
         heard_ns = min(self._last_ns.values(), default=None)
         found = []
         while self._held:
@@ -99,5 +118,5 @@ class Shuffle:
         return found
 
     def next_ns(self) -> int | None:
-        """When to ask again, if nothing comes before."""
+        """Return when to call `ready` again if no line arrives before; None if none is held."""
         return self._held[0][2] + self._hold_ns if self._held else None

@@ -1,4 +1,4 @@
-"""Whether the API server is away, as somebody finds out who asks it again and again."""
+"""Decision whether to retry, report or give up while the API server does not answer."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Final
 
 NS_PER_S: Final = 1_000_000_000
 TOLD_AFTER_NS: Final = 1 * NS_PER_S
-"""One that has broken off a watch may answer at the next question."""
+"""Duration of an outage after which it is reported. A server that has broken off a watch may answer
+the next request."""
 BORNE_NS: Final = 300 * NS_PER_S
-"""An outage is borne for so long; an upgrade of a control plane takes less."""
+"""Duration of an outage after which a caller gives up. An upgrade of a control plane takes less."""
 
 
 class Verdict(StrEnum):
-    """What to do about an answer that did not come."""
+    """What to do about a request that was not answered."""
 
     TRY_AGAIN = "try again"
     SAY_SO = "say so"
-    """And try again."""
+    """Report the outage, and try again."""
     GIVE_UP = "give up"
 
 
 class Outage:
-    """Times are of a clock that never goes back."""
+    """State of an outage of one server; times are on a monotonic clock."""
 
     def __init__(self) -> None:
         self._since_ns: int | None = None
@@ -30,10 +31,18 @@ class Outage:
 
     @property
     def lasts(self) -> bool:
+        """True if the last request was not answered."""
         return self._since_ns is not None
 
     def missed(self, now_ns: int) -> Verdict:
-        """An answer did not come; SAY_SO once in each outage."""
+        """Record that a request was not answered, and decide what to do.
+
+        Args:
+            now_ns: Current time on a monotonic clock.
+
+        Returns:
+            SAY_SO once in each outage; GIVE_UP after `BORNE_NS`.
+        """
         if self._since_ns is None:
             self._since_ns = now_ns
         away_ns = now_ns - self._since_ns
@@ -45,6 +54,6 @@ class Outage:
         return Verdict.SAY_SO
 
     def answered(self) -> bool:
-        """Whether to say that it is over."""
+        """Record an answer; return True if the end of a reported outage is to be reported."""
         told, self._told, self._since_ns = self._told, False, None
         return told

@@ -1,4 +1,4 @@
-"""Log lines, lists and explanations as text for a terminal."""
+"""Rendering of log lines, lists and explanations as text for a terminal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
 
 NS_PER_S: Final = 1_000_000_000
 COLOURS: Final = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92, 94, 91)
-"""ANSI foregrounds; neighbours in rank differ."""
+"""ANSI foreground colors; ranks with neighboring numbers have different ones."""
 DIM: Final = 2
 
 
 def log_line(line: LogLine, *, colour: bool, times: bool, raw: bool = False) -> str:
-    """`rank 3 | text`; what an agent says begins with its own name, and is dim. `raw`: the text as
-    it was printed, which may tell a terminal what to do."""
+    """Return a log line as `rank 3 | text`, or `agent-0-1 | text`, dim, for an agent's line.
+
+    Args:
+        line: The line.
+        colour: Color the prefix with ANSI escapes.
+        times: Begin with the time of day, in UTC.
+        raw: Keep escape sequences in the text, which may control the terminal.
+
+    Returns:
+        One line of text without a line end; it may contain line ends of the text itself.
+    """
     head = f"rank {line.rank}" if line.rank is not None else printable(line.source)
     text = line.text if raw else printable_lines(line.text)
     code = COLOURS[line.rank % len(COLOURS)] if line.rank is not None else DIM
@@ -28,7 +37,7 @@ def log_line(line: LogLine, *, colour: bool, times: bool, raw: bool = False) -> 
 
 
 def jobs(found: Iterable[JobStatus], *, wide: bool) -> list[str]:
-    """A line for each, under a heading; nothing where there are none."""
+    """Return a table of jobs with a heading, one line for each; empty if there are none."""
     names = ["JOB", "STATE", "READY", "ROUND", "DONE", "AGE"]
     rows = [
         [
@@ -46,7 +55,7 @@ def jobs(found: Iterable[JobStatus], *, wide: bool) -> list[str]:
 
 
 def events(found: Iterable[JobEvent], now_s: float, *, wide: bool) -> list[str]:
-    """A line for each, under a heading; nothing where there are none."""
+    """Return a table of events with a heading, one line for each; empty if there are none."""
     rows = [
         [
             age(max(0.0, now_s - event.wall_s)),
@@ -62,13 +71,14 @@ def events(found: Iterable[JobEvent], now_s: float, *, wide: bool) -> list[str]:
 
 
 def explanation(found: Explanation) -> list[str]:
+    """Return an explanation as lines: verdict, evidence, and the commands to type next."""
     lines = [found.verdict, *(f"  - {why}" for why in found.because)]
     lines += ["", "next:", *(f"    {command}" for command in found.commands)]
     return [printable_lines(line) for line in lines]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align the columns by their widest cells. A cell is one line, whatever is in it."""
+    """Align the columns by their widest cells; line ends in a cell are escaped."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
@@ -78,7 +88,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def age(seconds: float) -> str:
-    """The two largest units: 45s, 3m20s, 2h5m, 4d7h."""
+    """Return a duration in its two largest units: 45s, 3m20s, 2h5m, 4d7h."""
     whole = int(seconds)
     days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
     if days:

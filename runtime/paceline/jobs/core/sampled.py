@@ -1,4 +1,4 @@
-"""Which pods are asked for the last steps of their ranks, and what is said where there are none."""
+"""Choice of the pods that are asked for samples, and the errors if there are none to ask."""
 
 from __future__ import annotations
 
@@ -15,26 +15,46 @@ from paceline.jobs.errors import NoSamplesError
 from paceline.jobs.interface import SUSPENDED, JobStatus
 
 DIGITS_MAX: Final = 6
+"""Digits from which on a pod's number of processes is not believed."""
 
 
 def asked(pods: Iterable[Object]) -> list[Object]:
-    """The latest worker of each slot, if its container runs."""
+    """Return the latest worker pod of each slot, if its container runs."""
     return [pod for pod in latest(pods) if pod_phase(pod) is RankPhase.ACTIVE]
 
 
 def path(pod: Object) -> str:
-    """Below that of the namespace's pods, through the API server."""
+    """Return the path of a pod's /steps through the API server, relative to the namespace's pods.
+    """
     return f"{pod['metadata']['name']}:{_values(pod)[ENV_METRICS_PORT]}/proxy{STEPS_PATH}"
 
 
 def procs(pod: Object) -> int:
-    """Return how many processes the pod was told to start; what it may tell depends on it."""
+    """Return the number of processes that the pod starts; it bounds the size of its answer.
+
+    Args:
+        pod: A worker pod.
+
+    Returns:
+        The number in the pod's environment; 1 if it is not usable.
+    """
     told = _values(pod).get(ENV_PROCS, "")
     return int(told) if told.isascii() and told.isdigit() and len(told) < DIGITS_MAX else 1
 
 
 def checked(pod: Object, samples: PodSamples) -> PodSamples:
-    """Return the samples, or raise SamplesError if they are said to be those of another pod."""
+    """Return the samples if they are those of the pod's own slot.
+
+    Args:
+        pod: The worker pod that was asked.
+        samples: Its answer.
+
+    Returns:
+        `samples`.
+
+    Raises:
+        SamplesError: The answer names another slot.
+    """
     slot = place(pod)[0]
     if samples.slot != slot:
         raise SamplesError(f"slot {samples.slot}, and it is slot {slot}")
@@ -46,7 +66,7 @@ def _values(pod: Object) -> dict[str, str]:
 
 
 def token_reference(pod: Object) -> tuple[str, str]:
-    """Return the Secret and its field from which a worker's pod has the token of its job."""
+    """Return the Secret and its field that hold the token of a worker pod."""
     (entry,) = (e for e in _environment(pod) if e["name"] == ENV_TOKEN)
     reference = entry["valueFrom"]["secretKeyRef"]
     return reference["name"], reference["key"]
@@ -59,7 +79,15 @@ def _environment(pod: Object) -> list[Any]:
 
 
 def nobody(status: JobStatus, *, flags: str) -> NoSamplesError:
-    """There is no pod to ask. `flags`: what a command needs to find the job, such as ' -n team'."""
+    """Return the error for a job without a pod to ask.
+
+    Args:
+        status: Status of the job.
+        flags: Options with which a command finds the job, such as ' -n team'.
+
+    Returns:
+        An error that says why there is no pod, and what to do.
+    """
     name, state = status.name, status.state
     if status.ended:
         return NoSamplesError(
@@ -80,7 +108,7 @@ def nobody(status: JobStatus, *, flags: str) -> NoSamplesError:
 
 
 def not_yet(status: JobStatus) -> NoSamplesError:
-    """All have answered, and none knows a step."""
+    """Return the error for a job whose pods have all answered, without a single step."""
     return NoSamplesError(
         f"no rank of job {status.name} has made a step yet ({status.state})",
         hint="ask again when it has made some",

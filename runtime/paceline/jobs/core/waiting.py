@@ -1,4 +1,4 @@
-"""Whether what somebody waits for has come."""
+"""Decision whether a wait for a job is over."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from paceline.jobs.interface import SUSPENDED, TRAINING, JobStatus, Until
 
 
 def reached(status: JobStatus, until: Until) -> bool:
-    """True too for a job that has ended: it will never be what is waited for."""
+    """Return True if the wait is over.
+
+    It is over for a job that has ended, too, because such a job never meets another condition.
+
+    Args:
+        status: Latest status of the job.
+        until: The condition.
+
+    Returns:
+        True if the job meets the condition or has ended.
+    """
     if status.ended:
         return True
     match until:

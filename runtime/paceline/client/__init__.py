@@ -1,4 +1,4 @@
-"""The Python SDK: jobs from a notebook or a program, on a cluster or on this machine.
+"""The Python SDK: manages jobs from a notebook or a program, in a cluster or on this machine.
 
     from paceline.client import JobClient
 

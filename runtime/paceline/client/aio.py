@@ -1,7 +1,8 @@
-"""The SDK for asyncio: the same methods, each call on a thread of its own.
+"""The SDK for asyncio: the methods of `JobClient` and `Job` as coroutines.
 
-The back ends block, so a coroutine waits for a thread. The threads are daemons: a call that is
-cancelled ends by itself at its next word, and keeps no program from ending.
+The back ends block, so each call runs on a thread of its own and the coroutine waits for it. The
+threads are daemons, so they do not keep a program from ending. A canceled call goes on in its
+thread until it returns; a canceled iteration ends with the next item.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ _END = object()
 
 
 async def in_thread(call: Callable[[], R]) -> R:
-    """What `call` returns or raises."""
+    """Run `call` on a new daemon thread and wait for it.
+
+    An exception of `call` is raised here.
+
+    Args:
+        call: A blocking function. It is not interrupted if this coroutine is canceled.
+
+    Returns:
+        The result of `call`.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[R] = loop.create_future()
 
@@ -46,7 +56,7 @@ def _post(
     result: Any = None,
     error: BaseException | None = None,
 ) -> None:
-    """To whoever still waits."""
+    """Set the result or the exception of a future on its loop, unless nobody waits for it."""
 
     def settle() -> None:
         if done.done():
@@ -61,7 +71,17 @@ def _post(
 
 
 async def each(make: Callable[[], Generator[R]]) -> AsyncGenerator[R]:
-    """The items of a generator that blocks; it is driven, and closed, by one thread."""
+    """Yield the items of a blocking generator.
+
+    One daemon thread creates, drives and closes the generator. It computes the next item only when
+    that is awaited. An exception of the generator is raised here.
+
+    Args:
+        make: Creates the generator.
+
+    Yields:
+        The items.
+    """
     wanted: SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]] | None]
     wanted = SimpleQueue()
 
@@ -88,7 +108,7 @@ async def each(make: Callable[[], Generator[R]]) -> AsyncGenerator[R]:
 
 
 class _Async(Generic[S]):
-    """Stands before a blocking object."""
+    """Base class of the wrappers that turn the methods of a blocking object into coroutines."""
 
     def __init__(self, blocking: S) -> None:
         self.blocking = blocking
@@ -128,10 +148,11 @@ def _job(
 
 
 class AsyncJob(_Async[Job]):
-    """A `Job` for asyncio: its methods as coroutines, `logs` for `async for`."""
+    """A `Job` for asyncio: its methods are coroutines, and `logs` is for `async for`."""
 
     @property
     def name(self) -> str:
+        """Name of the job."""
         return self.blocking.name
 
     status = _call(Job.status)
@@ -146,7 +167,7 @@ class AsyncJob(_Async[Job]):
 
 
 class AsyncJobClient(_Async[JobClient]):
-    """A `JobClient` for asyncio, made of one: `AsyncJobClient(JobClient.local())`."""
+    """A `JobClient` for asyncio that wraps one: `AsyncJobClient(JobClient.local())`."""
 
     train = _job(JobClient.train)
     submit = _job(JobClient.submit)

@@ -1,4 +1,7 @@
-"""The door of the SDK. Methods that Kubeflow's TrainerClient has too are called as there."""
+"""`JobClient`, the entry point of the SDK.
+
+Methods that Kubeflow's TrainerClient has, too, have the same names and parameters here.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,18 @@ from paceline.jobs.interface import JobEvent, Jobs, JobStatus, Selection, Until
 
 
 class JobClient:
-    """Jobs of one place: a namespace of a cluster, or this machine."""
+    """Client for the jobs of one place: a namespace of a cluster, or this machine.
+
+    All methods block. Errors are those of `paceline.jobs.errors` and `paceline.client.errors`.
+    Threads may share a client.
+    """
 
     def __init__(self, jobs: Jobs) -> None:
-        """`jobs`: the back end; `from_kubeconfig` and `local` choose it."""
+        """Create a client; `from_kubeconfig` and `local` are the usual ways.
+
+        Args:
+            jobs: The back end.
+        """
         self._jobs = jobs
 
     def __repr__(self) -> str:
@@ -36,15 +47,33 @@ class JobClient:
         context: str | None = None,
         namespace: str | None = None,
     ) -> Self:
-        """A cluster, found as kubectl finds it: `kubeconfig`, else $KUBECONFIG, else
-        ~/.kube/config, else the service account of this pod. Asks it nothing yet. Raises
-        AccessError, MissingExtraError."""
+        """Return a client for a cluster; no request is sent yet.
+
+        An unusable kubeconfig raises AccessError. A missing package `kubernetes` raises
+        MissingExtraError.
+
+        Args:
+            kubeconfig: Path of the kubeconfig. None takes $KUBECONFIG, else ~/.kube/config, else
+                the service account of this pod, as kubectl does.
+            context: Context in the kubeconfig; None takes the current one.
+            namespace: Namespace of the jobs; None takes that of the context.
+
+        Returns:
+            The client.
+        """
         path = None if kubeconfig is None else Path(kubeconfig)
         return cls(places.cluster(path, context, namespace))
 
     @classmethod
     def local(cls, folder: Path | str = ".") -> Self:
-        """This machine: each replica a process, each run a folder below `folder`/runs."""
+        """Return a client for this machine, where each replica is a process.
+
+        Args:
+            folder: Folder below whose `runs/` each run gets a folder.
+
+        Returns:
+            The client.
+        """
         return cls(places.local(Path(folder)))
 
     def train(
@@ -64,17 +93,32 @@ class JobClient:
     ) -> Job:
         """Start a job in which each rank calls `function(**arguments)`.
 
-        The function travels as source, with the imports, functions, classes and plain values of its
-        notebook or file that it uses. `arguments`: of what JSON knows. `name`: of the job; without
-        it the function's with five characters more. `packages`: installed at the start of each pod,
-        as `pip install` takes them. `image`: else paceline/worker of this version. `env`,
-        `resources` (limits, such as {"nvidia.com/gpu": 1}) and `image` are for the container
-        `trainer`; everything else about pods is in `template`: a PodTemplate, a
-        kubernetes.client.V1PodTemplateSpec, or a mapping as in YAML. `spec`: further fields of a
-        TrainingJobSpec, such as collective={"mode": "Quorum"} or min_replicas=2.
+        The function is sent as source, together with the imports, functions, classes and plain
+        values of its notebook or file that it uses. `image`, `env` and `resources` apply to the
+        container `trainer`.
 
-        Raises FunctionError and ArgumentError for what cannot be sent, InvalidJobError for a field,
-        NameTakenError, RejectedError, and on a cluster NotAllowedError, AwayError, RefusedError.
+        A function or an argument that cannot be sent raises FunctionError or ArgumentError, and an
+        invalid field InvalidJobError. The back end raises NameTakenError or RejectedError, and on a
+        cluster NotAllowedError, AwayError or RefusedError.
+
+        Args:
+            function: The function that each rank calls.
+            arguments: Keyword arguments of the function; values that JSON can represent.
+            name: Name of the job; None takes the function's name with a dash and five characters
+                more.
+            replicas: Number of workers.
+            packages: Requirements that each pod installs at its start, as for `pip install`.
+            image: Container image; None takes that of the template, else paceline/worker of this
+                version.
+            env: Environment variables.
+            resources: Resource limits, such as {"nvidia.com/gpu": 1}.
+            template: Everything else about the pods: a PodTemplate, a
+                kubernetes.client.V1PodTemplateSpec, or a mapping as in YAML.
+            **spec: Further fields of a TrainingJobSpec, such as collective={"mode": "Quorum"} or
+                min_replicas=2.
+
+        Returns:
+            The new job.
         """
         files = pack(function, arguments, packages=packages)
         job = function_job(
@@ -89,35 +133,71 @@ class JobClient:
         return Job(self._jobs, self._jobs.submit(job, folder=Path(), function=files))
 
     def submit(self, job: TrainingJob, *, folder: Path | str = ".") -> Job:
-        """Start a job as it is. `folder`: where its relative paths begin, on this machine. Raises
-        InvalidJobError, NameTakenError, RejectedError, and on a cluster NotAllowedError, AwayError,
-        RefusedError."""
+        """Start a job that is described by a TrainingJob.
+
+        An invalid job raises InvalidJobError. The back end raises NameTakenError or RejectedError,
+        and on a cluster NotAllowedError, AwayError or RefusedError.
+
+        Args:
+            job: The job.
+            folder: On this machine, the folder to which relative paths in the job refer.
+
+        Returns:
+            The new job.
+        """
         checked = job_from_mapping(job.to_mapping())
         return Job(self._jobs, self._jobs.submit(checked, folder=Path(folder)))
 
     def list_jobs(self) -> list[JobStatus]:
-        """All jobs of the namespace, or those that are running on this machine, by name."""
+        """Return all jobs of the namespace, or the running jobs on this machine, by name."""
         return self._jobs.all()
 
     def get_job(self, name: str) -> Job:
-        """A job by its name, or on this machine by its run folder. Raises NoSuchJobError."""
+        """Return a job; an unknown name raises NoSuchJobError.
+
+        Args:
+            name: Name of the job; on this machine it may be a run folder.
+
+        Returns:
+            The job.
+        """
         return Job(self._jobs, self._jobs.status(name))
 
     def get_job_logs(
         self, name: str, *, rank: int | None = None, follow: bool = False
     ) -> Generator[str]:
-        """Its lines as text, `rank 3 | ...`; `Job.logs` has them as data."""
+        """Yield the log lines of a job as text, `rank 3 | ...`; `Job.logs` yields data.
+
+        Args:
+            name: Name of the job.
+            rank: Rank whose lines are returned; None for all ranks and the agents.
+            follow: Continue with new lines until the job has ended.
+
+        Yields:
+            One line without its line end.
+        """
         for line in self._jobs.logs(name, Selection(rank=rank), follow=follow):
             yield rendering.log_line(line, colour=False, times=False)
 
     def get_job_events(self, name: str) -> list[JobEvent]:
+        """Return the history of a job, the oldest event first."""
         return self.get_job(name).events()
 
     def wait_for_job_status(
         self, name: str, until: Until | str = Until.ENDED, *, timeout_s: float = 600.0
     ) -> JobStatus:
-        """As `Job.wait`, with a time limit."""
+        """Block until a job meets a condition or has ended; see `Job.wait`.
+
+        Args:
+            name: Name of the job.
+            until: The condition: `ended`, `training` or `suspended`.
+            timeout_s: Upper bound on the wait in seconds.
+
+        Returns:
+            The status that ended the wait.
+        """
         return self.get_job(name).wait(until, timeout_s=timeout_s)
 
     def delete_job(self, name: str) -> None:
+        """End a job and remove it with its logs; do not wait until it is gone."""
         self.get_job(name).delete()

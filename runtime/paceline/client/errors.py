@@ -1,4 +1,4 @@
-"""What the SDK adds to the errors of `paceline.jobs.errors` and `paceline.function.errors`."""
+"""Errors of the SDK, beside those of `paceline.jobs.errors` and `paceline.function.errors`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.jobs.interface import JobStatus
 
 
 class EndUnknownError(PacelineError):
-    """The job that was waited for has ended, and what it left does not say how."""
+    """Raised when the job has ended and its files do not say how."""
 
     def __init__(self, status: JobStatus) -> None:
         self.status = status
@@ -17,7 +17,7 @@ class EndUnknownError(PacelineError):
 
 
 class JobFailedError(PacelineError):
-    """The job that was waited for has failed."""
+    """Raised when the job that was waited for has failed; `status` has the details."""
 
     def __init__(self, status: JobStatus) -> None:
         self.status = status

@@ -1,4 +1,4 @@
-"""The figures of a job's rounds, as its statuses tell them while somebody follows it."""
+"""Table of a job's figures over its rounds, collected from its statuses."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from paceline.core.status import LogStatus
 from paceline.jobs.interface import JobStatus
 
 ROWS_MAX: Final = 20_000
-"""Beyond it every second row goes: a week of a job stays a table that can be drawn."""
+"""Upper bound on the rows. When it is reached, every second row is dropped, so that the table of a
+job that runs for a week can still be drawn."""
 
 
 class Figures:
-    """One row for each round at which the job was seen; the latest word about a round counts."""
+    """Table with one row for each round at which a status was received; the latest one counts."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[dict[str, Any], LogStatus]] = []
 
     def add(self, status: JobStatus, wall_s: float) -> None:
+        """Add a status, received at Unix time `wall_s`; replace the row of the same round."""
         row = row_of(status, wall_s)
         if self._rows and self._rows[-1][0]["round"] == row["round"]:
             self._rows.pop()
@@ -29,15 +31,19 @@ class Figures:
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows, the oldest first.
 
-        A figure of the script is the mean over the rounds since the row before; in the first row
-        over the last rounds before it."""
+        A figure of the script is its mean over the rounds since the row before. In the first row it
+        is the mean that the status contains, over the last rounds before it.
+
+        Returns:
+            Rows of column names and values. The rows may have different columns.
+        """
         found, before = [], LogStatus()
         for row, log in self._rows:
             figures = log.metrics
             if before.metric_sums:
                 sums = since(log.metric_sums, before.metric_sums)
                 figures = {name: total / n for name, (total, n) in sums.items() if n > 0}
-            # A figure of the script that is called as one of ours stays apart from it.
+            # Rename a figure of the script that has the name of a built-in column.
             own = {f"{name}_" if name in row else name: value for name, value in figures.items()}
             found.append(row | own)
             before = log
@@ -45,7 +51,17 @@ class Figures:
 
 
 def row_of(status: JobStatus, wall_s: float) -> dict[str, Any]:
-    """What is not known on this back end is left out, so that no 0 is taken for a measurement."""
+    """Return the row of one status, without the figures of the script.
+
+    A figure that this back end does not know is left out, so that no 0 looks like a measurement.
+
+    Args:
+        status: The status.
+        wall_s: Unix time in seconds at which it was received.
+
+    Returns:
+        Column names and values.
+    """
     row: dict[str, Any] = {
         "round": status.round,
         "wall_s": wall_s,

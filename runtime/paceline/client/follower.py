@@ -1,4 +1,4 @@
-"""Follows one job on a thread of its own: each status to whoever listens, and to who waits."""
+"""Watching one job on a thread of its own, so that a wait can have a time limit."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ from paceline.jobs.interface import JobStatus
 
 
 class Follower:
-    """A watch blocks until the job changes, and whoever waits has a time limit: hence the thread.
-    It ends with the job, or with the first status after `leave`."""
+    """Watches a job on a daemon thread and passes on each status.
+
+    The thread is needed because a watch blocks until the job changes, while a wait has a time
+    limit. It ends with the job, with an error, or with the first status after `leave`.
+    """
 
     def __init__(
         self, watch: Callable[[], Generator[JobStatus]], on_status: Callable[[JobStatus], None]
     ) -> None:
-        """`on_status` is called on the thread."""
+        """Start the thread.
+
+        Args:
+            watch: Returns the statuses of the job; called once, on the thread.
+            on_status: Called on the thread with each status, with the lock held.
+        """
         self._watch, self._on_status = watch, on_status
         self._changed = threading.Condition()
         self._latest: JobStatus | None = None
@@ -31,8 +39,22 @@ class Follower:
     def wait(
         self, reached: Callable[[JobStatus], bool], *, what: str, timeout_s: float | None
     ) -> JobStatus:
-        """The first status that is as wanted. Raises WaitTimeoutError, NoSuchJobError where it was
-        deleted, and what the watch raises."""
+        """Block until a status meets the condition.
+
+        An error of the watch is raised here.
+
+        Args:
+            reached: The condition.
+            what: Its name, for the error.
+            timeout_s: Upper bound on the wait in seconds; None waits without a bound.
+
+        Returns:
+            The latest status, once it meets the condition.
+
+        Raises:
+            WaitTimeoutError: `timeout_s` is over.
+            NoSuchJobError: The watch has ended without such a status: the job was deleted.
+        """
         end_ns = None if timeout_s is None else now_ns() + round(timeout_s * NS_PER_S)
         with self._changed:
             while self._latest is None or not reached(self._latest):
@@ -53,7 +75,7 @@ class Follower:
             return self._latest
 
     def leave(self) -> None:
-        """Nobody listens any more."""
+        """Stop watching; `on_status` is not called any more."""
         with self._changed:
             self._left = True
 
@@ -75,4 +97,5 @@ class Follower:
 
 
 WAKE_S: Final = 3600.0
-"""A wait without a limit; Ctrl-C interrupts it, as any other."""
+"""Timeout in seconds of each inner wait where the caller gave none. Ctrl-C interrupts it like any
+other."""

@@ -1,4 +1,4 @@
-"""One job in the hands of a program: ask it, wait for it, change it, end it."""
+"""`Job`: one job of a client, with methods to query, wait for, change and end it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """A job of a `JobClient`, which makes them. Errors are those of `paceline.jobs.errors`."""
+    """One job; the methods of `JobClient` return it.
+
+    All methods block. Errors are those of `paceline.jobs.errors` and `paceline.client.errors`.
+    """
 
     def __init__(self, jobs: Jobs, status: JobStatus) -> None:
         self._jobs = jobs
         self.name = status.name
-        # On this machine several runs may have had the name; the folder is of one.
+        # Several runs on this machine may have the name, so remember the run folder.
         self._at = status.place if status.place.startswith("/") else status.name
         self._figures = Figures()
         self._note(status)
@@ -42,7 +45,7 @@ class Job:
         return f"<Job {self.name} of {self._jobs.where}>"
 
     def status(self) -> JobStatus:
-        """As it is now."""
+        """Return the current status of the job."""
         status = self._jobs.status(self._at)
         self._note(status)
         return status
@@ -54,12 +57,22 @@ class Job:
         timeout_s: float | None = None,
         progress: bool | None = None,
     ) -> JobStatus:
-        """Until the job has `ended`, is `training` with all replicas, or is `suspended`.
+        """Block until the job has `ended`, is `training` with all replicas, or is `suspended`.
 
-        `timeout_s`: seconds; None waits for as long as it takes. `progress`: show a bar; None for
-        where somebody can see it, a notebook or a terminal. Raises JobFailedError for a job that
-        has failed, EndUnknownError for one that has ended nobody knows how, WaitTimeoutError, and
-        NoSuchJobError if it is deleted meanwhile.
+        The wait is over for a job that has ended, too. A wait that exceeds `timeout_s` raises
+        WaitTimeoutError, and a job that is deleted meanwhile NoSuchJobError.
+
+        Args:
+            until: The condition to wait for.
+            timeout_s: Upper bound on the wait in seconds; None waits without a bound.
+            progress: Show a progress bar; None shows one in a notebook and on a terminal.
+
+        Returns:
+            The status that ended the wait.
+
+        Raises:
+            JobFailedError: The job has failed.
+            EndUnknownError: The job has ended and its files do not say how.
         """
         wanted = Until(until)
         console = console_for(progress)
@@ -96,26 +109,40 @@ class Job:
         previous: bool = False,
         tail: int | None = None,
     ) -> Generator[LogLine]:
-        """What its ranks print, in order of time.
+        """Yield the lines that the ranks print, in order of time.
 
-        `rank`: only of this one. `follow`: go on until the job has ended. `previous`: also of
-        attempts that were replaced. `tail`: at most so many of each replica's that are there.
+        Args:
+            rank: Rank whose lines are returned; None for all ranks and the agents.
+            follow: Continue with new lines until the job has ended.
+            previous: Include the lines of attempts that were replaced.
+            tail: Upper bound on the existing lines of each replica; None: no bound.
+
+        Returns:
+            A generator of lines.
         """
         selection = Selection(rank=rank, previous=previous, tail=tail)
         return self._jobs.logs(self._at, selection, follow=follow)
 
     def events(self) -> list[JobEvent]:
-        """Its history, the oldest entry first."""
+        """Return the history of the job, the oldest event first."""
         return self._jobs.events(self._at)
 
     def rounds(self) -> DataFrame:
-        """Figures of its rounds, one row for each round at which this object has seen the job: in
-        `wait()`, and in each `status()`. Columns: round, wall_s (Unix time), state, replicas,
+        """Return the figures of the rounds as a table, one row for each observed round.
+
+        A round is observed by each `status()` and, continuously, by `wait()`. This method observes
+        the present one, too. The columns are round, wall_s (Unix time in seconds), state, replicas,
         ready, progress (0 to 1), rounds_per_s, round_s, samples_applied, samples_late,
-        samples_dropped, updates, wait_avoided_s, and each figure that the script gives to `pl.log`:
-        its mean over the rounds since the row before.
-        A cluster does not tell of samples, updates and the script's figures; they are for
-        Prometheus there. Raises MissingExtraError without pandas."""
+        samples_dropped, updates, wait_avoided_s, and each figure that the script passes to
+        `pl.log`: its mean over the rounds since the row before. A cluster does not report samples,
+        updates and the figures of the script; Prometheus has them there.
+
+        Returns:
+            A pandas.DataFrame.
+
+        Raises:
+            MissingExtraError: The package `pandas` is not installed.
+        """
         self.status()
         try:
             import pandas as pd
@@ -127,19 +154,26 @@ class Job:
         return pd.DataFrame(self._figures.rows())
 
     def scale(self, replicas: int) -> int:
-        """Change the number of replicas; returns the one before. Raises RejectedError."""
+        """Change the number of replicas; a rejected change raises RejectedError.
+
+        Args:
+            replicas: The new number of replicas.
+
+        Returns:
+            The number before the change.
+        """
         return self._jobs.scale(self._at, replicas)
 
     def suspend(self) -> None:
-        """Stop it after a checkpoint, and keep it."""
+        """Stop the job after a checkpoint, and keep it."""
         self._jobs.suspend(self._at)
 
     def resume(self) -> None:
-        """Go on after `suspend`."""
+        """Start the suspended job again, from its newest checkpoint if there is one."""
         self._jobs.resume(self._at)
 
     def delete(self, *, wait_s: float = 0.0) -> None:
-        """End it and remove it with its logs; waits at most `wait_s` seconds until it is gone."""
+        """End the job and remove it with its logs; wait at most `wait_s` seconds for that."""
         self._jobs.delete(self._at, wait_s=wait_s)
 
     def _note(self, status: JobStatus) -> None:

@@ -1,4 +1,4 @@
-"""A TrainingJob whose program is a function, from what `train` was given."""
+"""Construction of a TrainingJob whose program is a function, from the arguments of `train`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,22 @@ SUFFIX_CHARS: Final = 5
 
 
 def default_image() -> str:
-    """The worker's, as `docker build --target worker` makes it."""
+    """Return the name of the image that the target `worker` builds, at this version."""
     return f"paceline/worker:{version('paceline')}"
 
 
 def job_name(function: str, suffix: str) -> str:
-    """`function` as the name of an object, with `suffix`, so that each call makes a job of its
-    own."""
+    """Return the name of a function as a valid job name that ends with `suffix`.
+
+    A random suffix makes each call of `train` create a job of its own.
+
+    Args:
+        function: Name of the function.
+        suffix: Lower-case letters and digits.
+
+    Returns:
+        At most `JOB_NAME_MAX` characters.
+    """
     words = re.sub(r"[^a-z0-9]+", "-", function.lower()).strip("-")
     words = words if words[:1].isalpha() else f"job-{words}".rstrip("-")
     return f"{words[: JOB_NAME_MAX - len(suffix) - 1].rstrip('-')}-{suffix}"
@@ -43,8 +52,24 @@ def function_job(
     resources: Mapping[str, str | int],
     spec: Mapping[str, Any],
 ) -> TrainingJob:
-    """`template`: a PodTemplate, what it takes the place of, or None. `spec`: further fields of a
-    TrainingJobSpec by their Python names. Raises InvalidJobError, SpecError."""
+    """Return a valid TrainingJob that runs a function.
+
+    An invalid field raises InvalidJobError, and a template whose trainer has a command SpecError.
+
+    Args:
+        name: Name of the job.
+        replicas: Number of workers.
+        template: A PodTemplate, an object that can be converted to one, a mapping as in YAML, or
+            None.
+        image: Image of the trainer; None keeps that of the template, or takes the default image
+            where no template was given.
+        env: Environment variables of the trainer, added to those of the template.
+        resources: Resource limits of the trainer, added to those of the template.
+        spec: Further fields of a TrainingJobSpec by their Python names.
+
+    Returns:
+        The job.
+    """
     pod = _template(template, image, env, resources)
     further = {to_camel(field): _plain(value) for field, value in spec.items()}
     return job_from_mapping(
@@ -102,7 +127,7 @@ def _equip(
 
 
 def _plain(value: Any) -> Any:
-    """As in YAML."""
+    """Return a model as a mapping like in YAML, and any other value unchanged."""
     if isinstance(value, Model):
         return value.model_dump(mode="json", by_alias=True, exclude_none=True)
     return value

@@ -1,4 +1,4 @@
-"""One bar per job that is waited for: below the cell of a notebook, or on a terminal."""
+"""Progress bar of a job that is waited for, in a notebook or on a terminal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from paceline.jobs.interface import JobStatus
 
 FIGURES_MAX: Final = 3
-"""Of the script's own, in their order; more would not fit on a line."""
+"""Upper bound on the script's figures that are shown, in their order; more would not fit on a line.
+"""
 
 
 class Bar:
-    """`with`: shown until the end of the block, and left there as it was last."""
+    """Context manager that shows a bar; after the block the bar's last state stays visible."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -42,6 +43,7 @@ class Bar:
         self._progress.stop()
 
     def show(self, status: JobStatus) -> None:
+        """Update the bar with a status."""
         self._progress.update(
             self._task,
             description=printable(f"{status.name}  {status.state}"),
@@ -51,7 +53,7 @@ class Bar:
 
 
 def words(status: JobStatus) -> str:
-    """What stands behind the bar."""
+    """Return the text behind the bar: replicas, round, speed, figures and remaining time."""
     found = [f"{status.ready}/{status.replicas} replicas"] if not status.ended else []
     found.append(f"round {status.round}")
     if status.rounds_per_s_now and not status.ended:
@@ -65,7 +67,15 @@ def words(status: JobStatus) -> str:
 
 
 def console_for(wanted: bool | None) -> Console | None:
-    """Where to show progress; None for nowhere. `wanted` None: where somebody can see it move."""
+    """Return the console for a progress bar; None to show none.
+
+    Args:
+        wanted: True shows a bar, False does not, and None shows one in a notebook and on a
+            terminal.
+
+    Returns:
+        The console.
+    """
     console = Console(highlight=False)
     seen = console.is_jupyter or console.is_terminal
     return console if wanted or (wanted is None and seen) else None

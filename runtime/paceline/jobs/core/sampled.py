@@ -24,8 +24,7 @@ def asked(pods: Iterable[Object]) -> list[Object]:
 
 
 def path(pod: Object) -> str:
-    """Return the path of a pod's /steps through the API server, relative to the namespace's pods.
-    """
+    """Return the path of a pod's /steps through the API server, relative to the pods' path."""
     return f"{pod['metadata']['name']}:{_values(pod)[ENV_METRICS_PORT]}/proxy{STEPS_PATH}"
 
 

@@ -1,1 +1,1 @@
-
+"""The command line `paceline`: options, output for people and programs, exit codes."""

@@ -1,4 +1,4 @@
-"""The command line under the Python of its caller: `python -m paceline.cli`."""
+"""Runs the command line with the caller's Python interpreter: `python -m paceline.cli`."""
 
 from paceline.cli.main import main
 

@@ -1,7 +1,7 @@
-"""Which jobs are meant: a cluster's, or this machine's. One rule, which `--help` states.
+"""Choice of the back end for a job's name: a cluster or this machine. `--help` states the rule.
 
-With -n, --context or --kubeconfig a cluster. Else what is a run folder, or the name of a run of
-this user, is of this machine. Else the cluster of the kubeconfig.
+With -n, --context or --kubeconfig it is a cluster. Otherwise a run folder, or the name of a run of
+this user, is a job on this machine. Any other name is a job in the kubeconfig's cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RULE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The options that name a cluster."""
+    """The options that name a cluster; all are None if the user gave none of them."""
 
     namespace: str | None = None
     context: str | None = None
@@ -39,20 +39,34 @@ class Where:
 
     @property
     def given(self) -> bool:
+        """True if the user gave one of the options."""
         return any(one is not None for one in (self.namespace, self.context, self.kubeconfig))
 
 
 def cluster(where: Where) -> ClusterJobs:
+    """Return the jobs of the cluster and namespace that the options name."""
     return places.cluster(where.kubeconfig, where.context, where.namespace, say=_say)
 
 
 def _say(text: str) -> None:
-    """Beside what the verb prints."""
+    """Print a message to stderr, apart from the output of the command."""
     say(f"paceline: {text}", to_stderr=True)
 
 
 def choose(name: str, where: Where) -> Jobs:
-    """The jobs among which `name` is looked for."""
+    """Return the back end that has the job `name`.
+
+    Args:
+        name: Name of a job, or path of a run folder.
+        where: Options that name a cluster.
+
+    Returns:
+        This machine or a cluster, by the rule of this module.
+
+    Raises:
+        NoSuchJobError: There is no such run on this machine, and the cluster cannot be asked.
+        PacelineError: The cluster that the options name cannot be used.
+    """
     local = LocalJobs()
     if not where.given and local.has(name):
         return local
@@ -70,18 +84,29 @@ def choose(name: str, where: Where) -> Jobs:
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """The one job that a verb changes."""
+    """The one job that a command changes."""
 
     jobs: Jobs
     name: str
-    """What it is called there: on this machine its run folder, so that it is that run for sure."""
+    """Name for the back end; on this machine the run folder, which is unambiguous."""
     place: str
-    """In words, for a message; on this machine with its folder."""
+    """The place as text for a message; on this machine with the run folder."""
 
 
 def choose_one(name: str, where: Where) -> Meant:
-    """The job that is to be changed. Asks on a terminal if several runs have that name; without
-    one, raises AmbiguousJobError, which lists them."""
+    """Return the one job to change, and ask the user if several runs have that name.
+
+    Args:
+        name: Name of a job, or path of a run folder.
+        where: Options that name a cluster.
+
+    Returns:
+        The job.
+
+    Raises:
+        AmbiguousJobError: Several runs have that name, and there is no terminal to ask on, or the
+            answer is none of them.
+    """
     try:
         jobs = choose(name, where)
     except AmbiguousJobError as error:
@@ -96,7 +121,7 @@ def choose_one(name: str, where: Where) -> Meant:
 
 
 def _ask(error: AmbiguousJobError) -> str:
-    """The folder that is chosen. Raises the error if none is."""
+    """Ask the user for one of several run folders; raise `error` if the answer is none."""
     lines = [f"  {number}  {folder}" for number, folder in enumerate(error.folders, 1)]
     say("\n".join(["several jobs of that name are running:", *lines]), to_stderr=True)
     print("which one? ", end="", file=sys.stderr, flush=True)

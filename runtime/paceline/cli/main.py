@@ -1,8 +1,9 @@
-"""`paceline`: the command line. Parses, calls, prints; whoever made a mistake sees no traceback.
+"""`paceline`: the command line. It parses options, calls the commands and prints errors.
 
-Exit codes: 0 as asked, and the job that was run or waited for is Complete; 1 it failed, or a
-cluster or a run does not answer; 2 the job file, the command line, a name, a login or a right is
-wrong; 3 what was waited for has not come in time; 130 ended by Ctrl-C or SIGTERM.
+A `PacelineError` is printed with its hint and without a traceback. Exit codes: 0 success, and the
+job that was run or waited for is Complete; 1 the job failed, or a cluster or a run does not answer;
+2 the job file, the command line, a name, a login or a permission is wrong; 3 a wait timed out; 130
+ended by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -220,8 +221,7 @@ def wait(
     ] = None,
     output: OutputOption = None,
 ) -> None:
-    """Wait until a job has ended, trains or is suspended. Exit code 1 if it failed, 3 if not in
-    time."""
+    """Wait until a job has ended, trains or is suspended. Exit code 1: failed, 3: timed out."""
     from paceline.cli import verbs
 
     where = Where(namespace, context, kubeconfig)
@@ -408,9 +408,10 @@ def version() -> None:
 
 
 def main() -> None:
+    """Run the command line; print a PacelineError and exit with its code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A character that the terminal's encoding lacks is written out, and ends nothing. A stream
-        # whose descriptor was replaced since it was opened cannot be changed any more.
+        # Escape a character that the terminal's encoding lacks, instead of failing. A stream whose
+        # descriptor was replaced since it was opened cannot be reconfigured.
         with contextlib.suppress(OSError):
             sys.stdout.reconfigure(errors="backslashreplace")
     try:

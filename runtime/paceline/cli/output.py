@@ -1,4 +1,4 @@
-"""How an answer is printed: for people, or as data for programs."""
+"""Printing of results: as text for people, or as data for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 
 class Output(StrEnum):
-    """Instead of a table: data, or a table with more columns."""
+    """Values of --output: data instead of a table, or a table with more columns."""
 
     JSON = "json"
     YAML = "yaml"
@@ -22,25 +22,34 @@ class Output(StrEnum):
 
     @property
     def is_data(self) -> bool:
+        """True for JSON and YAML."""
         return self is not Output.WIDE
 
 
 def console() -> Console:
+    """Return a console that neither wraps nor interprets text as markup."""
     return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:
-    """Print a line for people. Names, messages and paths in it may be of anybody."""
+    """Print a line for people; escape what names, messages and paths of others may contain."""
     print(printable_lines(text), file=sys.stderr if to_stderr else sys.stdout, flush=to_stderr)
 
 
 def print_data(found: Any, output: Output) -> None:
-    """One JSON document a line, or a YAML document; what a terminal would obey is escaped in the
-    words of the format, so that a program reads the same text."""
+    """Print an object as one line of JSON or as one YAML document.
+
+    Characters that a terminal would act on are escaped in the syntax of the format, so that a
+    program reads the original text.
+
+    Args:
+        found: An object that msgspec can encode.
+        output: JSON or YAML.
+    """
     if output is Output.JSON:
         try:
             text = msgspec.json.encode(found).decode()
-        except UnicodeEncodeError:  # half of a surrogate pair
+        except UnicodeEncodeError:  # half of a surrogate pair, which msgspec rejects
             text = json.dumps(msgspec.to_builtins(found))
         print("".join(c if is_visible(c) else _in_json(c) for c in text), flush=True)
     else:

@@ -1,4 +1,7 @@
-"""`paceline plan`: what a job would do at another size or in another mode. A person decides."""
+"""`paceline plan`: forecasts of a job at other sizes and in other modes. It changes nothing.
+
+The user decides what to do with the forecasts.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,17 @@ from paceline.local.room import Room, check_room
 
 Value = TypeVar("Value", int, float)
 MEASURED_MAX: Final = 4
-"""Replicas."""
+"""Upper bound on the replicas of a measured run."""
 WIDTH: Final = 160
-"""Characters of a line where there is no terminal to fit."""
+"""Line width in characters where the output is no terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What was asked for on the command line."""
+    """The arguments of `paceline plan`."""
 
     job: str
-    """A file, or a name."""
+    """Path of a job file, or name of a job."""
     where: Where
     measure: bool
     ranks: str | None
@@ -59,7 +62,7 @@ class Wanted:
 
 
 def plan(wanted: Wanted, output: Output | None) -> int:
-    """The exit code. Raises PacelineError."""
+    """Forecast a job, measure it first if asked for, and print; return the exit code."""
     subject = planned(wanted.job, wanted.where, wanted.overrides)
     job, path = subject.job, subject.book
     limit_s = seconds(wanted.timeout)
@@ -103,7 +106,19 @@ def plan(wanted: Wanted, output: Output | None) -> int:
 
 
 def _numbers(option: str, text: str | None, read: Callable[[str], Value]) -> tuple[Value, ...]:
-    """In the order of the line, each once; none without the option."""
+    """Parse a comma-separated option; drop repeated numbers and keep the order.
+
+    Args:
+        option: Name of the option, for the error.
+        text: Its value; None if it was not given.
+        read: Parses one number.
+
+    Returns:
+        The numbers; empty without the option.
+
+    Raises:
+        PacelineError: A number is not above 0, or is not finite.
+    """
     try:
         found = [read(part) for part in text.split(",")] if text is not None else []
         if all(0 < number < float("inf") for number in found):
@@ -145,7 +160,18 @@ def _check_groups(ranks: Sequence[int], models: Sequence[int]) -> None:
 
 
 def _found(subject: Planned, book: Book) -> Iterable[Measurement]:
-    """What there is to be known now; of one that has ended or rests, what was known before."""
+    """Return what can be measured of the job now; nothing if it has ended or is suspended.
+
+    Args:
+        subject: The job.
+        book: Earlier measurements.
+
+    Returns:
+        New measurements.
+
+    Raises:
+        NoSamplesError: The job has no samples, and there is no earlier measurement either.
+    """
     try:
         return subject.found()
     except NoSamplesError as error:
@@ -192,7 +218,19 @@ def _sizes(own: int) -> tuple[int, ...]:
 
 
 def _measure(job: ResolvedJob, working_dir: Path, limit_s: float) -> Iterator[Measurement | None]:
-    """Size by size; None and no more if the user has ended it. The first one must succeed."""
+    """Yield one measurement for each size; the run at the first size must succeed.
+
+    Args:
+        job: The job.
+        working_dir: Folder in which its ranks run.
+        limit_s: Upper bound in seconds on the measurement of one size.
+
+    Yields:
+        The measurement; None, and nothing more, if the user has interrupted it.
+
+    Raises:
+        PacelineError: The first size could not be measured.
+    """
     if job.trainer.env_from_cluster:
         names = ", ".join(job.trainer.env_from_cluster)
         _say(f"warning: only a cluster can fill in {names}; left out here")
@@ -216,8 +254,8 @@ def _measure(job: ResolvedJob, working_dir: Path, limit_s: float) -> Iterator[Me
 def _measured_sizes(job: ResolvedJob) -> list[Size]:
     replicas = sorted({1, 2, min(MEASURED_MAX, max(2, job.replicas))})
     sizes = [Size(n, job.procs_per_replica, job.model) for n in replicas]
-    # What a group gains is known only beside ranks that have the whole model, and how much of a
-    # gradient is noise only from two of these.
+    # The speedup of a group can be measured only against a rank with the whole model, and the noise
+    # of a gradient only with two such ranks.
     return sizes + [Size(1, 1, 1), Size(1, 2, 1)] * (job.model > 1)
 
 

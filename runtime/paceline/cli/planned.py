@@ -1,4 +1,4 @@
-"""Which job a plan is of, and where what is known of it lies: a file's, a run's or a cluster's."""
+"""Choice of the job that a plan is about, and of the file that keeps what was measured of it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,35 @@ FILES: Final = (".yaml", ".yml", ".json")
 
 @dataclass(frozen=True, slots=True)
 class Planned:
+    """The job that a plan is about, and where its measurements come from."""
+
     job: ResolvedJob
     file: Path | None
-    """Where it stands; None for one that was named."""
+    """Path of its job file; None for a job that was given by its name."""
     book: Path
-    """What was measured and forecast of it before."""
+    """File of the earlier measurements and forecasts."""
     found: Callable[[], Iterable[Measurement]]
-    """What is measured now. Raises PacelineError."""
+    """Returns what can be measured now; raises PacelineError if that is not possible."""
     hint: str
-    """Where nothing is known."""
+    """What to do if nothing is known about the job."""
 
 
 def planned(named: str, where: Where, overrides: Sequence[str]) -> Planned:
-    """`named`: a file, or a job as the other verbs name it. Raises PacelineError."""
+    """Return the job to plan.
+
+    An unusable file or an unknown job raises PacelineError, too.
+
+    Args:
+        named: Path of a job file, or a job as the other commands name it.
+        where: Options that name a cluster.
+        overrides: Values of --set; for a job file only.
+
+    Returns:
+        The job and where its measurements come from.
+
+    Raises:
+        PacelineError: A job file was given together with a cluster.
+    """
     path = Path(named)
     if path.suffix not in FILES and (path.is_dir() or not path.exists()):
         return _of_name(named, where, overrides)
@@ -74,9 +90,21 @@ def _of_name(name: str, where: Where, overrides: Sequence[str]) -> Planned:
 
 
 def _told(jobs: Jobs, name: str, job: ResolvedJob) -> list[Measurement]:
-    """What the agents of a cluster's job tell: the size that it has now."""
+    """Return the measurement of a job in a cluster, at its current size.
+
+    Args:
+        jobs: The back end.
+        name: The job.
+        job: Its settings.
+
+    Returns:
+        One measurement from the samples of all workers; none if they do not suffice.
+
+    Raises:
+        NoSamplesError: A worker does not answer.
+    """
     samples = jobs.samples(name)
-    if silent := samples.silent:  # without them it would be a row of fewer
+    if silent := samples.silent:  # without them the row would describe fewer ranks
         raise NoSamplesError(
             f"{len(silent)} of the {len(silent) + len(samples.pods)} workers of job {name} do not "
             f"answer: {silent[0].pod}: {silent[0].why}",

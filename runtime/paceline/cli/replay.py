@@ -1,4 +1,4 @@
-"""`paceline replay`: a recorded run again, in one process, to compare the weights (I15)."""
+"""`paceline replay`: repeat a recorded run in one process and compare the weights (I15)."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from paceline.local.rundir import check
 from paceline.worker.journals import not_replayable, read_journals
 
 SAID: Final = "replay.log"
-"""In the run folder: the traceback of a script that failed in the replay."""
+"""File in the run folder for the traceback of a script that failed in the replay."""
 TRACEBACK: Final = "Traceback (most recent call last)"
 EXPLAINED: Final = "error: "
-"""As a script says a mistake that needs no traceback."""
+"""Beginning of an error that the script explains by itself, without a traceback."""
 TELLS: Final = (TRACEBACK, "hint:")
-"""Lines that do not say which error it was."""
+"""Beginnings of lines that do not say which error it was."""
 STDERR: Final = 2
 RESULT_BYTES_MAX: Final = 64 * 1024
 LEFT_S: Final = 5.0
-"""How long a process that the script has left behind may hold its stderr open."""
+"""Upper bound in seconds on the wait for processes that the script has left behind and that keep
+its stderr open."""
 
 
 def replay(run_dir: Path) -> int:
-    """The exit code: 0 if the weights are the same, 1 if they differ."""
+    """Repeat a recorded run; return 0 if its final weights are the same, otherwise 1."""
     try:
         run_dir = check(run_dir).resolve()
         spec = read_job_file(run_dir / JOB_FILE)
@@ -53,7 +54,7 @@ def replay(run_dir: Path) -> int:
         ) from None
     if spec.wire is not Wire.FLOAT32:
         raise not_replayable(run_dir, spec.wire)
-    read_journals(run_dir)  # what is missing is said before the script imports torch
+    read_journals(run_dir)  # report missing journals before the script imports torch
     (run_dir / RESULT).unlink(missing_ok=True)
     env = _environment(spec) | {ENV_REPLAY: str(run_dir)}
     command = [expand(part, env) for part in spec.command]
@@ -65,16 +66,29 @@ def replay(run_dir: Path) -> int:
         )
     code, fault = _run(command, env, folder, run_dir / SAID)
     if code or not (run_dir / RESULT).exists():
-        if not fault.startswith(EXPLAINED):  # else it has been said
+        if not fault.startswith(EXPLAINED):  # otherwise the error was printed already
             print(f"error: the replay of {run_dir} did not come to its end{fault}", file=sys.stderr)
         return EXIT_FAILURE
     return _tell(_read_result(run_dir / RESULT))
 
 
 def _run(command: list[str], env: dict[str, str], folder: Path, log: Path) -> tuple[int, str]:
-    """Return the script's exit code, and the error that ended it, as far as it has said it.
+    """Run the script of the replay, and collect the error that ended it.
 
-    A traceback is written to `log` instead of the terminal; all else is passed on as it comes."""
+    A traceback is written to `log` instead of the terminal. All other output is passed on at once.
+
+    Args:
+        command: The command of a rank.
+        env: Its environment.
+        folder: Its working folder.
+        log: File for the traceback.
+
+    Returns:
+        The script's exit code, and the error as text; empty if the script printed none.
+
+    Raises:
+        PacelineError: The command cannot be started.
+    """
     log.unlink(missing_ok=True)
     explained: list[bytes] = []
     held: list[bytes] = []
@@ -98,9 +112,18 @@ def _run(command: list[str], env: dict[str, str], folder: Path, log: Path) -> tu
 
 @contextmanager
 def _stderr_read(explained: list[bytes], held: list[bytes]) -> Iterator[None]:
-    """Inside, what this process and its children write to stderr is passed on up to the first
-    traceback; from there on it comes into `held`, line by line. Errors that were passed on are in
-    `explained`, too."""
+    """Redirect the stderr of this process and its children through a thread.
+
+    Lines up to the first traceback are passed on to the real stderr. Lines from there on are
+    collected in `held`.
+
+    Args:
+        explained: Receives the lines that were passed on and begin with "error: ".
+        held: Receives the lines of the traceback and all after it.
+
+    Yields:
+        None; stderr is redirected inside the block.
+    """
     outer = os.dup(STDERR)
     reading, writing = os.pipe()
     os.dup2(writing, STDERR)
@@ -128,7 +151,7 @@ def _stderr_read(explained: list[bytes], held: list[bytes]) -> Iterator[None]:
 
 
 def _environment(spec: JobFile) -> dict[str, str]:
-    """As that of a rank, which belongs to no job."""
+    """Return the environment of a rank that belongs to no job."""
     outer = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     own_bin = str(Path(sys.executable).parent)
     env = outer | group_of_one(MemberId(0, 0, 0))
@@ -140,7 +163,7 @@ def _environment(spec: JobFile) -> dict[str, str]:
 
 
 def _read_result(path: Path) -> ReplayResult:
-    """Return what the replay has left, in a process of the script. Raises PacelineError."""
+    """Return the result that a process of the script wrote; raise PacelineError if damaged."""
     try:
         return msgspec.json.decode(read_file(path, RESULT_BYTES_MAX), type=ReplayResult)
     except (OSError, *UNDECODABLE) as error:

@@ -1,4 +1,4 @@
-"""`paceline report`: what the last steps of a job were made of, as a page and as a trace."""
+"""`paceline report`: a page and a trace that show what the last steps of a job consisted of."""
 
 from __future__ import annotations
 
@@ -15,15 +15,25 @@ from paceline.report.page import advice_lines, page, silent_lines
 from paceline.report.trace import trace
 
 ROUNDS: Final = 12
-"""That the time line shows at most, if nobody chooses others."""
+"""Upper bound on the rounds in the timeline, unless the user chooses others."""
 PAGE: Final = "report.html"
 TRACE: Final = "trace.json"
 SHARED_MODE: Final = 0o666
-"""Without what the user's umask takes away: a report is there to be shown."""
+"""Permissions of the files before the user's umask: a report is meant to be shared."""
 
 
 def report(name: str, where: Where, rounds: str | None, out: Path | None) -> None:
-    """Writes two files and prints where."""
+    """Write report.html and trace.json, and print a summary and their paths.
+
+    Args:
+        name: Name of the job, or path of a run folder.
+        where: Options that name a cluster.
+        rounds: Rounds of the timeline, as FIRST:LAST; None takes the latest `ROUNDS`.
+        out: Folder for the files; None takes the run folder, or NAME-report for a job in a cluster.
+
+    Raises:
+        PacelineError: The folder cannot be written to.
+    """
     found = choose(name, where).samples(name)
     job = analyse(found.pods, found.silent)
     known = known_rounds(job.ranks)
@@ -52,7 +62,7 @@ def _chosen(text: str, known: range) -> range:
         chosen = range(int(first), int(last or first) + 1)
     except ValueError:
         chosen = range(0)
-    # A pod says which rounds it knows: nothing may be made for each of them.
+    # `known` comes from pods and may be huge, so it must not be iterated over.
     if max(chosen.start, known.start) >= min(chosen.stop, known.stop):
         raise PacelineError(
             f"--rounds {text}: known are {known.start} to {known.stop - 1}",

@@ -1,4 +1,4 @@
-"""`paceline run`: one job on this machine, from its file to the exit code."""
+"""`paceline run`: runs one job on this machine, from the job file to the exit code."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from paceline.local.script import check_script
 from paceline.signals import on_request_to_end
 
 EXIT_INTERRUPTED: Final = 130
-"""As a shell reports a program that Ctrl-C ended."""
+"""Exit code of a program that Ctrl-C ended, as a shell reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What was asked for on the command line."""
+    """The arguments of `paceline run`."""
 
     file: Path = field(kw_only=False)
     replicas: int | None
@@ -49,7 +49,7 @@ class Order:
     raw: bool = False
 
     def words(self) -> list[str]:
-        """The same on a command line."""
+        """Return the arguments as words of a command line."""
         words = [str(self.file)]
         words += [] if self.replicas is None else ["--replicas", str(self.replicas)]
         words += [word for override in self.overrides for word in ("--set", override)]
@@ -59,16 +59,29 @@ class Order:
 
 
 def detach(order: Order) -> int:
-    """Run it as a process of its own; the exit code."""
-    # A table, or a line of it each second, is for somebody who looks on.
+    """Start the run as a detached process; return the exit code 0 once it is running."""
+    # Nobody watches the output, so it needs neither a table nor a line each second.
     entry = detached.start(replace(order, quiet=True).words(), Path())
     say(f"job {entry.job} runs as process {entry.pid}, logs in {entry.run_dir}")
     return 0
 
 
 def run(order: Order, *, ready_fd: int | None = None) -> int:
-    """The exit code. Raises PacelineError before anything is started. `ready_fd`: of whoever has
-    started this without a terminal (`local.detached`)."""
+    """Run a job in the foreground.
+
+    Everything is checked before the first process starts; a failed check raises PacelineError.
+
+    Args:
+        order: The arguments of the command.
+        ready_fd: File descriptor of the process that started this one without a terminal
+            (`local.detached`); it is written to when the run can be asked. None otherwise.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SpecError: The job is suspended by its spec, or --record does not support it.
+    """
     file, overrides, run_dir = order.file, order.overrides, order.run_dir
     if order.replicas is not None:
         overrides = [*overrides, f"spec.replicas={order.replicas}"]
@@ -161,7 +174,18 @@ def _exit_code(result: RunResult) -> int:
 
 
 def _check_faults(job: ResolvedJob, faults: tuple[Fault, ...]) -> int:
-    """How many replicas there will be with those that join."""
+    """Check that the faults fit the job.
+
+    Args:
+        job: The job.
+        faults: The faults to inject.
+
+    Returns:
+        The number of replicas, including those that join through a fault.
+
+    Raises:
+        FaultError: More replicas would join than `maxReplicas` allows.
+    """
     joined = sum(fault.count for fault in faults if fault.kind is FaultKind.JOIN)
     most = job.replicas + joined
     if joined and job.max_replicas is not None and most > job.max_replicas:
@@ -175,7 +199,17 @@ def _check_faults(job: ResolvedJob, faults: tuple[Fault, ...]) -> int:
 
 
 def _beside_file(job: ResolvedJob, file: Path) -> ResolvedJob:
-    """A relative spec.checkpoint.path begins at the job file, so that a second run finds it."""
+    """Return the job with spec.checkpoint.path relative to the job file made absolute.
+
+    A second run of the same file then finds the checkpoints of the first one.
+
+    Args:
+        job: The job.
+        file: Path of its job file.
+
+    Returns:
+        The job.
+    """
     if job.checkpoint is None:
         return job
     path = (file.parent / job.checkpoint.path).resolve()
@@ -183,8 +217,19 @@ def _beside_file(job: ResolvedJob, file: Path) -> ResolvedJob:
 
 
 def working_dir_of(job: ResolvedJob, file: Path) -> Path:
-    """Of the ranks on this machine: the container's; relative to the job file, whose folder is also
-    the default."""
+    """Return the folder in which the ranks run on this machine.
+
+    Args:
+        job: The job.
+        file: Path of its job file.
+
+    Returns:
+        The container's workingDir, resolved against the folder of the job file, which is the
+        default.
+
+    Raises:
+        SpecError: There is no such folder.
+    """
     given = job.trainer.working_dir
     folder = (file.parent / (given or ".")).resolve()
     if not folder.is_dir():

@@ -1,6 +1,7 @@
-"""What a run shows while it runs: a live table on a terminal, else a plain line each second.
+"""Live display of a run: a table on a terminal, otherwise a line each second if it changed.
 
-All of this is for people and goes to stderr; what the ranks print is passed on to stdout.
+The display is for people and goes to stderr. What the ranks print is passed on to stdout, or shown
+above the table.
 """
 
 from __future__ import annotations
@@ -25,14 +26,21 @@ from paceline.core.status import Status
 from paceline.local.timeline import Timeline
 
 LINE_S: Final = 1.0
+"""Seconds between two lines where the output is no terminal."""
 PAINT_S: Final = 0.25
+"""Seconds between two updates of the table."""
 
 
 class Screen:
-    """`async with`: paints until the end of the block."""
+    """Asynchronous context manager that shows the latest status until the end of the block."""
 
     def __init__(self, *, quiet: bool, raw: bool = False) -> None:
-        """`raw`: what ranks print reaches the terminal as it is, escapes included."""
+        """Create the display; nothing is shown yet.
+
+        Args:
+            quiet: Show events only, neither table nor lines.
+            raw: Pass on what ranks print unchanged, with escape sequences.
+        """
         self._quiet, self._raw = quiet, raw
         self._console = _Console(
             stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False
@@ -63,18 +71,20 @@ class Screen:
                 self._live.stop()
 
     def show(self, status: Status, timeline: Timeline) -> None:
+        """Set the status and timeline that the next update shows."""
         self._status, self._timeline = status, timeline
 
     def say(self, text: str) -> None:
-        """An event, with the time of day."""
+        """Print an event with the time of day."""
         self.write(f"{datetime.fromtimestamp(wall_s()):%H:%M:%S} {text}")
 
     def write(self, text: str) -> None:
+        """Print text to stderr, above the table if there is one."""
         with _as_long_as_read(sys.stderr):
             self._console.print(printable_lines(text))
 
     def on_line(self, text: str) -> None:
-        """What a rank prints."""
+        """Print a line that a rank has printed."""
         if self._live is not None and self._raw:
             with _as_long_as_read(sys.stderr):
                 self._console.print(Text.from_ansi(text))
@@ -94,7 +104,7 @@ class Screen:
                 await asyncio.sleep(PAINT_S)
             else:
                 text = line(self._status, self._timeline)
-                if text != said:  # while nothing happens, once is enough
+                if text != said:  # an unchanged line is printed once
                     self.say(text)
                 said = text
                 await asyncio.sleep(LINE_S)
@@ -102,16 +112,23 @@ class Screen:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Rich would end the program."""
+        """Discard further output; rich itself would end the program."""
         _discard(sys.stderr)
 
 
 @contextmanager
 def _as_long_as_read(stream: TextIO) -> Iterator[None]:
-    """Allow the block to write to a stream that nobody may be able to read any more.
+    """Ignore errors of a stream inside the block, and discard its further output.
 
     The job goes on when the reader of the stream has gone, as in `paceline run job.yaml | head`,
-    when its terminal has closed, and when it is a file on a disk that is full."""
+    when its terminal was closed, and when it is a file on a full disk.
+
+    Args:
+        stream: stdout or stderr.
+
+    Yields:
+        None.
+    """
     try:
         yield
     except OSError:

@@ -1,4 +1,4 @@
-"""`paceline status`: one job as the table of its run, or all of a place as a list."""
+"""`paceline status`: one job as the table of its run, or all jobs of a place as a list."""
 
 from __future__ import annotations
 
@@ -20,13 +20,25 @@ from paceline.jobs.interface import TRAINING, Jobs, JobStatus
 from paceline.jobs.local import LocalJobs
 
 WATCH_S: Final = 0.5
+"""Seconds between two updates of the table."""
 LINE_S: Final = 1.0
+"""Seconds between two lines where the output is no terminal."""
 OLD_S: Final = 5.0
-"""What a cluster tells of ranks is said to be old from here on."""
+"""Age in seconds from which on the figures of a cluster's job are marked as old."""
 
 
 def status(name: str | None, where: Where, *, watch: bool, output: Output | None) -> int:
-    """The exit code: 0, or 1 if there is no job and none was named."""
+    """Show one job, or list jobs.
+
+    Args:
+        name: The job. None takes the only job on this machine, else lists all jobs of the place.
+        where: Options that name a cluster.
+        watch: Show updates until the job has ended.
+        output: Format of the output; None prints a table.
+
+    Returns:
+        The exit code: 0, or 1 if no job was named and there is none.
+    """
     if name is not None:
         jobs = choose(name, where)
     else:
@@ -43,7 +55,19 @@ def status(name: str | None, where: Where, *, watch: bool, output: Output | None
 
 
 def follow(jobs: Jobs, name: str, output: Output | None) -> JobStatus:
-    """Show it until it has ended; the last status."""
+    """Show a job until it has ended.
+
+    Args:
+        jobs: The back end.
+        name: The job.
+        output: Format of the output; None prints a table on a terminal, otherwise lines.
+
+    Returns:
+        The last status.
+
+    Raises:
+        NoSuchJobError: The job was deleted before its first status.
+    """
     screen, last, said = console(), None, ""
     with ExitStack() as stack:
         live = None
@@ -55,7 +79,7 @@ def follow(jobs: Jobs, name: str, output: Output | None) -> JobStatus:
                 print_data(found, output)
             elif live is not None:
                 live.update(table(found.detail, found, wide=output is Output.WIDE), refresh=True)
-                clock.pause(WATCH_S)  # more often nobody can read it
+                clock.pause(WATCH_S)  # nobody can read more frequent updates
             elif (text := f"{_state(found)}{line(found.detail, found)}") != said:
                 screen.print(printable_lines(text))
                 said = text

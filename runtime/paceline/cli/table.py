@@ -1,4 +1,4 @@
-"""A running job as a table for a terminal, and as one line where there is none."""
+"""Rendering of a running job as a table for a terminal, or as one line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from paceline.local.report import figures, shadow_line, straggler
 
 
 class Speed(Protocol):
-    """How fast the job is just now; of a `Timeline`, or of a `control.View`."""
+    """Protocol for the current speed of a job; a `Timeline` and a `JobStatus` have it."""
 
     @property
-    def rounds_per_s_now(self) -> float: ...
+    def rounds_per_s_now(self) -> float:
+        """Current rounds per second; 0 if it was not measured."""
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the end."""
+        """Seconds to the end of the job; None if unknown."""
 
 
 _COLOURS = {
@@ -35,8 +36,17 @@ _COLOURS = {
 
 
 def table(status: Status | None, speed: Speed, *, wide: bool = False) -> RenderableType:
-    """`wide`: with the member, its host, what moves the gradients and why, and reasons as long as
-    they are."""
+    """Return a table of the ranks with a heading and notes.
+
+    Args:
+        status: Status of the job; None while its coordinator starts.
+        speed: Current speed of the job.
+        wide: Add columns for member and host, the transport with the reason for its choice, and
+            show reasons at full length.
+
+    Returns:
+        A renderable of rich.
+    """
     if status is None:
         return Text("starting the coordinator", style="dim")
     ranks = Table(box=None, pad_edge=False, header_style="dim")
@@ -62,7 +72,7 @@ def table(status: Status | None, speed: Speed, *, wide: bool = False) -> Rendera
 
 
 def line(status: Status | None, speed: Speed) -> str:
-    """Everything that the table shows, on one line."""
+    """Return a line with the heading, the ranks that are not dead, and the script's figures."""
     if status is None:
         return "starting the coordinator"
     ranks = []
@@ -80,7 +90,7 @@ def line(status: Status | None, speed: Speed) -> str:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Text of ranks, scripts and nodes: no markup of rich, and nothing that a terminal obeys."""
+    """Return text of ranks, scripts and nodes with escapes shown and without markup of rich."""
     return Text(printable_lines(text), style=style)
 
 

@@ -1,4 +1,7 @@
-"""The verbs about a job of a cluster or of this machine: ask, print, and say how it went."""
+"""The commands for one job in a cluster or on this machine: query the back end and print.
+
+Each function returns the exit code of its command; errors are raised as PacelineError.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from paceline.jobs.interface import COMPLETE, JobStatus, Selection, Until
 def submit(
     file: Path, where: Where, *, overrides: Sequence[str], output: Output | None, watch: bool
 ) -> int:
+    """Start a job in a cluster and print its name; with `watch`, show it until it has ended."""
     job = load_job(file, overrides)
     if where.namespace is None:
         where = Where(job.metadata.namespace, where.context, where.kubeconfig)
@@ -36,6 +40,7 @@ def submit(
 def logs(
     name: str, where: Where, selection: Selection, *, follow: bool, times: bool, raw: bool
 ) -> int:
+    """Print the selected log lines of a job."""
     screen = console()
     colour = screen.is_terminal and not screen.no_color
     lines = choose(name, where).logs(name, selection, follow=follow)
@@ -53,6 +58,7 @@ def logs(
 def wait(
     name: str, where: Where, until: Until, *, timeout: str | None, output: Output | None
 ) -> int:
+    """Wait until a job meets a condition, and print its state."""
     timeout_s = None if timeout is None else seconds(timeout)
     found = choose(name, where).wait(name, until, timeout_s=timeout_s)
     if output is not None and output.is_data:
@@ -64,6 +70,7 @@ def wait(
 
 
 def scale(name: str, where: Where, replicas: int) -> int:
+    """Change the number of replicas of a job, and print it with the one before."""
     meant = choose_one(name, where)
     before = meant.jobs.scale(meant.name, replicas)
     say(f"job {name} of {meant.place}: {before} -> {replicas} replicas")
@@ -71,6 +78,7 @@ def scale(name: str, where: Where, replicas: int) -> int:
 
 
 def suspend(name: str, where: Where) -> int:
+    """Stop a job after a checkpoint, and keep it."""
     meant = choose_one(name, where)
     meant.jobs.suspend(meant.name)
     say(f"job {name} of {meant.place} is being suspended; `paceline resume` starts it again")
@@ -78,6 +86,7 @@ def suspend(name: str, where: Where) -> int:
 
 
 def resume(name: str, where: Where) -> int:
+    """Start a suspended job again."""
     meant = choose_one(name, where)
     meant.jobs.resume(meant.name)
     say(f"job {name} of {meant.place} is resumed")
@@ -85,6 +94,7 @@ def resume(name: str, where: Where) -> int:
 
 
 def delete(name: str, where: Where, *, wait: bool, timeout: str) -> int:
+    """End a job and remove it; with `wait`, wait until it is gone."""
     meant = choose_one(name, where)
     meant.jobs.delete(meant.name, wait_s=seconds(timeout) if wait else 0.0)
     say(f"job {name} of {meant.place} is deleted")
@@ -92,6 +102,7 @@ def delete(name: str, where: Where, *, wait: bool, timeout: str) -> int:
 
 
 def events(name: str, where: Where, output: Output | None) -> int:
+    """Print the history of a job."""
     found = choose(name, where).events(name)
     if output is not None and output.is_data:
         print_data(found, output)
@@ -102,6 +113,7 @@ def events(name: str, where: Where, output: Output | None) -> int:
 
 
 def explain(name: str, where: Where, output: Output | None) -> int:
+    """Print why a job is slow or does not start, and what to type next."""
     found = choose(name, where).explain(name)
     if output is not None and output.is_data:
         print_data(found, output)
@@ -112,12 +124,22 @@ def explain(name: str, where: Where, output: Output | None) -> int:
 
 
 def exit_code(status: JobStatus) -> int:
-    """Return the exit code for programs: 1 for a job that has ended and is not Complete."""
+    """Return 1 for a job that has ended and is not Complete, otherwise 0."""
     return 0 if not status.ended or status.state == COMPLETE else EXIT_FAILURE
 
 
 def seconds(text: str) -> float:
-    """Of a duration such as 10m."""
+    """Return the seconds of a duration such as 10m, the value of --timeout.
+
+    Args:
+        text: The duration.
+
+    Returns:
+        Seconds.
+
+    Raises:
+        PacelineError: It is not a duration.
+    """
     try:
         return parse_duration(text) / NS_PER_S
     except ValueError:

@@ -1,5 +1,6 @@
-"""The API of Paceline: what a TrainingJob is, what it defaults to, and what is wrong with one.
+"""The API of Paceline: the fields of a TrainingJob, their defaults, and the rules that it obeys.
 
-`load` reads a job file, `resolve` turns a job into the plain settings that the runtime works with,
-`crdgen` writes the CustomResourceDefinition. Runtime and operator meet only here.
+`reading.load` reads a job file, `resolve` turns a job into the plain settings that the runtime
+works with, and `crdgen` writes the CustomResourceDefinitions. The runtime and the operator share
+this package only.
 """

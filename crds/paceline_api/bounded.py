@@ -1,8 +1,7 @@
-"""How to read bytes that somebody else may have written: never more of them than a bound.
+"""Bounded reading of bytes that somebody else may have written.
 
-A file that was damaged, or put there by somebody else, can be larger than memory, a pipe that
-nobody writes to, or a device without an end. Nothing of that may cost a reader its memory or hold
-it up.
+A file that was damaged, or replaced by somebody else, can be larger than memory, a pipe without a
+writer, or an endless device. A reader must neither run out of memory nor block on it.
 """
 
 from __future__ import annotations
@@ -14,21 +13,28 @@ from typing import Protocol
 
 
 class Readable(Protocol):
-    """An open file, or the answer to an HTTP request."""
+    """An open file, or the body of an HTTP response."""
 
-    def read(self, size: int, /) -> bytes: ...
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes; fewer only at the end."""
 
 
 class TooLargeError(OSError):
-    """Raised for bytes that are more than a reader takes."""
+    """Raised for data that is larger than the reader's bound."""
 
 
 def read_at_most(stream: Readable, bytes_max: int) -> bytes:
-    """Return all bytes of a stream.
+    """Return all bytes of a stream; an OSError of the stream is passed on.
+
+    Args:
+        stream: The stream, at its beginning.
+        bytes_max: Upper bound on the size in bytes.
+
+    Returns:
+        The bytes.
 
     Raises:
-        TooLargeError: There are more than `bytes_max`, of which no more than one was read.
-        OSError: It cannot be read.
+        TooLargeError: There are more than `bytes_max`; only one byte more was read.
     """
     data = stream.read(bytes_max + 1)
     if len(data) > bytes_max:
@@ -37,11 +43,19 @@ def read_at_most(stream: Readable, bytes_max: int) -> bytes:
 
 
 def read_file(path: Path, bytes_max: int) -> bytes:
-    """Return all bytes of a regular file. Symbolic links are followed; nothing else is waited for.
+    """Return all bytes of a regular file; never wait for anything but a disk.
+
+    Symbolic links are followed. A file of more than `bytes_max` bytes raises TooLargeError.
+
+    Args:
+        path: Path of the file.
+        bytes_max: Upper bound on the size in bytes.
+
+    Returns:
+        The bytes.
 
     Raises:
-        TooLargeError: There are more than `bytes_max`, of which no more than one was read.
-        OSError: It cannot be read, or is something else than a regular file.
+        OSError: The file cannot be read, or is not a regular file.
     """
     with open(path, "rb", opener=_open_at_once) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -50,5 +64,5 @@ def read_file(path: Path, bytes_max: int) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; that of a pipe does not wait for somebody who writes to it."""
+    """Open a file for reading; a pipe is opened without waiting for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)

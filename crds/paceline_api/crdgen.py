@@ -1,10 +1,10 @@
-"""TrainingJob and FabricProfile -> CustomResourceDefinitions, as YAML.
+"""Generation of the CustomResourceDefinitions of TrainingJob and FabricProfile, as YAML.
 
 `python -m paceline_api.crdgen` writes them to crds/manifests/. Schemas come from the models in
-`types` and `fabric`, descriptions from their docstrings, CEL rules from `validate.RULES`, and
-refusals of changes from the fields marked as fixed. Defaults are written for structure only: the
-API server would also put them into stored objects (C12). The output is the same on every run; a
-test compares it with what is there.
+`types`, descriptions from their docstrings, CEL rules from `validate.RULES`, and rules that reject
+changes from the fields marked as fixed. Only structural defaults are written, because the API
+server would also put them into stored objects (C12). The output is the same on every run; a test
+compares it with the files.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _LIST_KEYS: Final = {
     "status.conditions": "type",
 }
 _ATOMIC: Final = ("status.resolved", "status.fabric.pod")
-"""Mappings that always change as a whole: the API server keeps no account of their fields."""
+"""Mappings that always change as a whole, so that the API server need not track the owner of each
+field."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a definition says beside the schema."""
+    """Parts of a definition beside the schema."""
 
     kind: str
     plural: str
@@ -49,9 +50,9 @@ class _Kind:
     categories: tuple[str, ...]
     namespaced: bool
     columns: tuple[tuple[str, str, str, str], ...]
-    """Name, type, path, description."""
+    """Printer columns: name, type, path, description."""
     wide: tuple[tuple[str, str, str, str], ...]
-    """The same, shown with `-o wide` only."""
+    """Further columns, shown with `-o wide` only."""
     subresources: dict[str, Any]
 
 
@@ -105,12 +106,12 @@ _FABRICS: Final = _Kind(
 
 
 def training_jobs() -> str:
-    """The definition of TrainingJob as YAML text."""
+    """Return the definition of TrainingJob as YAML text."""
     return _written(_definition(_JOBS, _root_schema()))
 
 
 def fabric_profiles() -> str:
-    """The definition of FabricProfile as YAML text."""
+    """Return the definition of FabricProfile as YAML text."""
     return _written(_definition(_FABRICS, _fabric_schema()))
 
 
@@ -120,9 +121,10 @@ def _written(definition: dict[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes equal parts twice, instead of as an anchor."""
+    """YAML dumper that writes equal parts in full instead of using anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        """Return True: never use an anchor."""
         return True
 
 
@@ -178,8 +180,8 @@ def _root_schema() -> dict[str, Any]:
         _template_refusal(),
     ]
     status = converter.convert(fields["status"], "status")
-    # A job that no operator has seen is not yet what its spec asks for. Without this kstatus would
-    # find nothing against it.
+    # A job that no operator has observed is not ready. Without this default, kstatus would call it
+    # current.
     status["default"] = {"observedGeneration": -1}
     schema = _object_schema(source, KIND, {"spec": spec, "status": status})
     schema["x-kubernetes-validations"] = [
@@ -209,13 +211,17 @@ def _object_schema(source: dict[str, Any], kind: str, properties: dict[str, Any]
 
 
 class _Converter:
-    """JSON schema with references -> structural schema without; collects the fixed fields."""
+    """Converts a JSON schema with references to a structural schema without.
+
+    It collects the paths of fixed fields in `fixed`.
+    """
 
     def __init__(self, definitions: dict[str, Any]) -> None:
         self.definitions = definitions
         self.fixed: list[str] = []
 
     def convert(self, source: dict[str, Any], path: str) -> dict[str, Any]:
+        """Return the structural schema of the field at `path`."""
         body = self._resolved(source)
         if source.get(FIXED_KEY):
             self.fixed.append(path)
@@ -239,7 +245,7 @@ class _Converter:
         return schema | self._inner(body, path)
 
     def _inner(self, body: dict[str, Any], path: str) -> dict[str, Any]:
-        """Fields of a mapping or items of a list."""
+        """Return the part of the schema for the fields of a mapping or the items of a list."""
         schema: dict[str, Any] = {}
         if body.get("type") == "array":
             schema["items"] = self.convert(body["items"], path)
@@ -266,7 +272,16 @@ class _Converter:
         return schema
 
     def _resolved(self, source: dict[str, Any]) -> dict[str, Any]:
-        """The schema behind a reference, or behind `X or null`: null is no value in Kubernetes."""
+        """Return the schema behind a reference, or behind `X or null`.
+
+        Kubernetes has no value null, so that part is dropped.
+
+        Args:
+            source: A JSON schema.
+
+        Returns:
+            The schema without reference.
+        """
         if "anyOf" in source:
             options = [option for option in source["anyOf"] if option.get("type") != "null"]
             assert len(options) == 1, f"not structural: {source}"
@@ -303,7 +318,16 @@ def _validation(rule: Rule) -> dict[str, str]:
 
 
 def _refusal(path: str) -> dict[str, str]:
-    """Refuses a change of `path`, also its first setting and its removal, which need `has`."""
+    """Return a rule that rejects every change of `path`.
+
+    The rule uses `has`, so that it also rejects the first setting and the removal of the field.
+
+    Args:
+        path: Path of a fixed field, beginning with `spec`.
+
+    Returns:
+        An entry of x-kubernetes-validations.
+    """
     parts = path.split(".")[1:]
     present = [" && ".join(_has(root, parts)) for root in ("self", "oldSelf")]
     field = ".".join(parts)
@@ -323,7 +347,7 @@ def _has(root: str, parts: list[str]) -> Iterator[str]:
 
 def _template_refusal() -> dict[str, str]:
     return {
-        # Looks at the old state, so that a queue can inject placement while it lets the job go.
+        # Check the old `suspend`: a queue may set placement in the update that resumes the job.
         "rule": "oldSelf.suspend || self.template == oldSelf.template",
         "message": "spec.template can be changed only while the job is suspended; "
         "set spec.suspend to true first, or make a new job",
@@ -333,7 +357,7 @@ def _template_refusal() -> dict[str, str]:
 
 
 DEFINITIONS: Final = {PLURAL: training_jobs, FABRIC_PLURAL: fabric_profiles}
-"""By plural, which is also the name of the file."""
+"""Generator of each definition, by its plural, which is also the name of the file."""
 
 if __name__ == "__main__":
     manifests = Path(__file__).resolve().parent.parent / "manifests"

@@ -1,7 +1,7 @@
-"""What a decoder raises for bytes that somebody else has written.
+"""Exceptions that a decoder raises for bytes which somebody else has written.
 
-msgspec has an error of its own, and lets two of Python's through: for values that are nested too
-deeply, also where nobody asks for them, and for text that is no UTF-8.
+msgspec raises an error of its own and two of Python's: RecursionError for values that are nested
+too deeply, even in fields that are not decoded, and UnicodeError for text that is not UTF-8.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Completes a partial job: behaviour that the user left open gets its value here.
+"""Defaults: gives every behavior that the user left open its value.
 
-The CRD itself fills in structure only, because its defaults would also change stored objects (C12).
-A job is completed when it starts and then keeps these values, whatever a later release defaults to.
-Completing a completed job changes nothing.
+The CRD fills in structure only, because its defaults would also change stored objects (C12). A job
+is completed when it starts and keeps these values, whatever a later release defaults to. Completing
+a job twice changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Part = TypeVar("_Part", bound=Model)
 
 
 def with_defaults(job: TrainingJob) -> TrainingJob:
-    """`job` with every behaviour spelt out. `maxReplicas` stays open where there is no limit."""
+    """Return the job with every behavior set; `maxReplicas` stays None without a limit."""
     spec = _completed(job.spec)
     sizes = {"procs_per_replica": procs_of(job)}
     if fixed_by_queue(job):
@@ -37,13 +37,13 @@ def with_defaults(job: TrainingJob) -> TrainingJob:
 
 
 def procs_of(job: TrainingJob) -> int:
-    """Ranks in each worker: one for each of its GPUs, where the user left it open."""
+    """Return the ranks in each worker: as set, else one for each GPU, and at least 1."""
     trainer = job.spec.template.trainer()
     return job.spec.procs_per_replica or max(1, trainer.gpus if trainer else 0)
 
 
 def fixed_by_queue(job: TrainingJob) -> bool:
-    """Whether Kueue admits the job, which it does for a fixed number of workers only (C16)."""
+    """Return True if Kueue admits the job; it then has a fixed number of workers (C16)."""
     scheduling = job.spec.scheduling
     provider = scheduling.provider if scheduling else None
     if provider in (None, SchedulingProvider.AUTO):
@@ -70,13 +70,13 @@ def _has_behaviour(field: FieldInfo) -> bool:
 
 
 def default_of(field: FieldInfo) -> Any:
-    """What `behaviour(...)` named for the field; None if it is left open."""
+    """Return the default that `behaviour(...)` declares for the field; None without one."""
     extra = field.json_schema_extra
     return extra.get(DEFAULT_KEY) if isinstance(extra, dict) else None
 
 
 def model_of(annotation: Any) -> type[Model] | None:
-    """The `Model` in `Model | None` or `tuple[Model, ...]`, if there is one."""
+    """Return the `Model` in `Model | None` or `tuple[Model, ...]`; None without one."""
     if isinstance(annotation, type) and issubclass(annotation, Model):
         return annotation
     if typing.get_origin(annotation) in (types.UnionType, typing.Union, tuple, typing.Annotated):

@@ -1,7 +1,7 @@
-"""The base of all errors that a user sees, and the errors about a job file.
+"""Base class of all errors that users see, and the errors about a job file.
 
-Such an error says what was wrong, where, and what to do; it prints as two lines and never as a
-traceback. The runtime derives its own errors from `PacelineError` and uses other exit codes.
+Such an error says what is wrong, where, and what to do. It is printed as two lines, and never as a
+traceback. The runtime derives its own errors from `PacelineError` and uses further exit codes.
 """
 
 from __future__ import annotations
@@ -21,41 +21,52 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
-"""The value of a `SpecError` about a field that is not there."""
+"""Value of a `SpecError` about a field that is missing."""
 
 
 class PacelineError(Exception):
-    """A mistake or a condition that a user can understand and act on."""
+    """Base class of errors that a user can understand and act on."""
 
     def __init__(self, message: str, *, hint: str = "", exit_code: int = EXIT_FAILURE) -> None:
         super().__init__(message)
         if hint:
-            self.add_note(f"hint: {hint}")  # where Python itself shows it, as in a notebook
+            self.add_note(f"hint: {hint}")  # shown in a traceback, as in a notebook
         self.message = message
         self.hint = hint
         self.exit_code = exit_code
 
     def render(self) -> str:
-        """The text for a terminal: `error: ...` and, if there is one, `hint: ...`."""
+        """Return the text for a terminal: `error: ...` and, if any, `hint: ...`."""
         hint = f"\nhint: {self.hint}" if self.hint else ""
         return printable_lines(f"error: {self.message}{hint}")
 
 
 class JobFileError(PacelineError):
-    """A file as a whole is no job: unreadable, no YAML, empty, two documents; or one that Paceline
-    itself has written is of another release."""
+    """Raised when a file as a whole is not a job.
+
+    It is unreadable, not YAML, empty, or has two documents; or Paceline itself has written it, in
+    another release.
+    """
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(printable(message), hint=printable(hint), exit_code=EXIT_BAD_INPUT)
 
 
 class SpecError(PacelineError):
-    """One field of a job is wrong."""
+    """Raised when one field of a job is wrong."""
 
     def __init__(
         self, path: str, value: object, problem: str, *, hint: str, where: str = ""
     ) -> None:
-        """`where`: the place in the file, such as `job.yaml, line 14`; empty if not known."""
+        """Create an error about one field.
+
+        Args:
+            path: The field, such as `spec.replicas`.
+            value: Its value; MISSING if it has none.
+            problem: What is wrong; it continues the sentence that begins with path and value.
+            hint: What to do.
+            where: The place in the file, such as `job.yaml, line 14`; empty if unknown.
+        """
         self.path = path
         self.value = value
         self.problem = problem
@@ -66,12 +77,12 @@ class SpecError(PacelineError):
         super().__init__(message, hint=printable(hint), exit_code=EXIT_BAD_INPUT)
 
     def at(self, where: str) -> SpecError:
-        """The same error with its place in the file."""
+        """Return the same error with its place in the file."""
         return SpecError(self.path, self.value, self.problem, hint=self.hint, where=where)
 
 
 class InvalidJobError(PacelineError):
-    """Everything that is wrong with one job, so that it is mended in one go."""
+    """Raised with all errors of one job, so that a user can fix them together."""
 
     def __init__(self, errors: Iterable[SpecError]) -> None:
         self.errors = tuple(errors)
@@ -83,33 +94,43 @@ class InvalidJobError(PacelineError):
         )
 
     def render(self) -> str:
+        """Return the texts of all errors, one below the other."""
         return "\n".join(error.render() for error in self.errors)
 
 
 def show_value(value: object) -> str:
-    """A value as the user wrote it, on one line and not too long."""
+    """Return a value as the user wrote it, on one line and shortened."""
     text = printable(_show(value))
     return text if len(text) <= _VALUE_CHARS_MAX else f"{text[: _VALUE_CHARS_MAX - 3]}..."
 
 
 def printable(text: str) -> str:
-    """`text` on one line; a control character from a file must not reach the terminal as it is."""
+    """Return text on one line, with control characters escaped for a terminal or a log."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """Return text of somebody else as a terminal or a log may show it: what has no shape of its own
-    (escapes, other control characters, marks that turn the direction of reading, halves of
-    surrogate pairs) is written out, such as \\x1b. Ends of lines, tabs and spaces stay."""
+    """Return text of somebody else in a form that a terminal or a log may show.
+
+    Characters without a shape of their own are escaped, such as ESC as "x1b" after a backslash:
+    control characters, marks that change the direction of writing, and halves of surrogate pairs.
+    Line ends, tabs and spaces are kept.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The text with escapes.
+    """
     if text.isprintable():
         return text
     return "".join(c if is_visible(c) else c.encode("unicode_escape").decode() for c in text)
 
 
 def is_visible(char: str) -> bool:
-    """Return True if a terminal shows the character as one, or as white space."""
+    """Return True if a terminal shows the character as itself or as white space."""
     return char.isprintable() or char in "\n\t" or unicodedata.category(char) == "Zs"
 
 

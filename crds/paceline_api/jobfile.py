@@ -1,8 +1,8 @@
-"""The file that a job is frozen in (C12), which coordinator, agents and ranks read.
+"""The file with the frozen settings of a job, which coordinator, agents and ranks read (C12).
 
-The local runner writes it into the run folder, the operator into the job's Secret: once, before the
-first process is started. What changes later (the wanted replicas, the mode) reaches the coordinator
-as targets.
+The local runner writes it into the run folder, and the operator into the job's Secret, once and
+before the first process starts. Later changes (the number of replicas, the mode) reach the
+coordinator as targets.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from paceline_api.types.enums import Wire
 
 JOB_FILE: Final = "job.json"
 FILE_BYTES_MAX: Final = 16 * 2**20
-"""Far more than the settings, the command and the environment of a job file of 1 MB."""
+"""Upper bound on the size in bytes; far more than the settings, command and environment of a job
+file of 1 MB."""
 _HINT: Final = f"{ENV_SPEC} names it; start jobs with `paceline run job.yaml`, which writes it"
 
 
 class CheckpointSpec(Struct, frozen=True, rename="camel"):
-    """`spec.checkpoint`, as a rank needs it."""
+    """`spec.checkpoint` as a rank needs it."""
 
     path: str
     """Absolute, or relative to the folder in which the ranks run."""
@@ -43,21 +44,22 @@ class CheckpointSpec(Struct, frozen=True, rename="camel"):
 
 
 class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How a rank is started, for agents and ranks, and all settings, for the coordinator.
+    """How to start a rank, for agents and ranks, and all settings, for the coordinator.
 
-    Unknown keys are ignored: a reader may be older than the writer.
+    Unknown keys are ignored, because a reader may be older than the writer.
     """
 
     command: tuple[str, ...]
-    """Command and arguments of the container `trainer`, $(NAME) not expanded yet."""
+    """Command and arguments of the container `trainer`; $(NAME) is not expanded yet."""
     env: tuple[tuple[str, str], ...]
-    """In the order of the container; $(NAME) stands for a variable defined above or outside."""
+    """Environment variables in the order of the container; $(NAME) refers to a variable that is
+    defined above or in the agent's environment."""
     working_dir: str
-    """Absolute; empty = that of the agent."""
+    """Absolute path; empty for the working folder of the agent."""
     backend: str
-    """spec.collective.backend; decides whether a rank is started by mpiexec."""
+    """spec.collective.backend; it decides whether mpiexec starts the ranks."""
     segment_bytes: int | None
-    """spec.collective.segmentBytes; None: by the device."""
+    """spec.collective.segmentBytes; None chooses it by the device."""
     wire: Wire
     """spec.collective.wire."""
     backoff_limit: int
@@ -66,25 +68,26 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     step_deadline_ns: int = STEP_DEADLINE_S * 10**9
     """spec.stepDeadlineSeconds."""
     failure_rules: tuple[FailureRuleSettings, ...]
-    """Of spec.failurePolicy: which deaths of ranks do not count, or end the job."""
+    """Rules of spec.failurePolicy: which failures of ranks do not count, or end the job."""
     replicas: int
-    """Wanted when the job started; what `size()` says before the first generation."""
+    """Replicas asked for at the start; `size()` uses it before the first generation."""
     procs: int
     """Members per replica: ranks, or groups of `model` ranks (R50)."""
     model: int = 1
     """Ranks that hold one copy of the model together."""
     record: bool
-    """Each rank keeps a journal, for `paceline replay`."""
+    """True if each rank writes a journal for `paceline replay`."""
     measures: bool = False
-    """Each rank measures how large its gradients are, for `paceline plan`."""
+    """True if each rank measures the size of its gradients for `paceline plan`."""
     reproducible: bool = False
-    """Two runs with the same ranks have the same bits: spec.collective.mode is Full or Shadow."""
+    """True if two runs with the same ranks give the same bits, which is so in the modes Full and
+    Shadow."""
     checkpoint: CheckpointSpec | None
     gpu_direct: bool
-    """The job requires GPUDirect: NCCL is to say in a log how it connects."""
+    """True if the job requires GPUDirect: NCCL then logs how it connects."""
     job: Raw
-    """The ResolvedJob, which the coordinator alone decodes: agents and ranks may be of another
-    release, and do not fail over a setting that they never look at."""
+    """The ResolvedJob, which only the coordinator decodes. Agents and ranks may be of another
+    release, and must not fail over a setting that they do not use."""
 
     @classmethod
     def of(
@@ -98,7 +101,20 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
         measures: bool = False,
         gpu_direct: bool = False,
     ) -> JobFile:
-        """`env`: what the agent adds to its own environment."""
+        """Return the job file of a resolved job.
+
+        Args:
+            job: The settings.
+            command: Command and arguments of a rank.
+            env: Variables that the agent adds to its own environment.
+            working_dir: Working folder of the ranks; empty for that of the agent.
+            record: Write journals for `paceline replay`.
+            measures: Measure gradients for `paceline plan`.
+            gpu_direct: The job requires GPUDirect.
+
+        Returns:
+            The job file.
+        """
         c = job.checkpoint
         return cls(
             command=tuple(command),
@@ -123,11 +139,22 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
         )
 
     def to_json(self) -> str:
+        """Return the file's content as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self)).decode()
 
 
 def read_job_file(path: Path) -> JobFile:
-    """Raises JobFileError."""
+    """Return the content of a job file.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        The job file; its `job` is not decoded yet.
+
+    Raises:
+        JobFileError: The file cannot be read, or is not a job file.
+    """
     try:
         file = msgspec.json.decode(read_file(path, FILE_BYTES_MAX), type=JobFile)
     except OSError as error:
@@ -141,7 +168,17 @@ def read_job_file(path: Path) -> JobFile:
 
 
 def read_resolved_job(path: Path) -> ResolvedJob:
-    """Raises JobFileError."""
+    """Return all settings in a job file.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        The settings.
+
+    Raises:
+        JobFileError: The file cannot be read, or does not hold the settings of this release.
+    """
     try:
         return msgspec.json.decode(read_job_file(path).job, type=ResolvedJob)
     except UNDECODABLE as error:

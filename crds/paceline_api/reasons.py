@@ -1,6 +1,6 @@
-"""Condition types and reasons of a TrainingJob. Users alert on these: add, never rename.
+"""Condition types and reasons of a TrainingJob. Users alert on them: add, but never rename.
 
-Each member carries one sentence, which the reference in the documentation is generated from.
+Each member has one sentence, from which the reference in the documentation is generated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class _Told(StrEnum):
 
 
 class ConditionType(_Told):
-    """`type` of a condition. Complete and Failed are final."""
+    """Values of a condition's `type`; Complete and Failed are final."""
 
     READY = (
         "Ready",
@@ -43,7 +43,7 @@ class ConditionType(_Told):
 
 
 class Reason(_Told):
-    """`reason` of a condition or an Event."""
+    """Values of the `reason` of a condition or an Event."""
 
     SUSPENDED_BY_SPEC = "SuspendedBySpec", "spec.suspend is true."
     RESUMED = "Resumed", "spec.suspend was set back to false."

@@ -1,4 +1,4 @@
-"""What a user asked for -> the settings of a job: defaults filled in, durations in nanoseconds."""
+"""Resolution of a TrainingJob to its settings: defaults filled in, durations in nanoseconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ _REFERENCE: Final = re.compile(r"\$\$|\$\(([^)]+)\)")
 
 
 def resolve(job: TrainingJob) -> ResolvedJob:
-    """The settings of a valid job. Pure; the same job always gives the same settings."""
+    """Return the settings of a valid job; a pure function.
+
+    Args:
+        job: A job that `validate` has accepted.
+
+    Returns:
+        The settings; the same for the same job.
+    """
     spec = with_defaults(job).spec
     checkpoint = spec.checkpoint
     trainer = spec.template.trainer()
@@ -66,7 +73,7 @@ def resolve(job: TrainingJob) -> ResolvedJob:
 
 
 def resolve_collective(collective: Collective) -> CollectiveSettings:
-    """Settings from a completed `spec.collective`."""
+    """Return the settings of a `spec.collective` whose defaults are filled in."""
     quorum, grace = _set(collective.quorum), _set(collective.grace)
     buffers = _set(collective.buffers)
     shared = isinstance(grace, str) and grace.endswith("%")
@@ -149,7 +156,15 @@ def _trainer(container: Container) -> Trainer:
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """`text` with $(NAME) filled in from `env`; unknown names stay, and $$(NAME) means $(NAME)."""
+    """Return `text` with $(NAME) replaced from `env`, as a kubelet does it.
+
+    Args:
+        text: The text. An unknown name stays as it is, and $$(NAME) means $(NAME).
+        env: Values of the variables.
+
+    Returns:
+        The text.
+    """
 
     def fill(match: re.Match[str]) -> str:
         if match.group(0) == "$$":

@@ -1,7 +1,7 @@
-"""How rounds are started and weighed, in the words of the control channel and of the round log.
+"""Settings of the rounds, in the form of the control channel and of the round log.
 
-The coordinator writes it into the first generation, the operator asks for a change of it, and what
-is in force on every rank follows from the log.
+The coordinator writes them into the first generation, and the operator asks it to change them.
+Every rank reads the settings in force from the log.
 """
 
 from __future__ import annotations
@@ -13,42 +13,52 @@ from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Overlap,
 
 
 class RoundSettings(Struct, frozen=True):
-    """How rounds are started and weighed; in force from the record that carries it (R2, R18)."""
+    """When rounds start and how gradients are weighted.
+
+    They are in force from the log record that carries them (R2, R18).
+    """
 
     mode: Mode = Mode.FULL
     quorum: int = 0
-    """Ranks, for Quorum and as the minimum of Deadline; 0 if `quorum_percent` is used."""
+    """Ranks that a round needs, for Quorum and as the minimum of Deadline; 0 if `quorum_percent` is
+    used."""
     quorum_percent: int = 0
-    """Share of the active ranks, rounded up, computed per round."""
+    """Percentage of the active ranks that a round needs, rounded up; computed for each round."""
     random_initiator: bool = False
-    """Majority as published for eager-SGD (PPoPP'20, section 4.2): one drawn rank may start it."""
+    """Majority as published for eager-SGD (PPoPP'20, section 4.2): one randomly drawn rank may
+    start the round."""
     deadline_ns: int = 0
-    """After the first arrival; 0 = auto: median + `deadline_factor` x MAD of recent arrivals."""
+    """Time after the first arrival; 0 = auto: median + `deadline_factor` x MAD of recent arrivals.
+    """
     deadline_factor: float = 3.0
     grace_ns: int = -1
-    """Extra wait for near-simultaneous ranks once the condition holds; -1 = `grace_share`."""
+    """Extra wait for ranks that arrive nearly together, once the condition holds; -1 uses
+    `grace_share`."""
     grace_share: float = 0.05
     """Grace as a share of the median round."""
     warmup_rounds: int = 0
     full_every: int = 0
     """Every N-th round is Full; 0 = never."""
     max_age: int = 4
-    """Updates of the weights; 0 = unlimited."""
+    """Age, in updates of the weights, up to which a late gradient counts in full; 0 = no limit."""
     late: MaxAgePolicy = MaxAgePolicy.DROP
     """What happens to a gradient that is older than `max_age` when it could be applied."""
     decay_factor: float = 0.5
     """Weight per update above `max_age` under `MaxAgePolicy.DECAY`."""
     normalisation: Normalisation = Normalisation.FIXED
-    """Divisor of a round's sum: nominal samples, samples that came, or ranks that contributed."""
+    """Divisor of a round's sum: the nominal samples, the samples in it, or the ranks that
+    contributed."""
     pacing: Pacing = Pacing.ROUND
-    """Whether the optimizer steps in every round or each time the nominal samples are in; Auto, as
-    the optimizer needs, is settled when the first generation is formed."""
+    """Whether the optimizer steps in every round, or each time the nominal samples are in. Auto
+    chooses by the optimizer, when the first generation is formed."""
     bench_after_ns: int = 0
-    """Silence until a rank that alone is missing is benched (R13); 0 = max(60 s, 20 x median)."""
+    """Silence after which a rank for which all others wait is benched (R13); 0 = max(60 s, 20 x
+    median)."""
     buffers_every: int = 0
-    """Float buffers (BatchNorm) are averaged every N rounds and at stop (R24, D10); 0 = local."""
+    """Rounds between two averages of the float buffers (BatchNorm), which are also averaged at the
+    end (R24, D10); 0 = buffers stay local."""
     overlap: Overlap = Overlap.AUTO
-    """Whether rounds may be streamed: reduced while backward() still runs."""
+    """Whether rounds may be streamed, that is, reduced while backward() still runs."""
     pipeline: int = 0
     """1: a rank computes its next batch while its gradient is reduced (R36)."""
     hash_every: int = 100
@@ -56,12 +66,12 @@ class RoundSettings(Struct, frozen=True):
 
     @property
     def is_synchronous(self) -> bool:
-        """Return True if each round is one step of plain synchronous training."""
+        """True if each round is one step of plain synchronous training."""
         return self.mode in (Mode.FULL, Mode.SHADOW)
 
     @classmethod
     def of(cls, collective: CollectiveSettings) -> RoundSettings:
-        """What a job asks for."""
+        """Return the settings that a job's `spec.collective` asks for."""
         c = collective
         return cls(
             mode=c.mode,

@@ -1,7 +1,8 @@
-"""A job as the runtime needs it: every default filled in, durations in nanoseconds, plain data.
+"""A job as the runtime needs it: all defaults filled in, durations in nanoseconds, plain data.
 
-Made once by `resolve`, when the job starts, and then frozen with it in the job file (C12). Only
-dataclasses, enums, numbers and text: a rank reads it without loading what validates a TrainingJob.
+`resolve` makes it once, when the job starts; the job file then keeps it (C12). It consists of
+dataclasses, enums, numbers and text, so that a rank can read it without loading the validation of a
+TrainingJob.
 """
 
 from __future__ import annotations
@@ -22,56 +23,58 @@ from paceline_api.types.enums import (
 )
 
 FINISH_DEADLINE_S: Final = 600
+"""Default of spec.finishDeadlineSeconds."""
 STEP_DEADLINE_S: Final = 1800
-"""Defaults of spec.finishDeadlineSeconds and spec.stepDeadlineSeconds."""
+"""Default of spec.stepDeadlineSeconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSettings:
-    """`spec.collective`, completed."""
+    """`spec.collective` with its defaults filled in."""
 
     backend: Backend
     mode: Mode
     quorum_count: int | None
-    """Ranks; exactly one of this and `quorum_percent` is set."""
+    """Number of ranks; either this or `quorum_percent` is set."""
     quorum_percent: int | None
-    """Share of the active ranks, to be rounded up; whole, so that no rank rounds differently."""
+    """Percentage of the active ranks, rounded up; a whole number, so that all ranks round alike."""
     random_initiator: bool
     deadline_ns: int | None
-    """None: auto."""
+    """Time after the first arrival in nanoseconds; None: auto."""
     deadline_factor: float
     grace_ns: int | None
-    """Exactly one of this and `grace_share` is set."""
+    """Nanoseconds; either this or `grace_share` is set."""
     grace_share: float | None
-    """Share of the median round."""
+    """Fraction of the median round."""
     warmup_rounds: int
     full_every: int
-    """0: never."""
+    """Every N-th round runs in Full; 0: none."""
     max_age: int
-    """Rounds; 0: no limit."""
+    """Age in updates of the weights; 0: no limit."""
     max_age_policy: MaxAgePolicy
     decay_factor: float
     normalisation: Normalisation
     pacing: Pacing
-    """AUTO is settled by the runtime, which knows the optimizer."""
+    """AUTO is decided by the runtime, which knows the optimizer."""
     bench_after_ns: int | None
-    """None: auto."""
+    """Silence in nanoseconds until a rank is benched; None: auto."""
     freeze_timeout_ns: int
     buffers_every: int
-    """Rounds; 0: buffers stay local."""
+    """Rounds between two averages of the buffers; 0: buffers stay local."""
     segment_bytes: int | None
+    """Upper bound in bytes on a segment that is reduced at a time; None: chosen by the device."""
     wire: Wire
-    """Bound of what is reduced at a time; None: by the device."""
+    """Type in which float32 sums of gradients are sent between ranks."""
     overlap: Overlap
     pipeline: int
     """Batches that a rank computes while a gradient of its own is reduced: 0 or 1."""
     hash_every: int
-    """Rounds; 0: never."""
+    """Rounds between two comparisons of the weights' hashes; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
 class StragglerSettings:
-    """`spec.straggler`, completed."""
+    """`spec.straggler` with its defaults filled in."""
 
     window_rounds: int
     slowdown_factor: float
@@ -81,25 +84,25 @@ class StragglerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ElasticitySettings:
-    """`spec.elasticity`, completed."""
+    """`spec.elasticity` with its defaults filled in."""
 
     settle_ns: int
     stabilization_ns: int
     drain_grace_ns: int
     node_lost_ns: int
     allowed_sizes: tuple[int, ...]
-    """Replicas; empty: any number."""
+    """Allowed numbers of replicas, ascending; empty: any number."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """`spec.checkpoint`, completed."""
+    """`spec.checkpoint` with its defaults filled in."""
 
     path: str
     every_rounds: int
     keep: int
     required: bool
-    """One that cannot be written fails the job."""
+    """True if a checkpoint that cannot be written fails the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +116,20 @@ class FailureRuleSettings:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """What one rank runs: the container `trainer`, with `$(NAME)` filled in as a kubelet does."""
+    """The command of a rank: the container `trainer`, with $(NAME) expanded as a kubelet does."""
 
     command: tuple[str, ...]
     """Program and all arguments: `command` and `args` of the container."""
     env: dict[str, str]
     env_from_cluster: tuple[str, ...]
-    """Variables that only a cluster can fill in (`valueFrom`), for a warning in a local run."""
+    """Variables that only a cluster can fill in (`valueFrom`); a local run warns about them."""
     working_dir: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedJob:
+    """All settings of a job."""
+
     name: str
     namespace: str
     replicas: int
@@ -132,15 +137,15 @@ class ResolvedJob:
     max_replicas: int | None
     """None: no limit."""
     procs_per_replica: int
-    """Members of the protocol in each replica: ranks, or with `model` groups of them (R50)."""
+    """Protocol members in each replica: ranks, or with `model` > 1 groups of ranks (R50)."""
     model: int
-    """Ranks that hold one copy of the model together; 1: each holds all of it."""
+    """Ranks that hold one copy of the model together; 1: each rank holds all of it."""
     suspend: bool
     backoff_limit: int
     active_deadline_ns: int | None
     """None: no limit."""
     finish_deadline_ns: int
-    """How long scripts may run after the release (R17)."""
+    """How long scripts may run after the job released them (R17)."""
     step_deadline_ns: int
     """How long a script may take between two calls of step()."""
     metrics_port: int
@@ -155,5 +160,5 @@ class ResolvedJob:
 
     @property
     def world_size(self) -> int:
-        """Members when all wanted replicas are there."""
+        """Number of protocol members when all replicas are present."""
         return self.replicas * self.procs_per_replica

@@ -1,11 +1,11 @@
-"""Which ranks are slow for long, and which step of `spec.straggler.respond` is in force.
+"""Straggler detection: which ranks are persistently slow, and which response is in force.
 
-One judgement for everybody who acts on it: the coordinator (and so a local run) and the operator. A
-rank is slow when its median step takes `slowdownFactor` times the median of all ranks, and at least
-`GAP_MIN_S` more, for `windowRounds` rounds. The steps of the ladder follow each other, a cooldown
-apart, while it stays slow. A rank that is not measured just now (it was started again, it joins)
-keeps its place on the ladder: only one that was seen to be fast leaves it. Pure: what was known
-comes in, what is to be remembered goes out.
+The coordinator (and so a local run) and the operator share this one decision. A rank is slow when
+its median step takes `slowdownFactor` times the median of all ranks, and at least `GAP_MIN_S` more,
+for `windowRounds` rounds. While it stays slow, the responses in `spec.straggler.respond` follow
+each other, a cooldown apart. A rank without a current measurement (it was restarted, or is joining)
+keeps its place in that list; only a rank that was measured as fast leaves it. The module is pure:
+earlier results come in as arguments, and what to remember is returned.
 """
 
 from __future__ import annotations
@@ -19,41 +19,47 @@ from paceline_api.settings import StragglerSettings
 from paceline_api.types.enums import StragglerResponse
 
 MIN_S: Final = 1.0
-"""Shortest time for which a rank must be slow, and between two steps against it."""
+"""Least seconds for which a rank must be slow, and least seconds between two responses."""
 GAP_MIN_S: Final = 0.010
-"""A step must also be longer than the median by this. Steps of a few milliseconds differ by more
-than any factor where ranks share processors, and nobody gains from a replacement."""
+"""Least seconds by which a slow step must exceed the median. Where ranks share processors, steps of
+a few milliseconds differ by more than any factor, and a replacement would gain nothing."""
 NS_PER_S: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """One living rank."""
+    """Step time of one rank that is alive."""
 
     key: str
-    """The same as long as its ladder goes on."""
+    """Identity of the rank; it stays the same for as long as its responses continue."""
     step_s: float
-    """Its median step; 0: it is not active or not measured."""
+    """Median step in seconds; 0 if the rank is not active or was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
+    """One rank that is persistently slow."""
+
     key: str
     percent: int
-    """Its median step in percent of the median of all ranks."""
+    """Median step in percent of the median of all ranks."""
     since_s: float
+    """Time since which the rank is slow, on the clock of `now_s`."""
     step: int
-    """Of the ladder: which one is in force."""
+    """Index in `spec.straggler.respond` of the response that is in force."""
     action: StragglerResponse
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """Result of one judgment."""
+
     slow: tuple[Slow, ...] = ()
-    """Confirmed, the slowest first."""
+    """Ranks that were slow for long enough, the slowest first."""
     since: Mapping[str, float] = field(default_factory=dict)
-    """Since when each is slow, confirmed or not: for the next judgement."""
+    """Time since which each rank is slow, confirmed or not; pass it to the next judgment."""
     look_again_s: float | None = None
+    """Time at which the verdict may change without a new measurement; or None."""
 
 
 def judge(
@@ -65,7 +71,19 @@ def judge(
     now_s: float,
     confirmed: Collection[str] = (),
 ) -> Verdict:
-    """`since`: of the last judgement. `confirmed`: slow for long enough, whatever `since` says."""
+    """Return which ranks are persistently slow, and the response to each.
+
+    Args:
+        paces: Step times of all ranks that are alive.
+        settings: `spec.straggler`.
+        round_s: Seconds of a round, which turn `windowRounds` into a time.
+        since: `Verdict.since` of the last judgment.
+        now_s: Current time in seconds.
+        confirmed: Keys of ranks that are slow for long enough, whatever `since` says.
+
+    Returns:
+        The verdict.
+    """
     paces = list(paces)
     measured = [p for p in paces if p.step_s > 0]
     # The lower median: of two ranks, the faster one is the norm.
@@ -95,12 +113,12 @@ def judge(
 
 
 def cooldown_s(settings: StragglerSettings) -> float:
-    """Between two steps against the stragglers of a job."""
+    """Return the seconds between two responses to the stragglers of a job."""
     return max(MIN_S, settings.cooldown_ns / NS_PER_S)
 
 
 def _step(settings: StragglerSettings, slow_s: float) -> tuple[int, float | None]:
-    """The step of the ladder that is in force, and after how long the next one is."""
+    """Return the index of the response in force, and the slow time in seconds until the next."""
     last, each_s = len(settings.respond) - 1, cooldown_s(settings)
     step = min(int(slow_s // each_s), last)
     return step, (step + 1) * each_s if step < last else None

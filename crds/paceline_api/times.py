@@ -1,4 +1,4 @@
-"""Times as Kubernetes writes them."""
+"""Conversion between Unix times and the timestamps of Kubernetes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def seconds_of(text: Any) -> float | None:
-    """Unix time of a Kubernetes timestamp; None for anything else."""
+    """Return the Unix time in seconds of a Kubernetes timestamp; None for anything else."""
     if not isinstance(text, str):
         return None
     try:
@@ -17,5 +17,5 @@ def seconds_of(text: Any) -> float | None:
 
 
 def timestamp(seconds: float) -> str:
-    """As the API server writes times in metadata: whole seconds, UTC."""
+    """Return a Unix time as the API server writes it in metadata: whole seconds, UTC."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

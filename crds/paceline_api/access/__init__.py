@@ -1,4 +1,4 @@
-"""The way to an API server, for operator and command line: one kubeconfig, one login, one truth.
+"""Access to an API server, shared by the operator and the command line: kubeconfig and login.
 
-Whoever uses it needs the extra `kubernetes`; the API types themselves do not import it.
+Users of this package need the extra `kubernetes`; the API types themselves do not import it.
 """

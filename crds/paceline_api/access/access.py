@@ -1,4 +1,4 @@
-"""A login that lasts: renewed before it expires, and once more where it is refused."""
+"""A login that is renewed before it expires, and once more if the API server rejects it."""
 
 from __future__ import annotations
 
@@ -16,50 +16,68 @@ from paceline_api.access.errors import AccessError, RefusedError
 from paceline_api.access.login import Login, log_in
 
 EARLY_S: Final = 60.0
-"""So long before its end a login is renewed; one that lasts for less than four times as long, after
-three quarters of its time."""
+"""Seconds before its expiry at which a login is renewed. A login that lasts for less than four
+times as long is renewed after three quarters of its lifetime."""
 PAUSE_S: Final = 5.0
-"""Between two renewals, so that one that is of no use does not start a plugin for each request."""
+"""Least seconds between two renewals, so that renewals without success do not start a plugin for
+each request."""
 CONNECTIONS: Final = 512
-"""Kept open at a time, for the next request; the logs of a job are one for each pod."""
+"""Upper bound on the idle connections that are kept for later requests. Following the logs of a job
+takes one connection for each pod."""
 
 
 class Access:
-    """One way to one API server; safe to share among threads and event loops.
+    """Access to one API server; threads and event loops may share it.
 
-    A request takes `login`, sends its headers, and says `refresh(login)` where it was refused.
+    A request takes `login` and sends its headers. If it is rejected, it calls `refresh(login)` and
+    tries again.
     """
 
     def __init__(
         self, load: Callable[[], Login], *, clock: Callable[[], float] = time.time
     ) -> None:
-        """Raises AccessError, and what else `load` does."""
+        """Log in for the first time; errors of `load`, such as AccessError, are raised.
+
+        Args:
+            load: Logs in and returns the login.
+            clock: Returns the Unix time in seconds.
+        """
         self._load, self._clock = load, clock
         self._lock = threading.Lock()
         self._begun = threading.Lock()
-        """Held by who renews beside the requests."""
+        """Held by the thread that renews the login in the background."""
         self._login, self._loaded_s = load(), clock()
 
     @property
     def login(self) -> Login:
-        """The present one. Never waits: one that is about to expire is renewed beside it."""
+        """The current login, without waiting; it is renewed in the background before it expires."""
         if self._clock() >= self._due_s() and self._begun.acquire(blocking=False):
             threading.Thread(target=self._renew_beside, name="login", daemon=True).start()
         return self._login
 
     @property
     def server(self) -> str:
+        """URL of the API server."""
         return self._login.server
 
     @property
     def namespace(self) -> str:
-        """Where to look when nobody names one."""
+        """Namespace to use if the user names none."""
         return self._login.namespace
 
     def refresh(self, refused: Login | None = None) -> bool:
-        """Log in again, unless somebody else has done so since `refused` was taken, or has just
-        tried; may take as long as an exec plugin. True: `login` is a newer one than `refused`.
-        Raises AccessError; the present login stays then."""
+        """Log in again, unless that has just been done or tried.
+
+        This call may take as long as an exec plugin. If it fails, an AccessError is raised and the
+        current login is kept.
+
+        Args:
+            refused: The login that the server has rejected; None always logs in again.
+
+        Returns:
+            True if `login` is newer than `refused`; False if the last attempt was less than
+            `PAUSE_S` ago.
+        """
         with self._lock:
             if refused is not None:
                 if self._login is not refused:
@@ -73,14 +91,14 @@ class Access:
             return True
 
     def refused(self) -> RefusedError:
-        """What to tell a user whose login is refused for good."""
+        """Return the error for a user whose login stays rejected after a renewal."""
         return RefusedError(
             f"the API server {self.server} does not accept the login of {self._login.source} (401)",
             hint="log in again, or correct the kubeconfig; `kubectl auth whoami` shows the same",
         )
 
     def client(self) -> ApiClient:
-        """Of the package `kubernetes`, with this login, its renewals and its impersonation."""
+        """Return an ApiClient of `kubernetes` that uses this login and renews it."""
         return _Client(self)
 
     def _due_s(self) -> float:
@@ -94,13 +112,23 @@ class Access:
         try:
             self.refresh(self._login)
         except AccessError:
-            pass  # the login still holds; whoever is refused asks again, and is told
+            pass  # the login is still valid; a rejected request calls refresh() and raises
         finally:
             self._begun.release()
 
 
 def access(kubeconfig: Path | None = None, context: str | None = None) -> Access:
-    """As `log_in`, for as long as it is needed. Raises AccessError."""
+    """Return access with a login as of `log_in` that is renewed as long as it is used.
+
+    The first login raises AccessError if it fails.
+
+    Args:
+        kubeconfig: Path of the kubeconfig; None takes that of kubectl.
+        context: Context in the kubeconfig; None takes the current one.
+
+    Returns:
+        The access.
+    """
     return Access(lambda: log_in(kubeconfig, context))
 
 
@@ -136,7 +164,7 @@ class _Client(ApiClient):
         return login
 
     def _trust(self) -> None:
-        """Given as a whole, no key has to lie in a file for as long as the program runs."""
+        """Use the login's TLS context, so that its private key need not stay in a file."""
         self.rest_client.pool_manager.connection_pool_kw["ssl_context"] = self._used.tls
 
 
@@ -144,8 +172,8 @@ def _configuration(login: Login) -> Configuration:
     found = Configuration()
     found.host, found.proxy, found.no_proxy = login.server, login.proxy, ""
     found.tls_server_name = login.server_name
-    # Who asks decides whether to ask again; urllib3 would tell the user's terminal of each attempt,
-    # and of more than 10 connections at a time.
+    # Callers decide about retries. urllib3 would print a warning for each retry, and for more than
+    # 10 connections at a time.
     found.retries, found.connection_pool_maxsize = 0, CONNECTIONS
     found.verify_ssl = login.tls is None or bool(login.tls.verify_mode)
     return found

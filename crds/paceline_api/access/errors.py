@@ -1,4 +1,4 @@
-"""What can be wrong with the way to an API server: each says in one sentence what to do."""
+"""Errors of the access to an API server; each one states in one sentence what to do."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, printable
 
 
 class AccessError(PacelineError):
-    """There is no way to the API server as long as nobody mends something."""
+    """Base class: the API server cannot be accessed until the user fixes something."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(printable(message), hint=printable(hint), exit_code=EXIT_BAD_INPUT)
 
 
 class KubeconfigError(AccessError):
-    """There is none, or what it says is unusable."""
+    """Raised when there is no kubeconfig or service account, or it is unusable."""
 
 
 class ContextError(AccessError):
-    """The context that was asked for, or what it names, is in no kubeconfig."""
+    """Raised when the kubeconfig lacks the context, or the cluster or user that it names."""
 
 
 class PluginError(AccessError):
-    """The program that knows who the user is, is missing or has failed."""
+    """Raised when the exec plugin of the kubeconfig is missing or has failed."""
 
 
 class CertificateError(AccessError):
-    """An authority or a client certificate is unusable."""
+    """Raised when a certificate authority or a client certificate is unusable."""
 
 
 class RefusedError(AccessError):
-    """The API server does not accept who we say we are (401), also not after a renewal."""
+    """Raised when the API server rejects the login (401), even after a renewal."""

@@ -1,8 +1,8 @@
-"""From a kubeconfig, or a pod's service account, to all that a request needs.
+"""Login from a kubeconfig, or from a pod's service account: all that a request needs.
 
-What is in the files is read by `kubernetes.config`. Beside it stands what that leaves out without a
-word, and so would act as somebody else: exec plugins that fail, users that are not there,
-impersonation, a token file that is written anew.
+`kubernetes.config` reads the files. This module adds what that package ignores without an error,
+because a request would otherwise be made as somebody else: exec plugins that fail, users that do
+not exist, impersonation, and a token file that is rewritten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from paceline_api.access.errors import CertificateError, ContextError, Kubeconfi
 from paceline_api.bounded import read_at_most
 
 FILE_BYTES_MAX: Final = 4_000_000
-"""Of a kubeconfig: what is larger is something else, and would be read for minutes."""
+"""Upper bound on the size of a kubeconfig in bytes; a larger file is something else, and parsing it
+would take minutes."""
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _UNUSABLE: Final = (
     AttributeError,
@@ -45,24 +46,33 @@ _UNUSABLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Login:
+    """Address and credentials for requests to one API server."""
+
     server: str
     namespace: str = "default"
     source: str = "this program"
-    """Where it comes from, in words for a message."""
+    """Where the login comes from, as text for a message."""
     tls: ssl.SSLContext | None = None
-    """None: the server speaks plain HTTP."""
+    """TLS context with the certificates; None if the server speaks plain HTTP."""
     server_name: str | None = None
-    """The name in the server's certificate, where it is not that of its address."""
+    """Name in the server's certificate if it differs from that of the address."""
     proxy: str | None = None
     authorization: str = ""
     token_file: Path | None = None
-    """Read for each request: somebody writes it anew. It goes before `authorization`."""
+    """File of the token, read for each request because it is rewritten by others. It has precedence
+    over `authorization`."""
     impersonation: tuple[tuple[str, str], ...] = ()
     expires_s: float | None = None
-    """Unix time; None: not known."""
+    """Unix time in seconds at which the login expires; None if unknown."""
 
     def headers(self) -> list[tuple[str, str]]:
-        """A name may come several times. Raises OSError while the token's file is away."""
+        """Return the headers of a request; a name may occur several times.
+
+        An OSError is raised if the token file cannot be read.
+
+        Returns:
+            Pairs of name and value.
+        """
         token = self.authorization
         if self.token_file is not None:
             token = f"Bearer {self.token_file.read_text().strip()}"
@@ -70,8 +80,21 @@ class Login:
 
 
 def log_in(kubeconfig: Path | None = None, context: str | None = None) -> Login:
-    """`kubeconfig`, else the files of $KUBECONFIG, else ~/.kube/config, else the service account of
-    the pod. `context`: None for the current one. May run an exec plugin. Raises AccessError."""
+    """Return a login from a kubeconfig or a service account.
+
+    An exec plugin of the kubeconfig may be run. Every failure raises an AccessError.
+
+    Args:
+        kubeconfig: Path of the kubeconfig; None takes the files of $KUBECONFIG, else
+            ~/.kube/config, else the service account of this pod.
+        context: Context in the kubeconfig; None takes the current one.
+
+    Returns:
+        The login.
+
+    Raises:
+        KubeconfigError: There is neither a kubeconfig nor a service account.
+    """
     if files := _files(kubeconfig):
         return _from_files(files, context)
     if context is None and (ACCOUNT / "token").exists():
@@ -84,7 +107,7 @@ def log_in(kubeconfig: Path | None = None, context: str | None = None) -> Login:
 
 
 def contexts(kubeconfig: Path | None = None) -> list[str]:
-    """Names of those that `log_in` knows. Raises KubeconfigError."""
+    """Return the names of the contexts that `log_in` accepts; may raise KubeconfigError."""
     if not (files := _files(kubeconfig)):
         return []
     with _told(", ".join(files), "correct it"):
@@ -97,7 +120,7 @@ def _files(kubeconfig: Path | None) -> list[str]:
         return [str(kubeconfig)]
     named = [file for file in os.environ.get("KUBECONFIG", "").split(os.pathsep) if file]
     files = named or ["~/.kube/config"]
-    # Of several some may be away, as for kubectl; one that alone is named shall be told of.
+    # As in kubectl, some of several files may be missing. A single one must exist.
     there = [file for file in files if Path(file).expanduser().exists()]
     return there or (named if len(named) == 1 else [])
 
@@ -128,7 +151,7 @@ def _from_files(files: list[str], context: str | None) -> Login:
     with _told(text, hint):
         merged = KubeConfigMerger(os.pathsep.join(files))
         known = [item["name"] for item in merged.config["contexts"].value]
-        # The first that names one decides, as for kubectl.
+        # As in kubectl, the first file with a current-context decides.
         currents = (config.get("current-context") for config in merged.config_files.values())
         name = context or next(filter(None, currents), "")
     if name not in known:
@@ -166,7 +189,7 @@ def _login(
     if says.get("exec") and not (token_file or says.get("token")):
         answer = plugin.ask(says["exec"], folder, cluster.value)
     if user is not None:
-        # In place, since a node is a view; else the loader would ask the plugin once more.
+        # Change it in place, since a node is a view. Else the loader would run the plugin again.
         user.value.clear()
         user.value.update(_answered(says, answer))
     found = Configuration()
@@ -191,7 +214,19 @@ def _login(
 
 
 def _answered(says: Mapping[str, Any], answer: plugin.Answer) -> dict[str, Any]:
-    """The user as one without a plugin, and without a file that is read again and again."""
+    """Return a user with the plugin's answer in place of the plugin, and without a token file.
+
+    Args:
+        says: The user in the kubeconfig.
+        answer: The answer of the exec plugin; empty if there is none.
+
+    Returns:
+        The user with plain credentials.
+
+    Raises:
+        CertificateError: The user has a client certificate without a key, or a key without a
+            certificate.
+    """
     user = {key: value for key, value in says.items() if key not in ("exec", "tokenFile")}
     if answer.token:
         user["token"] = answer.token
@@ -211,7 +246,23 @@ def _answered(says: Mapping[str, Any], answer: plugin.Answer) -> dict[str, Any]:
 def _named(
     merged: KubeConfigMerger, kind: str, name: str | None, text: str, context: str
 ) -> ConfigNode:
-    """An item that a context names; `kubernetes` goes on as nobody where a user is missing."""
+    """Return an item that a context names.
+
+    `kubernetes` would ignore a missing user and send requests as nobody.
+
+    Args:
+        merged: The kubeconfig files.
+        kind: `clusters` or `users`.
+        name: Name of the item.
+        text: The files as text for a message.
+        context: Name of the context.
+
+    Returns:
+        The item.
+
+    Raises:
+        ContextError: There is no such item.
+    """
     items: ConfigNode = merged.config[kind]
     found: ConfigNode | None = items.get_with_name(name, safe=True) if name else None
     if found is None:
@@ -234,7 +285,20 @@ def _impersonation(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _proxy(found: Configuration, given: str | None = None) -> str | None:
-    """A cluster's own goes before that of the environment, to which NO_PROXY belongs."""
+    """Return the proxy for requests: that of the cluster, else that of the environment.
+
+    NO_PROXY applies to the proxy of the environment only.
+
+    Args:
+        found: Configuration with the proxy of the environment.
+        given: The `proxy-url` of the cluster.
+
+    Returns:
+        The URL of the proxy; None for none.
+
+    Raises:
+        KubeconfigError: The proxy speaks SOCKS.
+    """
     proxy = given or found.proxy
     if not proxy or (not given and should_bypass_proxies(found.host, found.no_proxy or "")):
         return None
@@ -269,7 +333,18 @@ def _tls(found: Configuration, source: str) -> ssl.SSLContext:
 
 @contextmanager
 def _told(where: str, hint: str) -> Iterator[None]:
-    """Whatever a file holds, it ends as one sentence."""
+    """Turn an error while reading a file into a KubeconfigError.
+
+    Args:
+        where: The file as text for the message.
+        hint: What the user can do.
+
+    Yields:
+        None.
+
+    Raises:
+        KubeconfigError: The block has raised one of `_UNUSABLE`.
+    """
     try:
         yield
     except _UNUSABLE as error:

@@ -1,7 +1,7 @@
-"""Exec plugins: programs of EKS, GKE, AKS and others that know for some minutes who the user is.
+"""Exec plugins: programs of EKS, GKE, AKS and others that return short-lived credentials.
 
-Run here and not by `kubernetes.config`, which logs a failure and goes on as nobody, waits for a
-plugin without a bound, and forgets when a certificate expires.
+They are run here and not by `kubernetes.config`. That package logs a failure and continues without
+credentials, waits for a plugin without a bound, and forgets when a certificate expires.
 """
 
 from __future__ import annotations
@@ -22,23 +22,36 @@ from paceline_api.access.errors import PluginError
 APIS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 TIMEOUT_S: Final = 60.0
 TYPED_S: Final = 600.0
-"""For one that may ask a person something."""
+"""Timeout in seconds of a plugin that may ask the user something."""
 _SAID_CHARS_MAX: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """Credentials that a plugin returned."""
+
     token: str = ""
     certificate: str = ""
-    """PEM, with `key`; empty: there is a token."""
+    """Client certificate in PEM, together with `key`; empty if there is a token."""
     key: str = ""
     expires_s: float | None = None
-    """By the clock of the machine, as Unix time; None: not before it is refused."""
+    """Unix time in seconds at which the credentials expire; None if the plugin names no time."""
 
 
 def ask(exec_: Mapping[str, Any], folder: Path, cluster: Mapping[str, Any]) -> Answer:
-    """`exec_`: that part of the user; `folder`: of its kubeconfig; `cluster`: told to the plugin if
-    it wants to know it. Raises PluginError."""
+    """Run the exec plugin of a user and return its credentials.
+
+    Args:
+        exec_: The `exec` section of the user.
+        folder: Folder of the kubeconfig, to which a relative command refers.
+        cluster: The cluster; passed to the plugin if `provideClusterInfo` is set.
+
+    Returns:
+        A token, or a certificate with its key.
+
+    Raises:
+        PluginError: The plugin is missing, fails, times out, or returns something unusable.
+    """
     api, name = str(exec_.get("apiVersion")), str(exec_.get("command") or "")
     if api not in APIS or not name:
         raise PluginError(
@@ -57,7 +70,19 @@ def ask(exec_: Mapping[str, Any], folder: Path, cluster: Mapping[str, Any]) -> A
 
 
 def _found(name: str, folder: Path, exec_: Mapping[str, Any]) -> str:
-    """A name is looked for in PATH, a relative path from the kubeconfig on."""
+    """Return the path of the plugin's program.
+
+    Args:
+        name: Its command: a name in PATH, or a path, which may be relative to `folder`.
+        folder: Folder of the kubeconfig.
+        exec_: The `exec` section of the user.
+
+    Returns:
+        The path.
+
+    Raises:
+        PluginError: There is no such program on this machine.
+    """
     file = shutil.which(str(folder / name) if os.sep in name else name)
     if file is None:
         hint = str(exec_.get("installHint") or "").strip()
@@ -114,7 +139,7 @@ def _run(file: str, exec_: Mapping[str, Any], info: str, typed: bool) -> str:
 
 
 def _read(told: str, name: str, api: str) -> Answer:
-    """What it told is secret, so it is in no message."""
+    """Parse the output of a plugin; no error quotes it, because it is secret."""
     try:
         found = json.loads(told)
         status = found["status"]

@@ -1,1 +1,1 @@
-"""From the text of a job file to a TrainingJob, or to every mistake in it with field and line."""
+"""Reading of a job file: text to a TrainingJob, or to all its errors with field and line."""

@@ -1,7 +1,8 @@
-"""YAML text -> a valid TrainingJob, or every error with its field and line.
+"""Loading of a TrainingJob from YAML text; errors come with field and line.
 
-Steps: text to one mapping, `--set` overrides, kind and version, types and bounds of every field,
-rules across fields. Errors of one step come all at once; the next step starts only without any.
+The steps are: text to one mapping, `--set` overrides, kind and version, types and bounds of every
+field, rules across fields. All errors of one step are reported together. The next step starts only
+if there is none.
 """
 
 from __future__ import annotations
@@ -25,14 +26,28 @@ from paceline_api.types.job import API_VERSION, GROUP, KIND, TrainingJob
 __all__ = ["job_from_mapping", "load_job", "parse_job", "with_overrides"]
 
 FILE_BYTES_MAX: Final = 1_000_000
-"""The API server takes no object above about 1.5 MB; anything larger is not a job file."""
+"""Upper bound on a job file in bytes. The API server accepts no object above about 1.5 MB."""
 
 SCRIPTS: Final = (".py", ".sh", ".ipynb")
 Where = Callable[[Path], str]
 
 
 def load_job(file: FilePath, overrides: Iterable[str] = ()) -> TrainingJob:
-    """The job in a file, valid. Raises JobFileError or InvalidJobError."""
+    """Return the valid job in a file.
+
+    An invalid job raises InvalidJobError.
+
+    Args:
+        file: Path of the file.
+        overrides: Changes of single fields, as `path=value`.
+
+    Returns:
+        The job.
+
+    Raises:
+        JobFileError: The file cannot be read, is not UTF-8, is a script, or is not one YAML
+            mapping.
+    """
     hint = "give the path of a YAML file with a TrainingJob"
     try:
         with file.open("rb") as stream:
@@ -58,7 +73,19 @@ def _script_hint(file: FilePath) -> str:
 
 
 def parse_job(text: str, *, source: str = "job", overrides: Iterable[str] = ()) -> TrainingJob:
-    """The job in `text`, valid. `source` is what errors call the file."""
+    """Return the valid job in a text; other errors are as in `load_job`.
+
+    Args:
+        text: The YAML text.
+        source: Name of the file, for errors.
+        overrides: Changes of single fields, as `path=value`.
+
+    Returns:
+        The job.
+
+    Raises:
+        InvalidJobError: A field is wrong.
+    """
     try:
         document = read_document(text, source=source)
     except SpecError as error:
@@ -69,7 +96,7 @@ def parse_job(text: str, *, source: str = "job", overrides: Iterable[str] = ()) 
 
 
 def job_from_mapping(mapping: Mapping[str, Any]) -> TrainingJob:
-    """The job in data that an API server sent or a program made, valid."""
+    """Return the valid job in data of an API server or a program; may raise InvalidJobError."""
     return _checked(mapping, lambda _: "")
 
 
@@ -96,7 +123,7 @@ def _checked(mapping: Mapping[str, Any], where: Where) -> TrainingJob:
 
 
 def _kind_errors(mapping: Mapping[str, Any]) -> list[SpecError]:
-    """Wrong kind and version come first: everything else about such a file would be noise."""
+    """Return errors of kind and version; with those, all other errors would be noise."""
     errors: list[SpecError] = []
     kind, version = mapping.get("kind", MISSING), mapping.get("apiVersion", MISSING)
     if _is_of_another(kind, version):
@@ -120,14 +147,23 @@ def _kind_errors(mapping: Mapping[str, Any]) -> list[SpecError]:
 
 
 def _is_of_another(kind: object, version: object) -> bool:
-    """Whether this is a whole object of somebody else: to rewrite it would make no job of it."""
+    """Return True for a whole object of another API: editing it would not make it a job."""
     texts = isinstance(kind, str) and isinstance(version, str)
     return texts and kind != KIND and not str(version).startswith(f"{GROUP}/")
 
 
 def _unusable_texts(value: Any, path: Path = ()) -> Iterator[tuple[Path, str, str, str]]:
-    """Yield the texts that no program, path or variable can hold, with what is wrong and what to
-    do. At a zero byte the kernel would end the text; half of a surrogate pair has no bytes."""
+    """Yield the texts that no program argument, path or variable can hold.
+
+    The kernel would end a text at a zero byte, and half of a surrogate pair cannot be encoded.
+
+    Args:
+        value: Data of the job.
+        path: Path of `value`.
+
+    Yields:
+        Path, text, problem and hint.
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _unusable_texts(str(key), (*path, str(key)))
@@ -151,7 +187,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def without_nulls(value: Any) -> Any:
-    """`field:` with nothing behind it means the same as no such field, as for the API server."""
+    """Return data without fields that are None; as for the API server, they are not set."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -160,7 +196,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def split_path(text: str) -> Path:
-    """The inverse of `show_path`."""
+    """Return the path of a text; the inverse of `show_path`."""
     words = text.replace("[", ".[").split(".")
     return tuple(int(word[1:-1]) if word.startswith("[") else word for word in words)
 

@@ -1,7 +1,7 @@
-"""`--set spec.collective.mode=Full`: single values changed in a job before it is read.
+"""`--set spec.collective.mode=Full`: changes of single values in a job before it is parsed.
 
-The path must exist in the API (inside the pod template, where Kubernetes' own fields are not known
-here, any path may be set). Values are YAML, and an empty value removes the field.
+The path must exist in the API. Inside the pod template any path may be set, because Kubernetes' own
+fields are not known here. Values are YAML, and an empty value removes the field.
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ _EXAMPLE: Final = "such as --set spec.collective.mode=Full"
 
 
 def with_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A copy of `mapping` with each `path=value` put in. InvalidJobError names all bad ones."""
+    """Return a copy of a job with changed values.
+
+    Args:
+        mapping: The job as data.
+        overrides: Changes, as `path=value`.
+
+    Returns:
+        A deep copy.
+
+    Raises:
+        InvalidJobError: Names all overrides that are wrong.
+    """
     changed: dict[str, Any] = copy.deepcopy(dict(mapping))
     errors: list[SpecError] = []
     for override in overrides:
@@ -36,7 +47,19 @@ def with_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 
 def parse_override(override: str) -> tuple[Path, Any]:
-    """Path and value of one `path=value`. Raises SpecError."""
+    """Return path and value of an override.
+
+    A path that is malformed or does not exist raises SpecError, too.
+
+    Args:
+        override: Text of the form `path=value`.
+
+    Returns:
+        The path and the value.
+
+    Raises:
+        SpecError: There is no `=`, or the value is not YAML.
+    """
     text, equals, value_text = override.partition("=")
     text = text.strip()
     if not equals or not text:
@@ -92,7 +115,7 @@ def _check_known(path: Path) -> None:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether `path` is a map in Kubernetes' words, such as labels or resources."""
+    """Return True if `path` is in a map that Kubernetes defines, such as labels or resources."""
     for length in range(len(path), 0, -1):
         model = model_at(path[:length])
         if model is not None:

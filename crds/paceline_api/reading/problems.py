@@ -1,7 +1,7 @@
-"""What the model library says about a malformed job -> errors in the words of the API.
+"""Translation of pydantic's errors about a malformed job into errors in the terms of the API.
 
-A misspelt field gets the closest name that exists at its place; a field known from other operators
-gets its name here.
+For a misspelled field the hint names the closest field that exists at its place. For a field known
+from other operators it names the field that does the same here.
 """
 
 from __future__ import annotations
@@ -36,13 +36,21 @@ ELSEWHERE: Final = {
     "staleness": "maxAge",
     "workers": "replicas",
 }
-"""Names of other operators, papers and habits -> the field that does it here."""
+"""Field that does the same here, by names of other operators, papers and habits."""
 
 _LISTED_MAX: Final = 8
 
 
 def spec_errors(error: ValidationError, data: Mapping[str, Any]) -> list[tuple[Path, SpecError]]:
-    """One error for each field, in the order of the model, with its path to look up the line."""
+    """Return one error for each wrong field, in the order of the model.
+
+    Args:
+        error: The error of pydantic.
+        data: The job as data.
+
+    Returns:
+        Pairs of path, by which the line can be found, and error.
+    """
     found: dict[Path, SpecError] = {}
     for detail in error.errors(include_url=False):
         path = tuple(part for part in detail["loc"])
@@ -52,11 +60,11 @@ def spec_errors(error: ValidationError, data: Mapping[str, Any]) -> list[tuple[P
 
 
 def _only_follows(path: Path, detail: ErrorDetails, data: Mapping[str, Any]) -> bool:
-    """Whether the library reports a consequence of another error as one more."""
+    """Return True if pydantic reports a consequence of another error as a further one."""
     if detail["type"] == "too_short":
-        return bool(detail["input"])  # its items were wrong; it is not empty
+        return bool(detail["input"])  # not empty: pydantic left out its wrong items
     if detail["type"] == "missing":
-        model = model_at(path[:-1])  # misspelt, which only Kubernetes' own parts do not report
+        model = model_at(path[:-1])  # a misspelled name is reported, except in an OpenModel
         closed = model is not None and not issubclass(model, OpenModel)
         return closed and _misspelt(path, data) is not None
     return False
@@ -151,7 +159,7 @@ def _missing_hint(path: Path, data: Mapping[str, Any]) -> str:
 
 
 def _misspelt(path: Path, data: Mapping[str, Any]) -> str | None:
-    """The unknown field next to a missing one that was probably meant to be it."""
+    """Return the unknown field beside a missing one that is probably a misspelling of it."""
     around: Any = data
     for part in path[:-1]:
         around = around[part]
@@ -163,7 +171,7 @@ def _misspelt(path: Path, data: Mapping[str, Any]) -> str | None:
 
 
 def _bounds_hint(path: Path) -> str:
-    """The whole span that is allowed, since the error names only one end of it."""
+    """Return the whole allowed range, because the error names only one end of it."""
     names = [part for part in path if isinstance(part, str)]
     model = model_at(tuple(names[:-1]))
     schema = _property(model, names[-1]) if model else {}
@@ -185,7 +193,7 @@ def _property(model: type[Model], alias: str) -> dict[str, Any]:
 
 @cache
 def _properties(model: type[Model]) -> dict[str, Any]:
-    """Made once: it takes as long as reading a hundred jobs."""
+    """Return a model's JSON schema, cached: it takes as long as reading a hundred jobs."""
     found: dict[str, Any] = model.model_json_schema(by_alias=True)["properties"]
     return found
 
@@ -195,19 +203,19 @@ def _place(path: Path) -> str:
 
 
 def closest_name(name: str, names: list[str]) -> str | None:
-    """The entry of `names` that `name` was probably meant to be."""
+    """Return the entry of `names` that `name` is probably a misspelling of; or None."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
     return by_lower[close[0]] if close else None
 
 
 def field_names(model: type[Model]) -> list[str]:
-    """Names of a part's fields, as in YAML."""
+    """Return the names of a model's fields, as in YAML."""
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def model_at(path: Path) -> type[Model] | None:
-    """The part of the API at a path; None for plain values and for what is not Paceline's."""
+    """Return the model at a path; None for plain values and for what Paceline does not define."""
     model: type[Model] | None = TrainingJob
     for part in path:
         if isinstance(part, int):
@@ -220,7 +228,7 @@ def model_at(path: Path) -> type[Model] | None:
 
 
 def _parent_of(name: str) -> str | None:
-    """Where a field of this name exists, if there is exactly one such place in Paceline's words."""
+    """Return the path of the only part with a field of this name; None if not exactly one."""
     places: list[str] = []
 
     def look(model: type[Model], path: Path) -> None:

@@ -1,7 +1,7 @@
-"""YAML text -> plain data and the line of every value in it.
+"""Parsing of YAML text to plain data and the line of every value.
 
-Reads what kubectl reads: one mapping, no dates or base-60 numbers made out of text. Two things that
-YAML libraries let pass are errors here: a key that appears twice, and a second document.
+It accepts what kubectl accepts: one mapping, and no dates or base-60 numbers made out of text. Two
+things that YAML libraries accept are errors here: a key that appears twice, and a second document.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 _DEPTH_MAX: Final = 64
 _NODES_MAX: Final = 100_000
 _NODES_MIN: Final = 1_000
-"""Of any text; a longer one may have two values for each character."""
+"""Values that every text may have. A longer text may have two more for each character, up to
+`_NODES_MAX`."""
 
 
 class _TooLargeError(yaml.YAMLError):
-    """More levels or more values than a job has."""
+    """Raised for more levels or more values than a job has."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolves plain scalars as kubectl does, and follows no more levels than a job has."""
+    """YAML loader that resolves plain scalars as kubectl does and limits the nesting."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node, unless it is nested too deeply."""
         if self._depth > _DEPTH_MAX:
             raise _TooLargeError
         self._depth += 1
@@ -44,7 +46,16 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def fetch_flow_collection_start(self, token_class: Any) -> None:
-        """Stop here as well: the scanner reads ahead, and takes long for each open bracket."""
+        """Limit the nesting of brackets in the scanner, too.
+
+        The scanner reads ahead and takes long for each open bracket.
+
+        Args:
+            token_class: Class of the token.
+
+        Raises:
+            _TooLargeError: The bracket is nested too deeply.
+        """
         if self.flow_level >= _DEPTH_MAX:
             raise _TooLargeError
         super().fetch_flow_collection_start(token_class)
@@ -72,14 +83,14 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One YAML mapping and where its values stand."""
+    """One YAML mapping, with the lines of its values."""
 
     data: dict[str, Any]
     lines: dict[Path, int]
-    """Line, counted from 1, of each key or list item."""
+    """Line of each key or list item, counted from 1."""
 
     def line(self, path: Path) -> int | None:
-        """The line of `path`, or of the nearest part of the document that contains it."""
+        """Return the line of `path`, or of the nearest part that contains it; None if none."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
@@ -87,7 +98,7 @@ class Document:
 
 
 def read_document(text: str, *, source: str) -> Document:
-    """The one mapping in `text`. Raises JobFileError, or SpecError for a key that appears twice."""
+    """Return the one mapping in `text`; raise JobFileError, or SpecError for a repeated key."""
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=_Loader) if not _is_empty(node)]
     except _TooLargeError:
@@ -116,7 +127,17 @@ def read_document(text: str, *, source: str) -> Document:
 
 
 def read_value(text: str) -> Any:
-    """A single value as it would be read from a file. ValueError if it is no YAML."""
+    """Return a single value as it would be read from a file.
+
+    Args:
+        text: The YAML text.
+
+    Returns:
+        The value; None for empty text.
+
+    Raises:
+        ValueError: The text is not YAML, or too large.
+    """
     try:
         node = yaml.compose(text, Loader=_Loader)
         return None if node is None else _Reader("", len(text)).value(node, ())
@@ -127,20 +148,26 @@ def read_value(text: str) -> Any:
 
 
 class _Reader:
-    """Builds data from nodes, remembering lines."""
+    """Builds data from YAML nodes and remembers their lines."""
 
     def __init__(self, source: str, chars: int) -> None:
-        """`chars`: of the text, which bounds how many values may be made of it."""
+        """Create a reader.
+
+        Args:
+            source: Name of the file, for errors.
+            chars: Characters of the text; they bound the number of values.
+        """
         self.source = source
         self.lines: dict[Path, int] = {}
-        # Anchors can repeat each other, so that a few lines stand for billions of values.
+        # Nested anchors can make billions of values out of a few lines.
         self._nodes_left = min(_NODES_MAX, _NODES_MIN + 2 * chars)
         self._depth = 0
         self._loader = _Loader("")
 
     def value(self, node: yaml.Node, path: Path) -> Any:
+        """Return the data of a node; raise JobFileError if it has too many values or levels."""
         self._nodes_left -= 1
-        # Not the path: an anchor that is merged into itself is nested without one.
+        # Count calls and not path parts: an anchor merged into itself adds no path part.
         self._depth += 1
         if self._depth > _DEPTH_MAX or self._nodes_left < 0:
             raise _too_large(self.source)
@@ -161,6 +188,7 @@ class _Reader:
         return self._scalar(node)
 
     def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        """Return the data of a mapping; raise SpecError for a key that appears twice."""
         inherited: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE_TAG:
@@ -185,7 +213,7 @@ class _Reader:
         return {**inherited, **data}
 
     def _merged(self, node: yaml.Node, path: Path) -> Iterator[tuple[str, Any]]:
-        """What `<<: *anchor` or `<<: [*one, *two]` brings in."""
+        """Yield the items that `<<: *anchor` or `<<: [*one, *two]` merges into a mapping."""
         for part in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if isinstance(part, yaml.MappingNode):
                 yield from self.value(part, path).items()
@@ -211,7 +239,7 @@ class _Reader:
             ValueError,
             yaml.YAMLError,
         ):
-            # A tag such as !!int or !!timestamp on something else: let the field say so.
+            # The tag, such as !!int, does not fit the text. The field's own check reports it.
             return str(node.value)
 
 
@@ -223,7 +251,7 @@ def _too_large(source: str) -> JobFileError:
 
 
 def show_path(path: Path) -> str:
-    """`spec.template.spec.containers[0].env`."""
+    """Return a path as text: `spec.template.spec.containers[0].env`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"

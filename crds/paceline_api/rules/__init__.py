@@ -1,1 +1,1 @@
-"""What a field's type cannot say: rules across fields, in Python and in CEL."""
+"""Validation rules that the type of a single field cannot express, in Python and in CEL."""

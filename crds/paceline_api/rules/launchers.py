@@ -1,10 +1,10 @@
-"""Which program a command runs: launchers such as torchrun are found where they would be started.
+"""Detection of launchers, such as torchrun, in the command of a container.
 
 A command is a list of words, or a line for a shell. Only a word in command position counts: the
-first one, after assignments, after programs that run another one (`exec`, `env`, `nohup`), and
+first one, after assignments, after programs that run another program (`exec`, `env`, `nohup`), and
 after each `;`, `&&`, `|` or line break of a shell's line. `train.py --launcher srun` starts no
-launcher. What only the shell itself could tell, such as the value of a variable, counts as no
-launcher, so a command that is refused does start ranks.
+launcher. What only the shell itself knows, such as the value of a variable, counts as no launcher,
+so a command that is rejected does start ranks.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LAUNCHERS: Final = (
     *("composer", "deepspeed", "horovodrun", "mpiexec", "mpiexec.hydra", "mpirun", "orterun"),
     *("prterun", "srun", "torchrun"),
 )
-"""Programs that start ranks of their own, which know nothing of each other's rounds."""
+"""Programs that start ranks of their own, which would train without each other."""
 DEPTH_MAX: Final = 8
-"""Shells within shells that are looked into."""
+"""Upper bound on the nesting of shells that is examined."""
 
 _MODULES: Final = (
     *("accelerate.commands.launch", "composer.cli.launcher", "deepspeed"),
@@ -30,7 +30,7 @@ _MODULES: Final = (
     *("torch.distributed.launch", "torch.distributed.run"),
 )
 _LAUNCHING_VERBS: Final = {"accelerate": "launch", "colossalai": "run", "fabric": "run"}
-"""Programs of many verbs, with the verb that starts ranks."""
+"""Programs with several verbs, by name, and the verb that starts ranks."""
 _SHELLS: Final = ("ash", "bash", "dash", "ksh", "sh", "zsh")
 _SHELL_WITH_VALUE: Final = ("--rcfile", "--init-file")
 _PYTHON_WITH_VALUE: Final = ("-X", "-W", "--check-hash-based-pycs")
@@ -56,8 +56,8 @@ _WRAPPERS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "timeout": (("-k", "--kill-after", "-s", "--signal"), 1),
     "tini": (("-p", "-e"), 0),
 }
-"""Programs that run another one: their options that take the next word, and how many words of their
-own come before the other program."""
+"""Programs that run another program: their options that take the next word, and how many of their
+own arguments come before the other program."""
 _CONDA: Final = ("-n", "--name", "-p", "--prefix", "--cwd")
 _UV: Final = (
     *("-p", "--python", "-w", "--with", "--with-editable", "--with-requirements", "--extra"),
@@ -77,10 +77,10 @@ _RUNNERS: Final[dict[str, tuple[str, ...]]] = {
     "rye": (),
     "uv": _UV,
 }
-"""Managers of environments whose verb `run` runs another program: their options that take the next
-word, which may come before the verb, too."""
+"""Environment managers whose verb `run` runs another program: their options that take the next
+word. Options may come before the verb, too."""
 _RUNS_MODULE: Final = {"uv": ("-m", "--module")}
-"""Of these the last option, if the program is a module of Python."""
+"""Last options of environment managers that make the program a Python module."""
 _SPLIT: Final = ("--split-string=", "--split-string", "-S", "-vS")
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=")
 _OPERATORS: Final = ";&|()<>\n"
@@ -135,7 +135,7 @@ def _unwrapped(command: Sequence[str]) -> list[str]:
         elif name in _WRAPPERS:
             rest.pop()
             if name == "command" and rest[-1:] in (["-v"], ["-V"]):
-                return []  # it only tells where a program is
+                return []  # it prints where a program is and runs nothing
             with_value, own = _WRAPPERS[name]
             _drop_options(rest, with_value, _SPLIT if name == "env" else ())
             del rest[len(rest) - own :]
@@ -166,7 +166,7 @@ def _drop_options(rest: list[str], with_value: Sequence[str], split: Sequence[st
         begins = next((each for each in split if option.startswith(each)), None)
         if begins is not None:
             line = option.removeprefix(begins) or (rest.pop() if rest else "")
-            with contextlib.suppress(ValueError):  # a quote that is not closed
+            with contextlib.suppress(ValueError):  # an unclosed quote
                 rest += reversed(shlex.split(line))
         elif option in with_value and rest:
             rest.pop()
@@ -174,8 +174,14 @@ def _drop_options(rest: list[str], with_value: Sequence[str], split: Sequence[st
 
 
 def python_runs(command: Sequence[str]) -> tuple[str, str]:
-    """Return what Python runs, after the option that names it: `("-m", module)`, `("-c", code)`, or
-    `("", script)`. The script is empty if Python is given none."""
+    """Return what a Python command runs, after the option that names it.
+
+    Args:
+        command: The words of the command; the first is the interpreter.
+
+    Returns:
+        `("-m", module)`, `("-c", code)` or `("", script)`; the script is empty if there is none.
+    """
     rest = iter(command[1:])
     for word in rest:
         if word in _PYTHON_WITH_VALUE:
@@ -190,8 +196,15 @@ def python_runs(command: Sequence[str]) -> tuple[str, str]:
 def _commands_of_shell(words: Sequence[str]) -> Iterator[list[str]]:
     """Yield each command of the line that a shell is given by `-c`.
 
-    The arguments of the line are looked at once, where it first runs them: `exec "$@"`. Once more
-    could only find the same, and would cost exponential time with shells within shells."""
+    The arguments of the line are yielded only once, where it first runs them: `exec "$@"`. A
+    repetition would find the same, and would take exponential time with nested shells.
+
+    Args:
+        words: The words of the shell's command.
+
+    Yields:
+        The words of one command.
+    """
     at, has_line = 1, False
     while at < len(words) and words[at][:1] in ("-", "+"):
         option = words[at]
@@ -211,15 +224,23 @@ def _commands_of_shell(words: Sequence[str]) -> Iterator[list[str]]:
 
 
 def commands_in(line: str) -> Iterator[list[str]]:
-    """Yield the words of each command of a shell's line, in order, without assignments,
-    redirections and command substitutions. Nothing follows where it cannot be read: at a
-    here-document, and for a quote that is not closed."""
+    """Yield the words of each command of a shell's line, in order.
+
+    Assignments, redirections and command substitutions are left out. Nothing is yielded from a
+    here-document on, or for a line with an unclosed quote.
+
+    Args:
+        line: The line; it may contain line breaks.
+
+    Yields:
+        The words of one command.
+    """
     try:
         tokens = _tokens(line)
     except ValueError:
         return
     words: list[str] = []
-    depth, is_target, previous = 0, False, ""  # depth: parentheses of a substitution that are open
+    depth, is_target, previous = 0, False, ""  # depth: open parentheses of a substitution
     for token, is_operator in tokens:
         begins = is_operator and token == "(" and previous.endswith("$")
         previous = "" if is_operator else token
@@ -244,11 +265,16 @@ def commands_in(line: str) -> Iterator[list[str]]:
 
 
 def _tokens(line: str) -> list[tuple[str, bool]]:
-    """Split a shell's line into words and operators; each with True if it is an operator. What a
-    command in backquotes would print is the word `_`.
+    """Split a shell's line into words and operators.
 
-    Raises:
-        ValueError: A quote is not closed.
+    The output of a command in backquotes is replaced by the word `_`. An unclosed quote raises
+    ValueError.
+
+    Args:
+        line: The line.
+
+    Returns:
+        Pairs of token and True if it is an operator.
     """
 
     def hidden(found: re.Match[str]) -> str:
@@ -260,7 +286,7 @@ def _tokens(line: str) -> list[tuple[str, bool]]:
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     tokens: list[tuple[str, bool]] = []
     for word in lexer:
-        if word[:1] in tuple(_OPERATORS):  # a run of them, such as ");"
+        if word[:1] in tuple(_OPERATORS):  # several operators in a row, such as ");"
             tokens += [(operator, True) for operator in _OPERATOR.findall(word)]
         else:
             tokens.append((word.translate(_SHOW), False))

@@ -1,4 +1,4 @@
-"""What a rule is: a condition on a job in two languages, with one text for both."""
+"""`Rule`: a condition on a job, written in Python and in CEL, with one error text for both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline_api.types.job import TrainingJob
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One place where a job breaks a rule. Empty texts stand for those of the rule."""
+    """One place where a job breaks a rule; an empty text stands for that of the rule."""
 
     value: Any = MISSING
     path: str = ""
@@ -25,7 +25,7 @@ class Rule:
     """A condition that every valid job meets."""
 
     path: str
-    """The field that is named to the user."""
+    """The field that the error names."""
     problem: str
     hint: str
     check: Callable[[TrainingJob], Iterator[Violation]]
@@ -34,10 +34,11 @@ class Rule:
 
     @property
     def message(self) -> str:
-        """The text of the API server."""
+        """The error text of the API server."""
         return f"{self.path} {self.problem}; {self.hint}"
 
     def errors(self, job: TrainingJob) -> list[SpecError]:
+        """Return the errors of a job that breaks the rule; empty if it does not."""
         return [
             SpecError(
                 violation.path or self.path,

@@ -44,8 +44,8 @@ def _trainer_command(job: TrainingJob) -> Iterator[Violation]:
 _LAUNCHED_CEL: Final = " || ".join(
     f"c.command[0] == '{name}' || c.command[0].endsWith('/{name}')" for name in LAUNCHERS
 )
-"""The API server sees a launcher that is the first word, which is most of them. It has no way to
-read a shell's line; `launcher_in` does, which runs wherever a job is validated or submitted."""
+"""The API server detects a launcher that is the first word, which most are. CEL cannot parse a
+shell's line; `launcher_in` can, and it runs wherever a job is validated or submitted."""
 
 
 def _starts_no_ranks(job: TrainingJob) -> Iterator[Violation]:

@@ -1,8 +1,8 @@
-"""Rules across fields: what a single field's type and bounds cannot say.
+"""Rules across fields, which the type and bounds of a single field cannot express.
 
-Each rule is written twice, side by side: as Python for a job file on a laptop, and as CEL for the
-API server. `crdgen` takes the CEL from this table, so the CRD cannot forget a rule. All rules are
-tried, and all errors come at once.
+Each rule is written twice, side by side: in Python for a job file on a laptop, and in CEL for the
+API server. `crdgen` takes the CEL from this table, so that the CRD cannot lack a rule. All rules
+are checked, and all errors are reported together.
 """
 
 from __future__ import annotations
@@ -37,7 +37,15 @@ _MODEL_CEL: Final = (
 
 
 def _or_by_gpus(condition: str) -> str:
-    """`condition` of _GPUS_CEL, where that is how many ranks a worker has."""
+    """Return CEL for a condition on the ranks of a worker that its GPUs determine.
+
+    Args:
+        condition: The condition, in terms of _GPUS_CEL.
+
+    Returns:
+        An expression that is true if procsPerReplica is not set, the trainer has a GPU limit, and
+        the condition holds.
+    """
     return (
         f"(!has(self.procsPerReplica) && self.template.spec.containers.exists(c, "
         f"c.name == '{TRAINER}' && has(c.resources) && has(c.resources.limits) && "
@@ -46,7 +54,7 @@ def _or_by_gpus(condition: str) -> str:
 
 
 def validate(job: TrainingJob) -> list[SpecError]:
-    """Everything that the rules find wrong with a well-formed job; empty if it is valid."""
+    """Return the errors that the rules find in a well-formed job; empty if it is valid."""
     return [error for rule in RULES for error in rule.errors(job)]
 
 
@@ -91,7 +99,7 @@ def _quorum_can_be_met(job: TrainingJob) -> Iterator[Violation]:
 
 
 def _model(job: TrainingJob) -> int:
-    """Ranks that hold one copy of the model together."""
+    """Return the number of ranks that hold one copy of the model together."""
     return (job.spec.parallelism.model if job.spec.parallelism else None) or 1
 
 
@@ -167,7 +175,15 @@ def _backend_can_use_gpu_direct(job: TrainingJob) -> Iterator[Violation]:
 
 
 def _unable_backend(job: TrainingJob, network: FabricRequirement) -> Backend | None:
-    """The one that is named and cannot use this network, if the job requires this one."""
+    """Return the backend that is set and cannot use a network that the job requires.
+
+    Args:
+        job: The job.
+        network: The network.
+
+    Returns:
+        The backend; None if the job does not require this network, or the backend can use it.
+    """
     collective, fabric = job.spec.collective, job.spec.fabric
     backend = collective.backend if collective else None
     required = fabric.required if fabric else None
@@ -372,8 +388,8 @@ RULES: Final = (
         problem="is Kueue (or Auto with Kueue's queue label), which admits a fixed size only",
         hint="remove minReplicas and maxReplicas, or set both to the value of replicas",
         check=_queue_fixes_the_size,
-        # CEL sees no labels, so the API server judges the explicit provider only; the operator
-        # tells about the label in a condition.
+        # CEL on the spec sees no labels, so the API server checks an explicit provider only. The
+        # operator reports a conflict with the label in a condition.
         cel="!has(self.scheduling) || !has(self.scheduling.provider) || "
         "self.scheduling.provider != 'Kueue' || "
         "((!has(self.minReplicas) || self.minReplicas == self.replicas) && "
@@ -385,7 +401,7 @@ RULES: Final = (
         hint="set spec.scheduling.provider to Native, Kueue, Volcano, Coscheduling or KAI, give "
         "the job Kueue's queue label, or remove gang",
         check=_gang_has_a_provider,
-        # As above: whether Auto means Kueue is for the operator to see.
+        # As above, only the operator knows whether Auto means Kueue.
         cel="!has(self.scheduling) || !has(self.scheduling.gang) || "
         "!has(self.scheduling.provider) || self.scheduling.provider != 'None'",
     ),

@@ -1,1 +1,1 @@
-"""TrainingJob and FabricProfile as frozen models: each field with its text, bounds and words."""
+"""TrainingJob and FabricProfile as frozen models: fields with their descriptions and bounds."""

@@ -65,8 +65,9 @@ class Collective(Model):
 
     quorum: Quorum | None = behaviour("75%")
     """Active ranks (processes, not replicas) that a round waits for: a number, or a percentage of
-    the active ranks, rounded up. Used by Quorum, and as the minimum of Deadline. With fewer active
-    ranks than the number, a round waits for all of them and the condition Degraded tells so."""
+    the active ranks, rounded up. Used by Quorum, and as the minimum of Deadline. With fewer
+    active ranks than the number, a round waits for all of them and the condition Degraded says
+    so."""
 
     random_initiator: Flag | None = behaviour(False)
     """Majority only: a rank drawn for each round may start it as soon as it has arrived, as
@@ -87,7 +88,7 @@ class Collective(Model):
     """Rounds at the start of the job that run in Full, whatever the mode."""
 
     full_every: Count | None = behaviour(0)
-    """Every so many rounds one runs in Full, which bounds how late a gradient can be; 0 never."""
+    """Every N-th round runs in Full, which bounds how late a gradient can be; 0: none."""
 
     max_age: Count | None = behaviour(4)
     """Updates of the weights by which a gradient may be late and still count in full; 0 means any
@@ -139,8 +140,8 @@ class Collective(Model):
 
     overlap: Overlap | None = behaviour(Overlap.AUTO)
     """Auto: where all ranks are about as fast, gradients are reduced while backward() still runs,
-    segment by segment; a round that was begun too hopefully is given up and made again. Never:
-    only after it. The sums have the same bits either way."""
+    segment by segment; a round that was started too early is aborted and repeated. Never: only
+    after backward(). The sums have the same bits either way."""
 
     pipeline: Batches | None = behaviour(0, fixed=True)
     """1: step() returns once the gradient is announced, and the weights follow with the next

@@ -1,7 +1,7 @@
-"""Durations and shares as people write them: `50ms`, `1m30s`, `75%`.
+"""Durations and percentages in their written form: `50ms`, `1m30s`, `75%`.
 
-In YAML they are text, in the runtime whole nanoseconds and whole percents, so that every rank
-computes the same number from the same file. The patterns are part of the CRD schema.
+In YAML they are text; in the runtime they are whole nanoseconds and whole percents, so that every
+rank computes the same number from the same file. The patterns are part of the CRD schema.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 from typing import Final
 
-# So few digits that no sum of parts leaves 63 bits, neither here nor in the API server's CEL.
+# The few digits keep every sum of parts below 2**63, here and in the API server's CEL.
 DURATION_PATTERN: Final = r"^([0-9]{1,6}(\.[0-9]{1,6})?(ns|us|ms|s|m)|[0-9]{1,4}(\.[0-9]{1,6})?h)+$"
 PERCENT_PATTERN: Final = r"^(0|[1-9][0-9]?|100)%$"
 DURATION_CHARS_MAX: Final = 32
@@ -29,7 +29,17 @@ _UNITS_NS: Final = {
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds of `50ms`, `1.5s` or `1h30m`, cut off below 1 ns. ValueError otherwise."""
+    """Return the nanoseconds of `50ms`, `1.5s` or `1h30m`; fractions of 1 ns are cut off.
+
+    Args:
+        text: The duration.
+
+    Returns:
+        Nanoseconds.
+
+    Raises:
+        ValueError: The text is not a duration.
+    """
     if len(text) > DURATION_CHARS_MAX or _WHOLE.fullmatch(text) is None:
         raise ValueError(f"not a duration: {text!r}")
     parts = _PART.findall(text)
@@ -37,7 +47,7 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(ns: int) -> str:
-    """The shortest text that `parse_duration` reads back as the same number."""
+    """Return the shortest text that `parse_duration` turns into the same number."""
     assert ns >= 0, ns
     if ns == 0:
         return "0s"
@@ -50,7 +60,17 @@ def format_duration(ns: int) -> str:
 
 
 def parse_percent(text: str) -> int:
-    """75 from `75%`; whole percents from 0 to 100. ValueError otherwise."""
+    """Return 75 for `75%`.
+
+    Args:
+        text: A whole percentage from 0% to 100%.
+
+    Returns:
+        The number.
+
+    Raises:
+        ValueError: The text is not such a percentage.
+    """
     if _PERCENT.fullmatch(text) is None:
         raise ValueError(f"not a percentage: {text!r}")
     return int(text[:-1])

@@ -1,7 +1,7 @@
-"""Words that a TrainingJob chooses from, spelt as in YAML.
+"""Enumerations of a TrainingJob, spelled as in YAML.
 
-The meaning of each word is told in the text of the field that uses it, so that `kubectl explain`
-shows it.
+The description of the field that uses a value says what it means, so that `kubectl explain` shows
+it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Final
 
 
 class Mode(StrEnum):
+    """When a round starts (`spec.collective.mode`)."""
+
     FULL = "Full"
     QUORUM = "Quorum"
     MAJORITY = "Majority"
@@ -20,6 +22,8 @@ class Mode(StrEnum):
 
 
 class Backend(StrEnum):
+    """Transport of the gradients (`spec.collective.backend`)."""
+
     AUTO = "auto"
     MPI = "mpi"
     NCCL = "nccl"
@@ -28,51 +32,69 @@ class Backend(StrEnum):
 
 
 class MaxAgePolicy(StrEnum):
+    """What happens to a gradient older than maxAge (`spec.collective.maxAgePolicy`)."""
+
     DROP = "Drop"
     DECAY = "Decay"
     WAIT = "Wait"
 
 
 class Normalisation(StrEnum):
+    """Divisor of a round's sum of gradients (`spec.collective.normalisation`)."""
+
     FIXED = "Fixed"
     APPLIED = "Applied"
     CONTRIBUTORS = "Contributors"
 
 
 class Pacing(StrEnum):
+    """When the optimizer steps (`spec.collective.pacing`)."""
+
     AUTO = "Auto"
     ROUND = "Round"
     SAMPLES = "Samples"
 
 
 class Overlap(StrEnum):
+    """Whether reduction overlaps with backward() (`spec.collective.overlap`)."""
+
     AUTO = "Auto"
     NEVER = "Never"
 
 
 class Wire(StrEnum):
+    """Type in which gradients are sent (`spec.collective.wire`)."""
+
     FLOAT32 = "Float32"
     BFLOAT16 = "BFloat16"
 
 
 class BufferPolicy(StrEnum):
+    """What happens to the model's buffers (`spec.collective.buffers.policy`)."""
+
     AVERAGE = "Average"
     LOCAL = "Local"
 
 
 class CleanPodPolicy(StrEnum):
+    """Pods deleted when the job has ended (`spec.cleanPodPolicy`)."""
+
     NONE = "None"
     RUNNING = "Running"
     ALL = "All"
 
 
 class StragglerResponse(StrEnum):
+    """Response to a persistently slow rank."""
+
     TOLERATE = "Tolerate"
     RESTART_IN_PLACE = "RestartInPlace"
     REPLACE = "Replace"
 
 
 class FabricRequirement(StrEnum):
+    """Network that must carry the gradients (`spec.fabric.required`)."""
+
     ANY = "Any"
     RDMA = "RDMA"
     GPU_DIRECT = "GPUDirect"
@@ -82,15 +104,19 @@ ABLE_BACKENDS: Final = {
     FabricRequirement.RDMA: (Backend.MPI, Backend.NCCL),
     FabricRequirement.GPU_DIRECT: (Backend.NCCL,),
 }
-"""Which can use a required network; in a cluster `auto` is the first of them."""
+"""Backends that can use a required network; in a cluster `auto` is the first of them."""
 
 
 class Autoscaler(StrEnum):
+    """Whether the cluster autoscaler may evict workers (`spec.elasticity.autoscaler`)."""
+
     KEEP = "Keep"
     MAY_EVICT = "MayEvict"
 
 
 class SchedulingProvider(StrEnum):
+    """Who admits the job (`spec.scheduling.provider`)."""
+
     AUTO = "Auto"
     NONE = "None"
     NATIVE = "Native"
@@ -101,6 +127,8 @@ class SchedulingProvider(StrEnum):
 
 
 class FailureAction(StrEnum):
+    """What a failure policy rule does about a failure (`spec.failurePolicy.rules`)."""
+
     FAIL_JOB = "FailJob"
     COUNT = "Count"
     IGNORE = "Ignore"

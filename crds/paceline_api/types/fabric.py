@@ -1,8 +1,8 @@
 """FabricProfile: what the worker pods of a job need to reach a fast network, by name.
 
-One profile for each kind of network: what nodes offer it, and what a pod must ask for and set to
-use it. `spec.fabric.profile` of a job names one. Some are built into the operator; an object of the
-cluster with the same name takes the place of a built-in one (C13).
+There is one profile for each kind of network: which nodes have it, and what a pod must request and
+set to use it. `spec.fabric.profile` of a job names one. Some are built into the operator; an object
+of the cluster with the same name replaces a built-in one (C13).
 """
 
 from __future__ import annotations
@@ -54,11 +54,15 @@ Words = Annotated[dict[str, str], Field(max_length=64)]
 
 
 class NamedPart(OpenModel):
+    """One part of a pod that has a name."""
+
     name: Name
     """Its name; what the template has under this name stays."""
 
 
 class MountPart(OpenModel):
+    """One volume that the trainer mounts."""
+
     mount_path: Annotated[str, Field(min_length=1, max_length=4096)]
     """Where; what the template mounts there stays."""
 
@@ -136,6 +140,8 @@ class FabricSpec(Model):
 
 
 class FabricMetadata(Model):
+    """Metadata of a FabricProfile."""
+
     name: Annotated[str, Field(max_length=253)]
     """Name by which jobs ask for it."""
 
@@ -161,4 +167,4 @@ PLAIN_SPEC: Final = FabricSpec(
     description="The pods' own network over TCP. Adds nothing to a pod.",
     carries=FabricRequirement.ANY,
 )
-"""What `auto` falls back to; there without any device plugin."""
+"""The profile that `auto` falls back to; it needs no device plugin."""

@@ -180,6 +180,6 @@ class TrainingJob(Model):
     """State of the job as last seen by the operator."""
 
     def to_mapping(self) -> dict[str, Any]:
-        """The job as in its file, in camelCase, without what was not set."""
+        """Return the job as in its file: in camelCase, without fields that are not set."""
         mapping: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         return mapping

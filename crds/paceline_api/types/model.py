@@ -1,8 +1,8 @@
-"""What all parts of a TrainingJob share: frozen models, camelCase in YAML, and the scalar types.
+"""Parts that all models of a TrainingJob share: base classes, camelCase in YAML, scalar types.
 
 The docstring under a field is its description in the CRD. A field that is not set stays None, so
-that a stored job shows what its user wrote; `behaviour(...)` names the value that `defaults` fills
-in and whether the field may change after creation, and the CRD text says both.
+that a stored job shows what its user wrote. `behaviour(...)` declares the default that `defaults`
+fills in and whether the field may change after creation; the CRD's description says both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MODEL_MAX: Final = 64
 
 
 class Model(BaseModel):
-    """Part of a job in Paceline's own words: an unknown field is an error."""
+    """Base class of the parts of a job that Paceline defines: an unknown field is an error."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -56,19 +56,24 @@ class Model(BaseModel):
 
 
 class OpenModel(Model):
-    """Part of a job in Kubernetes' words: fields not declared here are kept as they are."""
+    """Base class of the parts that Kubernetes defines: unknown fields are kept as they are."""
 
     model_config = ConfigDict(extra="allow")
 
 
 FIXED: Final = Field(json_schema_extra={FIXED_KEY: True})
-"""Marks a field without a default of behaviour that cannot be changed after creation."""
+"""Marks a field without a default that cannot be changed after creation."""
 
 
 def behaviour(default: Any = None, *, fixed: bool = False) -> Any:
-    """A field that is None until `defaults` completes it with `default` (C12).
+    """Declare a field that is None until `defaults` sets it to `default` (C12).
 
-    `fixed`: the value at creation stays in force, and the CRD refuses a change.
+    Args:
+        default: The default; None if there is none.
+        fixed: True if the value at creation stays in force and the CRD rejects a change.
+
+    Returns:
+        The pydantic field.
     """
     return Field(default=None, json_schema_extra={DEFAULT_KEY: default, FIXED_KEY: fixed})
 
@@ -150,7 +155,7 @@ def _text_schema(pattern: str, message: str) -> WithJsonSchema:
             "type": "string",
             "maxLength": DURATION_CHARS_MAX,
             "minLength": 1,
-            # A rule instead of `pattern`, whose error would show the pattern and not the way out.
+            # Use a rule instead of `pattern`: the error of a pattern does not say what to do.
             "x-kubernetes-validations": [_rule(f"self.matches('{pattern}')", message)],
         }
     )
@@ -210,9 +215,9 @@ Devices = Annotated[
             "minimum": 0,
             "maximum": PROCS_MAX,
             "maxLength": 16,
-            # An API server before 1.34 estimates what a rule costs without maxLength, and finds a
-            # longer pattern, or a second look at the text, too dear. What it lets through, "257"
-            # to "999", the operator refuses.
+            # An API server before 1.34 ignores maxLength when it estimates the cost of a rule, and
+            # rejects a longer pattern or a second match as too expensive. The operator rejects what
+            # this rule lets through: "257" to "999".
             "x-kubernetes-validations": [
                 _rule(
                     "type(self) == int || (size(self) > 0 && size(self) < 4 && "

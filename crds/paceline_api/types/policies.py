@@ -31,8 +31,11 @@ ExitCode = Annotated[int, Strict(), Field(ge=1, le=255)]
 
 
 class CoordinatorPod(Model):
-    """Pod of the job's coordinator. Placement that is not set here follows the worker template.
-    Changes take effect when the pod is made anew. Without meaning on a laptop."""
+    """Pod of the job's coordinator.
+
+    Placement that is not set here follows the worker template. Changes take effect when the pod is
+    made anew. Without meaning on a laptop.
+    """
 
     resources: dict[str, Any] | None = None
     """Requests and limits of the coordinator's container, as in a pod."""

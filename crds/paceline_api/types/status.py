@@ -1,7 +1,7 @@
 """`status` of a TrainingJob: written by the operator, read by people, kubectl and other programs.
 
-Fields are only ever added, and unknown ones are ignored, so that an operator can read what a newer
-one wrote.
+Fields are only added, and unknown ones are ignored, so that an operator can read what a newer one
+wrote.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ STRAGGLERS_MAX = 16
 RANK_STATE_MAX = 16
 TERMINATION_MAX = 1024
 RANKS_MAX = 64
-"""About 8 KB, which each write of the status sends to everybody who watches the job."""
+"""Upper bound on the ranks in the status: about 8 KB, which each write of the status sends to
+everybody who watches the job."""
 
 
 class StatusModel(Model):
+    """Base class of the parts of the status: unknown fields are ignored."""
+
     model_config = ConfigDict(extra="ignore")
 
 
@@ -110,7 +113,7 @@ class StragglerStatus(StatusModel):
     """One rank that is slow for long."""
 
     rank: int
-    """Its rank when it was found."""
+    """Its rank number when it was detected."""
 
     replica: str = ""
     """Name of its pod."""
@@ -122,14 +125,14 @@ class StragglerStatus(StatusModel):
     """Its median step in percent of the median of all ranks; 200 is twice as slow."""
 
     since: datetime
-    """When it was found."""
+    """When it was detected."""
 
     action: str
     """The last step taken against it."""
 
 
 class RankFigures(StatusModel):
-    """One rank as the coordinator told of it."""
+    """One rank, as the coordinator reported it."""
 
     member: Annotated[str, Field(max_length=64)]
     """slot.process#attempt, as in the logs."""
@@ -226,7 +229,7 @@ class TrainingJobStatus(StatusModel):
     minute, but for transitions."""
 
     figures_time: datetime | None = None
-    """When the coordinator told round, progress and ranks."""
+    """When the coordinator reported round, progress and ranks."""
 
     start_time: datetime | None = None
     """When training first started."""

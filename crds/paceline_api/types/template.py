@@ -1,7 +1,7 @@
 """`spec.template`: the part of a PodTemplateSpec that Paceline itself reads.
 
-Everything else in the template is kept as it is and judged by the API server when the first pod is
-made. On a laptop the container `trainer` is run as local processes and the rest is not used.
+Everything else in the template is kept as it is, and the API server checks it when the first pod is
+created. On a laptop the container `trainer` is run as local processes and the rest is not used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from paceline_api.types.model import Devices, OpenModel
 
 TRAINER: Final = "trainer"
 CONTAINERS_MAX: Final = 15
-"""With one more the rule about their GPUs is too dear for an API server before 1.34."""
+"""Upper bound on the containers. With one more, an API server before 1.34 rejects the rule about
+their GPUs as too expensive."""
 ENV_MAX: Final = 256
 
 Name63 = Annotated[str, Field(max_length=63)]
@@ -24,6 +25,8 @@ Argument = Annotated[str, Field(max_length=65_536)]
 
 
 class EnvVar(OpenModel):
+    """One environment variable."""
+
     name: Annotated[str, Field(min_length=1, max_length=128)]
     """Name of the environment variable."""
 
@@ -35,16 +38,22 @@ class EnvVar(OpenModel):
 
 
 class Limits(OpenModel):
+    """Resource limits of a container; other resources than GPUs are kept as they are."""
+
     gpus: Annotated[Devices | None, Field(alias="nvidia.com/gpu")] = None
     """GPUs of the worker. Each of its ranks takes one, see procsPerReplica."""
 
 
 class Resources(OpenModel):
+    """Resources of a container."""
+
     limits: Limits | None = None
     """The most of each resource that the container gets, and of devices also the least."""
 
 
 class Container(OpenModel):
+    """One container of the pod."""
+
     name: Name63
     """Name of the container. `trainer` is the one in which the ranks run."""
 
@@ -69,12 +78,14 @@ class Container(OpenModel):
 
     @property
     def gpus(self) -> int:
-        """How many the container asks for."""
+        """Number of GPUs in the container's limits."""
         limits = self.resources.limits if self.resources else None
         return int(limits.gpus or 0) if limits else 0
 
 
 class PodSpec(OpenModel):
+    """Spec of the worker's pod."""
+
     containers: Annotated[tuple[Container, ...], Field(min_length=1, max_length=CONTAINERS_MAX)]
     """Containers of the pod; one of them is named `trainer`."""
 
@@ -83,6 +94,8 @@ class PodSpec(OpenModel):
 
 
 class TemplateMetadata(OpenModel):
+    """Metadata of the worker's pod."""
+
     labels: Annotated[dict[str, str], Field(max_length=128)] | None = None
     """Labels of the worker pods, beside those that Paceline sets."""
 
@@ -91,7 +104,14 @@ class TemplateMetadata(OpenModel):
 
 
 def _as_in_yaml(value: Any) -> Any:
-    """Objects of the package `kubernetes`, known by their map of names, as they stand in YAML."""
+    """Return an object of the package `kubernetes` as plain data, as in YAML.
+
+    Args:
+        value: An object, recognized by its map of attribute names, or data.
+
+    Returns:
+        Mappings, lists and scalars.
+    """
     if (names := getattr(value, "attribute_map", None)) is not None:
         found = {alias: getattr(value, name) for name, alias in names.items()}
         return {alias: _as_in_yaml(one) for alias, one in found.items() if one is not None}
@@ -103,8 +123,10 @@ def _as_in_yaml(value: Any) -> Any:
 
 
 class PodTemplate(OpenModel):
-    """Template of a worker's pod, as in a Job; in Python a kubernetes.client.V1PodTemplateSpec will
-    do as well."""
+    """Template of a worker's pod, as in a Job.
+
+    In Python, a kubernetes.client.V1PodTemplateSpec is accepted as well.
+    """
 
     metadata: TemplateMetadata | None = None
     """Labels and annotations of the worker pods."""
@@ -118,5 +140,5 @@ class PodTemplate(OpenModel):
         return _as_in_yaml(value) if hasattr(value, "attribute_map") else value
 
     def trainer(self) -> Container | None:
-        """The container in which the ranks run."""
+        """Return the container in which the ranks run; None if there is none."""
         return next((c for c in self.spec.containers if c.name == TRAINER), None)

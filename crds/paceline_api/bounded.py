@@ -1,6 +1,6 @@
-"""Bounded reading of bytes that somebody else may have written.
+"""Bounded reading of untrusted bytes.
 
-A file that was damaged, or replaced by somebody else, can be larger than memory, a pipe without a
+A file that was damaged, or replaced by another user, can be larger than memory, a pipe without a
 writer, or an endless device. A reader must neither run out of memory nor block on it.
 """
 

@@ -112,7 +112,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return text of somebody else in a form that a terminal or a log may show.
+    """Return untrusted text in a form that a terminal or a log may show.
 
     Characters without a shape of their own are escaped, such as ESC as "x1b" after a backslash:
     control characters, marks that change the direction of writing, and halves of surrogate pairs.

@@ -44,7 +44,7 @@ class CheckpointSpec(Struct, frozen=True, rename="camel"):
 
 
 class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How to start a rank, for agents and ranks, and all settings, for the coordinator.
+    """Description of how to start a rank, for agents and ranks; all settings, for the coordinator.
 
     Unknown keys are ignored, because a reader may be older than the writer.
     """

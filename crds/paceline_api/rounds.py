@@ -13,7 +13,7 @@ from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Overlap,
 
 
 class RoundSettings(Struct, frozen=True):
-    """When rounds start and how gradients are weighted.
+    """Settings that say when rounds start and how gradients are weighted.
 
     They are in force from the log record that carries them (R2, R18).
     """
@@ -42,15 +42,15 @@ class RoundSettings(Struct, frozen=True):
     max_age: int = 4
     """Age, in updates of the weights, up to which a late gradient counts in full; 0 = no limit."""
     late: MaxAgePolicy = MaxAgePolicy.DROP
-    """What happens to a gradient that is older than `max_age` when it could be applied."""
+    """Handling of a gradient that is older than `max_age` when it could be applied."""
     decay_factor: float = 0.5
     """Weight per update above `max_age` under `MaxAgePolicy.DECAY`."""
     normalisation: Normalisation = Normalisation.FIXED
     """Divisor of a round's sum: the nominal samples, the samples in it, or the ranks that
     contributed."""
     pacing: Pacing = Pacing.ROUND
-    """Whether the optimizer steps in every round, or each time the nominal samples are in. Auto
-    chooses by the optimizer, when the first generation is formed."""
+    """Cadence of the optimizer: a step in every round, or each time the nominal samples are in.
+    Auto chooses by the optimizer, when the first generation is formed."""
     bench_after_ns: int = 0
     """Silence after which a rank for which all others wait is benched (R13); 0 = max(60 s, 20 x
     median)."""
@@ -58,7 +58,7 @@ class RoundSettings(Struct, frozen=True):
     """Rounds between two averages of the float buffers (BatchNorm), which are also averaged at the
     end (R24, D10); 0 = buffers stay local."""
     overlap: Overlap = Overlap.AUTO
-    """Whether rounds may be streamed, that is, reduced while backward() still runs."""
+    """Policy on streamed rounds, which are reduced while backward() still runs."""
     pipeline: int = 0
     """1: a rank computes its next batch while its gradient is reduced (R36)."""
     hash_every: int = 100

@@ -145,9 +145,9 @@ class ResolvedJob:
     active_deadline_ns: int | None
     """None: no limit."""
     finish_deadline_ns: int
-    """How long scripts may run after the job released them (R17)."""
+    """Time limit for scripts after all ranks were released (R17)."""
     step_deadline_ns: int
-    """How long a script may take between two calls of step()."""
+    """Time limit for a script between two calls of step()."""
     metrics_port: int
     collective: CollectiveSettings
     straggler: StragglerSettings

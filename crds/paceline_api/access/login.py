@@ -1,8 +1,8 @@
 """Login from a kubeconfig, or from a pod's service account: all that a request needs.
 
-`kubernetes.config` reads the files. This module adds what that package ignores without an error,
-because a request would otherwise be made as somebody else: exec plugins that fail, users that do
-not exist, impersonation, and a token file that is rewritten.
+`kubernetes.config` reads the files. It ignores some things without an error, and requests would
+then be made as another user. This module handles them: exec plugins that fail, users that do not
+exist, impersonation, and a token file that is rewritten.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Login:
     server: str
     namespace: str = "default"
     source: str = "this program"
-    """Where the login comes from, as text for a message."""
+    """Origin of the login as text for a message."""
     tls: ssl.SSLContext | None = None
     """TLS context with the certificates; None if the server speaks plain HTTP."""
     server_name: str | None = None

@@ -132,11 +132,11 @@ class Collective(Model):
     Horovod."""
 
     wire: Wire | None = behaviour(Wire.FLOAT32, fixed=True)
-    """What float32 sums of gradients travel as. BFloat16: half of the bytes; sums are float32 at
-    each hop, and what rounding takes away is added in the next round, so that it is late and not
-    lost. Takes two more buffers of the model's size. Only over mpi: auto then leaves out nccl and
-    gloo, which sum in the type that travels. Inside a machine, where auto sums in shared memory,
-    nothing travels and nothing is rounded."""
+    """Type in which float32 sums of gradients are sent. BFloat16: half of the bytes; sums are
+    float32 at each hop, and what rounding takes away is added in the next round, so that it is
+    late and not lost. Takes two more buffers of the model's size. Only over mpi: auto then
+    leaves out nccl and gloo, which sum in the type that is sent. Inside a machine, where auto
+    sums in shared memory, nothing is sent and nothing is rounded."""
 
     overlap: Overlap | None = behaviour(Overlap.AUTO)
     """Auto: where all ranks are about as fast, gradients are reduced while backward() still runs,

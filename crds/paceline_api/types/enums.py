@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Mode(StrEnum):
-    """When a round starts (`spec.collective.mode`)."""
+    """Condition that starts a round (`spec.collective.mode`)."""
 
     FULL = "Full"
     QUORUM = "Quorum"
@@ -32,7 +32,7 @@ class Backend(StrEnum):
 
 
 class MaxAgePolicy(StrEnum):
-    """What happens to a gradient older than maxAge (`spec.collective.maxAgePolicy`)."""
+    """Handling of gradients older than maxAge (`spec.collective.maxAgePolicy`)."""
 
     DROP = "Drop"
     DECAY = "Decay"
@@ -48,7 +48,7 @@ class Normalisation(StrEnum):
 
 
 class Pacing(StrEnum):
-    """When the optimizer steps (`spec.collective.pacing`)."""
+    """Cadence of the optimizer's steps (`spec.collective.pacing`)."""
 
     AUTO = "Auto"
     ROUND = "Round"
@@ -56,7 +56,7 @@ class Pacing(StrEnum):
 
 
 class Overlap(StrEnum):
-    """Whether reduction overlaps with backward() (`spec.collective.overlap`)."""
+    """Policy on reducing gradients during backward() (`spec.collective.overlap`)."""
 
     AUTO = "Auto"
     NEVER = "Never"
@@ -70,7 +70,7 @@ class Wire(StrEnum):
 
 
 class BufferPolicy(StrEnum):
-    """What happens to the model's buffers (`spec.collective.buffers.policy`)."""
+    """Handling of the model's buffers (`spec.collective.buffers.policy`)."""
 
     AVERAGE = "Average"
     LOCAL = "Local"
@@ -108,14 +108,14 @@ ABLE_BACKENDS: Final = {
 
 
 class Autoscaler(StrEnum):
-    """Whether the cluster autoscaler may evict workers (`spec.elasticity.autoscaler`)."""
+    """Permission of the cluster autoscaler to evict workers (`spec.elasticity.autoscaler`)."""
 
     KEEP = "Keep"
     MAY_EVICT = "MayEvict"
 
 
 class SchedulingProvider(StrEnum):
-    """Who admits the job (`spec.scheduling.provider`)."""
+    """Queue or gang scheduler that admits the job (`spec.scheduling.provider`)."""
 
     AUTO = "Auto"
     NONE = "None"
@@ -127,7 +127,7 @@ class SchedulingProvider(StrEnum):
 
 
 class FailureAction(StrEnum):
-    """What a failure policy rule does about a failure (`spec.failurePolicy.rules`)."""
+    """Response of a rule to a failure (`spec.failurePolicy.rules`)."""
 
     FAIL_JOB = "FailJob"
     COUNT = "Count"

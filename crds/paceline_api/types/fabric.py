@@ -57,14 +57,14 @@ class NamedPart(OpenModel):
     """One part of a pod that has a name."""
 
     name: Name
-    """Its name; what the template has under this name stays."""
+    """Its name; a part of that name in the template is kept."""
 
 
 class MountPart(OpenModel):
     """One volume that the trainer mounts."""
 
     mount_path: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Where; what the template mounts there stays."""
+    """Path in the container; if the template mounts something there, that is kept."""
 
     name: Name
     """Name of the volume."""
@@ -129,7 +129,7 @@ class FabricSpec(Model):
     """The best that a job can reach with it, as in spec.fabric.required of a job."""
 
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
-    """Of several profiles that fit, `auto` takes the one with the highest; 0 if unset."""
+    """`auto` takes the profile with the highest priority of those that fit; 0 if unset."""
 
     match: FabricMatch | None = None
     """Which nodes have the network. A profile that matches by nothing and asks for no resource is

@@ -103,7 +103,7 @@ class Fabric(Model):
 
     required: FabricRequirement | None = behaviour(FabricRequirement.ANY, fixed=True)
     """What must carry the gradients between pods: Any, RDMA, or GPUDirect (RDMA to and from GPU
-    memory). What was found is shown in status.transport."""
+    memory). The measured result is shown in status.transport."""
 
     preflight: Preflight | None = behaviour()
     """The check of the network in the first rounds."""

@@ -31,7 +31,7 @@ class Condition(StatusModel):
     """One standard condition."""
 
     type: Annotated[str, Field(max_length=316)]
-    """Such as RingReady, Degraded, Complete or Failed."""
+    """Type of the condition, such as RingReady, Degraded, Complete or Failed."""
 
     status: Annotated[str, Field(pattern="^(True|False|Unknown)$")]
     """True, False or Unknown."""
@@ -87,7 +87,7 @@ class TransportStatus(StatusModel):
     is known, such as mpi over RDMA; as measured on the worst of the ranks, not as asked for."""
 
     verified_at: datetime | None = None
-    """When it was first found to be what spec.fabric.required asks for."""
+    """When it was first measured to be what spec.fabric.required asks for."""
 
     message: str = ""
     """How it sums (machines, type on the wire), and the measurements that led to the choice."""

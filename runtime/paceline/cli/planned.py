@@ -38,7 +38,7 @@ class Planned:
     found: Callable[[], Iterable[Measurement]]
     """Returns what can be measured now; raises PacelineError if that is not possible."""
     hint: str
-    """What to do if nothing is known about the job."""
+    """Advice for the case that nothing is known about the job."""
 
 
 def planned(named: str, where: Where, overrides: Sequence[str]) -> Planned:

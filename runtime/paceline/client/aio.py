@@ -56,7 +56,7 @@ def _post(
     result: Any = None,
     error: BaseException | None = None,
 ) -> None:
-    """Set the result or the exception of a future on its loop, unless nobody waits for it."""
+    """Set the result or the exception of a future on its loop, unless it was canceled."""
 
     def settle() -> None:
         if done.done():

@@ -44,10 +44,9 @@ class JobStatus(Struct, frozen=True):
     On this machine also Ended, if the files of a run do not say how it ended, and, in a list,
     Unknown for a run that cannot be asked."""
     message: str = ""
-    """What happened, where the state alone does not say it; for example the last lines that a
-    failed rank printed."""
+    """Explanation of the state, for example the last lines that a failed rank printed."""
     hint: str = ""
-    """What to do about it; empty if there is no advice."""
+    """Advice on what to do; empty if there is none."""
     replicas: int = 0
     """Number of replicas that the spec asks for."""
     ready: int = 0
@@ -127,12 +126,12 @@ class JobEvent(Struct, frozen=True):
     warning: bool
     """True if a user should act on it; Kubernetes' type `Warning`."""
     reason: str
-    """Machine-readable reason, in one word."""
+    """Machine-readable reason in CamelCase."""
     message: str
     source: str = ""
     """Component that reported it: operator, scheduler, coordinator or a kubelet."""
     count: int = 1
-    """How often the event occurred; `wall_s` is the last occurrence."""
+    """Number of occurrences; `wall_s` is the time of the last one."""
 
 
 class Samples(Struct, frozen=True):

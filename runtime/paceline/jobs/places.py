@@ -32,7 +32,7 @@ def cluster(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> ClusterJobs:
-    """Return the back end for a cluster that is found as kubectl finds it.
+    """Return the back end for a cluster, which is chosen as kubectl chooses it.
 
     It reads the kubeconfig and sends no request. An unusable kubeconfig raises AccessError.
 

@@ -318,7 +318,7 @@ class ClusterJobs:
             raise self._missing(name, error) from None
 
     def _ask_for_figures(self, name: str) -> None:
-        """Ask the operator to write fresh figures while somebody watches.
+        """Ask the operator to write fresh figures while a user watches the job.
 
         A user without permission to change the job gets the figures that are written once a minute.
 
@@ -441,7 +441,7 @@ class ClusterJobs:
         return self._nowhere(error)
 
     def _nowhere(self, error: NotFoundError) -> Exception:
-        """Return the error that says why the cluster has no TrainingJobs at all."""
+        """Return the error for a cluster or namespace without TrainingJobs, with the reason."""
         if error.message.startswith("namespaces "):
             return RejectedError(
                 f"there is no namespace {self.namespace} in the cluster {self._server.url}",

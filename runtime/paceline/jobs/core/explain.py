@@ -1,7 +1,7 @@
 """`paceline explain`: why a job is slow or does not start, and up to three commands to type next.
 
 The verdict follows from the job's state; the most pressing cause comes first. The evidence behind
-it is in the original words of the operator, the coordinator or the script.
+it is quoted from the operator, the coordinator or the script.
 """
 
 from __future__ import annotations

@@ -433,7 +433,7 @@ def pod_phase(pod: Object) -> RankPhase:
 
 
 def _why(pod: Object) -> str:
-    """Return why the container of a pod does not run, in the scheduler's or kubelet's words."""
+    """Return why the container of a pod does not run, as the scheduler or kubelet reports it."""
     status = pod["status"]
     for container in status.get("containerStatuses") or ():
         state = container.get("state") or {}

@@ -14,7 +14,7 @@ BORNE_NS: Final = 300 * NS_PER_S
 
 
 class Verdict(StrEnum):
-    """What to do about a request that was not answered."""
+    """Actions after a request that was not answered."""
 
     TRY_AGAIN = "try again"
     SAY_SO = "say so"

@@ -35,10 +35,10 @@ class RoundSettings(Struct, frozen=True):
     """Extra wait for ranks that arrive nearly together, once the condition holds; -1 uses
     `grace_share`."""
     grace_share: float = 0.05
-    """Grace as a share of the median round."""
+    """Grace as a fraction of the median round."""
     warmup_rounds: int = 0
     full_every: int = 0
-    """Every N-th round is Full; 0 = never."""
+    """Every N-th round runs in Full; 0 = none."""
     max_age: int = 4
     """Age, in updates of the weights, up to which a late gradient counts in full; 0 = no limit."""
     late: MaxAgePolicy = MaxAgePolicy.DROP

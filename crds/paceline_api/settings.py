@@ -135,7 +135,7 @@ class ResolvedJob:
     replicas: int
     min_replicas: int
     max_replicas: int | None
-    """None: no limit."""
+    """Upper bound on `replicas`; None: no limit."""
     procs_per_replica: int
     """Protocol members in each replica: ranks, or with `model` > 1 groups of ranks (R50)."""
     model: int
@@ -143,7 +143,7 @@ class ResolvedJob:
     suspend: bool
     backoff_limit: int
     active_deadline_ns: int | None
-    """None: no limit."""
+    """Time limit for the whole job; None: no limit."""
     finish_deadline_ns: int
     """Time limit for scripts after all ranks were released (R17)."""
     step_deadline_ns: int

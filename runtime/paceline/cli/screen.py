@@ -38,7 +38,7 @@ class Screen:
         """Create the display; nothing is shown yet.
 
         Args:
-            quiet: Show events only, neither table nor lines.
+            quiet: Show events and the summary only, neither table nor lines.
             raw: Pass on what ranks print unchanged, with escape sequences.
         """
         self._quiet, self._raw = quiet, raw

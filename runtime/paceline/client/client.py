@@ -97,9 +97,10 @@ class JobClient:
         values of its notebook or file that it uses. `image`, `env` and `resources` apply to the
         container `trainer`.
 
-        A function or an argument that cannot be sent raises FunctionError or ArgumentError, and an
-        invalid field InvalidJobError. The back end raises NameTakenError or RejectedError, and on a
-        cluster NotAllowedError, AwayError or RefusedError.
+        A function or an argument that cannot be sent raises FunctionError or ArgumentError, an
+        invalid field InvalidJobError, and a template whose trainer has a command SpecError. The
+        back end raises NameTakenError or RejectedError, and on a cluster NotAllowedError, AwayError
+        or RefusedError.
 
         Args:
             function: The function that each rank calls.
@@ -108,8 +109,8 @@ class JobClient:
                 more.
             replicas: Number of workers.
             packages: Requirements that each pod installs at its start, as for `pip install`.
-            image: Container image; None takes that of the template, else paceline/worker of this
-                version.
+            image: Container image; None takes that of the template, or paceline/worker of this
+                version if there is no template.
             env: Environment variables.
             resources: Resource limits, such as {"nvidia.com/gpu": 1}.
             template: Everything else about the pods: a PodTemplate, a

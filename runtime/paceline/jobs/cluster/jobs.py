@@ -61,9 +61,9 @@ WATCH_S: Final = 240
 class ClusterJobs:
     """The TrainingJobs of one namespace; implements `Jobs`.
 
-    See `paceline.jobs.interface.Jobs` for the contract of the methods. `watch`, `wait` and followed
-    `logs` survive an outage of the API server of up to `outage.BORNE_NS`; every other method raises
-    AwayError at once.
+    See `paceline.jobs.interface.Jobs` for the contract of the methods. After their first request,
+    `watch`, `wait`, followed `logs` and the wait of `delete` survive an outage of the API server of
+    up to `outage.BORNE_NS`. All other requests raise AwayError at once.
     """
 
     def __init__(

@@ -29,8 +29,13 @@ seed, the job says so (`SeedsEqual`).
 """
 INNER: Final = ("ensure_started", "start", "after_parking")
 """Of the optimizer, for other parts of Paceline."""
-RULES: Final = re.compile(r" \([DR]\d+(?:, [DRV]\d+)*\)")
+RULES: Final = re.compile(r"\s\([CDIRV]\d+(?:, [CDIRV]\d+)*\)")
 """Numbers of rules mean nothing to a user of the API."""
+SECTIONS: Final = ("Args:", "Returns:", "Raises:", "Yields:", "Attributes:")
+UNNAMED: Final = ("Returns:", "Yields:")
+"""Sections with one text instead of named entries."""
+DEEPER: Final = " " * 8
+"""Indentation of the second and later lines of an entry."""
 Definition = ast.FunctionDef | ast.ClassDef
 
 
@@ -98,13 +103,26 @@ def _arguments(function: ast.FunctionDef) -> str:
 
 
 def _text(definition: Definition) -> str:
-    """Paragraphs as they are; what is set in columns stays so."""
-    parts = []
+    """Return the docstring as Markdown: its sections become lists."""
     text = RULES.sub("", ast.get_docstring(definition) or "")
-    for part in text.split("\n\n"):
-        columns = any("   " in line.strip() for line in part.splitlines())
-        parts.append(f"```text\n{part}\n```" if columns else part)
-    return "\n\n".join(parts)
+    return "\n\n".join(_section(part) for part in text.split("\n\n"))
+
+
+def _section(part: str) -> str:
+    """Return one paragraph, or the list of `Args:` and the like with a line for each entry."""
+    title, _, rest = part.partition("\n")
+    if title not in SECTIONS:
+        return part
+    entries: list[str] = []
+    for line in rest.splitlines():
+        if line.startswith(DEEPER) and entries:
+            entries[-1] += f" {line.strip()}"
+        else:
+            entries.append(line.strip())
+    if title in UNNAMED:
+        return f"*{title[:-1]}:* {' '.join(entries)}"
+    named = (entry.partition(": ") for entry in entries)
+    return "\n".join([f"*{title[:-1]}*", "", *(f"- `{name}`: {what}" for name, _, what in named)])
 
 
 def _fields(kind: ast.ClassDef) -> list[tuple[str, str]]:

@@ -1,1 +1,1 @@
-"""Single decisions: who lives, what is made and deleted, when a job ends or is suspended."""
+"""Individual decisions: which pods live, what to create and delete, when a job ends or suspends."""

@@ -1,7 +1,7 @@
-"""Why a slot needs another pod, when it may have it, and what counts as failure (C8).
+"""Why a slot needs a new pod, when it may get it, and which ends count as failures (C8).
 
-Counts live in annotations of the replacement itself, written with its creation: no crash of the
-operator between two writes can lose or double them.
+The counts are stored in annotations of the replacement, which are written with its creation. A
+crash of the operator between two writes can therefore neither lose nor double them.
 
     the old pod was          replaced        counts against backoffLimit
     deleted, evicted, lost   at once         no
@@ -9,7 +9,7 @@ operator between two writes can lose or double them.
     refused by its kubelet   after back-off  no
     slow (Replace)           at once         no
 
-A rule of spec.failurePolicy that matches the end says otherwise about the last column.
+A rule of spec.failurePolicy that matches the end overrides the last column.
 """
 
 from __future__ import annotations
@@ -27,28 +27,38 @@ from paceline_operator.core.observed import NOT_STARTED, Pod
 from paceline_operator.core.plan import Cause
 
 NOTE_CAUSE: Final = f"{PREFIX}cause"
+"""Annotation: the cause of the replacement, a `Cause`."""
 NOTE_WHY: Final = f"{PREFIX}replaces"
+"""Annotation: what happened to the replaced pod, worded for people."""
 NOTE_FAILURES: Final = f"{PREFIX}failures"
+"""Annotation: failures of the job without a committed round in between."""
 NOTE_AT_ROUND: Final = f"{PREFIX}failures-at-round"
+"""Annotation: the committed round at which NOTE_FAILURES was counted."""
 NOTE_SLOT_FAILURES: Final = f"{PREFIX}slot-failures"
+"""Annotation: failures of this slot in a row, from which the back-off follows."""
 NOTE_REPLACED: Final = f"{PREFIX}replaced"
-"""Pods replaced in this job so far, this one included."""
+"""Annotation: number of pods replaced in this job so far, including this one."""
 NOTE_AVOID: Final = f"{PREFIX}avoid-nodes"
+"""Annotation: nodes that the pod must avoid, separated by commas."""
 
 BASE_S: Final = 2.0
+"""Delay after the second failure in a row, in seconds; it doubles with each further one."""
 MAX_S: Final = 300.0
+"""Upper bound on the back-off, in seconds."""
 HEALTHY_S: Final = 600.0
-"""A pod that lived so long ends the row of its slot's failures."""
+"""Seconds of life after which a pod's end starts a new series of failures in its slot."""
 SIDECAR_S: Final = 10.0
-"""So long a sidecar may run on after the ranks of its pod, such as to ship their last lines."""
+"""Seconds that a sidecar may run after the ranks of its pod, such as to ship the last log lines."""
 KEPT: Final = 3
-"""Ended pods of earlier attempts that are kept for their logs."""
+"""Number of ended pods that are kept for their logs."""
 EVICTED: Final = ("Evicted", "Preempting", "Preempted", "NodeLost", "Terminated", "Shutdown")
-"""Reasons for which the cluster itself has ended a pod."""
+"""Reasons with which the cluster itself has ended a pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """Cause of a replacement, and the time from which it may be created."""
+
     cause: Cause
     why: str
     due_s: float
@@ -56,7 +66,7 @@ class Verdict:
 
 
 def cause_of(pod: Pod) -> Cause:
-    """Of a pod that is no longer active."""
+    """Return the cause for the replacement of a pod that is no longer active."""
     if pod.end is None or pod.deleting or pod.disrupted or pod.end.reason in EVICTED:
         return Cause.LOST
     if pod.end.in_order:
@@ -65,7 +75,16 @@ def cause_of(pod: Pod) -> Cause:
 
 
 def verdict(newest: Pod | None, now_s: float, *, lost: str = "") -> Verdict:
-    """What follows the newest pod of a slot. `lost`: why it counts as gone with its node."""
+    """Decide when the successor of a slot's newest pod may be created.
+
+    Args:
+        newest: The newest pod of the slot; None if it never had one.
+        now_s: The present time.
+        lost: Reason why the pod counts as lost with its node; empty if it does not.
+
+    Returns:
+        The cause, the time, and the slot's failures in a row.
+    """
     if newest is None:
         return Verdict(Cause.NEW, "it is wanted", now_s, 0)
     before = _count(newest, NOTE_SLOT_FAILURES)
@@ -83,13 +102,14 @@ def verdict(newest: Pod | None, now_s: float, *, lost: str = "") -> Verdict:
 
 
 def delay_s(failures: int) -> float:
-    """Nothing after the first failure, then 2, 4, 8 ... seconds."""
+    """Return the back-off: 0 after the first failure, then 2, 4, 8 ... seconds."""
     if failures < 2:
         return 0.0
     return min(MAX_S, BASE_S * 2.0 ** min(failures - 2, 16))
 
 
 def why_ended(pod: Pod) -> str:
+    """Describe how a pod ended, for people."""
     if pod.end is None:
         return f"{pod.name} was deleted" if pod.deleting else f"{pod.name} is gone"
     if pod.end.reason in EVICTED or pod.disrupted:
@@ -103,16 +123,25 @@ def why_ended(pod: Pod) -> str:
 
 
 def rule_for(pod: Pod, rules: Iterable[FailureRuleSettings]) -> FailureAction | None:
-    """What spec.failurePolicy says of a pod that has ended badly; None: nothing."""
+    """Return the action of spec.failurePolicy for a pod that has failed.
+
+    Args:
+        pod: The pod.
+        rules: Rules of the job.
+
+    Returns:
+        The action; None if no rule matches, or the pod has not failed.
+    """
     end = pod.end
     if end is None or end.in_order or pod.deleting:
         return None
-    # Where the cluster has ended it, or never started it, the exit code is not that of its ranks.
+    # If the cluster ended the pod or never started it, the exit code is not that of its ranks.
     own = cause_of(pod) is Cause.FAILED
     return ruled(rules, end.exit_code if own else 0, end.reason)
 
 
 def _counts(pod: Pod, rules: Iterable[FailureRuleSettings]) -> bool:
+    """Return True if the pod's end counts against backoffLimit."""
     action = rule_for(pod, rules)
     if action is None:
         return pod.ended and cause_of(pod) is Cause.FAILED
@@ -122,7 +151,18 @@ def _counts(pod: Pod, rules: Iterable[FailureRuleSettings]) -> bool:
 def failures(
     workers: Iterable[Pod], version: int, rules: Iterable[FailureRuleSettings] = ()
 ) -> int:
-    """Failed pods without a committed round in between, those not yet replaced included."""
+    """Count the failed pods without a committed round in between.
+
+    Failed pods that are not replaced yet are included.
+
+    Args:
+        workers: Worker pods of the job.
+        version: The last committed round.
+        rules: Rules of spec.failurePolicy.
+
+    Returns:
+        The number of failures.
+    """
     pods = list(workers)
     newest = newest_by_slot(pods)
     counted = 0
@@ -133,6 +173,7 @@ def failures(
 
 
 def newest_by_slot(workers: Iterable[Pod]) -> dict[int, Pod]:
+    """Return the pod with the highest attempt of each slot."""
     found: dict[int, Pod] = {}
     for pod in workers:
         known = found.get(pod.slot)
@@ -142,13 +183,25 @@ def newest_by_slot(workers: Iterable[Pod]) -> dict[int, Pod]:
 
 
 def replaced_so_far(workers: Iterable[Pod], known: int) -> int:
+    """Return the number of replaced pods, by what is known and by the pods' annotations."""
     return max([known, *(_count(pod, NOTE_REPLACED) for pod in workers)])
 
 
 def notes_for(
     verdict_: Verdict, *, replaced: int, failed: int, version: int, avoid: tuple[str, ...]
 ) -> dict[str, str]:
-    """Annotations of a replacement, the `replaced`-th of its job."""
+    """Return the annotations of a replacement.
+
+    Args:
+        verdict_: Cause of the replacement.
+        replaced: Number of pods replaced in the job, including this one.
+        failed: Failures of the job without a committed round in between.
+        version: The last committed round.
+        avoid: Nodes that the pod must avoid.
+
+    Returns:
+        The annotations; empty for a pod that replaces none.
+    """
     if verdict_.cause is Cause.NEW:
         return {}
     notes = {
@@ -166,6 +219,7 @@ def notes_for(
 
 
 def avoided(notes: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the nodes that a pod with these annotations must avoid."""
     return tuple(node for node in notes.get(NOTE_AVOID, "").split(",") if node)
 
 

@@ -1,8 +1,8 @@
-"""The coordinator's pod: always one, made anew when it is gone, lost or cannot run.
+"""Decides about the coordinator's pod: exactly one, recreated if it is gone, lost or cannot run.
 
-Its container is restarted in place by the kubelet; another pod is needed only when the pod or its
-node is gone, or when the restarts do not help; one that is refused by its node is followed by the
-next after a back-off. Two for a moment do no harm: the later one wins.
+The kubelet restarts its container in place. A new pod is needed only if the pod or its node is
+gone, or if restarts do not help. If its node refuses the pod, the next one follows after a
+back-off. Two coordinators for a moment do no harm: the later one wins.
 """
 
 from __future__ import annotations
@@ -16,34 +16,46 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.observed import NO_SLOT, Observed, Pod
 
 CRASHING: Final = "CrashLoopBackOff"
+"""Reason with which the kubelet reports a container that crashes repeatedly."""
 CRASHING_S: Final = 60.0
-"""A pod younger than this is left to its kubelet."""
+"""Age in seconds below which a crashing pod is left to its kubelet."""
 
 
 @dataclass(slots=True)
 class CoordinatorPod:
-    """Which pod the coordinator has, which one is to be made, and which have to go."""
+    """The coordinator's present pod, the pod to create, and the pods to delete."""
 
     present: Pod | None = None
     make: int | None = None
-    """Attempt of a new pod."""
+    """Attempt of the pod to create; None if none is to be created."""
     why: str = ""
     waiting: str = ""
-    """Why none is made for now."""
+    """Reason why none is created for now."""
     notes: dict[str, str] = field(default_factory=dict)
-    """Annotations of the new one."""
+    """Annotations of the new pod."""
     delete: list[Delete] = field(default_factory=list)
     node_missing_s: dict[str, float] = field(default_factory=dict)
-    """For the clock of that name."""
+    """New values for the clock `Clocks.node_missing_s`."""
     look_again_s: float | None = None
 
     @property
     def runs(self) -> bool:
+        """True if the present pod is in the phase Running."""
         return self.present is not None and self.present.phase == "Running"
 
 
 def coordinator_pod(job: Job, seen: Observed, now_s: float, *, over: str = "") -> CoordinatorPod:
-    """`over`: why the present coordinator cannot serve any longer."""
+    """Decide what to do with the coordinator's pods.
+
+    Args:
+        job: A job with a valid spec.
+        seen: Everything observed beside the job.
+        now_s: The present time.
+        over: Reason why the present coordinator cannot serve any longer; empty if it can.
+
+    Returns:
+        The decision.
+    """
     assert job.settings is not None
     found = CoordinatorPod()
     pods = [pod for pod in seen.own(job.uid) if pod.is_coordinator]

@@ -1,7 +1,7 @@
-"""Which pods may still have processes: the numbered inventory of R25, by the rules of C4.
+"""Decides which pods may still have processes: the numbered inventory (R25, C4).
 
-A pod leaves it when the cluster says that it is dead and its ranks are silent at the coordinator.
-A deletionTimestamp is a drain, not a death; a heartbeat overrules everything.
+A pod leaves the inventory when the cluster reports it as dead and its ranks are silent at the
+coordinator. A deletionTimestamp is a drain and not a death. A heartbeat overrules everything.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Inventory, Observed, Pod
 
 GONE_S: Final = 10.0
-"""A node that the watch does not show may be too new for it."""
+"""Seconds after which a node that the watch does not show counts as gone. A new node may appear
+late."""
 LOOK_S: Final = 1.0
+"""Seconds until the next decision while heartbeats contradict the cluster."""
 SPEAKS_LOOK_S: Final = 5.0
-"""All jobs of a cluster may look so often: each node may be away for its kubelet alone."""
+"""Seconds until the next look at a pod that has heartbeats while its node is away. All jobs of a
+cluster can afford this rate."""
 POLL_S: Final = 50
-"""So long a coordinator that has nothing to tell keeps the operator's question."""
+"""Seconds that a coordinator without news holds the operator's long poll."""
 REPLY_S: Final = 10
-"""So long an answer may take to come."""
+"""Upper bound on the duration of an answer, in seconds."""
 FOUND_S: Final = 20.0
-"""A new coordinator needs so long to start and to be found by the ranks."""
+"""Seconds that a new coordinator may take to start and to be found by the ranks."""
 
 Places = Set[tuple[int, int]]
 """Slot and attempt of pods."""
@@ -31,20 +34,23 @@ Places = Set[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
+    """Verdict on a pod whose node may have failed."""
+
     why: str = ""
-    """Why the pod counts as gone with its node; empty if it does not."""
+    """Reason why the pod counts as lost with its node; empty if it does not."""
     look_again_s: float | None = None
     node_missing_s: float | None = None
-    """Since when the watch of nodes does not show its node; None: it does, or is blind."""
+    """Time since which the watch of nodes lacks the node; None if it shows the node or is not
+    usable."""
 
 
 def speaking(seen: Observed) -> Places:
-    """Pods with a rank that the coordinator hears."""
+    """Return the pods that have a rank with a recent heartbeat at the coordinator."""
     return seen.coordinator.speaking_pods() if seen.coordinator is not None else set()
 
 
 def answers(pod: Pod, seen: Observed, now_s: float) -> bool:
-    """Whether the operator itself hears this coordinator."""
+    """Return True if the operator itself has recently received an answer from this coordinator."""
     coordinator = seen.coordinator
     return (
         coordinator is not None
@@ -54,7 +60,21 @@ def answers(pod: Pod, seen: Observed, now_s: float) -> bool:
 
 
 def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: float) -> Loss:
-    """Whether the pod's node has taken it along. `speaks`: somebody hears its processes."""
+    """Decide whether a pod is lost with its node.
+
+    If more than half of all nodes are NotReady, nothing is concluded: it is more likely that the
+    cluster cannot see its nodes than that most of them have died (C4).
+
+    Args:
+        pod: The pod.
+        seen: Everything observed beside the job.
+        speaks: True if the pod's processes answer the operator or the coordinator.
+        node_lost_s: Seconds of NotReady after which a node counts as lost.
+        now_s: The present time.
+
+    Returns:
+        The verdict.
+    """
     if not pod.node or not seen.nodes_fresh or not seen.nodes:
         return Loss()
     node = seen.nodes.get(pod.node)
@@ -71,12 +91,12 @@ def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: f
         return Loss()
     away = sum(not other.ready for other in seen.nodes.values())
     if 2 * away > len(seen.nodes):
-        # More likely that the cluster is blind than that most of it has died.
+        # It is more likely that the cluster cannot see its nodes than that most have died.
         return Loss(look_again_s=now_s + node_lost_s)
-    # A pod that was made meanwhile has its own time.
+    # For a pod that is younger than the failure, the time starts with its creation.
     due_s = max(node.not_ready_since_s, pod.created_s) + node_lost_s
     if pod.is_worker:
-        # It may live and not have found its new coordinator yet.
+        # The worker may live and not have found a new coordinator yet.
         due_s = max([due_s, *(made_s + FOUND_S for made_s in _coordinators_made(pod, seen))])
     if now_s < due_s:
         return Loss(look_again_s=due_s)
@@ -84,16 +104,23 @@ def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: f
 
 
 def _coordinators_made(pod: Pod, seen: Observed) -> Iterable[float]:
-    """When the present coordinators of a pod's job were made."""
+    """Return the creation times of the active coordinators of a pod's job."""
     return (p.created_s for p in seen.own(pod.owner) if p.is_coordinator and p.active)
 
 
 def may_live(
     job: Job, seen: Observed, losses: dict[str, str]
 ) -> tuple[frozenset[tuple[int, int]], bool]:
-    """Pods that may have processes, and whether one of them is there for its heartbeat alone.
+    """Return the pods that may have processes.
 
-    `losses`: pods that are gone with their node, by uid.
+    Args:
+        job: The job.
+        seen: Everything observed beside the job.
+        losses: Reasons why pods are lost with their node, by uid.
+
+    Returns:
+        Slot and attempt of the pods, and True if one of them is included only because of its
+        heartbeat.
     """
     heard = speaking(seen)
     workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
@@ -115,9 +142,17 @@ def may_live(
 def next_inventory(
     seen: Observed, living: frozenset[tuple[int, int]], planned: Iterable[tuple[int, int]]
 ) -> Inventory | None:
-    """The inventory to send; None if the coordinator has it.
+    """Return the inventory to send; None if the coordinator already has it.
 
-    Planned pods are in it: no process may start before the revision that names its pod exists.
+    It includes planned pods: no process may start before a revision that names its pod exists.
+
+    Args:
+        seen: Everything observed beside the job.
+        living: Pods that may have processes.
+        planned: Pods that this decision creates.
+
+    Returns:
+        The inventory with a revision above all earlier ones.
     """
     if seen.coordinator is None:
         return None

@@ -1,8 +1,8 @@
-"""Which fabric profile a job's workers get (C13).
+"""Choice of the fabric profile for the workers of a job (C13).
 
-Chosen once, before the first pod, and kept in `status.fabric` with its content: a profile that is
-changed later does not split a running job in two. A job that names its profile gets that one; for
-`auto` the nodes on which its workers could run decide.
+The profile is chosen once, before the first pod, and kept in `status.fabric` with its content, so
+that a later change of the profile does not split a running job. A job that names its profile gets
+that one. For `auto`, the nodes on which the workers could run decide.
 """
 
 from __future__ import annotations
@@ -23,20 +23,32 @@ from paceline_operator.core.pods.frozen import trainer_of
 from paceline_operator.core.refusals import POD_SECURITY, RefusalKind
 
 AUTO: Final = "auto"
+"""Value of `spec.fabric.profile` that lets the operator choose."""
 RANK: Final = (FabricRequirement.ANY, FabricRequirement.RDMA, FabricRequirement.GPU_DIRECT)
+"""Requirements in ascending order: a profile that carries one also satisfies those before it."""
 SEARCH_S: Final = 30.0
-"""So often a job without its network looks for it, beside whenever nodes or profiles change."""
+"""Seconds between two searches for a network, in addition to those after changes of nodes or
+profiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoFabric:
-    """No pod can be made yet."""
+    """Result if no profile fits, so no pod can be made yet."""
 
     why: str
-    """With what to do, for people."""
+    """Reason and remedy, worded for the user."""
 
 
 def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
+    """Return the fabric profile for a job's workers.
+
+    Args:
+        job: The job.
+        seen: Everything observed beside the job.
+
+    Returns:
+        The profile that the status stores or that is chosen now, or the reason why none fits.
+    """
     kept = job.status.get("fabric")
     if kept:
         message = kept.get("message", "")
@@ -44,7 +56,7 @@ def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
     wanted, required = job.frozen["fabric"]["profile"], job.frozen["fabric"]["required"]
     nodes = _candidates(job, seen.nodes.values())
     if wanted == AUTO:
-        # Made before a crash, and not yet in the status.
+        # Pods made before a crash name a profile that the status does not have yet.
         noted = (pod.notes.get(NOTE_FABRIC, "") for pod in seen.own(job.uid))
         begun = PLAIN if job.start_s is not None else AUTO
         wanted = next((name for name in noted if name in seen.fabrics), begun)
@@ -84,8 +96,20 @@ def _found(
     nodes: list[Node],
     required: FabricRequirement,
 ) -> str | None:
-    """For `auto`. Where nothing is required, a profile is taken only if all nodes fit, and hold as
-    many workers as without it: it must not keep a job from where it could run."""
+    """Return the name of the profile that `auto` chooses; None if none carries what is required.
+
+    If nothing is required, a profile is taken only if all nodes fit and hold as many workers as
+    without it. It must not keep a job from nodes on which it could run.
+
+    Args:
+        job: The job.
+        profiles: All profiles by name.
+        nodes: Nodes on which a worker could run.
+        required: What the network must be able to do.
+
+    Returns:
+        The name of the profile with the highest priority.
+    """
     asks = required != FabricRequirement.ANY
     devices = _devices_of(job)
     if not asks and not devices:
@@ -107,7 +131,7 @@ def _found(
 
 
 def _forbidden(seen: Observed, profile: FabricSpec) -> bool:
-    """The namespace does not take pods with what the profile adds: nobody has asked for it."""
+    """Return True if the last refusal is due to what the profile adds, which nobody asked for."""
     refusal = seen.refusal
     if refusal is None:
         return False
@@ -118,7 +142,18 @@ def _forbidden(seen: Observed, profile: FabricSpec) -> bool:
 
 
 def is_instead(job: Job, seen: Observed, fabric: Fabric | NoFabric) -> bool:
-    """It takes the place of a refused one. What is refused once more is the template's fault."""
+    """Return True if this fabric replaces one that the API server has refused.
+
+    A second refusal in a row is attributed to the template.
+
+    Args:
+        job: The job.
+        seen: Everything observed beside the job.
+        fabric: The result of `fabric_of`.
+
+    Returns:
+        True if the refusal no longer applies to what would be created now.
+    """
     refusal = seen.refusal
     if refusal is None or refusal.count > 1 or job.status.get("fabric"):
         return False
@@ -134,7 +169,10 @@ def _unasked(name: str, seen: Observed) -> str:
 
 
 def _privileged(profile: FabricSpec) -> bool:
-    """More than a namespace with baseline pod security lets in, or root: only for who asks."""
+    """Return True if a profile needs root, or more than baseline pod security allows.
+
+    Such a profile is only for jobs that ask for it.
+    """
     pod = profile.pod or FabricPod()
     parts = pod.model_dump(mode="json", by_alias=True, exclude_none=True)
     inside = (part.get("securityContext") or {} for part in parts.get("initContainers", ()))
@@ -162,7 +200,7 @@ def _refused(name: str, seen: Observed) -> str:
 
 
 def _candidates(job: Job, nodes: Iterable[Node]) -> list[Node]:
-    """Nodes that a worker could run on, as far as labels and devices tell."""
+    """Return the nodes on which a worker could run, judged by labels and devices."""
     selector: Mapping[str, str] = job.template["spec"].get("nodeSelector") or {}
     devices = _devices_of(job)
     return [
@@ -176,7 +214,7 @@ def _candidates(job: Job, nodes: Iterable[Node]) -> list[Node]:
 
 
 def _devices_of(job: Job) -> dict[str, int]:
-    """Resources of device plugins that the trainer asks for, such as nvidia.com/gpu."""
+    """Return the device resources that the trainer requests, such as nvidia.com/gpu, by name."""
     resources = trainer_of(job.template).get("resources") or {}
     asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     amounts = {name: amount_of(str(amount)) for name, amount in asked.items() if is_device(name)}
@@ -184,11 +222,13 @@ def _devices_of(job: Job) -> dict[str, int]:
 
 
 def _says_where(profile: FabricSpec) -> bool:
+    """Return True if a profile can be matched with nodes, by labels or by device resources."""
     labels = profile.match.node_labels if profile.match else None
     return bool(labels or (profile.pod and profile.pod.resources))
 
 
 def _fits(profile: FabricSpec, node: Node) -> bool:
+    """Return True if a node has the labels and at least the resources that a profile needs."""
     labels = {
         **((profile.pod.node_selector if profile.pod else None) or {}),
         **((profile.match.node_labels if profile.match else None) or {}),
@@ -201,7 +241,7 @@ def _fits(profile: FabricSpec, node: Node) -> bool:
 
 
 def _holds(profile: FabricSpec, node: Node, devices: Mapping[str, int]) -> bool:
-    """As many workers as by their devices alone."""
+    """Return True if the profile does not reduce the number of workers that a node holds."""
     without = min((node.offers.get(name, 0) // asked for name, asked in devices.items()), default=1)
     resources = (profile.pod.resources if profile.pod else None) or {}
     return all(
@@ -216,7 +256,7 @@ def _carries(profile: FabricSpec, required: FabricRequirement | str) -> bool:
 
 
 def _offers(seen: Observed, required: FabricRequirement) -> str:
-    """What `auto` looked for on the nodes."""
+    """Describe the profiles for which `auto` has searched the nodes, for a message."""
     found = [
         f"{name} ({', '.join((profile.pod.resources if profile.pod else None) or ['labels'])})"
         for name, profile in sorted(seen.fabrics.items())
@@ -226,7 +266,7 @@ def _offers(seen: Observed, required: FabricRequirement) -> str:
 
 
 def _filled(name: str, profile: FabricSpec, nodes: list[Node]) -> Fabric | NoFabric:
-    """With numbers for `All`: what the least of the nodes that fit offers."""
+    """Return a profile with numbers in place of `All`: the least that any fitting node offers."""
     pod: dict[str, Any] = {}
     if profile.pod is not None:
         pod = profile.pod.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,7 +1,7 @@
-"""Whether the job has ended, how, and what is cleared away afterwards (C1).
+"""Decides whether a job has ended, how it ended, and what to remove afterwards (C1).
 
-An end is written into the status before anything of the job is removed, and never taken back. The
-coordinator keeps the outcome until then.
+An end is written into the status before anything of the job is removed, and it is never revoked.
+The coordinator keeps the outcome until then.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
 
 RESUMABLE: Final = ("StateLost", "Interrupted")
+"""Reasons of an outcome after which a job with a checkpoint is resumed."""
 NOBODY_S: Final = 10.0
-"""So long after the last pod has ended a coordinator may still come back with the outcome."""
+"""Seconds to wait, after the last pod has ended, for a coordinator that reports the outcome."""
 END_MARGIN_S: Final = 20.0
+"""Seconds beyond drainGraceSeconds that workers have to exit after the job's end."""
 BLIND_LOOK_S: Final = 5.0
-"""From one look to the next while nothing shows whether the pods still run."""
+"""Seconds between two looks while the watch of pods has an outage."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
+    """The final result of a job."""
+
     complete: bool
     reason: str
     message: str
@@ -35,11 +39,13 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
+    """The result of `judge`; all fields empty means that the job continues."""
+
     end: End | None = None
     resume: str = ""
-    """All ranks are gone and the last checkpoint is where to go on; why."""
+    """Reason why the job resumes from its last checkpoint: all ranks are gone."""
     hold: str = ""
-    """Nothing may be created until more is known."""
+    """Reason why nothing may be created until more is known."""
     look_again_s: float | None = None
 
 
@@ -52,7 +58,20 @@ def judge(
     nobody_since_s: float,
     suspending: bool = False,
 ) -> Judgement:
-    """`anybody`: a process of the job may live. `nobody_since_s`: since when none does."""
+    """Decide whether the job has ended.
+
+    Args:
+        job: A job with a valid spec.
+        seen: Everything observed beside the job.
+        now_s: The present time.
+        anybody: True if a process of the job may live.
+        nobody_since_s: Time since which no process can live; only used if `anybody` is False.
+        suspending: True if a suspension is under way or was just lifted: an outcome is then its
+            stop.
+
+    Returns:
+        The end of the job, or why it resumes or holds, and when to look again.
+    """
     assert job.settings is not None
     coordinator = seen.coordinator
     if coordinator is not None and coordinator.outcome is not None and not suspending:
@@ -64,10 +83,10 @@ def judge(
             return Judgement(resume=message)
         return Judgement(End(False, _one_word(outcome.reason), message))
     done = next((pod for pod in seen.own(job.uid) if pod.released and not pod.deleting), None)
-    # Who speaks with ranks that live hears from them how it ended; nobody else knows any better.
+    # A coordinator with living ranks learns from them how the job ended, so wait for its outcome.
     if done is not None and not suspending and (coordinator is None or not anybody):
         return Judgement(End(True, Reason.JOB_FINISHED, f"{done.name} was released as finished"))
-    # Once the last round is made, deaths are no failures of the job (R17).
+    # After the last round, dead ranks do not fail the job (R17).
     at_its_end = coordinator is not None and coordinator.stopping
     ruled = None if at_its_end else _by_rule(job, seen)
     if ruled is not None:
@@ -103,8 +122,17 @@ def _deadline(job: Job, now_s: float) -> End | float | None:
 
 
 def _by_rule(job: Job, seen: Observed) -> End | None:
-    """failurePolicy and backoffLimit, from what pods ended with. Ranks that end while their pod
-    lives are their coordinator's business."""
+    """Return the end of the job if failurePolicy or backoffLimit demand it, else None.
+
+    Only ends of pods count here. The coordinator handles ranks that end while their pod lives.
+
+    Args:
+        job: The job.
+        seen: Everything observed beside the job.
+
+    Returns:
+        The end.
+    """
     assert job.settings is not None
     workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
     rules = job.settings.failure_rules
@@ -128,7 +156,7 @@ def _by_rule(job: Job, seen: Observed) -> End | None:
 def _state(
     job: Job, seen: Observed, now_s: float, *, anybody: bool, nobody_since_s: float
 ) -> Judgement:
-    """A job that has trained and has lost everybody: never a silent fresh start."""
+    """End or resume a job that lost all ranks after it trained; it never silently starts anew."""
     assert job.settings is not None
     resumable = job.settings.checkpoint is not None
     coordinator = seen.coordinator
@@ -136,7 +164,7 @@ def _state(
     if not anybody and not job.set_aside:
         due_s = nobody_since_s + NOBODY_S
         if now_s < due_s:
-            # Its coordinator may know how it ended.
+            # The coordinator may still report how the job ended.
             return Judgement(
                 hold="all ranks are gone; the coordinator is asked", look_again_s=due_s
             )
@@ -144,7 +172,7 @@ def _state(
         if resumable:
             return Judgement(resume=why)
         return Judgement(End(False, Reason.STATE_LOST, f"{why}, and there is no checkpoint"))
-    # A rank that was left out may have been one round ahead of the others (R8).
+    # An excluded rank may have been one round ahead of the others (R8), so allow one round.
     if (
         coordinator is not None
         and coordinator.generation
@@ -162,18 +190,28 @@ def _last_words(pod: Pod) -> str:
 
 
 def _one_word(reason: str) -> str:
-    """As the schema of conditions asks for it."""
+    """Return a reason that the schema of conditions accepts."""
     return reason if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", reason) else "Failed"
 
 
 def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
-    """Clearing away, once the end stands in the status."""
+    """Remove the pods of a job whose end is in the status.
+
+    Args:
+        job: A finished job.
+        seen: Everything observed beside the job.
+        now_s: The present time.
+
+    Returns:
+        The pods to delete by cleanPodPolicy, the job itself after ttlSecondsAfterFinished, and when
+        to look again.
+    """
     ended_s = job.completion_s if job.completion_s is not None else now_s
     spec, settings = job.spec, job.settings
     policy = spec.clean_pod_policy if spec and spec.clean_pod_policy else CleanPodPolicy.RUNNING
     grace_s = (settings.elasticity.drain_grace_ns / 1e9 if settings else 60.0) + END_MARGIN_S
-    # Workers that were released, or told of the end, end by themselves, with their logs. Nobody has
-    # told the others.
+    # Workers that were released or informed of the end exit by themselves and keep their logs.
+    # Other workers do not know of the end and are deleted at once.
     told = seen.coordinator is not None and seen.coordinator.outcome is not None
     in_order = told or job.holds(ConditionType.COMPLETE)
     pods = [pod for pod in seen.own(job.uid) if not pod.deleting]
@@ -202,7 +240,7 @@ def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
         done = [pod for pod in pods if pod.is_worker and pod.ended]
         delete += [Delete(p.name, p.uid, "cleanPodPolicy is All") for p in done]
     if overdue:
-        # It would be restarted for ever, and nobody asks it any more.
+        # The kubelet would restart the coordinator forever, and no one needs its answers now.
         coordinators = [pod for pod in pods if pod.is_coordinator]
         delete += [Delete(p.name, p.uid, "its outcome stands in the status") for p in coordinators]
     ttl_s = spec.ttl_seconds_after_finished if spec else None
@@ -215,11 +253,21 @@ def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
 
 
 def _shown_since_s(job: Job, seen: Observed, pod: Pod, since_s: float, now_s: float) -> float:
-    """Return since when the operator would have seen that a pod has ended after `since_s`.
+    """Return the time from which the operator would have observed an end after `since_s`.
 
-    While the API server or the pod's kubelet is away, a pod that has ended is shown as running:
-    its age at that moment says nothing, and to delete it would delete its logs. A node that is
-    away for so long that it counts as lost shows nothing more.
+    While the API server or the pod's kubelet is away, a pod that has ended is shown as running. Its
+    age at that moment proves nothing, and deleting it would delete its logs. A node that is away
+    for so long that it counts as lost shows nothing more.
+
+    Args:
+        job: The job.
+        seen: Everything observed beside the job.
+        pod: The pod.
+        since_s: Time of the event after which the pod should have ended.
+        now_s: The present time.
+
+    Returns:
+        Seconds of the operator's wall clock.
     """
     if seen.pods_live_s is None:
         return now_s

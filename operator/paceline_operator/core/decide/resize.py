@@ -1,9 +1,9 @@
-"""Which worker pods to make and which to delete, so that as many work as are wanted.
+"""Decides which worker pods to create and which to delete, to reach the target size.
 
-Who leaves when there are too many: pods that are not running first, deleted here; of those that
-train the coordinator chooses and drains them, so that no work is lost. Only when it does not
-answer for long is a pod deleted without the handshake. A slot that lost its pod gets the next
-attempt at once; the old pod need not have disappeared, since generations fence it.
+Pods that are not training leave first, and the operator deletes them. Among those that train the
+coordinator chooses and drains, so that no work is lost. Only if it does not answer for long is a
+pod deleted without the handshake. A slot that lost its pod gets the next attempt at once. The old
+pod need not have disappeared, since generations fence it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,25 @@ from paceline_operator.core.observed import Observed, Pod
 from paceline_operator.core.plan import Cause, NewPod, Plan
 
 ASK_S: Final = 5.0
-"""So long a pod that ended in order waits for the coordinator's word that the job goes on."""
+"""Seconds to wait, after a pod exited with code 0, for the coordinator to confirm that the job
+continues."""
 HANDSHAKE_MARGIN_S: Final = 20.0
+"""Seconds that a drain may take beyond drainGraceSeconds before a pod is deleted without it."""
 STUCK_S: Final = 60.0
-"""A replacement that finds no other node than the slow one gives up keeping away from it."""
+"""Seconds after which a replacement that fits on no other node may run on the slow one."""
 
 
 def plan(job: Job, seen: Observed, now_s: float) -> Plan:
+    """Plan the worker pods of a job.
+
+    Args:
+        job: A job with a valid spec.
+        seen: Everything observed beside the job.
+        now_s: The present time.
+
+    Returns:
+        The plan: pods that count, pods to create and to delete, and running clocks.
+    """
     assert job.settings is not None
     made = Plan()
     workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
@@ -63,8 +75,11 @@ def plan(job: Job, seen: Observed, now_s: float) -> Plan:
 
 
 def _is_at_its_end(seen: Observed, workers: list[Pod], made: Plan, now_s: float) -> bool:
-    """Nobody takes anybody's place (R17). A coordinator that is new does not know it, until one of
-    the ranks that were released tells it, or shows by training that it was not the end."""
+    """Return True if no pod is to be replaced, because the job ends (R17).
+
+    A new coordinator does not know that the last round was made. It learns it from a rank that was
+    released; if ranks train, it was not the end.
+    """
     coordinator, since_s = seen.coordinator, seen.clocks.ending_s
     if coordinator is not None and coordinator.outcome:
         return True
@@ -81,7 +96,7 @@ def _is_at_its_end(seen: Observed, workers: list[Pod], made: Plan, now_s: float)
 
 
 def _without_doubles(living: list[Pod], made: Plan) -> list[Pod]:
-    """Two pods of one slot: a replacement was made and the old one not yet deleted."""
+    """Delete the older of two pods of one slot, which exist until a replaced pod is removed."""
     newest = backoff.newest_by_slot(living)
     for pod in living:
         if newest[pod.slot] is not pod:
@@ -121,7 +136,7 @@ def _replace_stuck(
             continue
         why = f"{pod.name} finds no other node than the slow one"
         made.delete.append(Delete(pod.name, pod.uid, why))
-        # The cause stays Slow, or the same node would be left again at once.
+        # Keep the cause Slow: its cooldown prevents that the pod leaves the same node again.
         found[pod.uid] = (why, (), Cause.SLOW)
     return found
 
@@ -134,7 +149,7 @@ def _fill(
     replaced: dict[str, tuple[str, tuple[str, ...], Cause]],
     now_s: float,
 ) -> None:
-    """A pod for each empty slot, from the lowest, until as many are wanted as there are."""
+    """Plan a pod for each empty slot, from the lowest, until the target size is reached."""
     assert job.settings is not None
     newest = backoff.newest_by_slot(workers)
     held = {pod.slot for pod in made.living}
@@ -170,7 +185,7 @@ def _fill(
 
 
 def _vanished(job: Job, seen: Observed, slot: int) -> bool:
-    """The slot had a pod, and nobody has asked for more pods since."""
+    """Return True if the slot had a pod and the target has not grown since."""
     assert job.settings is not None
     before = int(job.status.get("replicas") or 0)
     return slot in seen.used and before >= job.settings.replicas
@@ -179,8 +194,11 @@ def _vanished(job: Job, seen: Observed, slot: int) -> bool:
 def _asked(
     seen: Observed, newest: Mapping[int, Pod], held: set[int], made: Plan, now_s: float
 ) -> set[int]:
-    """Slots whose pod ended in order a moment ago: nothing takes its place, there or elsewhere,
-    before it is known whether the job goes on."""
+    """Return the slots whose pod exited with code 0 a moment ago.
+
+    Nothing takes such a pod's place, in its slot or another one, before it is known whether the job
+    continues.
+    """
     found: set[int] = set()
     for slot, pod in newest.items():
         if slot in held or pod.active or pod.uid in made.losses:
@@ -194,14 +212,14 @@ def _asked(
 
 
 def _goes_on(seen: Observed, ended: Pod, now_s: float) -> bool:
-    """A pod that ended in order may be the first sign of the job's end."""
+    """Return True if a pod that exited with code 0 is not the first sign of the job's end."""
     if seen.coordinator is not None and seen.coordinator_heard_s > ended.ended_seen_s:
-        return True  # and it is not stopping, or nothing would be filled
+        return True  # a job that stops does not get here (_is_at_its_end)
     return now_s - ended.ended_seen_s >= ASK_S
 
 
 def next_attempt(job: Job, seen: Observed, slot: int) -> int:
-    """Above everything that ever had a name in this slot (C3)."""
+    """Return the next attempt for a slot, above every attempt that had a name in it (C3)."""
     known = [pod.attempt for pod in seen.pods if pod.is_worker and pod.slot == slot]
     known.append(seen.used.get(slot, 0))
     if seen.coordinator is not None:
@@ -253,8 +271,10 @@ def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
 
 
 def _free(job: Job, workers: list[Pod], made: Plan, now_s: float) -> None:
-    """A sidecar that runs on keeps the GPU of ranks that have ended. Its pod stays while it is the
-    only one that knows of a failure (C8), or of the release."""
+    """Delete pods of which only a sidecar still runs, since they keep a GPU that nothing uses.
+
+    A pod stays while it is the only record of a failure (C8) or of the release.
+    """
     assert job.settings is not None
     newest = backoff.newest_by_slot(workers)
     taken = {new.slot for new in made.new}
@@ -271,7 +291,7 @@ def _free(job: Job, workers: list[Pod], made: Plan, now_s: float) -> None:
 
 
 def _tidy(workers: list[Pod], made: Plan) -> None:
-    """Ended pods of slots that have moved on are kept for their logs, but not all of them."""
+    """Delete old ended pods; the last ones are kept for their logs."""
     taken = {pod.slot for pod in made.living} | {new.slot for new in made.new}
     newest = backoff.newest_by_slot(workers)
     old = [

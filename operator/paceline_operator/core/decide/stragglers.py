@@ -1,7 +1,8 @@
-"""Ranks that are slow for long, and the step to take against them (spec.straggler).
+"""Confirms ranks that are slow for long, and chooses one to replace (spec.straggler).
 
-`paceline_api.slow` judges, for the coordinator too. Only Replace does something here: a new pod,
-away from the slow node. RestartInPlace is the coordinator's, which knows the rank's agent.
+`paceline_api.slow` makes the judgment, for the coordinator too. Only the action Replace is carried
+out here, by a new pod away from the slow node. RestartInPlace belongs to the coordinator, which
+knows the rank's agent.
 """
 
 from __future__ import annotations
@@ -22,20 +23,33 @@ from paceline_operator.core.observed import Observed, Pod
 from paceline_operator.core.plan import Cause, Slow
 
 NODES_MAX: Final = 3
-"""Slow nodes that a replacement keeps away from."""
+"""Upper bound on the number of slow nodes that a replacement avoids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """Slow ranks of a job, and the one to replace now."""
+
     slow: tuple[Slow, ...] = ()
-    """Confirmed, the slowest first."""
+    """Ranks that are confirmed to be slow, the slowest first."""
     replace: Slow | None = None
     slow_s: Mapping[str, float] = field(default_factory=dict)
-    """The clock of that name."""
+    """New values for the clock `Clocks.slow_s`."""
     look_again_s: float | None = None
 
 
 def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdict:
+    """Judge which ranks of a job are slow.
+
+    Args:
+        job: The job.
+        seen: Everything observed beside the job.
+        living: Workers that count.
+        now_s: The present time.
+
+    Returns:
+        The verdict; empty while the coordinator has not reported.
+    """
     coordinator, settings = seen.coordinator, job.settings
     if coordinator is None or settings is None:
         return Verdict()
@@ -77,7 +91,7 @@ def _key(rank: Rank) -> str:
 def _to_replace(
     job: Job, seen: Observed, found: list[Slow], now_s: float
 ) -> tuple[Slow | None, float | None]:
-    """One at most, and none within the cooldown after the last."""
+    """Return a rank to replace, or the time at which the cooldown of the last one ends."""
     assert job.settings is not None
     candidates = [s for s in found if s.action is StragglerResponse.REPLACE and s.pod.node]
     if not candidates:
@@ -92,7 +106,7 @@ def _to_replace(
 
 
 def _known_since(job: Job) -> dict[tuple[str, int | None], float]:
-    """From the status, for an operator that has just started."""
+    """Return the start times in the stored status, for an operator that has just started."""
     found: dict[tuple[str, int | None], float] = {}
     for item in job.status.get("stragglers") or ():
         first_s = seconds_of(item.get("since"))

@@ -1,7 +1,7 @@
-"""Suspending a job: a stop at an agreed round where a checkpoint can keep the work, then no pods.
+"""Suspends a job: a stop at an agreed round if there are checkpoints, then deletion of all pods.
 
-Everybody leaving at once is no drain (C5), so no handshake is tried. Without a checkpoint there is
-nothing to wait for, and the condition says what is lost.
+A drain is not tried, since all ranks leave at once (C5). Without a checkpoint there is nothing to
+wait for, and the condition names what is lost.
 """
 
 from __future__ import annotations
@@ -16,30 +16,42 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 
 STOP_S: Final = 60.0
-"""Bound of the stop round and its checkpoint, beside drainGraceSeconds."""
+"""Upper bound on the stop round and its checkpoint in seconds, in addition to drainGraceSeconds."""
 AGAIN_S: Final = 15.0
-"""A stop that was not heard is asked for again."""
+"""Seconds after which a request for the stop that had no effect is repeated."""
 
 
 @dataclass(slots=True)
 class Suspension:
+    """The next step of a suspension."""
+
     reason: Reason = Reason.SUSPENDED_BY_SPEC
     message: str = ""
     stop: bool = False
-    """Ask for the stop round now."""
+    """True: ask the coordinator for the stop round now."""
     done: bool = False
-    """No pod is left that is not ending."""
+    """True if all pods of the job are gone or being deleted."""
     loses_state: bool = False
     delete: list[Delete] = field(default_factory=list)
     stopping_s: float | None = None
-    """The clock of that name."""
+    """New value for the clock `Clocks.stopping_s`."""
     look_again_s: float | None = None
 
 
 def suspend(job: Job, seen: Observed, now_s: float) -> Suspension:
+    """Decide the next step of a suspension.
+
+    Args:
+        job: A job with a valid spec.
+        seen: Everything observed beside the job.
+        now_s: The present time.
+
+    Returns:
+        The step, with reason and message for the condition Suspended.
+    """
     assert job.settings is not None
     found = Suspension()
-    # Ended ones too: what they ended with must not be taken for the end of the resumed job.
+    # Include ended pods: their exit must not be mistaken for the end of the resumed job.
     pods = [pod for pod in seen.own(job.uid) if not pod.deleting]
     found.done = not pods
     rounds = max(seen.version, job.round)
@@ -53,7 +65,7 @@ def suspend(job: Job, seen: Observed, now_s: float) -> Suspension:
             "and the job starts anew when it is resumed"
         )
     working = any(pod.is_worker and not pod.ended for pod in pods)
-    # With the coordinator gone nobody can be asked, and what the last checkpoint holds is kept.
+    # A stop can only be requested from a coordinator. Without one, the last checkpoint is used.
     asked = any(not pod.is_worker and not pod.ended for pod in pods)
     if trained and keeps and working and asked and not _stopped(seen):
         first_s = seen.clocks.stopping_s if seen.clocks.stopping_s is not None else now_s

@@ -1,9 +1,10 @@
-"""What carries the gradients between pods, beside what `spec.fabric` requires.
+"""The network that carries gradients between pods, compared with what `spec.fabric` requires.
 
-The coordinator tells what the agents have found out (`paceline.core.agent.network`). Nothing that
-is required yet known to be missing may run for hours: with `fabric.preflight` the job fails before.
-Once it was seen to be as required, `status.transport.verifiedAt` says so, and a later loss of it is
-a matter of TransportVerified and an Event: the job has work to lose by then.
+The coordinator reports what the agents have measured (`paceline.core.agent.network`). A job must
+not run for hours on a network that is known to lack what is required. With `fabric.preflight` such
+a job fails before. Once the carrier was observed to be as required, `status.transport.verifiedAt`
+records it. A later loss of the carrier only changes TransportVerified and writes an Event, since
+the job has work to lose by then.
 """
 
 from __future__ import annotations
@@ -20,32 +21,37 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 
 OVER: Final = " over "
-"""In status.transport.kind, before the carrier."""
+"""Separator between transport and carrier in status.transport.kind."""
 MOVING_ROUNDS: Final = 10
-"""Rounds after which a carrier that nobody knows is no longer for want of traffic."""
+"""Number of rounds after which missing traffic no longer explains an unknown carrier."""
 NAMED_MAX: Final = 4
+"""Upper bound on the number of ranks that a message names."""
 ENOUGH: Final = {
     FabricRequirement.RDMA: ("RDMA", "GPUDirect"),
     FabricRequirement.GPU_DIRECT: ("GPUDirect",),
 }
+"""Carriers that satisfy each requirement of `spec.fabric.required`."""
 CHECK: Final = (
     "check that the pods ask for the device plugin's resource and may lock memory (IPC_LOCK), and "
     "FI_PROVIDER or NCCL_IB_* of the fabric profile"
 )
+"""Advice for a user whose job runs on the wrong network."""
 
 
 class Standing(Enum):
+    """Result of comparing the carrier with what is required."""
+
     MET = auto()
     MISSED = auto()
     LOOKING = auto()
-    """Nobody knows yet."""
+    """The carrier is not known yet."""
     UNTOLD = auto()
-    """The job's runtime is of a release that does not look into it."""
+    """The job's runtime is of a release that does not measure the carrier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """How a job stands; None of `carried` is a job that has told no transport yet."""
+    """Transport and carrier of a job, and whether they are as required."""
 
     standing: Standing
     transport: str
@@ -54,10 +60,20 @@ class Carried:
 
     @property
     def kind(self) -> str:
+        """Transport and carrier in one text, such as status.transport.kind has it."""
         return f"{self.transport}{OVER}{self.carrier}" if self.carrier else self.transport
 
 
 def carried(job: Job, seen: Observed) -> Carried | None:
+    """Compare the carrier of a job's gradients with what the job requires.
+
+    Args:
+        job: The job.
+        seen: Everything observed beside the job.
+
+    Returns:
+        The result; None if the coordinator has not reported a transport yet.
+    """
     coordinator = seen.coordinator
     if coordinator is None or not coordinator.transport:
         return None
@@ -90,7 +106,7 @@ def _one_pod(job: Job) -> bool:
 
 
 def verified_at(job: Job) -> str | None:
-    """When the carrier was first seen to be as required."""
+    """Return the time at which the carrier was first observed to be as required, as stored."""
     return _stored(job).get("verifiedAt")
 
 
@@ -98,7 +114,16 @@ def verified_at(job: Job) -> str | None:
 
 
 def explained(job: Job, seen: Observed, found: Carried) -> tuple[bool, Reason, str]:
-    """Whether the condition holds, why, and in words for the user."""
+    """Explain the condition TransportVerified.
+
+    Args:
+        job: The job.
+        seen: Everything observed beside the job.
+        found: The result of `carried`.
+
+    Returns:
+        Whether the condition holds, its reason, and its message for the user.
+    """
     moves = f"{found.kind} moves the gradients"
     wants = f"spec.fabric.required is {found.required}"
     if found.standing is Standing.MET:
@@ -118,7 +143,7 @@ def explained(job: Job, seen: Observed, found: Carried) -> tuple[bool, Reason, s
 
 
 def _named(job: Job, seen: Observed, *, lacking: tuple[str, ...], unknown: bool = False) -> str:
-    """The ranks on the wrong network, or those of which nothing is known."""
+    """Name the ranks with a carrier outside `lacking`, or, if `unknown`, without a known one."""
     ranks = [r for r in seen.coordinator.ranks if r.rank is not None] if seen.coordinator else []
     found = [
         f"rank {rank.rank} in {job.name}-{rank.slot}-{rank.attempt}"
@@ -136,7 +161,16 @@ def _named(job: Job, seen: Observed, *, lacking: tuple[str, ...], unknown: bool 
 
 
 def carrier_unknown(job: Job, seen: Observed, now_s: float) -> CarrierUnknown | None:
-    """The clock of that name, which runs where a carrier is required."""
+    """Return the clock `Clocks.carrier_unknown`, which runs only if a carrier is required.
+
+    Args:
+        job: The job.
+        seen: Everything observed beside the job.
+        now_s: The present time.
+
+    Returns:
+        The clock; None if it does not run.
+    """
     found = carried(job, seen)
     if seen.coordinator is None:
         return seen.clocks.carrier_unknown
@@ -146,7 +180,7 @@ def carrier_unknown(job: Job, seen: Observed, now_s: float) -> CarrierUnknown | 
 
 
 def _in_two_pods(seen: Observed) -> bool:
-    """Something goes from pod to pod."""
+    """Return True if members of the membership run in at least two slots, so data crosses pods."""
     coordinator = seen.coordinator
     return (
         coordinator is not None
@@ -155,7 +189,17 @@ def _in_two_pods(seen: Observed) -> bool:
 
 
 def preflight(job: Job, seen: Observed, now_s: float) -> str | float | None:
-    """Why the job must not go on; else when to look again, if time alone can decide."""
+    """Decide whether the job must end because its network is not as required.
+
+    Args:
+        job: The job.
+        seen: Everything observed beside the job.
+        now_s: The present time.
+
+    Returns:
+        The reason why the job must not continue; or the time at which to check again; or None if
+        time alone decides nothing.
+    """
     checks = job.spec.fabric.preflight if job.spec and job.spec.fabric else None
     if checks is None or not checks.enabled or verified_at(job):
         return None
@@ -172,7 +216,7 @@ def preflight(job: Job, seen: Observed, now_s: float) -> str | float | None:
     if now_s < due_s:
         return due_s
     if seen.coordinator.version < unknown.since_round + MOVING_ROUNDS:
-        return None  # the next round brings the next look
+        return None  # the next round triggers the next decision
     where = _named(job, seen, lacking=(), unknown=True)
     return (
         f"after {checks.timeout_seconds} s (fabric.preflight.timeoutSeconds) it is not known what "

@@ -1,5 +1,6 @@
-"""Decisions of the operator, as pure functions over plain data.
+"""Pure decision functions of the operator, over plain data.
 
-No clock, client or random number: whoever calls brings the time and what was observed. So a
-virtual cluster can try every interleaving, and a decision can be repeated from a log line.
+Nothing here uses a clock, a network client or random numbers: the caller passes the time and what
+was observed. A simulated cluster can therefore try every interleaving, and a decision can be
+repeated from a log line.
 """

@@ -1,4 +1,7 @@
-"""What a decision asks the driver to do, and why: plain data; doing it twice does no harm."""
+"""What a decision asks the driver to do, and why.
+
+All of it is plain data, and carrying it out twice does no harm.
+"""
 
 from __future__ import annotations
 
@@ -14,45 +17,49 @@ from paceline_operator.core.observed import Inventory
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A pod, by its deterministic name: a repeated create conflicts instead of doubling (C3)."""
+    """A pod to create. Its name is deterministic, so a repeated creation conflicts (C3)."""
 
     manifest: Mapping[str, Any]
     why: str
 
     @property
     def name(self) -> str:
+        """Name of the pod."""
         return str(self.manifest["metadata"]["name"])
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An object beside the pods, made or changed by server-side apply."""
+    """An object beside the pods, created or changed by server-side apply."""
 
     kind: str
     manifest: Mapping[str, Any]
     number: int
-    """The one figure of it that may change; remembered when it is written."""
+    """The only figure of the object that may change; remembered once it is written."""
 
 
 BUDGET_FIELD: Final = "disruptionBudget"
+"""Field of the status that keeps minAvailable of the disruption budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """The objects of a job that others act on."""
+    """Objects of a job on which other controllers act."""
 
     group: Apply | None = None
-    """Of its gang; no pod is made without it."""
+    """Group of the job's gang, to be written; no pod is made before it exists."""
     budget: Apply | None = None
     drop_budget: bool = False
     least: int = 0
-    """minAvailable of the budget when this is done; 0: there is none."""
+    """minAvailable of the budget once this is carried out; 0 if there is no budget then."""
 
     @property
     def writes(self) -> int:
+        """Number of requests to the API server that this takes."""
         return (self.group is not None) + (self.budget is not None) + self.drop_budget
 
     def put_into(self, status: dict[str, Any]) -> None:
+        """Record the budget in a status that is about to be written."""
         status.pop(BUDGET_FIELD, None)
         if self.least:
             status[BUDGET_FIELD] = self.least
@@ -60,7 +67,7 @@ class Companions:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Of the pod with this uid only: the name may belong to another one by then."""
+    """A pod to delete, by uid, because another pod may have its name by then."""
 
     name: str
     uid: str
@@ -69,7 +76,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """For `kubectl describe`. `key` is sent once in a job's life."""
+    """A Kubernetes Event of the job. One with the same `key` is sent once in the job's life."""
 
     key: str
     reason: Reason
@@ -79,7 +86,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a coordinator is to be told."""
+    """What to send to the coordinator; a field that is None is not sent."""
 
     inventory: Inventory | None
     targets: Mapping[str, Any] | None
@@ -88,37 +95,39 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
+    """The result of one decision: everything to write, to send and to remember."""
+
     needs_secret: str | None = None
-    """Id of the operator's key with which it is made; None: it is there."""
+    """Id of the operator's key to make the job's Secret with; None if it exists."""
     needs_service: bool = False
     beside: Companions = Companions()
     coordinator: Create | None = None
     workers: tuple[Create, ...] = ()
-    """In this order, few at first (C7)."""
+    """Worker pods, to be created in this order, few at first (C7)."""
     verify_job: bool = False
-    """Ask the API server whether the job still exists before anything is created."""
+    """True: ask the API server whether the job still exists before creating anything."""
     delete: tuple[Delete, ...] = ()
     delete_job: bool = False
     status: Mapping[str, Any] | None = None
-    """The whole status to be; None if there is nothing to write now."""
+    """The whole status to write; None if nothing is to be written now."""
     events: tuple[Event, ...] = ()
     inventory: Inventory | None = None
     targets: Mapping[str, Any] | None = None
     stop: bool = False
-    """`targets` ask for a stop."""
+    """True if `targets` ask for a stop round."""
     clocks: Clocks = field(default_factory=Clocks)
     replaced: int = 0
-    """Pods replaced so far, with those of this decision."""
+    """Pods replaced so far, including those of this decision."""
     look_again_s: float | None = None
-    """When something can follow from time alone."""
+    """Time at which the decision could change although nothing else has; None if never."""
     forget_coordinator: bool = False
-    """What the coordinator has said belongs to a time that is over."""
+    """True: drop the coordinator's last status, which describes a time that is over."""
     hurry: bool = False
-    """News of the coordinator are wanted at once rather than at leisure."""
+    """True: ask the coordinator for news at once instead of at the normal pace."""
 
     @property
     def writes(self) -> int:
-        """Requests to the API server, the job's Secret and the shared Service aside."""
+        """Number of requests to the API server, without the job's Secret and the shared Service."""
         pods = len(self.workers) + (self.coordinator is not None) + len(self.delete)
         return (
             pods

@@ -1,7 +1,7 @@
-"""Since when things are as they are, for decisions that wait for them to last.
+"""Start times of conditions, for decisions that require a condition to last.
 
-Each decision gives back the clocks that go on running; one that it leaves out begins anew when the
-thing is seen the next time. Times are seconds of the operator's wall clock.
+Each decision returns the clocks that continue to run. A clock that it leaves out starts anew the
+next time the condition is observed. Times are seconds of the operator's wall clock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class CarrierUnknown:
-    """Rounds run between two pods, and nobody knows what carries them."""
+    """Since when rounds have run between two pods while their network carrier is unknown."""
 
     since_s: float
     since_round: int
@@ -20,18 +20,20 @@ class CarrierUnknown:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
+    """All clocks of one job; None means that the condition does not hold."""
+
     nobody_s: float | None = None
-    """No pod of the job may have a process any more."""
+    """No pod of the job may have a process."""
     coordinator_away_s: float | None = None
-    """The present coordinator has not spoken; before a start, although its pod runs."""
+    """The present coordinator has not reported; before the job's start, only if its pod runs."""
     surplus_s: float | None = None
-    """There are more workers than are wanted."""
+    """There are more workers than the target."""
     ending_s: float | None = None
-    """The last round is made (R17), as some coordinator of the job has told."""
+    """The last round is committed (R17), as some coordinator of the job has reported."""
     stopping_s: float | None = None
-    """A job to be suspended was asked for its last round."""
+    """A job that is to be suspended was asked for its last round."""
     carrier_unknown: CarrierUnknown | None = None
     node_missing_s: Mapping[str, float] = field(default_factory=dict)
-    """By name: a node with a pod of the job that the watch of nodes does not show."""
+    """Times by name of a node that has a pod of the job and is missing from the watch of nodes."""
     slow_s: Mapping[str, float] = field(default_factory=dict)
-    """By rank (decide/stragglers.py): slower than the others."""
+    """Times by rank (decide/stragglers.py) since which it is slower than the others."""

@@ -1,10 +1,10 @@
-"""What a coordinator tells in GET /v1/status, as far as the operator reads it.
+"""The part of a coordinator's GET /v1/status that the operator reads, with strict limits.
 
-The sender may be of another release (C14): a field that is missing gets a default, and one that is
-unknown is skipped without being built. The coordinator runs in a pod of a user, who can make it say
-anything. So its bytes are counted before anything is made of them, decoded into the types below and
-into nothing else, and what is kept of texts, numbers and histories is cut to what an honest one
-sends.
+The sender may be of another release (C14): a missing field gets a default, and an unknown field is
+skipped without being built. The coordinator runs in a pod of a user, who can make it answer
+anything. Its bytes are therefore counted before anything is built from them. They are decoded into
+the types below and nothing else, and texts, numbers and histories are cut to what an honest
+coordinator sends.
 """
 
 from __future__ import annotations
@@ -21,45 +21,50 @@ from paceline_api.decoding import UNDECODABLE
 from paceline_api.reasons import Reason
 
 ANSWER_BYTES: Final = 256 * 1024
-"""Bound of an answer without its ranks; an honest history takes a third of it."""
+"""Upper bound on an answer without its ranks; an honest history takes a third of it."""
 RANK_BYTES: Final = 4 * 1024
-"""More for each rank; honest ones take 0.8 to 1.5 KiB."""
+"""Additional bytes allowed for each rank; honest ranks take 0.8 to 1.5 KiB."""
 ANSWER_BYTES_MAX: Final = 6 * 1024 * 1024
-"""Bound of any answer, 0.8 KiB for each of 7,000 ranks. Decoding holds the interpreter's lock, and
-so the event loop, for 2 ms per MiB."""
+"""Upper bound on any answer: 0.8 KiB for each of 7,000 ranks. Decoding holds the interpreter's
+lock, and so blocks the event loop, for 2 ms per MiB."""
 ANSWER_VALUES: Final = 32 * 1024
-"""JSON values in an answer without its ranks: a comma in a text counts as one."""
+"""JSON values allowed in an answer without its ranks; a comma in a text counts as one."""
 BYTES_PER_VALUE: Final = 16
-"""At most one JSON value in so many bytes, in the part of the ranks; honest ones have one in 22."""
+"""Least number of bytes per JSON value in the part of the ranks; honest ranks use 22."""
 DEAD_RANKS: Final = 128
-"""A coordinator tells of 64 ranks that are dead, and of all whose pods went moments ago."""
+"""Dead ranks allowed in an answer. A coordinator reports 64, and all whose pods were deleted
+moments ago."""
 
 ATTEMPT_STRIDE: Final = 1000
-"""Attempt of a rank = attempt of its pod x this + restarts inside the pod."""
+"""Factor in a rank's attempt: attempt of its pod x this + restarts inside the pod."""
 SILENT_MS: Final = 3000
-"""Silence after which a heartbeat no longer speaks against evidence (C4), at least."""
+"""Least age at which a heartbeat no longer overrules evidence of death (C4), in milliseconds."""
 SILENT_BEATS: Final = 3
-"""So many intervals of large jobs, whose ranks beat more rarely (R42)."""
+"""The same age in heartbeat intervals, which are longer in large jobs (R42)."""
 
 WHOLE_MAX: Final = 2**53
-"""What any JSON reader takes for a whole number."""
+"""Largest number that every JSON reader represents exactly as a whole number."""
 NAME_MAX: Final = 256
+"""Upper bound on the length of a name, in characters."""
 TEXT_MAX: Final = 2048
-"""A message for people; a condition of the API server is not longer."""
+"""Upper bound on the length of a message; the operator cuts conditions to 2,000 characters anyway.
+"""
 OUTCOME_MAX: Final = 8192
-"""Of an outcome, whose message has the last lines of the script."""
+"""Upper bound on the message of an outcome, which includes the last lines of the script."""
 WHY_MAX: Final = 512
-"""Of one rank."""
+"""Upper bound on the text that explains the state of one rank."""
 KINDS_MAX: Final = 64
-"""Triggers of rounds, settings."""
+"""Upper bound on the number of triggers of rounds, and of settings."""
 CONDITIONS_MAX: Final = 16
+"""Upper bound on the number of conditions."""
 HAPPENINGS_MAX: Final = 256
-"""The latest; an honest coordinator remembers no more."""
+"""Number of the latest happenings that are kept; an honest coordinator remembers no more."""
 CHANGES_MAX: Final = 256
+"""Upper bound on the number of membership changes; a longer list is refused."""
 PASSED_ON: Final = {
     str(reason): reason for reason in (Reason.RESUMED_FROM_CHECKPOINT, Reason.BATCH_SKIPPED)
 }
-"""Happenings that become Events of the job."""
+"""Reasons of happenings that become Events of the job."""
 
 ACTIVE: Final = "active"
 BENCHED: Final = "benched"
@@ -72,48 +77,53 @@ FINISHED: Final = "finished"
 
 @dataclass(frozen=True, slots=True)
 class Rank:
+    """One process of a worker pod, as the coordinator reports it."""
+
     slot: int
     local: int
     attempt: int
-    """Of its pod."""
+    """Attempt of its pod."""
     state: str
     rank: int | None = None
     silent_ms: int = 0
     silent_most_ms: int = SILENT_MS
-    """Beyond it its heartbeat is too old to speak for it."""
+    """Age in milliseconds beyond which its heartbeat no longer proves that it lives."""
     step_s: float = 0.0
     lag_s: float | None = None
-    """Median of its arrivals after the first rank; None: it has not said."""
+    """Median of its arrivals behind the first rank; None if it has not reported one."""
     share: float | None = None
-    """Rounds with a contribution of it, of those in which it was active."""
+    """Fraction of the rounds in which it was active that include a contribution of it."""
     version: int = 0
-    """Rounds that it has applied."""
+    """Number of rounds that it has applied."""
     restarts: int = 0
-    """Of its process, inside of the pod."""
+    """Restarts of its process inside the pod."""
     pid: int = 0
     why: str = ""
     carrier: str = ""
-    """What carries its data channel to other pods: TCP, RDMA, GPUDirect; empty: not known."""
+    """Carrier of its data channel to other pods: TCP, RDMA or GPUDirect; empty if not known."""
     finished: bool = False
-    """It has made the last round, whatever became of its process since."""
+    """True if it has made the last round, whatever happened to its process since."""
 
     @property
     def member(self) -> str:
-        """slot.process#attempt, as its lines in the logs begin."""
+        """Identity as slot.process#attempt, with which its lines in the logs begin."""
         return f"{self.slot}.{self.local}#{self.attempt * ATTEMPT_STRIDE + self.restarts}"
 
     @property
     def pod(self) -> tuple[int, int]:
+        """Slot and attempt of its pod."""
         return self.slot, self.attempt
 
     @property
     def speaks(self) -> bool:
-        """Its own heartbeat says that it lives."""
+        """True if a recent heartbeat of the rank itself shows that it lives."""
         return self.state not in (DEAD, SUSPECT) and self.silent_ms < self.silent_most_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """End of the job, as its coordinator reports it."""
+
     complete: bool
     reason: str
     message: str
@@ -122,8 +132,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """That the job goes on from a checkpoint, or has given up a batch. Of the others, of which a
-    coordinator remembers hundreds, the operator tells nobody."""
+    """A restart from a checkpoint, or a batch that was given up.
+
+    A coordinator remembers hundreds of other happenings; the operator drops those.
+    """
 
     seq: int
     message: str
@@ -132,51 +144,58 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorStatus:
+    """The status of a coordinator after its limits were applied."""
+
     pod_uid: str = ""
     seq: int = 0
     generation: str = ""
-    """incarnation.counter of the present membership; empty before the first."""
+    """The present membership as incarnation.counter; empty before the first one."""
     replicas: int = 0
     has_targets: bool = True
-    """Somebody has pushed `replicas` to this coordinator. One that says nothing needs no push."""
+    """True if `replicas` was pushed to this coordinator. One that does not report this counts as
+    True and needs no push."""
     inventory: int = 0
+    """Revision of the last inventory that it has received."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     ranks: tuple[Rank, ...] = ()
     version: int = 0
     transport: str = ""
-    """What moves the gradients; empty while nobody has said."""
+    """Transport of the gradients; empty until it is reported."""
     transport_why: str = ""
-    """The measurement that led to it."""
+    """The measurement by which the transport was chosen."""
     carrier: str | None = ""
-    """What carries them between pods, on the worst of the ranks; empty: not known, None: this
-    release does not look into it."""
+    """Carrier of the gradients between pods, the worst of all ranks; empty: not known, None: the
+    job's release does not measure it."""
     rounds: Mapping[str, int] = field(default_factory=dict)
     progress: float | None = None
     left_s: float | None = None
-    """Seconds to its end, at the present speed."""
+    """Seconds until the job ends at its present speed."""
     round_s: float = 0.0
     avoided_s: float = 0.0
+    """Seconds of waiting that partial rounds have avoided."""
     conditions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """type -> (reason, message)"""
+    """Reason and message by type of condition."""
     happenings: tuple[Happening, ...] = ()
     restarts: int = 0
-    """Processes started by their agents in the place of others."""
+    """Processes that agents have started in the place of others."""
     stopping: bool = False
     outcome: Outcome | None = None
 
     @property
     def living(self) -> tuple[Rank, ...]:
+        """Ranks that are not dead."""
         return tuple(rank for rank in self.ranks if rank.state != DEAD)
 
     def speaking_pods(self) -> set[tuple[int, int]]:
+        """Return the pods that have a rank with a recent heartbeat."""
         return {rank.pod for rank in self.ranks if rank.speaks}
 
     def registered_pods(self) -> set[tuple[int, int]]:
-        """Pods with a process that has not been declared dead."""
+        """Return the pods with a process that has not been declared dead."""
         return {rank.pod for rank in self.living}
 
     def full_pods(self, procs: int) -> set[tuple[int, int]]:
-        """Pods of which all ranks take part in the membership."""
+        """Return the pods of whose ranks at least `procs` take part in the membership."""
         found: dict[tuple[int, int], int] = {}
         for rank in self.ranks:
             if rank.state in (ACTIVE, BENCHED) and rank.rank is not None:
@@ -184,11 +203,11 @@ class CoordinatorStatus:
         return {pod for pod, count in found.items() if count >= procs}
 
     def standby_pods(self) -> set[tuple[int, int]]:
-        """Pods that are ready, and more than the largest of allowedSizes that is reached."""
+        """Return the pods whose ranks stand by, since the allowed size in use is full."""
         return {rank.pod for rank in self.ranks if rank.state == STANDBY}
 
     def highest_attempts(self) -> dict[int, int]:
-        """Highest attempt that ever registered, by slot (C3)."""
+        """Return the highest attempt that ever registered, by slot (C3)."""
         found: dict[int, int] = {}
         for rank in self.ranks:
             found[rank.slot] = max(found.get(rank.slot, 0), rank.attempt)
@@ -199,20 +218,20 @@ class CoordinatorStatus:
 
 
 class Refused(StrEnum):
-    """Why the operator refuses an answer: label `reason` of its metric."""
+    """Reason why the operator refuses an answer: the label `reason` of its metric."""
 
     FORM = "form"
-    """Neither JSON nor of the types below, or a reply that no coordinator makes."""
+    """Not JSON, not of the types below, or a reply that no coordinator makes."""
     LENGTH = "length"
-    """Longer than the job's pods allow."""
+    """Longer than the number of the job's pods allows."""
     COUNT = "count"
-    """More ranks or values than the job's pods allow."""
+    """More ranks or values than the number of the job's pods allows."""
     SHARE = "share"
-    """The job, or its namespace, has used up its share of the operator's time or reading."""
+    """The job or its namespace has used up its share of decoding time or bytes."""
 
 
 class AnswerError(Exception):
-    """An answer that the operator does not take. `retry_s`: no sooner is it asked again."""
+    """Raised for an answer that the operator rejects. The next request waits `retry_s` at least."""
 
     def __init__(self, refused: Refused, message: str, *, retry_s: float = 0.0) -> None:
         super().__init__(message)
@@ -222,38 +241,48 @@ class AnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a coordinator may answer. It grows with the pods that exist, never with what a spec
-    asks for: a pod costs its namespace quota, a number in a spec costs nothing."""
+    """Upper bounds on the answer of a coordinator.
+
+    It grows with the pods that exist and never with what a spec asks for: a pod costs its namespace
+    quota, a number in a spec costs nothing.
+    """
 
     ranks: int = DEAD_RANKS
 
     @classmethod
     def of(cls, pods: int, procs: int) -> Limits:
-        """Return the limits of a job with so many worker pods of `procs` ranks each."""
+        """Return the limits of a job with `pods` worker pods of `procs` ranks each."""
         return cls(pods * procs + DEAD_RANKS)
 
     @property
     def bytes(self) -> int:
+        """Upper bound on the length of the body, in bytes."""
         return min(ANSWER_BYTES + RANK_BYTES * self.ranks, ANSWER_BYTES_MAX)
 
     @property
     def values(self) -> int:
+        """Upper bound on the number of JSON values in the body."""
         return ANSWER_VALUES + (self.bytes - ANSWER_BYTES) // BYTES_PER_VALUE
 
 
 Name = Annotated[str, Meta(max_length=NAME_MAX)]
 Figure = float | None
-"""JSON has no word for a figure that is not finite: the runtime writes null for one."""
+"""A number, or null: the runtime writes null for a figure that is not finite."""
 
 
 class FactsBody(Struct, frozen=True, gc=False):
+    """Figures that a rank has measured."""
+
     step_seconds: Figure = None
     lag_seconds: Figure = None
 
 
 class RankBody(Struct, frozen=True, gc=False):
+    """One rank in the JSON."""
+
     member: tuple[int, int, int]
-    """Required, so that a list of empty objects ends at its first one."""
+    """Slot, process and attempt. Required, so that a list of empty objects fails at its first one.
+    """
     state: Name = ""
     rank: int | None = None
     silent_ms: int = 0
@@ -266,18 +295,24 @@ class RankBody(Struct, frozen=True, gc=False):
 
 
 class ConditionBody(Struct, frozen=True, gc=False):
+    """One condition in the JSON."""
+
     type: Name = ""
     reason: Name = ""
     message: str = ""
 
 
 class HappeningBody(Struct, frozen=True, gc=False):
+    """One happening in the JSON."""
+
     seq: int = 0
     reason: Name = ""
     message: str = ""
 
 
 class OutcomeBody(Struct, frozen=True, gc=False):
+    """The outcome in the JSON."""
+
     complete: bool = False
     reason: Name = ""
     message: str = ""
@@ -285,10 +320,12 @@ class OutcomeBody(Struct, frozen=True, gc=False):
 
 
 class ChangeBody(Struct, frozen=True, gc=False):
-    """Nothing of it is read: the operator asks whether there was one."""
+    """A membership change, of which no field is read: only whether there was one matters."""
 
 
 class LogBody(Struct, frozen=True):
+    """Figures that follow from the log of rounds."""
+
     rounds: dict[Name, int] = {}
     shares: dict[Name, Figure] = {}
     progress: Figure = None
@@ -298,6 +335,8 @@ class LogBody(Struct, frozen=True):
 
 
 class StatusBody(Struct, frozen=True):
+    """The whole JSON of /v1/status."""
+
     coordinator: Name = ""
     seq: int = 0
     generation: tuple[int, Name, int] = (0, "", 0)
@@ -311,7 +350,7 @@ class StatusBody(Struct, frozen=True):
     transport: Name = ""
     transport_why: str = ""
     carrier: Name | None = None
-    """None: this release does not look into it."""
+    """None if the job's release does not measure the carrier."""
     log: LogBody = LogBody()
     changes: Annotated[tuple[ChangeBody, ...], Meta(max_length=CHANGES_MAX)] = ()
     happenings: tuple[HappeningBody, ...] = ()
@@ -328,14 +367,14 @@ def read_coordinator_status(raw: bytes | bytearray, limits: Limits) -> Coordinat
     """Read the JSON of /v1/status.
 
     Args:
-        raw: The body, which is of at most `limits.bytes`.
-        limits: How much this job may say.
+        raw: The body, of at most `limits.bytes`.
+        limits: How much this job's coordinator may answer.
 
     Returns:
-        What the operator keeps of it.
+        The part that the operator keeps.
 
     Raises:
-        AnswerError: It is not of this form, or says more than it may.
+        AnswerError: The body is not of this form, or exceeds a limit.
     """
     values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
     if values > limits.values:
@@ -389,7 +428,7 @@ def _kept(body: StatusBody) -> CoordinatorStatus:
 
 
 def _generation(body: StatusBody) -> str:
-    """The server sends a mere proposal until the first membership has been committed."""
+    """Return the membership; empty until one is committed, since proposals are sent too."""
     if not body.changes:
         return ""
     incarnation, _, counter = body.generation

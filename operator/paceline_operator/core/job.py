@@ -1,7 +1,8 @@
-"""A TrainingJob as the decisions see it: the spec in force and what its status remembers.
+"""A TrainingJob as decisions read it: the spec in force and what its status stores.
 
-Behaviour is resolved once and kept in `status.resolved` (C12): a field that the user left open
-keeps the value that the release had with which the job started; one that the user writes counts.
+Defaults are resolved once and kept in `status.resolved` (C12). A field that the user left open
+keeps the value of the release with which the job started. A field that the user writes takes
+effect.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from paceline_api.types.enums import ABLE_BACKENDS, Backend
 from paceline_api.types.job import TrainingJob, TrainingJobSpec
 
 _NOT_KEPT: Final = ("template", "replicas", "minReplicas", "maxReplicas", "suspend")
-"""Not part of `status.resolved`: large, or the user's wish of the moment."""
+"""Fields of the spec that `status.resolved` leaves out: too large, or the user's current wish."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """One TrainingJob, read from the object of the API server."""
+
     name: str
     namespace: str
     uid: str
@@ -35,26 +38,29 @@ class Job:
     deleting: bool
     manager: str
     status: Mapping[str, Any]
-    """As stored; of this and of other releases."""
+    """Stored status, written by this release or by another one."""
     spec: TrainingJobSpec | None
-    """In force, every default filled in; None for a job with problems."""
+    """Spec in force, with every default filled in; None if the spec is invalid."""
     settings: ResolvedJob | None
+    """Settings resolved from `spec`; None if the spec is invalid."""
     template: Mapping[str, Any]
-    """spec.template as the user wrote it."""
+    """`spec.template` as the user wrote it."""
     frozen: Mapping[str, Any]
-    """`status.resolved` to be."""
+    """Value that `status.resolved` has, or gets with the next write of the status (C12)."""
     problems: str = ""
-    """What is wrong with the spec, in the words for the user."""
+    """Reason why the spec is invalid, worded for the user; empty if it is valid."""
     fixed_size: bool = False
-    """Kueue admits it."""
+    """True if Kueue admits the job, which it does for a fixed number of workers only (C16)."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str]:
+        """Namespace and name of the job."""
         return self.namespace, self.name
 
     def condition(self, kind: str) -> Mapping[str, Any] | None:
+        """Return the stored condition of this type, or None if the status has none."""
         for condition in self.status.get("conditions") or ():
             if condition.get("type") == kind:
                 found: Mapping[str, Any] = condition
@@ -63,47 +69,53 @@ class Job:
 
     @property
     def set_aside(self) -> bool:
-        """It was suspended, and its ranks have not come together since."""
+        """True if the job was suspended and its ranks have not formed a membership since."""
         ring = self.condition(ConditionType.RING_READY)
         return ring is not None and ring.get("reason") == Reason.SUSPENDED_BY_SPEC
 
     @property
     def has_started(self) -> bool:
-        """A membership of the present pods has been seen."""
+        """True if a membership of the present pods has been observed."""
         return self.start_s is not None and not self.set_aside
 
     def holds(self, kind: str) -> bool:
+        """Return True if the stored condition of this type has the status True."""
         condition = self.condition(kind)
         return condition is not None and condition.get("status") == "True"
 
     @property
     def finished(self) -> bool:
+        """True if the stored status says that the job is Complete or Failed."""
         return self.holds("Complete") or self.holds("Failed")
 
     @property
     def start_s(self) -> float | None:
+        """`status.startTime` in seconds since the epoch; None before the first membership."""
         return seconds_of(self.status.get("startTime"))
 
     @property
     def completion_s(self) -> float | None:
+        """`status.completionTime` in seconds since the epoch; None while the job runs."""
         return seconds_of(self.status.get("completionTime"))
 
     @property
     def round(self) -> int:
-        """The last that the status tells of."""
+        """Latest round in the stored status; 0 if it has none."""
         return int(self.status.get("round") or 0)
 
     @property
     def highest_attempt(self) -> int:
+        """Highest attempt of any pod according to the stored status (C3)."""
         return int(self.status.get("highestAttempt") or 0)
 
 
 def manager_of(body: Mapping[str, Any]) -> str:
-    """Which operator looks after the job (C15)."""
+    """Return the name of the operator that looks after a job, given the job's object (C15)."""
     return str((body.get("spec") or {}).get("managedBy") or DEFAULT_MANAGER)
 
 
 def has_ended(body: Mapping[str, Any]) -> bool:
+    """Return True if the stored status of a job's object says Complete or Failed."""
     conditions = (body.get("status") or {}).get("conditions") or ()
     return any(
         c.get("type") in ("Complete", "Failed") and c.get("status") == "True" for c in conditions
@@ -111,7 +123,17 @@ def has_ended(body: Mapping[str, Any]) -> bool:
 
 
 def read_job(body: Mapping[str, Any]) -> Job:
-    """From the object of the API server. Never raises for what a user wrote."""
+    """Read a job from the object of the API server.
+
+    An invalid spec is no exception: it gives a job with `problems` and without `spec` and
+    `settings`.
+
+    Args:
+        body: The TrainingJob as the API server returns it.
+
+    Returns:
+        The job, with the defaults of `status.resolved` where the user left a field open.
+    """
     metadata = body["metadata"]
     status = body.get("status") or {}
     spec = settings = None
@@ -145,8 +167,16 @@ def read_job(body: Mapping[str, Any]) -> Job:
 
 
 def read_again(body: Mapping[str, Any], before: Mapping[str, Any], known: Job) -> Job:
-    """The same as `read_job`, at less cost if only the status has changed. `known`: as `before` was
-    read."""
+    """Read a changed job; cheap if only its status has changed.
+
+    Args:
+        body: The TrainingJob as it is now.
+        before: The object that was read last.
+        known: The job that was read from `before`.
+
+    Returns:
+        The same job as `read_job(body)`.
+    """
     status = body.get("status") or {}
     same = body.get("spec") == before.get("spec") and _identity(body) == _identity(before)
     if same and (status.get("resolved") or known.frozen) == known.frozen:
@@ -160,7 +190,7 @@ def _identity(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _in_force(body: Mapping[str, Any], frozen: Mapping[str, Any]) -> TrainingJob:
     written = body.get("spec") or {}
-    # `managedFields` and the like are not Paceline's business.
+    # Other metadata, such as `managedFields`, is not part of Paceline's schema.
     metadata = {
         key: value
         for key, value in body["metadata"].items()
@@ -176,7 +206,7 @@ def _in_force(body: Mapping[str, Any], frozen: Mapping[str, Any]) -> TrainingJob
 
 
 def _with_able_backend(job: TrainingJob) -> TrainingJob:
-    """`auto` does not try what cannot use the network that the job requires."""
+    """Replace the backend `auto` if a network is required that only certain backends can use."""
     collective, fabric = job.spec.collective, job.spec.fabric
     assert collective is not None
     assert fabric is not None
@@ -189,7 +219,7 @@ def _with_able_backend(job: TrainingJob) -> TrainingJob:
 
 
 def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above`, with what it leaves open from `below`."""
+    """Return `above`, with the fields that it leaves open taken from `below`."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)

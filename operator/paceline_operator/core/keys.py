@@ -1,7 +1,7 @@
 """The secrets of one job, derived from the operator's key and the job's uid (C2).
 
-The operator can make them again at any time, so it never has to read a Secret of a user's
-namespace. Another job, or the same name made anew, has another uid and so other secrets.
+The operator can derive them again at any time, so it never has to read a Secret in a user's
+namespace. A recreated job has a new uid, and therefore other secrets, even under the same name.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ _HASH: Final = hashlib.sha256
 
 @dataclass(frozen=True, slots=True)
 class JobKeys:
+    """All secrets of one job."""
+
     key_id: str
-    """Of the operator's key that they are derived from."""
+    """Id of the operator's key from which the secrets are derived."""
     token: str
-    """Bearer token of ranks and agents at the coordinator."""
+    """Bearer token with which ranks and agents authenticate at the coordinator."""
     operator_token: str
-    """The operator's own; no pod but the coordinator's has it."""
+    """Bearer token of the operator; the coordinator's pod is the only one that has it."""
     server_seed: bytes
-    """Private Ed25519 key of the coordinator; its public half is pinned by agents and operator."""
+    """Private Ed25519 key of the coordinator; agents and operator pin its public half."""
     callers_seed: bytes
-    """Private Ed25519 key of the job's authority, which signs the certificates of those who call
-    the coordinator. No pod has it."""
+    """Private Ed25519 key of the job's authority, which signs the certificates of the coordinator's
+    callers. No pod has it."""
     agent_seed: bytes
     """Private Ed25519 key of the job's agents."""
     operator_seed: bytes
@@ -35,7 +37,7 @@ class JobKeys:
 
 
 def hkdf(key: bytes, info: bytes, length: int, salt: bytes = b"") -> bytes:
-    """HKDF with SHA-256 (RFC 5869)."""
+    """Return `length` bytes of key material by HKDF with SHA-256 (RFC 5869)."""
     size = _HASH().digest_size
     pseudo = hmac.new(salt or bytes(size), key, _HASH).digest()
     block, out = b"", b""
@@ -46,6 +48,18 @@ def hkdf(key: bytes, info: bytes, length: int, salt: bytes = b"") -> bytes:
 
 
 def job_keys(operator_key: bytes, uid: str) -> JobKeys:
+    """Derive all secrets of a job; the same arguments always give the same secrets.
+
+    Args:
+        operator_key: One of the operator's keys, of at least 32 bytes.
+        uid: Uid of the job.
+
+    Returns:
+        The secrets.
+
+    Raises:
+        ValueError: The operator's key is too short.
+    """
     if len(operator_key) < OPERATOR_KEY_BYTES:
         raise ValueError(f"the operator's key has {len(operator_key)} bytes, 32 are needed")
 
@@ -64,5 +78,5 @@ def job_keys(operator_key: bytes, uid: str) -> JobKeys:
 
 
 def key_id(operator_key: bytes) -> str:
-    """Names a key without telling it."""
+    """Return a short id that names a key and does not reveal it."""
     return hkdf(operator_key, b"paceline key id v1", 4).hex()

@@ -1,6 +1,6 @@
-"""What the operator knows at the moment of a decision: pods, nodes, refusals, what it has sent.
+"""Everything that a decision knows beside the job: pods, nodes, refusals, what was sent.
 
-Only the handful of fields that a decision reads, so that ten thousand pods fit into memory and a
+Only the few fields that a decision reads are kept, so that ten thousand pods fit into memory and a
 test can write them down. Times are seconds of the operator's own wall clock.
 """
 
@@ -19,12 +19,12 @@ from paceline_operator.core.refusals import OF_GANG, Refusal
 from paceline_operator.core.unheard import Unheard
 
 NO_SLOT = -1
-"""Of a coordinator's pod."""
+"""Slot number of a coordinator's pod, which occupies no slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a pod's main container ended, or why the pod failed before it had one."""
+    """End of a pod's main container, or of a pod that failed before that container ran."""
 
     exit_code: int
     reason: str = ""
@@ -33,26 +33,29 @@ class End:
 
     @property
     def in_order(self) -> bool:
+        """True if the exit code is 0."""
         return self.exit_code == 0
 
 
 OVER = ("Succeeded", "Failed")
-"""Phases of a pod without a container that runs."""
+"""Phases of a pod none of whose containers runs."""
 FINISHED_WORD = "finished"
 """First word of the termination message of a pod whose ranks were released (R17)."""
 NOT_STARTED = -1
-"""Exit code of a pod that failed before its container ran: refused by the kubelet, evicted."""
+"""Exit code of a pod that failed before its container ran: refused by the kubelet, or evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
+    """A worker's or a coordinator's pod, as its last event from the API server describes it."""
+
     name: str
     uid: str
     role: str
     slot: int
     attempt: int
     owner: str
-    """Uid of the controlling job."""
+    """Uid of the job that controls the pod."""
     created_s: float = 0.0
     node: str = ""
     phase: str = "Pending"
@@ -60,150 +63,174 @@ class Pod:
     deleting: bool = False
     end: End | None = None
     ended_seen_s: float = 0.0
-    """When this operator first saw the end."""
+    """Time at which this operator first observed the end; 0 while the pod has not ended."""
     disrupted: bool = False
-    """The cluster ended it (eviction, preemption, node): condition DisruptionTarget."""
+    """True if the cluster ended the pod (eviction, preemption, node): condition DisruptionTarget.
+    """
     waiting: str = ""
-    """Why its container does not start, such as `ErrImagePull: ...`."""
+    """Reason why a container does not start, such as `ErrImagePull: ...`; empty if none waits."""
     unschedulable: str = ""
-    """The scheduler's words."""
+    """Message of the scheduler if it found no node for the pod; empty otherwise."""
     queued: bool = False
-    """Kueue looks after it."""
+    """True if Kueue manages the pod."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Its annotations of Paceline."""
+    """The pod's annotations whose names have Paceline's prefix."""
     version: int = 0
-    """resourceVersion, by which a late event is told from a new one."""
+    """The resourceVersion, which distinguishes a late event from a new one."""
 
     @property
     def ended(self) -> bool:
+        """True if the main container has ended, or the pod failed before it ran."""
         return self.end is not None
 
     @property
     def active(self) -> bool:
+        """True if the pod has not ended and is not being deleted."""
         return not self.deleting and self.end is None
 
     @property
     def lingers(self) -> bool:
-        """Its ranks are dead; a sidecar of it runs on and keeps all that the pod has asked for."""
+        """True if the ranks are dead but a sidecar still holds the pod's resources."""
         return self.ended and self.phase not in OVER
 
     @property
     def released(self) -> bool:
-        """By its own word: the job is complete, whoever else knows of it (R17)."""
+        """True if the termination message says that the job is complete (R17)."""
         end = self.end
         return end is not None and end.in_order and end.message.startswith(FINISHED_WORD)
 
     @property
     def is_worker(self) -> bool:
+        """True for a worker's pod."""
         return self.role == ROLE_WORKER
 
     @property
     def is_coordinator(self) -> bool:
+        """True for a coordinator's pod."""
         return self.role == ROLE_COORDINATOR
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
+    """A node of the cluster, as far as it matters for the loss of pods and for fabric profiles."""
+
     name: str
     ready: bool = True
     not_ready_since_s: float = 0.0
-    """On the operator's clock: that of the node may be wrong (C4)."""
+    """Time since which the node is NotReady, on the operator's clock: the node's may be wrong (C4).
+    """
     ready_again_s: float = 0.0
-    """When its kubelet came back; 0: it was not away while this operator watched."""
+    """Time at which the node became Ready again; 0 if it was never NotReady while observed."""
     out_of_service: bool = False
     cordoned: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     offers: Mapping[str, int] = field(default_factory=dict)
-    """Allocatable resources of device plugins."""
+    """Allocatable amounts of the resources of device plugins."""
 
     @property
     def troubled(self) -> bool:
+        """True if the node is NotReady or out of service."""
         return self.out_of_service or not self.ready
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What this operator has told the present coordinator and written to the API server."""
+    """What this operator has sent to the present coordinator and written to the API server."""
 
     revision: int = 0
     inventory: frozenset[tuple[int, int]] = frozenset()
     inventory_s: float = 0.0
-    """When `inventory` was received by the coordinator."""
+    """Time at which the coordinator received `inventory`."""
     stop_s: float = 0.0
-    """When it was last asked for a stop."""
+    """Time of the last request for a stop round."""
     status_s: float = 0.0
-    """Last write of the status."""
+    """Time of the last write of the status."""
     figures_s: float = 0.0
-    """Last write of round and progress (C12)."""
+    """Time of the last write that changed the round in the status (C12)."""
     secret: bool = False
+    """True if the Secret was created and no pods were made since: it need not be created again."""
     events: frozenset[str] = frozenset()
-    """Keys of Events sent, so that each is sent once."""
+    """Keys of the Events that were sent, so that each is sent once."""
     group: int = 0
-    """Fewest members of the gang's group as written last; 0: not by this operator."""
+    """Least number of members in the gang's group as last written; 0 if this operator wrote none.
+    """
     budget: int | None = None
-    """minAvailable of the disruption budget, 0 without one; None: what the status says."""
+    """minAvailable of the disruption budget, 0 if there is none; None: the status has the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything beside the job itself."""
+    """Everything that a decision takes into account beside the job itself."""
 
     pods: tuple[Pod, ...] = ()
-    """Those with the job's name on their label, whoever owns them."""
+    """All pods whose label names this job, including those that another object owns."""
     coordinator: CoordinatorStatus | None = None
-    """The coordinator's last status; None while nothing was heard of the present one."""
+    """Last status of the coordinator; None if the present one has not reported one."""
     coordinator_heard_s: float = 0.0
-    """When it was received."""
+    """Time at which `coordinator` was received."""
     unheard: Unheard | None = None
-    """Why nothing is heard of it; None: it answers, or was not asked yet."""
+    """Failure of the last request to the coordinator; None if it was answered or not yet made."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     fabrics: Mapping[str, FabricSpec] = field(default_factory=lambda: {PLAIN: PLAIN_SPEC})
-    """Profiles by name: the built-in ones, and those of the cluster in their place."""
+    """Fabric profiles by name; one of the cluster replaces the built-in one with its name."""
     nodes_fresh: bool = True
-    """The watch of nodes is alive; without it nothing is concluded from nodes (C4)."""
+    """True if the watch of nodes is alive. Otherwise nothing is concluded from nodes (C4)."""
     pods_live_s: float | None = 0.0
-    """Since when the watch of pods has shown how they are, without an outage; None: it does not."""
+    """Time since which the watch of pods has had no outage; None while it has one."""
     refusal: Refusal | None = None
     budget_refusal: Refusal | None = None
-    """Of the disruption budget, which holds up nothing else."""
+    """Refusal of the disruption budget, which delays nothing else."""
     sent: Sent = Sent()
     clocks: Clocks = field(default_factory=Clocks)
-    """As the last decision left them."""
+    """Clocks as the last decision returned them."""
     used: Mapping[int, int] = field(default_factory=dict)
-    """Highest attempt of each slot that this operator has seen or made; NO_SLOT: coordinators."""
+    """Highest attempt of each slot that this operator has observed or made; NO_SLOT for
+    coordinators."""
     replaced: int = 0
-    """Pods replaced so far, as this operator remembers."""
+    """Number of pods replaced so far, as far as this operator remembers."""
     key_id: str = ""
-    """Of the operator's newest key."""
+    """Id of the operator's newest key."""
     epoch: int = 0
-    """Number of the present leadership, above all earlier ones; orders inventories."""
+    """Number of the present leadership, higher than all earlier ones; orders inventories."""
 
     @property
     def refused_gang(self) -> Refusal | None:
+        """The last refusal if it concerned the gang's group; None otherwise."""
         return self.refusal if self.refusal and self.refusal.kind in OF_GANG else None
 
     @property
     def version(self) -> int:
-        """Rounds that the coordinator knows to be committed; 0 while nothing was heard of it."""
+        """Rounds that the coordinator knows to be committed; 0 while it has not reported."""
         return self.coordinator.version if self.coordinator is not None else 0
 
     def key_in_use(self, uid: str) -> str:
-        """Id of the operator's key for further pods of a job: that of the pods that it has, since
-        all of them have to trust each other."""
+        """Return the id of the operator's key to use for further pods of a job.
+
+        All pods of a job must trust each other, so the key of the pods that exist is used, the
+        coordinator's first.
+
+        Args:
+            uid: Uid of the job.
+
+        Returns:
+            The key's id; that of the newest key if the job has no active pod.
+        """
         living = [pod for pod in self.own(uid) if pod.active and NOTE_KEY in pod.notes]
         living.sort(key=lambda pod: not pod.is_coordinator)
         return living[0].notes[NOTE_KEY] if living else self.key_id
 
     def own(self, uid: str) -> tuple[Pod, ...]:
+        """Return the pods that the job with this uid controls."""
         return tuple(pod for pod in self.pods if pod.owner == uid)
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Body of /v1/inventory (R25)."""
+    """Numbered list of the pods that may have processes: the body of POST /v1/inventory (R25)."""
 
     revision: int
     pods: tuple[tuple[int, int], ...]
 
     def body(self) -> dict[str, Any]:
+        """Return the JSON object to post."""
         return {"revision": self.revision, "pods": [list(pod) for pod in self.pods]}

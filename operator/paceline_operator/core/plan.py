@@ -1,6 +1,6 @@
-"""The worker pods as they are to be: those that count, those to make and those to delete.
+"""The plan for a job's worker pods: which ones count, which to create and which to delete.
 
-Drawn up by decide/resize.py; what speaks against a pod for now is then taken out of it.
+`decide/resize.py` makes the plan. Later steps remove pods from it that cannot be created now.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from paceline_operator.core.observed import Pod
 
 
 class Cause(StrEnum):
-    """Why a slot needs another pod."""
+    """Reason why a slot needs a new pod."""
 
     NEW = "New"
     LOST = "Lost"
     FAILED = "Failed"
     REFUSED = "Refused"
     ENDED = "Ended"
-    """With exit code 0 while the job goes on: drained, by whatever asked for it."""
+    """The pod ended with exit code 0 while the job continues: it was drained."""
     SLOW = "Slow"
 
 
 @dataclass(frozen=True, slots=True)
 class NewPod:
+    """A worker pod to create, the reason for it, and the nodes that it must avoid."""
+
     slot: int
     attempt: int
     cause: Cause
@@ -41,6 +43,8 @@ class NewPod:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
+    """A rank that is confirmed to be slow, its pod, and the action that applies to it."""
+
     rank: Rank
     pod: Pod
     slowdown_percent: int
@@ -50,42 +54,47 @@ class Slow:
 
 @dataclass(slots=True)
 class Plan:
+    """Worker pods of one decision; the later steps of the same decision modify it."""
+
     living: list[Pod] = field(default_factory=list)
-    """Workers that count: neither ended, nor leaving, nor lost."""
+    """Workers that count: they have not ended, are not being deleted, and are not lost."""
     new: list[NewPod] = field(default_factory=list)
     delete: list[Delete] = field(default_factory=list)
     losses: dict[str, str] = field(default_factory=dict)
-    """Pods gone with their node, by uid."""
+    """Reasons why pods count as gone with their node, by uid."""
     waiting: list[str] = field(default_factory=list)
-    """Why slots stay empty for now."""
+    """Reasons why slots stay empty for now."""
     no_fabric: str = ""
-    """Why no pod can be made: there is no network for it."""
+    """Reason why no pod can be made: no fabric profile fits; empty if one does."""
     surplus: int = 0
-    """Workers that the coordinator has to choose and drain."""
+    """Number of workers above the target; the coordinator chooses and drains them."""
     slow: tuple[Slow, ...] = ()
     clocks: Clocks = field(default_factory=Clocks)
     replaced: int = 0
-    """Pods replaced so far, with those in `new`."""
+    """Pods replaced so far, including those in `new`."""
     looks: list[float] = field(default_factory=list)
+    """Times at which a decision could change although nothing else has."""
     hurry: bool = False
+    """True if news of the coordinator is wanted at once."""
 
     def look(self, at_s: float | None) -> None:
+        """Request another decision at this time; None requests nothing."""
         if at_s is not None:
             self.looks.append(at_s)
 
     def drop_new(self) -> None:
-        """None of the new pods is to be made now."""
+        """Remove all new pods from the plan for now."""
         self.keep_new(0)
 
     def keep_new(self, count: int) -> None:
-        """Only so many of the new pods are to be made now."""
+        """Remove all but the first `count` new pods from the plan for now."""
         self.replaced -= sum(new.cause is not Cause.NEW for new in self.new[count:])
         self.new = self.new[:count]
 
     def drop_growth(self) -> None:
-        """Only replacements are to be made now."""
+        """Remove new pods that enlarge the job from the plan; replacements stay."""
         self.new = [new for new in self.new if new.cause is not Cause.NEW]
 
     def keep_running(self, **clocks: Any) -> None:
-        """Clocks, by the names of their fields."""
+        """Set clocks, given by the names of their fields in `Clocks`."""
         self.clocks = replace(self.clocks, **clocks)

@@ -1,8 +1,8 @@
-"""The one decision: (job, everything observed, now) -> what to write, send and look at next.
+"""The decision about one job: what to write, what to send, and when to look again.
 
-Level-triggered: it looks at how things are and never at what has changed, so that a lost, doubled
-or late event, a crash between two writes, or a write of somebody else makes no difference in the
-end. Calling it again with the same arguments gives the same answer.
+It is level-triggered: it looks at the present state and never at what has changed. A lost,
+duplicated or late event, a crash between two writes, or a write by somebody else therefore makes no
+difference in the end. The same arguments always give the same answer.
 """
 
 from __future__ import annotations
@@ -43,13 +43,23 @@ from paceline_operator.core.report.events import events_of, suspended_event
 from paceline_operator.core.unheard import TOLD_S
 
 HEAR_S: Final = 2.0
-"""A new operator waits so long to hear the coordinator before a job grows: one that has been told a
-smaller number would drain the new workers."""
+"""Seconds that a new operator waits for the coordinator's first report before it enlarges a job. A
+coordinator that still has a smaller target would drain the new workers."""
 
 
 def reconcile(job: Job, seen: Observed, now_s: float) -> Changes:
+    """Decide what to do for one job now.
+
+    Args:
+        job: The job, with its stored status.
+        seen: Everything observed beside the job.
+        now_s: The operator's wall clock, in seconds since the epoch.
+
+    Returns:
+        What to write and send, the clocks that go on running, and when to decide again.
+    """
     if job.deleting:
-        return Changes()  # the owner references do the rest, with or without an operator (C1)
+        return Changes()  # owner references delete the pods, even without an operator (C1)
     if job.finished:
         return finish.after_the_end(job, seen, now_s)
     if job.spec is None or job.settings is None:
@@ -61,7 +71,7 @@ def reconcile(job: Job, seen: Observed, now_s: float) -> Changes:
 
 
 def _of_the_present_coordinator(job: Job, seen: Observed) -> Observed:
-    """What an earlier coordinator has said is over, be it of before a suspension or a crash."""
+    """Drop the status of an earlier coordinator, from before a suspension or a crash."""
     uids = {pod.uid for pod in seen.own(job.uid) if pod.is_coordinator and pod.active}
     if seen.coordinator is None or seen.coordinator.pod_uid in uids:
         return seen
@@ -69,7 +79,7 @@ def _of_the_present_coordinator(job: Job, seen: Observed) -> Observed:
 
 
 def _invalid(job: Job, seen: Observed, now_s: float) -> Changes:
-    """What the schema could not catch: the user is told, and nothing is touched."""
+    """Report a spec that is invalid beyond what the schema catches, and change nothing."""
     text = f"{job.problems}; change it with kubectl edit or apply"
     wanted = [
         Wanted(ConditionType.DEGRADED, True, Reason.SPEC_INVALID, text),
@@ -108,14 +118,14 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
         new_status |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0}
         new_status["ready"] = f"0/{job.settings.replicas}"
         new_status.pop("transport", None)  # the next pods may be on other nodes
-        # Those that have made the stop round. Without a checkpoint none does: all are taken away.
+        # Only ranks that have made the stop round stay. Without a checkpoint no rank makes one.
         rows = status.ranks_at_rest(job, seen, complete=False)
         new_status["ranks"] = [row for row in rows if row["state"] == FINISHED]
         new_status |= {"stragglers": [], "stragglerCount": 0}
         status.without_eta(new_status)
         attempts = [pod.attempt for pod in seen.own(job.uid)]
         if attempts or job.highest_attempt:
-            # Above 1, so that the pods after the resumption get names of their own.
+            # At least 2, so that the pods after the resumption do not reuse names.
             new_status["highestAttempt"] = max(
                 job.highest_attempt, 2, *attempts, *seen.used.values()
             )
@@ -125,7 +135,7 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
     new_status["state"] = status.state_word(new_status)
     write, look = status.due(job, new_status, seen, now_s)
     looks = [at for at in (found.look_again_s, look) if at is not None]
-    # Pods go only after the status says so: until then a crash must not look like a loss.
+    # Write the status before deleting pods, or a crash in between would look like a loss.
     status_first = not write and look is None
     return Changes(
         status=new_status if write else None,
@@ -141,7 +151,7 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
 
 
 def _asked_to_stop(job: Job) -> bool:
-    """A suspension is under way: an outcome is its stop, not the job's end."""
+    """Return True if a suspension is under way: an outcome is then its stop, not the job's end."""
     condition = job.condition(ConditionType.SUSPENDED)
     return condition is not None and condition.get("reason") in (
         Reason.SUSPENDING,
@@ -150,7 +160,10 @@ def _asked_to_stop(job: Job) -> bool:
 
 
 def _half_suspended(job: Job, seen: Observed) -> bool:
-    """It was resumed before its suspension was complete; ranks that have stopped cannot go on."""
+    """Return True if the job was resumed before its suspension was complete.
+
+    Ranks that have stopped cannot continue, so their pods have to go first.
+    """
     left = any(not pod.deleting for pod in seen.own(job.uid))
     return left and job.holds(ConditionType.SUSPENDED)
 
@@ -158,7 +171,7 @@ def _half_suspended(job: Job, seen: Observed) -> bool:
 def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     resumed = job.holds(ConditionType.SUSPENDED)
     if resumed:
-        seen = replace(seen, coordinator=None)  # of the time before the suspension
+        seen = replace(seen, coordinator=None)  # it reported before the suspension
     plan = resize.plan(job, seen, now_s)
     living, overruled = evidence.may_live(job, seen, plan.losses)
     before, nobody_s = seen.clocks, now_s
@@ -178,7 +191,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         return _end(job, seen, judged.end, now_s)
     over = ""
     if judged.resume and seen.coordinator is not None and seen.coordinator.outcome is not None:
-        # What the lost ranks had told of their end is over with them.
+        # The lost ranks may have reported that the job ends. That no longer counts.
         clocks = replace(plan.clocks, ending_s=None)
         over, seen = judged.resume, replace(seen, coordinator=None, clocks=clocks)
         plan = resize.plan(job, seen, now_s)
@@ -198,7 +211,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         plan.hurry = True
     network = fabric.fabric_of(job, seen)
     if fabric.is_instead(job, seen, network):
-        seen = replace(seen, refusal=None)  # what was refused is no longer asked for
+        seen = replace(seen, refusal=None)  # the refused pod will not be requested again
     blocked = _may_not(job, seen, plan, network, now_s, resumed=resumed)
     provider = provider_of(job)
     notes = provider.hold_back(job, seen, plan)
@@ -249,7 +262,7 @@ def _may_not(
     *,
     resumed: bool,
 ) -> bool:
-    """Whether no pod may be made now."""
+    """Return True if no pod may be made now."""
     due_s = refusals.retry_at(seen.refusal, job.generation)  # few at first (C7)
     blocked = now_s < due_s
     plan.look(due_s if blocked else None)
@@ -257,14 +270,22 @@ def _may_not(
         plan.no_fabric, blocked = network.why, True
         plan.look(now_s + fabric.SEARCH_S)
     if resumed:
-        # Pods only after the status says so, or a crash in between would look half suspended.
+        # Write the status before creating pods, or a crash in between would look half suspended.
         blocked = True
         plan.look(now_s)
     return blocked
 
 
 def _unheard(job: Job, plan: Plan, since_s: float, now_s: float, *, has_pod: bool) -> None:
-    """The coordinator has not spoken since then. `has_pod`: its pod is there."""
+    """Delay growth while the coordinator does not report.
+
+    Args:
+        job: The job.
+        plan: The plan to change.
+        since_s: Time since which the coordinator has not reported.
+        now_s: The present time.
+        has_pod: True if the coordinator has a usable pod.
+    """
     if now_s - since_s < TOLD_S:
         plan.look(since_s + TOLD_S)
     if plan.living and has_pod and job.holds(ConditionType.RING_READY) and now_s - since_s < HEAR_S:
@@ -316,7 +337,7 @@ def _create(
 
 
 def _unsettled(job: Job, seen: Observed, plan: Plan) -> bool:
-    """A membership change is expected soon."""
+    """Return True if a membership change is expected soon."""
     assert job.settings is not None
     if seen.coordinator is None or not job.holds(ConditionType.RING_READY) or plan.new:
         return True
@@ -325,7 +346,7 @@ def _unsettled(job: Job, seen: Observed, plan: Plan) -> bool:
 
 
 def _targets(job: Job, seen: Observed) -> dict[str, Any] | None:
-    """What the coordinator does not yet know of the user's wishes."""
+    """Return the user's settings that the coordinator does not have yet; None if it has all."""
     assert job.settings is not None
     coordinator = seen.coordinator
     if coordinator is None or coordinator.outcome is not None:

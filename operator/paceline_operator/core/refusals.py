@@ -1,7 +1,7 @@
-"""What the API server has refused, and all that follows from it: one table.
+"""Refusals of the API server, and what follows from each kind: one table.
 
-Each kind of refusal has one row: when the same is tried again, the reason under which the condition
-Degraded and an Event tell of it, and their words.
+Each kind of refusal has one row. It says when the request is retried, which reason the condition
+Degraded and the Event get, and their texts.
 """
 
 from __future__ import annotations
@@ -14,40 +14,47 @@ from typing import Final
 from paceline_api.reasons import Reason
 
 POD_SECURITY: Final = "violates PodSecurity"
-"""Words of the API server."""
+"""Text in a refusal of the API server that shows that pod security is the cause."""
 FIRST_PAUSE_S: Final = 1.0
+"""Delay before the first retry in seconds; it doubles with each further refusal of the same kind.
+"""
 MAX_PAUSE_S: Final = 60.0
+"""Upper bound on the growing delay between retries, in seconds."""
 LONG_PAUSE_S: Final = 300.0
+"""Delay between retries, in seconds, of what only a change by somebody can cure."""
 
 
 class RefusalKind(StrEnum):
+    """Kinds of refusals that the operator treats differently."""
+
     TEMPLATE = "template"
-    """The pod itself is refused; another try would be too, until the job is changed."""
+    """The pod itself is invalid; another try fails as well until the job is changed."""
     FORBIDDEN = "forbidden"
-    """Refused by something that can change by itself, such as a missing service account."""
+    """The cause can disappear without a change of the job, such as a missing service account."""
     QUOTA = "quota"
     ENDING = "ending"
     """The namespace is being deleted."""
     TRANSIENT = "transient"
     NO_GANG_API = "no-gang-api"
-    """The cluster does not know the group object of spec.scheduling.provider."""
+    """The cluster does not serve the group object of spec.scheduling.provider."""
     GANG_FORBIDDEN = "gang-forbidden"
-    """The operator has no right to it."""
+    """The operator has no right to write the group object."""
     GANG_REFUSED = "gang-refused"
     BUDGET = "budget"
-    """The disruption budget, for whatever reason."""
+    """The disruption budget was refused, for any reason."""
     LEVEL = "level"
-    """The pod is beyond the level of pod security that its namespace asks for."""
+    """The pod violates the level of pod security that its namespace enforces."""
     TAKEN = "taken"
-    """Somebody else's object has the name of one that the job needs."""
+    """An object of another owner has the name of one that the job needs."""
     TAKEN_GROUP = "taken-group"
-    """The same, of its gang's group."""
+    """An object of another owner has the name of the gang's group."""
 
 
 OF_GANG: Final = (
     *(RefusalKind.NO_GANG_API, RefusalKind.GANG_FORBIDDEN),
     *(RefusalKind.GANG_REFUSED, RefusalKind.TAKEN_GROUP),
 )
+"""Kinds of refusals that concern the group of a gang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +66,19 @@ class Refusal:
     at_s: float
     count: int = 1
     generation: int = 0
-    """metadata.generation of the job that was refused."""
+    """metadata.generation of the job whose creation was refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Texts may name {message}, what the API server said, and the facts of report/refused.py."""
+    """One row of the table. Its texts may use {message} and the facts of report/refused.py."""
 
     pause_s: float | None = None
-    """Until the next try; None: longer each time."""
+    """Seconds until the next try; None: they grow with each refusal."""
     until_changed: bool = False
-    """A job that was changed is tried at once."""
+    """True: retry at once when the job has been changed."""
     reason: Reason | None = None
-    """None: nobody is told, since it passes or there is nothing to be done."""
+    """Reason to report; None: not reported, since it passes or nothing can be done."""
     condition: str = ""
     event: str = ""
     event_key: str = ""
@@ -108,7 +115,7 @@ def _taken() -> Rule:
 
 
 RULES: Final[Mapping[RefusalKind, Rule]] = {
-    # What refused it may be an admission webhook that is mended meanwhile.
+    # An admission webhook may have refused the pod, and may be repaired meanwhile.
     RefusalKind.TEMPLATE: _template(LONG_PAUSE_S, until_changed=True),
     RefusalKind.FORBIDDEN: _template(None, until_changed=False),
     RefusalKind.QUOTA: Rule(
@@ -147,10 +154,19 @@ RULES: Final[Mapping[RefusalKind, Rule]] = {
     RefusalKind.TAKEN: _taken(),
     RefusalKind.TAKEN_GROUP: _taken(),
 }
+"""The table: what to do and to report for each kind of refusal."""
 
 
 def retry_at(refusal: Refusal | None, generation: int) -> float:
-    """When what was refused is tried again. `generation`: of the job as it is now."""
+    """Return the time from which a refused creation is tried again.
+
+    Args:
+        refusal: The last refusal; None if there was none.
+        generation: metadata.generation of the job as it is now.
+
+    Returns:
+        Seconds of the operator's wall clock; 0.0 if nothing has to wait.
+    """
     if refusal is None:
         return 0.0
     rule = RULES[refusal.kind]
@@ -162,7 +178,16 @@ def retry_at(refusal: Refusal | None, generation: int) -> float:
 
 
 def refused_pod(code: int, message: str, *, transient: bool) -> RefusalKind:
-    """What a refused creation means for the next one."""
+    """Classify the refusal of a pod by what it implies for the next creation.
+
+    Args:
+        code: HTTP status.
+        message: Message of the API server.
+        transient: True if a retry may succeed without a change.
+
+    Returns:
+        The kind of refusal.
+    """
     if transient:
         return RefusalKind.TRANSIENT
     if code in (400, 422):
@@ -177,6 +202,7 @@ def refused_pod(code: int, message: str, *, transient: bool) -> RefusalKind:
 
 
 def refused_group(code: int, message: str) -> RefusalKind:
+    """Classify the refusal of a gang's group by HTTP status and message."""
     if code == 404 and "namespaces" not in message:
         return RefusalKind.NO_GANG_API
     return RefusalKind.GANG_FORBIDDEN if code == 403 else RefusalKind.GANG_REFUSED

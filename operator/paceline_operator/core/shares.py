@@ -1,8 +1,8 @@
-"""What one job, and one namespace, may take of something that all jobs share.
+"""Token buckets that divide a shared resource between jobs and namespaces.
 
-Token buckets: each has so much at once and so much per second. A job takes from its own bucket and
-from that of its namespace, or from neither, so many jobs of one tenant get together no more than
-their namespace's share, and nothing that one namespace does empties the bucket of another one.
+Each bucket has a burst and a rate per second. A request of a job is taken from the job's bucket and
+from the bucket of its namespace, or from neither. All jobs of a tenant together therefore get at
+most their namespace's share, and one namespace cannot empty the bucket of another.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 Key = tuple[str, str]
-"""(namespace, name) of a job."""
+"""Namespace and name of a job."""
 Owner = TypeVar("Owner", Key, str)
 KEPT: Final = 1024
-"""Buckets of jobs that are gone are looked for when there are so many more."""
+"""Number of additional buckets after which full ones, such as those of deleted jobs, are dropped.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Over any window of `t` seconds, `burst + per_s * t` at most."""
+    """Limit of a bucket: at most `burst + per_s * t` over any window of `t` seconds."""
 
     per_s: float
     burst: float
@@ -27,25 +28,27 @@ class Rate:
 
 @dataclass(slots=True)
 class Bucket:
+    """A token bucket; `level` is negative while it is in debt."""
+
     rate: Rate
     level: float
     at_s: float
 
     def fill(self, rate: Rate, now_s: float) -> None:
-        """Let the time until `now_s` pass; from now on `rate` holds."""
+        """Add what was gained until `now_s`, and apply `rate` from now on."""
         gained = max(0.0, now_s - self.at_s) * self.rate.per_s
         self.level = min(self.level + gained, self.rate.burst, rate.burst)
         self.rate, self.at_s = rate, max(now_s, self.at_s)
 
     def missing_s(self, amount: float) -> float:
-        """Return how long it takes until `amount` is there; no bucket holds more than its burst."""
+        """Return the seconds until `amount`, capped at the burst, is available."""
         lacking = min(amount, self.rate.burst) - self.level
         return max(0.0, lacking / self.rate.per_s)
 
 
 @dataclass(slots=True)
 class Shares:
-    """The shares of one thing, such as bytes read or seconds of decoding."""
+    """Buckets of all jobs and namespaces for one resource, such as bytes read."""
 
     namespace: Rate
     jobs: dict[Key, Bucket] = field(default_factory=dict)
@@ -53,17 +56,18 @@ class Shares:
     _look_at: int = KEPT
 
     def take(self, key: Key, rate: Rate, amount: float, now_s: float) -> float:
-        """Take `amount` for a job, if its own bucket and that of its namespace have it.
+        """Take `amount` for a job if both its own and its namespace's bucket hold it.
 
         Args:
             key: The job.
-            rate: Its own share.
-            amount: What it asks for. More than a burst is given to nobody at once, so a full bucket
-                is enough for it, and is in debt afterwards.
-            now_s: Seconds of a clock that never goes back.
+            rate: Limit of the job's own bucket.
+            amount: The amount to take. No bucket holds more than its burst, so a full bucket is
+                enough for a larger amount; it is in debt afterwards.
+            now_s: Seconds of a monotonic clock.
 
         Returns:
-            0.0 if it was taken; else nothing was, and it may be there after so many seconds.
+            0.0 if the amount was taken; otherwise the seconds until it may be available, and
+            nothing was taken.
         """
         both = self._both(key, rate, now_s)
         wait_s = max(bucket.missing_s(amount) for bucket in both)
@@ -73,8 +77,10 @@ class Shares:
         return wait_s
 
     def spend(self, key: Key, rate: Rate, amount: float, now_s: float) -> None:
-        """Take `amount` that is known only now, such as how long something took: the buckets may be
-        in debt afterwards, and nothing more is given until it is paid."""
+        """Take an amount that is known only afterwards, such as the duration of an operation.
+
+        The buckets may be in debt afterwards. `take` then gives nothing until the debt is paid.
+        """
         for bucket in self._both(key, rate, now_s):
             bucket.level -= amount
 
@@ -90,8 +96,11 @@ class Shares:
         return own, shared
 
     def _drop_full(self, now_s: float) -> None:
-        """A full bucket is as good as a new one. One that is not full stays though its job is gone:
-        a job that is made anew under its name must not get a second burst."""
+        """Drop buckets that are full, since they are the same as new ones.
+
+        A bucket that is not full stays even if its job is gone. A job that is recreated under the
+        same name must not get a second burst.
+        """
         self.jobs = _not_full(self.jobs, now_s)
         self.namespaces = _not_full(self.namespaces, now_s)
         self._look_at = len(self.jobs) + len(self.namespaces) + KEPT

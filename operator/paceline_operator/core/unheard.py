@@ -1,7 +1,7 @@
-"""Why the operator hears nothing of a coordinator, in words that say what a user can do about it.
+"""Reason why the operator gets no answer from a coordinator, worded so that a user can act.
 
-Ranks and coordinator may be well all the same: they speak to each other over the same port, from
-other addresses and with another proof.
+Ranks and coordinator may still be well: they use the same port from other addresses and with other
+credentials.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from enum import StrEnum
 from typing import Final
 
 TOLD_S: Final = 30.0
-"""So long nothing is heard before the user is told."""
+"""Seconds without an answer after which the user is informed."""
 
 
 class Cause(StrEnum):
+    """Kinds of failures of a request to a coordinator."""
+
     REFUSED = "Refused"
     TIMEOUT = "Timeout"
     TLS = "TLS"
@@ -58,16 +60,17 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """The last question to the present coordinator failed."""
+    """Failure of the last request to the present coordinator."""
 
     cause: Cause
     address: str
-    """Host and port that were asked."""
+    """Host and port to which the request was sent."""
     detail: str = ""
-    """As the library says it."""
+    """Error text of the HTTP library, or the reason why the answer was refused."""
 
     @property
     def why(self) -> str:
+        """The failure in one line: address, cause and, if it helps, the detail."""
         text = _WORDS[self.cause][0]
         silent = (Cause.REFUSED, Cause.TIMEOUT, Cause.TOKEN)
         detail = self.detail if self.cause not in silent else ""
@@ -75,9 +78,10 @@ class Unheard:
 
     @property
     def was_refused(self) -> bool:
-        """The coordinator has answered, and the operator does not take it."""
+        """True if the coordinator has answered but the operator rejected the answer."""
         return self.cause in (Cause.ANSWER, Cause.SHARE)
 
     @property
     def remedy(self) -> str:
+        """What the user can do about it."""
         return _WORDS[self.cause][1]

@@ -1,1 +1,1 @@
-"""What the user reads of it: status, conditions and Events."""
+"""The parts of a decision that users read: status, conditions and Events."""

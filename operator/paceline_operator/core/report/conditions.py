@@ -1,9 +1,9 @@
-"""The standard conditions of a job, each from the facts that it is about.
+"""The standard conditions of a job, each derived from the facts that it is about.
 
-A condition keeps its transition time while its status stays the same. One that has never held is
-not written, but for Ready, Scheduled and RingReady, which every job begins with, and for
-TransportVerified, which says so when the network is not what the job requires. Ready and Stalled,
-which sum up the others, are in standing.py.
+A condition keeps its transition time while its status stays the same. A condition that has never
+been True is not written. The exceptions are Ready, Scheduled and RingReady, which every job has
+from its start, and TransportVerified, which is False if the network is not as required. Ready and
+Stalled, which sum up the others, are in standing.py.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ from paceline_operator.core.report.refused import as_condition
 from paceline_operator.core.unheard import TOLD_S
 
 MESSAGE_MAX: Final = 2000
+"""Upper bound on the length of a condition's message, in characters."""
 ALWAYS: Final = (
     *(ConditionType.READY, ConditionType.SCHEDULED, ConditionType.RING_READY),
     ConditionType.TRANSPORT_VERIFIED,
 )
+"""Conditions that are also written while they have never been True."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
+    """A condition as a decision wants it; its times are added when it is merged."""
+
     type: ConditionType
     holds: bool
     reason: str
@@ -40,7 +44,16 @@ class Wanted:
 
 
 def merged(job: Job, wanted: list[Wanted], now_s: float) -> list[dict[str, Any]]:
-    """The conditions to be: those wanted, and the others as they were."""
+    """Return the conditions to write: the wanted ones, and the others as they were.
+
+    Args:
+        job: The job with its stored conditions.
+        wanted: Conditions of this decision.
+        now_s: The present time, for transitions.
+
+    Returns:
+        The conditions in the form of the API server.
+    """
     before = {str(c.get("type")): c for c in job.status.get("conditions") or ()}
     result = {kind: dict(condition) for kind, condition in before.items()}
     for condition in wanted:
@@ -61,6 +74,7 @@ def merged(job: Job, wanted: list[Wanted], now_s: float) -> list[dict[str, Any]]
 
 
 def scheduled(job: Job, plan: Plan, coordinator: CoordinatorPod) -> Wanted:
+    """Return Scheduled: minReplicas workers have a node, and the coordinator's pod is not stuck."""
     assert job.settings is not None
     placed = sum(bool(pod.node) for pod in plan.living)
     least = job.settings.min_replicas
@@ -79,13 +93,13 @@ def scheduled(job: Job, plan: Plan, coordinator: CoordinatorPod) -> Wanted:
 
 
 def _without_node(pod: Pod | None) -> str:
-    """The scheduler's words; empty if it has a node, or nobody has looked for one yet."""
+    """Return the scheduler's message if it found no node for a pod; empty otherwise."""
     stuck = pod is not None and pod.unschedulable and not pod.node
     return f"{pod.name}: {pod.unschedulable}" if pod is not None and stuck else ""
 
 
 def transport_verified(job: Job, seen: Observed) -> Wanted | None:
-    """None: nobody has told what moves the gradients, as in a job of one rank."""
+    """Return TransportVerified; None until a transport is reported, as in a job of one rank."""
     found = transport.carried(job, seen)
     if found is None:
         return None
@@ -94,7 +108,7 @@ def transport_verified(job: Job, seen: Observed) -> Wanted | None:
 
 
 def ring_ready(job: Job, seen: Observed, plan: Plan) -> Wanted | None:
-    """None: nothing new is known, since the coordinator is away."""
+    """Return the condition RingReady; None if nothing new is known."""
     coordinator = seen.coordinator
     if coordinator is None:
         if job.condition(ConditionType.RING_READY) is None:
@@ -116,7 +130,18 @@ def ring_ready(job: Job, seen: Observed, plan: Plan) -> Wanted | None:
 
 
 def degraded(job: Job, seen: Observed, plan: Plan, pod: CoordinatorPod, now_s: float) -> Wanted:
-    """`pod`: of the coordinator."""
+    """Return the condition Degraded with the most important problem.
+
+    Args:
+        job: The job.
+        seen: Everything observed beside the job.
+        plan: The plan for its workers.
+        pod: The decision about the coordinator's pod.
+        now_s: The present time.
+
+    Returns:
+        The condition.
+    """
     found = _worst(job, seen, plan, pod, now_s)
     if found is None:
         message = "nothing is missing"
@@ -127,7 +152,7 @@ def degraded(job: Job, seen: Observed, plan: Plan, pod: CoordinatorPod, now_s: f
 def _worst(
     job: Job, seen: Observed, plan: Plan, pod: CoordinatorPod, now_s: float
 ) -> tuple[str, str] | None:
-    """The one thing that a user should look at first."""
+    """Return reason and message of the most important problem; None if there is none."""
     assert job.settings is not None
     if plan.no_fabric:
         return Reason.FABRIC_UNAVAILABLE, plan.no_fabric
@@ -184,7 +209,7 @@ def _not_heard(job: Job, seen: Observed) -> str:
 
 
 def _hopeless(pod: Pod) -> bool:
-    """Waiting for something that somebody has to mend."""
+    """Return True if the pod waits for something that somebody has to repair."""
     words = (
         "ErrImage",
         "ImagePull",
@@ -197,11 +222,12 @@ def _hopeless(pod: Pod) -> bool:
 
 
 def resizing(job: Job, seen: Observed, plan: Plan) -> Wanted:
+    """Return the condition Resizing, True while the workers differ from the target size."""
     assert job.settings is not None
     if job.start_s is None:
         return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "")
     if seen.coordinator is not None and seen.coordinator.stopping:
-        # Ranks that have finished are no longer in, and nobody is to take their place.
+        # Ranks that have finished have left the membership, and nobody replaces them.
         return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "the job comes to its end")
     wanted = job.settings.replicas
     procs = job.settings.procs_per_replica

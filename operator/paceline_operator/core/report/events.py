@@ -1,4 +1,4 @@
-"""Events for `kubectl describe`: one per transition, in words that say what to do."""
+"""Events for `kubectl describe`: one for each transition, with what the user can do."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from paceline_operator.core.plan import Cause, Plan
 from paceline_operator.core.report.refused import as_events
 
 RESUMED: Final = "resumed:"
+"""Prefix of the keys of Events about resumed jobs."""
 SKIPPED: Final = "skipped:"
+"""Prefix of the keys of Events about skipped batches."""
 OF_SILENCE: Final = (Reason.COORDINATOR_AWAY, Reason.ANSWER_REFUSED)
+"""Reasons of Degraded that mean that the operator gets no usable answer."""
 RESUMED_MAX: Final = 100
-"""Events that one job may have by its coordinator's mere word."""
+"""Upper bound on a job's Events that rest only on reports of its coordinator."""
 
 
 def events_of(
@@ -32,7 +35,21 @@ def events_of(
     pod: CoordinatorPod,
     resume: str,
 ) -> tuple[Event, ...]:
-    """Of a running job. Keys name the transition, so the same one gives the same Event."""
+    """Return the Events of a running job.
+
+    Keys name the transition, so the same transition always gives the same Event.
+
+    Args:
+        job: The job with its stored status.
+        seen: Everything observed beside the job.
+        plan: The plan for its workers.
+        status: The new status.
+        pod: The decision about the coordinator's pod.
+        resume: Reason why the job resumes from its checkpoint; empty if it does not.
+
+    Returns:
+        All Events, including those that were sent before.
+    """
     assert job.settings is not None
     events: list[Event] = []
     if resume:
@@ -79,7 +96,7 @@ def events_of(
 
 
 def _of_silence(job: Job, seen: Observed, plan: Plan, status: Mapping[str, Any]) -> list[Event]:
-    """Nothing is heard of the coordinator, or for another cause than before."""
+    """Return an Event if the coordinator became unreachable, or for another reason than before."""
     now, before = _degraded(status), _degraded(job.status)
     reason = next((r for r in OF_SILENCE if r == now.get("reason")), None)
     if reason is None or now == before:
@@ -121,6 +138,7 @@ def _of_changes(job: Job, seen: Observed, status: Mapping[str, Any]) -> list[Eve
 
 
 def suspended_event(job: Job, found: Suspension) -> Event:
+    """Return the Event of a suspension: a warning if the job loses its progress."""
     key = f"suspend:{job.generation}:{found.reason}"
     if found.loses_state:
         return Event(key, Reason.PROGRESS_LOST, found.message, warning=True)

@@ -1,4 +1,4 @@
-"""Refusals of the API server in words for the user, by the table of core/refusals.py."""
+"""Texts about refusals of the API server, by the table in core/refusals.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline_operator.core.refusals import RULES, Refusal
 
 
 def as_condition(job: Job, refusal: Refusal | None) -> tuple[Reason, str] | None:
-    """Reason and message of Degraded; None: nothing that a user has to know."""
+    """Return reason and message of Degraded for a refusal; None if users need not know of it."""
     rule = RULES[refusal.kind] if refusal is not None else None
     if refusal is None or rule is None or rule.reason is None:
         return None
@@ -19,6 +19,7 @@ def as_condition(job: Job, refusal: Refusal | None) -> tuple[Reason, str] | None
 
 
 def as_events(job: Job, *refusals: Refusal | None) -> list[Event]:
+    """Return an Event for each refusal that users have to know of."""
     events = []
     for refusal in refusals:
         rule = RULES[refusal.kind] if refusal is not None else None

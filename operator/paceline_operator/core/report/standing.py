@@ -1,8 +1,8 @@
-"""Ready and Stalled: the two conditions that programs read which know nothing of training.
+"""Ready and Stalled, the two conditions that generic programs read.
 
-Both sum up the others, by the rules of kstatus, which Flux, kpt and Config Sync read: a resource is
-what was asked for (Ready), is on its way there (not Ready), or will not get there unless somebody
-does something (Stalled). docs/kubernetes.md has the table.
+Both sum up the other conditions by the rules of kstatus, which Flux, kpt and Config Sync follow. A
+resource is as requested (Ready), on its way there (not Ready), or stuck until somebody acts
+(Stalled). docs/kubernetes.md has the table.
 """
 
 from __future__ import annotations
@@ -19,13 +19,21 @@ NEEDS_SOMEBODY: Final = (
     *(Reason.SCHEDULER_UNAVAILABLE, Reason.POD_NOT_STARTING, Reason.NAME_TAKEN),
     Reason.POD_SECURITY,
 )
-"""Reasons of Degraded that time alone does not cure; a full quota or cluster may have room soon."""
+"""Reasons of Degraded that time alone does not cure. A full quota or cluster is not one of them."""
 NO_ROUNDS: Final = (Reason.WAITING_FOR_EVIDENCE, Reason.SPEC_INVALID)
-"""Reasons of Degraded with which a job is not as asked for though its membership stands."""
+"""Reasons of Degraded with which a job is not Ready although its membership exists."""
 
 
 def standing(before: Mapping[ConditionType, Wanted], wanted: list[Wanted]) -> list[Wanted]:
-    """`before`: the stored conditions by type; `wanted`: those that take their place."""
+    """Return Ready and Stalled.
+
+    Args:
+        before: The stored conditions by type.
+        wanted: Conditions of this decision, which replace the stored ones.
+
+    Returns:
+        The two conditions.
+    """
     found = {**before, **{condition.type: condition for condition in wanted}}
     holding = {kind: condition for kind, condition in found.items() if condition.holds}
     ready = _ready(found, holding)
@@ -37,7 +45,7 @@ def standing(before: Mapping[ConditionType, Wanted], wanted: list[Wanted]) -> li
 
 
 def stored(kind: ConditionType, condition: Mapping[str, Any]) -> Wanted:
-    """A condition of the status as it was written."""
+    """Return a condition of the stored status as it was wanted then."""
     return Wanted(
         kind,
         condition.get("status") == "True",
@@ -81,6 +89,6 @@ def _stalled(holding: Mapping[ConditionType, Wanted]) -> Wanted | None:
     degraded = holding.get(ConditionType.DEGRADED)
     if degraded is None or degraded.reason not in NEEDS_SOMEBODY:
         return None
-    # Pods that Kueue does not look after run all the same.
+    # Pods that Kueue does not manage still run.
     runs = ConditionType.SCHEDULED in holding
     return None if runs and degraded.reason == Reason.SCHEDULER_UNAVAILABLE else degraded

@@ -1,9 +1,9 @@
-"""The status of a job, and when a change of it is worth a request (C12).
+"""The status of a job, and the time at which a change of it is worth a request (C12).
 
-Transitions and counts are written at once, at most ten times a second, but for workers that come
-one after the other: they share a write of each second, or of five before there is a membership.
-Round, progress, ranks and the other figures that move all the time are written once a minute, and
-every five seconds while somebody says that he looks at them (C17).
+Transitions and counts are written at once, at most ten times a second. Workers that arrive one
+after the other share one write per second, or one in five seconds before the first membership.
+Round, progress, ranks and other figures that change all the time are written once a minute, and
+every five seconds while a user watches the job (C17).
 """
 
 from __future__ import annotations
@@ -33,28 +33,42 @@ from paceline_operator.core.report.standing import standing, stored
 from paceline_operator.core.report.transport_status import transport_status, without_carrier
 
 COALESCE_S: Final = 0.1
+"""Least number of seconds between two writes of transitions and counts."""
 ARRIVALS_S: Final = 1.0
-"""Workers that are placed or ready, and nothing else: each write costs as much as two pods."""
+"""The same if only workers were placed or became ready: each write costs as much as two pods."""
 STARTING_S: Final = 5.0
-"""The same before they train: what is waited for is told by the membership."""
+"""The same before the job trains, when users wait for the membership and not for single workers."""
 WORDS_S: Final = 2.0
-"""Reasons and messages without a transition."""
+"""Seconds between two writes if only reasons and messages change."""
 FIGURES_S: Final = 60.0
+"""Seconds between two writes if only figures change."""
 WATCHED_S: Final = 5.0
-"""As often as a coordinator is heard with which all is well."""
+"""The same while a user watches the job: as often as a coordinator without problems is asked."""
 WATCHED_MAX_S: Final = 300.0
-"""Nobody is believed to look on for longer without saying so again; the clocks of those who say so
-may differ from the operator's by some minutes."""
+"""Longest time ahead that the annotation of a watching user may name. The clocks of users may
+differ from the operator's by some minutes."""
 FIGURES: Final = ("round", "progress", "ranks")
+"""Fields of the status that count as figures."""
 US_PER_S: Final = 1_000_000
 PARTIAL: Final = ("quorum", "deadline", "initiator")
-"""Triggers of rounds that did not wait for everybody."""
+"""Triggers of rounds that did not wait for all ranks."""
 
 
 def running(
     job: Job, seen: Observed, plan: Plan, wanted: list[conditions.Wanted], now_s: float
 ) -> dict[str, Any]:
-    """Status of a job with a valid spec."""
+    """Return the status of a job with a valid spec that has not ended.
+
+    Args:
+        job: The job with its stored status.
+        seen: Everything observed beside the job.
+        plan: The plan for its workers.
+        wanted: Conditions of this decision.
+        now_s: The present time.
+
+    Returns:
+        The whole status.
+    """
     assert job.settings is not None
     status = carried(job, wanted, now_s)
     coordinator = seen.coordinator
@@ -74,8 +88,8 @@ def running(
             status["progress"] = progress
         status |= figures(seen)
     elif job.holds(ConditionType.SUSPENDED):
-        status.pop("ranks", None)  # how those before the suspension have ended
-    # As the first answer of a coordinator will be, so that it is no news.
+        status.pop("ranks", None)  # these rows describe the ranks before the suspension
+    # Use the values of a coordinator's first answer, so that the answer changes nothing.
     status.setdefault("readyReplicas", 0)
     status.setdefault("activeRanks", 0)
     status.setdefault("round", 0)
@@ -104,8 +118,17 @@ def running(
 
 
 def carried(job: Job, wanted: list[conditions.Wanted], now_s: float) -> dict[str, Any]:
-    """The stored status with new conditions: the part that every status has. Nothing below its
-    first level is changed by anybody."""
+    """Return the stored status with new conditions: the part that every status has.
+
+    Args:
+        job: The job with its stored status.
+        wanted: Conditions of this decision.
+        now_s: The present time.
+
+    Returns:
+        A shallow copy of the status: callers replace its fields and never modify a value below
+        them.
+    """
     status = dict(job.status)
     status["observedGeneration"] = job.generation
     status["selector"] = worker_selector(job.name)
@@ -120,7 +143,18 @@ def carried(job: Job, wanted: list[conditions.Wanted], now_s: float) -> dict[str
 def ended(
     job: Job, seen: Observed, wanted: list[conditions.Wanted], now_s: float, *, complete: bool
 ) -> dict[str, Any]:
-    """The last status: written once and then left alone."""
+    """Return the last status of a job; it is written once and then never changed.
+
+    Args:
+        job: The job with its stored status.
+        seen: Everything observed beside the job.
+        wanted: Conditions of this decision.
+        now_s: The present time.
+        complete: True if the job is Complete, False if it has failed.
+
+    Returns:
+        The whole status.
+    """
     status = carried(job, wanted, now_s)
     if seen.coordinator is not None:
         status["round"] = max(seen.coordinator.version, job.round)
@@ -143,7 +177,7 @@ def ended(
 def _progress(coordinator: CoordinatorStatus) -> dict[str, int] | None:
     if coordinator.progress is None:
         return None
-    # Rounded down, but for what a float lacks: 0.57 is 56.99999999999999 percent.
+    # Round down, but not because of float errors: 0.57 would be 56.99999999999999 percent.
     found = {"percent": int(round(100 * min(1.0, coordinator.progress), 6))}
     if coordinator.left_s is not None:
         found["etaSeconds"] = round(coordinator.left_s)
@@ -151,7 +185,7 @@ def _progress(coordinator: CoordinatorStatus) -> dict[str, int] | None:
 
 
 def figures(seen: Observed) -> dict[str, Any]:
-    """Of the ranks that live, by slot; of many those that are waited for the longest."""
+    """Return the rows of the living ranks; of too many, those with the largest lag."""
     assert seen.coordinator is not None
     last = sorted(seen.coordinator.living, key=lambda rank: rank.lag_s or 0.0, reverse=True)
     chosen = sorted(last[:RANKS_MAX], key=lambda rank: (rank.slot, rank.local))
@@ -162,9 +196,16 @@ def figures(seen: Observed) -> dict[str, Any]:
 
 
 def ranks_at_rest(job: Job, seen: Observed, *, complete: bool) -> list[dict[str, Any]]:
-    """Return how the last process at each place has ended, once nothing of a job runs any more.
+    """Return how the last process of each rank ended, once nothing of a job runs any more.
 
-    `complete`: all of them have made the last round, whoever has not heard of it."""
+    Args:
+        job: The job with its stored status.
+        seen: Everything observed beside the job.
+        complete: True if all ranks have made the last round, even those that have not learned it.
+
+    Returns:
+        The rows of `status.ranks`.
+    """
     if seen.coordinator is None:
         return [
             {**row, "state": FINISHED if complete or row["state"] == FINISHED else DEAD}
@@ -174,7 +215,7 @@ def ranks_at_rest(job: Job, seen: Observed, *, complete: bool) -> list[dict[str,
     for rank in sorted(seen.coordinator.ranks, key=lambda rank: (rank.attempt, rank.restarts)):
         last[rank.slot, rank.local] = rank
     rows = [_row_at_rest(last[key], complete=complete) for key in sorted(last)]
-    # Slots above have left when fewer replicas were wanted: that is no end of the job.
+    # Ranks in higher slots left when the job was scaled down; they do not belong to its end.
     wanted = job.settings.replicas if job.settings else len(rows)
     kept = [
         row
@@ -208,7 +249,7 @@ def _us(seconds: float) -> int:
 
 
 def without_eta(status: dict[str, Any]) -> None:
-    """Nothing runs any more."""
+    """Remove the estimated end from a status, since nothing runs any more."""
     if status.get("progress"):
         status["progress"] = {"percent": status["progress"]["percent"]}
 
@@ -237,7 +278,7 @@ def _restarts(job: Job, seen: Observed, plan: Plan) -> dict[str, int]:
     workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
     rules = job.settings.failure_rules if job.settings else ()
     return {
-        # One that was made anew does not know of pods that were gone by then.
+        # A recreated coordinator does not know the restarts in pods that were gone by then.
         "ranks": max(int(before.get("ranks") or 0), told),
         "replicas": plan.replaced,
         "failures": backoff.failures(workers, version, rules),
@@ -245,7 +286,7 @@ def _restarts(job: Job, seen: Observed, plan: Plan) -> dict[str, int]:
 
 
 def state_word(status: Mapping[str, Any]) -> str:
-    """The conditions in one word, for people."""
+    """Sum up the conditions in one word, for people."""
     holding = {c["type"]: c for c in status.get("conditions") or () if c.get("status") == "True"}
     for final in (ConditionType.COMPLETE, ConditionType.FAILED):
         if final in holding:
@@ -263,7 +304,7 @@ def state_word(status: Mapping[str, Any]) -> str:
 
 
 def without_figures(status: Mapping[str, Any]) -> dict[str, Any]:
-    """What is written at once when it changes."""
+    """Return the part of a status whose changes are written soon."""
     status = without_carrier(dict(status))
     fast = {k: v for k, v in status.items() if k not in FIGURES}
     collective = status.get("collective") or {}
@@ -276,7 +317,7 @@ def without_figures(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_words(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The transitions and counts."""
+    """Return the transitions and counts of a status, without reasons and messages."""
     held = {c["type"]: c.get("status") for c in status.get("conditions") or ()}
     transport = {k: v for k, v in (status.get("transport") or {}).items() if k != "message"}
     return {**status, "conditions": held, "state": None, "transport": transport}
@@ -290,7 +331,7 @@ def _pause_s(old: Mapping[str, Any], new: Mapping[str, Any]) -> float:
 
 
 def _others_arrived(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """No other difference than more workers that are placed or ready."""
+    """Return True if the only difference is that more workers are placed or ready."""
     placed = str(ConditionType.SCHEDULED)
     if old["conditions"].get(placed) == "True" != new["conditions"].get(placed):
         return False
@@ -314,7 +355,18 @@ def _figures_pause_s(job: Job, now_s: float) -> float:
 def due(
     job: Job, status: Mapping[str, Any], seen: Observed, now_s: float
 ) -> tuple[bool, float | None]:
-    """Whether to write now; else when to look again, if at all."""
+    """Decide whether the status is to be written now.
+
+    Args:
+        job: The job with its stored status.
+        status: The new status.
+        seen: Everything observed beside the job.
+        now_s: The present time.
+
+    Returns:
+        True to write now; otherwise False, and the time at which a write is due, None if nothing
+        has changed.
+    """
     before = job.status
     if _normal(before) == _normal(status):
         return False, None
@@ -330,6 +382,9 @@ def due(
 
 
 def _normal(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing and an empty list are the same to the API server; that the same was told again is no
-    news."""
+    """Return a status without empty values and without the time of its figures.
+
+    The API server treats a missing field and an empty list alike. Figures that were only measured
+    again are no change.
+    """
     return {k: v for k, v in status.items() if v not in (None, [], {}, "") and k != "figuresTime"}

@@ -1,7 +1,7 @@
-"""What a status says of the carrier of the gradients (decide/transport.py).
+"""The part of a status about the carrier of the gradients (decide/transport.py).
 
-A carrier that is not known for a while, as when a worker has just joined, is the last one known, so
-that the status does not flicker.
+If the carrier is unknown for a while, such as after a worker has joined, the last known one is kept
+so that the status does not flicker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MESSAGE_MAX: Final = 1000
 
 
 def transport_status(job: Job, seen: Observed, now_s: float) -> dict[str, Any] | None:
-    """status.transport; None: nothing new is known."""
+    """Return the new status.transport; None if nothing new is known."""
     found = carried(job, seen)
     if found is None:
         return None
@@ -34,8 +34,17 @@ def transport_status(job: Job, seen: Observed, now_s: float) -> dict[str, Any] |
 
 
 def without_carrier(status: dict[str, Any]) -> dict[str, Any]:
-    """A status as it is compared to decide whether it is written at once. The carrier of a job that
-    requires none is a figure: it comes with the next regular write."""
+    """Return a status as it is compared to decide whether it is written at once.
+
+    If a job requires no certain carrier, its carrier counts as a figure and comes with the next
+    regular write.
+
+    Args:
+        status: The status; it is not modified.
+
+    Returns:
+        The status, without the carrier if the job requires none.
+    """
     required = ((status.get("resolved") or {}).get("fabric") or {}).get("required")
     if required != FabricRequirement.ANY or not status.get("transport"):
         return status

@@ -1,1 +1,1 @@
-"""What the children of a job look like: manifests of its pods and of the objects beside them."""
+"""Manifests of the objects that belong to a job: its pods and the objects beside them."""

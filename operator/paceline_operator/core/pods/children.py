@@ -1,8 +1,8 @@
-"""The manifests of a job's children: worker pods, coordinator pod, Secret.
+"""The manifests of a job's worker pods, its coordinator pod and its Secret.
 
 A worker's pod is the user's template with as little added as possible: the agent as its command,
-the variables of the agent, memory for /dev/shm, placement, and the settings of a restricted pod
-where the template leaves them open (C6). The coordinator runs in the trainer's image (C14).
+the agent's variables, memory for /dev/shm, placement, and the settings of a restricted pod where
+the template leaves them open (C6). The coordinator runs in the trainer's image (C14).
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from paceline_operator.core.pods.fabric import Fabric, equip
 from paceline_operator.core.pods.frozen import job_file, trainer_of
 
 ENV_VERSION_NOW: Final = "1"
+"""Version of the environment variables that the operator sets."""
 FILES: Final = "/etc/paceline"
+"""Folder in which pods find the files of the job's Secret."""
 TOKEN: Final = "token"
 OPERATOR_TOKEN: Final = "operator-token"
 CERTIFICATE: Final = "tls.crt"
 PRIVATE_KEY: Final = "tls.key"
 CALLERS: Final = "callers.crt"
-"""Of the authority that signs the certificates of a coordinator's callers."""
+"""Field with the certificate of the authority that signs those of the coordinator's callers."""
 AGENT_CERTIFICATE: Final = "agent.crt"
 AGENT_KEY: Final = "agent.key"
 TOKENS_FOLDER: Final = "/etc/paceline-tokens"
@@ -39,24 +41,26 @@ TOKENS: Final = "tokens"
 """Field of the Secret that replaces the token of the agents."""
 COORDINATOR: Final = "coordinator"
 LINGER_S: Final = 30 * 24 * 3600
-"""So long a coordinator keeps the outcome for an operator that is away (C1)."""
+"""Seconds that a coordinator keeps the outcome for an operator that is away (C1)."""
 GRACE_MARGIN_S: Final = 15
-"""For the agent's own end, after its ranks had drainGraceSeconds."""
+"""Seconds for the agent itself to exit, after its ranks had drainGraceSeconds."""
 COORDINATOR_GRACE_S: Final = 30
-"""Where the whole job goes, it stays until the ranks have left in order (C5)."""
+"""Seconds that the coordinator of a deleted job stays until the ranks have left in order (C5)."""
 INHERITED: Final = (
     *("imagePullSecrets", "schedulerName", "priorityClassName", "runtimeClassName"),
     *("nodeSelector", "tolerations", "securityContext"),
-    "serviceAccountName",  # for its pull secrets; the token is not mounted
+    "serviceAccountName",  # for its image pull secrets; its token is not mounted
 )
-"""What a coordinator has like the workers, as it runs their image."""
+"""Fields of the template that the coordinator's pod shares, since it runs the workers' image."""
 COORDINATOR_RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"memory": "1Gi"},
 }
+"""Resources of the coordinator's container unless the spec sets them."""
 
 
 def labels(job: Job, role: str) -> dict[str, str]:
+    """Return the labels of a job's objects; `role` is the component."""
     return {
         "app.kubernetes.io/name": "paceline",
         "app.kubernetes.io/instance": job.name,
@@ -69,7 +73,17 @@ def labels(job: Job, role: str) -> dict[str, str]:
 
 
 def owner_reference(job: Job) -> dict[str, Any]:
-    """`controller` because kubectl drain asks for one; no block, since the operator may be away."""
+    """Return the reference of a job's objects to the job.
+
+    It has `controller`, because kubectl drain requires one. It does not block the deletion of the
+    owner, since the operator may be away.
+
+    Args:
+        job: The job.
+
+    Returns:
+        One entry of metadata.ownerReferences.
+    """
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -91,8 +105,21 @@ def worker(
     avoid: tuple[str, ...] = (),
     fabric: Fabric | None = None,
 ) -> dict[str, Any]:
-    """`key_id`: of the operator's key. `coordinators`: further addresses to try. `avoid`: nodes on
-    which it must not run."""
+    """Return the manifest of a worker's pod.
+
+    Args:
+        job: A job with a valid spec; its template is copied.
+        slot: Slot of the pod.
+        attempt: Attempt of the pod, which makes its name unique (C3).
+        key_id: Id of the operator's key whose Secret the pod mounts.
+        coordinators: Further addresses at which the agent may find the coordinator.
+        notes: Annotations to add.
+        avoid: Nodes on which the pod must not run.
+        fabric: Fabric profile to add; None adds nothing.
+
+    Returns:
+        The manifest.
+    """
     assert job.spec is not None
     assert job.settings is not None
     template = copy.deepcopy(dict(job.template))
@@ -101,7 +128,7 @@ def worker(
     container["command"] = ["python3", "-m", "paceline.agent"]
     container.pop("args", None)
     if not str(container.get("workingDir", "/")).startswith("/"):
-        del container["workingDir"]  # relative to the job file on a laptop
+        del container["workingDir"]  # a relative path is for local runs, relative to the job file
     container["env"] = [
         *_worker_env(job, slot, attempt, key_id, coordinators),
         *container.get("env", ()),
@@ -139,7 +166,17 @@ def worker(
 def _worker_metadata(
     job: Job, slot: int, attempt: int, written: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`written`: what the template says."""
+    """Return the metadata of a worker's pod.
+
+    Args:
+        job: The job.
+        slot: Slot of the pod.
+        attempt: Attempt of the pod.
+        written: Metadata of the template.
+
+    Returns:
+        Name, labels, annotations and owner of the pod.
+    """
     assert job.spec is not None
     assert job.spec.elasticity is not None
     may_evict = job.spec.elasticity.autoscaler is Autoscaler.MAY_EVICT
@@ -204,6 +241,17 @@ def _from_secret(name: str, job: Job, key_id: str, key: str) -> dict[str, Any]:
 def coordinator(
     job: Job, attempt: int, *, key_id: str, notes: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
+    """Return the manifest of a coordinator's pod.
+
+    Args:
+        job: A job with a valid spec.
+        attempt: Attempt of the pod, which makes its name unique (C3).
+        key_id: Id of the operator's key whose Secret the pod mounts.
+        notes: Annotations to add.
+
+    Returns:
+        The manifest.
+    """
     assert job.spec is not None
     below = job.template["spec"]
     trainer = trainer_of(job.template)
@@ -222,7 +270,8 @@ def coordinator(
         ],
         "ports": [{"name": "control", "containerPort": names.COORDINATOR_PORT, "protocol": "TCP"}],
         "resources": (wanted.resources if wanted else None) or COORDINATOR_RESOURCES,
-        # Alive = its loop answers. Not ready is still published: agents must reach a new one.
+        # The probes test its event loop. The Service publishes it even if it is not ready, since
+        # agents must reach a new coordinator.
         "readinessProbe": _probe(period=2, failures=2),
         "livenessProbe": _probe(period=10, failures=6),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -240,7 +289,7 @@ def coordinator(
     spec |= {key: copy.deepcopy(below[key]) for key in INHERITED if key in below}
     placed = wanted.model_dump(mode="json", by_alias=True, exclude_none=True) if wanted else {}
     placed.pop("resources", None)
-    # Whom a worker wants beside it or keeps away from is not the coordinator's concern.
+    # Pod affinity of the workers does not apply to the coordinator; node affinity does.
     nodes = (below.get("affinity") or {}).get("nodeAffinity")
     if nodes and "nodeSelector" not in placed:
         spec["affinity"] = {"nodeAffinity": copy.deepcopy(nodes)}
@@ -276,7 +325,16 @@ def coordinator(
 
 
 def secret(job: Job, keys: JobKeys, *, tls: Mapping[str, str]) -> dict[str, Any]:
-    """Created once and never read or changed (C2). `tls`: PEM, by the names that pods mount."""
+    """Return the manifest of the job's Secret, which is never read or changed once created (C2).
+
+    Args:
+        job: A job with a valid spec.
+        keys: Secrets of the job.
+        tls: Certificates and keys as PEM, by the file names under which pods mount them.
+
+    Returns:
+        The manifest.
+    """
     data = {
         JOB_FILE: job_file(job),
         TOKEN: keys.token,
@@ -318,7 +376,17 @@ def _job_volume(job: Job, key_id: str, files: list[str]) -> dict[str, Any]:
 
 
 def _tokens_volume(job: Job) -> dict[str, Any]:
-    """Optional: the kubelet brings it into pods that run, when somebody makes or changes it."""
+    """Return the volume for the Secret with replaced tokens.
+
+    It is optional: the kubelet adds the files to running pods once somebody creates or changes the
+    Secret.
+
+    Args:
+        job: The job.
+
+    Returns:
+        The source of the volume.
+    """
     name = names.tokens_secret_name(job.name, job.uid)
     return {"secret": {"secretName": name, "optional": True, "defaultMode": 0o444}}
 
@@ -326,7 +394,7 @@ def _tokens_volume(job: Job) -> dict[str, Any]:
 def _mount(
     spec: dict[str, Any], container: dict[str, Any], name: str, path: str, source: dict[str, Any]
 ) -> None:
-    """Unless the template itself mounts something there."""
+    """Add a volume and its mount, unless the template mounts something at this path."""
     mounts = container.setdefault("volumeMounts", [])
     if any(str(mount.get("mountPath", "")).rstrip("/") == path for mount in mounts):
         return
@@ -336,7 +404,7 @@ def _mount(
 
 
 def _restrict(spec: dict[str, Any]) -> None:
-    """What a restricted namespace asks for, where the template says nothing; and no token."""
+    """Set what a restricted namespace requires where the template is silent; mount no token."""
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("enableServiceLinks", False)
     pod = spec.setdefault("securityContext", {})

@@ -1,7 +1,7 @@
-"""The objects of a job that others act on: the group of its gang, and its disruption budget (C9).
+"""Objects of a job on which other controllers act: its gang's group and its disruption budget (C9).
 
-Both are written by server-side apply, which makes and changes them alike in one request, and go
-with the job by its owner reference. A job that asks for neither costs no request.
+Both are written by server-side apply, which creates and changes them in one request. They are
+deleted with the job through its owner reference. A job that asks for neither costs no request.
 """
 
 from __future__ import annotations
@@ -19,13 +19,25 @@ from paceline_operator.core.pods import children
 from paceline_operator.core.providers.choice import provider_of
 
 BUDGETS: Final = "poddisruptionbudgets"
+"""Plural name of the resource PodDisruptionBudget."""
 
 
 def companions(job: Job, seen: Observed, plan: Plan, now_s: float, *, blocked: bool) -> Companions:
-    """`blocked`: nothing is made now; the budget of pods that are there may change all the same."""
+    """Decide which of the objects to write.
+
+    Args:
+        job: A job with a valid spec.
+        seen: Everything observed beside the job.
+        plan: The plan for its workers; the time of a retry is added to it.
+        now_s: The present time.
+        blocked: True if no pod may be made now. The budget of existing pods may still change.
+
+    Returns:
+        The objects to write.
+    """
     wanted = provider_of(job).fewest(job)
     pods = bool(plan.living or plan.new)
-    # Somebody may have deleted it, as with the Secret.
+    # Write it again before later pods: somebody may have deleted it, as with the Secret.
     again = (bool(plan.new) and not seen.sent.secret) or seen.refused_gang is not None
     group = None
     if wanted and pods and not blocked and (seen.sent.group != wanted or again):
@@ -59,8 +71,18 @@ def _group(job: Job, fewest: int) -> Apply:
 
 
 def _budget(job: Job, least: int) -> Apply:
-    """An integer, or the disruption controller would ask the TrainingJob for its scale.
-    AlwaysAllow: a worker that does not run protects nobody."""
+    """Return the disruption budget of the workers.
+
+    `minAvailable` is an integer; with a percentage the disruption controller would ask the
+    TrainingJob for its scale. AlwaysAllow is set since a worker that does not run protects nobody.
+
+    Args:
+        job: The job.
+        least: Least number of workers that must stay available.
+
+    Returns:
+        The object to apply.
+    """
     selector = {names.LABEL_JOB: job.name, names.LABEL_ROLE: names.ROLE_WORKER}
     spec = {
         "minAvailable": least,

@@ -1,4 +1,4 @@
-"""What the fabric profile of a job adds to its workers' pods (C13). What they say already stays."""
+"""Adds a job's fabric profile to its workers' pods; the template takes precedence (C13)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """What `status.fabric` keeps."""
+    """A chosen fabric profile, as `status.fabric` keeps it."""
 
     profile: str
     carries: str
     pod: Mapping[str, Any]
-    """`FabricPod` as in YAML, amounts filled in."""
+    """Additions to the pod: a `FabricPod` as in YAML, with all amounts as numbers."""
     message: str = ""
-    """Why it is less than the nodes offer, and what to do."""
+    """Reason why the profile offers less than the nodes do, and the remedy; empty if it does not.
+    """
 
     def status(self) -> dict[str, Any]:
+        """Return the value of `status.fabric`."""
         kept = {"profile": self.profile, "carries": self.carries, "pod": dict(self.pod)}
         return kept | ({"message": self.message} if self.message else {})
 
 
 def equip(template: dict[str, Any], container: dict[str, Any], fabric: Fabric) -> None:
-    """Changes a worker's template and its trainer."""
+    """Add a fabric profile to a worker's template, in place.
+
+    Args:
+        template: The pod template.
+        container: Its trainer container.
+        fabric: The profile.
+    """
     added: Mapping[str, Any] = copy.deepcopy(dict(fabric.pod))
     spec = template["spec"]
     metadata = template.setdefault("metadata", {})
@@ -48,7 +56,7 @@ def equip(template: dict[str, Any], container: dict[str, Any], fabric: Fabric) -
 
 
 def _append(into: dict[str, Any], field: str, items: Iterable[Mapping[str, Any]], key: str) -> None:
-    """Those whose `key` nobody has."""
+    """Append the items whose `key` no present item has."""
     held = {item.get(key) for item in into.get(field) or ()}
     more = [item for item in items if item.get(key) not in held]
     if more:
@@ -63,7 +71,7 @@ def _ask(container: dict[str, Any], added: Mapping[str, Any]) -> None:
     resources = container.setdefault("resources", {})
     for name, amount in amounts.items():
         if not any(name in (resources.get(part) or {}) for part in ("requests", "limits")):
-            # Of a device as many are requested as are the limit.
+            # Kubernetes sets the request of a device to its limit.
             resources.setdefault("limits", {})[name] = str(amount)
     _append(resources, "claims", claims, "name")
 

@@ -1,4 +1,4 @@
-"""What of a job is told to its coordinator and its agents: once by file, later as targets (C12)."""
+"""Settings that coordinator and agents get: at first by file, later as targets (C12)."""
 
 from __future__ import annotations
 
@@ -13,29 +13,37 @@ from paceline_operator.core.job import Job
 
 
 def job_file(job: Job) -> str:
-    """Written once, when the first child is made."""
+    """Return the job file for agents and coordinator; it is written once, with the first child."""
     settings = job.settings
     assert settings is not None, "a job with problems has no children"
     container = trainer_of(job.template)
     return JobFile.of(
         settings,
-        # The kubelet fills $(NAME) in for the agent only, whose command is another one.
+        # $(NAME) stays as it is: the kubelet only expands the pod's own command, the agent's.
         command=(*(container.get("command") or ()), *(container.get("args") or ())),
         gpu_direct=job.frozen["fabric"]["required"] == FabricRequirement.GPU_DIRECT,
     ).to_json()
 
 
 def trainer_of(template: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the container `trainer` of a pod template."""
     containers = (template.get("spec") or {}).get("containers") or ()
     found: Mapping[str, Any] = next(c for c in containers if c.get("name") == TRAINER)
     return found
 
 
 def settings_differ(wanted: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
-    """Names of the settings that the coordinator has otherwise.
+    """Return the names of the settings that the coordinator has with another value.
 
-    `pacing` is settled once by the optimizer and cannot be changed. What an older coordinator does
-    not know is no difference, or it would be told for ever.
+    `pacing` is set once by the optimizer and cannot be changed. A setting that an older coordinator
+    does not know is no difference; otherwise it would be sent forever.
+
+    Args:
+        wanted: Settings of the job.
+        told: Settings that the coordinator reports.
+
+    Returns:
+        The names; empty if there is nothing to send.
     """
     return [
         name

@@ -1,6 +1,6 @@
-"""Where pods go: spread over nodes, together in one rack, away from a slow node.
+"""Placement of pods: spread over nodes, together in one topology domain, away from slow nodes.
 
-An explicit spread entry is always set: without one the scheduler looks through all Services of the
+An explicit spread entry is always set. Without one the scheduler looks through all Services of the
 namespace for every pod, which makes it quadratic in the number of jobs.
 """
 
@@ -13,10 +13,17 @@ from paceline_api import names
 from paceline_operator.core.job import Job
 
 HOSTNAME: Final = "kubernetes.io/hostname"
+"""Label of a node with its host name."""
 
 
 def spread(spec: dict[str, Any], job: Job, *, avoid: tuple[str, ...] = ()) -> None:
-    """Placement of a worker's pod. What the template says itself stays."""
+    """Add the placement of a worker's pod, in place; what the template sets stays.
+
+    Args:
+        spec: Spec of the pod.
+        job: The job.
+        avoid: Names of nodes on which the pod must not run.
+    """
     assert job.spec is not None
     _spread(spec, job, names.ROLE_WORKER)
     scheduling = job.spec.scheduling
@@ -27,7 +34,7 @@ def spread(spec: dict[str, Any], job: Job, *, avoid: tuple[str, ...] = ()) -> No
 
 
 def spread_by_name(spec: dict[str, Any], job: Job) -> None:
-    """A coordinator has no peers to keep away from; the entry spares the scheduler its search."""
+    """Add a spread entry to a coordinator's pod, to spare the scheduler a search."""
     _spread(spec, job, names.ROLE_COORDINATOR)
 
 
@@ -55,7 +62,10 @@ def _peers(job: Job, role: str) -> dict[str, Any]:
 
 
 def _keep_away(spec: dict[str, Any], node: str) -> None:
-    """Terms are alternatives, so each of them gets the exclusion; a field takes one value only."""
+    """Exclude a node from the affinity of a pod.
+
+    Terms are alternatives, so each of them gets the exclusion. A field takes one value only.
+    """
     affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     selector = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = selector.setdefault("nodeSelectorTerms", [])

@@ -1,8 +1,9 @@
-"""The Pod Security Standards, as far as a TrainingJob's pods can break them.
+"""The Pod Security Standards, as far as the pods of a TrainingJob can violate them.
 
-A tenant writes the template and the operator makes the pods. Whoever exempts the operator from the
-cluster's pod security, or turns its admission off, would so exempt each tenant. So the operator
-holds a pod to the level that its namespace asks for, in any case, and names the field.
+A tenant writes the template and the operator creates the pods. A cluster that exempts the operator
+from pod security, or turns its admission off, would thereby exempt every tenant. The operator
+therefore always holds a pod to the level of its namespace, and names the field that violates it
+(C20).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from enum import StrEnum
 from typing import Any, Final
 
 LABEL: Final = "pod-security.kubernetes.io/enforce"
+"""Label of a namespace that names its level."""
 APP_ARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
+"""Prefix of the annotations that set an AppArmor profile."""
 CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
 HOST: Final = ("hostNetwork", "hostPID", "hostIPC")
 PROBES: Final = ("livenessProbe", "readinessProbe", "startupProbe")
@@ -48,21 +51,39 @@ PROFILES: Final = ("RuntimeDefault", "Localhost")
 
 
 class Level(StrEnum):
+    """Levels of the Pod Security Standards."""
+
     PRIVILEGED = "privileged"
     BASELINE = "baseline"
     RESTRICTED = "restricted"
 
 
 def level_of(labels: Mapping[str, str]) -> Level:
-    """Return the level of a namespace with these labels. An unknown one counts as the strictest, as
-    it does for the API server."""
+    """Return the level of a namespace.
+
+    An unknown level counts as the strictest, as it does for the API server.
+
+    Args:
+        labels: Labels of the namespace.
+
+    Returns:
+        The level.
+    """
     text = labels.get(LABEL, Level.PRIVILEGED)
     return Level(text) if text in tuple(Level) else Level.RESTRICTED
 
 
 def violations(pod: Mapping[str, Any], level: Level) -> list[str]:
-    """Return what a pod must not have at this level, each as a field and what it must be; empty if
-    it may be made."""
+    """List what a pod must not have at a level.
+
+    Args:
+        pod: Manifest of the pod.
+        level: Level of its namespace.
+
+    Returns:
+        One text for each violation, with the field and what it must be; empty if the pod may be
+        made.
+    """
     if level is Level.PRIVILEGED:
         return []
     found = [*_baseline(pod)]
@@ -99,7 +120,7 @@ def _is_profile(value: str) -> bool:
 
 
 def _of_context(path: str, context: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the violations that both a pod's and a container's securityContext may have."""
+    """Yield the violations that a securityContext of a pod or of a container can have."""
     if _map(context, "windowsOptions").get("hostProcess"):
         yield f"{path}.windowsOptions.hostProcess must not be true"
     selinux = _map(context, "seLinuxOptions")

@@ -1,4 +1,4 @@
-"""The one headless Service of a namespace: names for the coordinators of all its jobs (C10).
+"""The one headless Service of a namespace: host names for the coordinators of all its jobs (C10).
 
 It selects coordinators only, since a Service over thousands of workers costs its controllers more
 than the training. It belongs to no job, so it has no owner.
@@ -11,12 +11,13 @@ from typing import Any, Final
 from paceline_api import names
 
 KEEP_S: Final = 600.0
-"""A namespace without jobs keeps its Service so long."""
+"""Seconds that a namespace without jobs keeps its Service."""
 REFRESH_S: Final = 600.0
-"""So often it is applied again while there are jobs, in case somebody has deleted it."""
+"""Seconds between two applications while there are jobs, in case somebody has deleted it."""
 
 
 def service(namespace: str) -> dict[str, Any]:
+    """Return the manifest of the Service for a namespace."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

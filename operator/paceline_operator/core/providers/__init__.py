@@ -1,1 +1,1 @@
-"""Who starts the workers of a job: gang schedulers and Kueue, one object each."""
+"""Gang schedulers and Kueue, which decide when a job's workers start: one object for each."""

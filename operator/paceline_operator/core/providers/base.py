@@ -1,6 +1,6 @@
-"""What the operator asks of whoever starts the workers of a job."""
+"""Interface between the operator and the scheduler that starts the workers of a job."""
 
-# ruff: noqa: ARG002 - nobody in particular needs nothing of what the others are given
+# ruff: noqa: ARG002 - the default implementations ignore arguments that subclasses use
 
 from __future__ import annotations
 
@@ -18,44 +18,64 @@ from paceline_operator.core.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class GroupApi:
-    """The group object of a provider."""
+    """The kind of group object that a provider requires for a gang."""
 
     resource: str
-    """As kubectl names it: plural and API group."""
+    """Plural name and API group, as kubectl writes them."""
     version: str
-    """Its apiVersion."""
+    """The apiVersion of the object."""
     install: str
-    """What to do where the cluster does not serve it."""
+    """Remedy if the cluster does not serve the object."""
 
 
 class Provider:
-    """The scheduler of the cluster, which starts each pod on its own. Others differ where their
-    class says so."""
+    """The cluster's own scheduler, which starts each pod on its own.
+
+    Subclasses override the methods in which another provider differs.
+    """
 
     name: ClassVar[SchedulingProvider] = SchedulingProvider.NONE
     api: ClassVar[GroupApi | None] = None
-    """Of a provider whose gangs have a group object."""
+    """Group object of the provider; None if its gangs have none."""
 
     def fewest(self, job: Job) -> int:
-        """Members of the group for which there must be room at once; 0: no group."""
+        """Return the number of members that must fit at once before any starts; 0: no group."""
         return 0
 
     def group(self, job: Job) -> dict[str, Any]:
-        """Spec of the group object, for a job with `fewest`."""
+        """Return the spec of the group object, for a job for which `fewest` is not 0.
+
+        Args:
+            job: The job.
+
+        Returns:
+            The spec.
+
+        Raises:
+            NotImplementedError: The provider has no groups.
+        """
         raise NotImplementedError(f"{self.name} has no groups")
 
     def join(self, job: Job, pod: dict[str, Any]) -> None:
-        """Adds to a worker's pod what the provider wants to find in it."""
+        """Add to a worker's pod, in place, what the provider requires in it."""
 
     def hold_back(self, job: Job, seen: Observed, plan: Plan) -> Mapping[str, str]:
-        """Takes those new pods out of the plan for which there is no place; gives annotations for
-        the others."""
+        """Remove the new pods from the plan for which the provider has no place.
+
+        Args:
+            job: The job.
+            seen: Everything observed beside the job.
+            plan: The plan, which is modified.
+
+        Returns:
+            Annotations for the remaining new pods.
+        """
         return {}
 
     def waits(self, job: Job, plan: Plan) -> str:
-        """Why no worker can have started yet: then nobody needs a coordinator. Empty: they may."""
+        """Return why no worker can have started, so that no coordinator is needed; else empty."""
         return ""
 
     def trouble(self, job: Job, plan: Plan) -> tuple[Reason, str] | None:
-        """What a user has to mend before it goes as the job says."""
+        """Return reason and message of a problem for the user to solve; None if there is none."""
         return None

@@ -1,4 +1,4 @@
-"""The provider of a job: the one place that tells them apart."""
+"""The choice of a job's provider, made nowhere else."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from paceline_operator.core.providers.gangs import Coscheduling, Kai, Native, Vo
 from paceline_operator.core.providers.kueue import Kueue
 
 NOBODY: Final = Provider()
+"""Provider of jobs without gang and queue."""
 KUEUE: Final = Kueue()
 GANGS: Final = {gang.name: gang for gang in (Native(), Volcano(), Coscheduling(), Kai())}
 GROUP_APIS: Final[tuple[GroupApi, ...]] = tuple(gang.api for gang in GANGS.values())
+"""Group objects of all gang schedulers."""
 
 
 def provider_of(job: Job) -> Provider:
-    """Auto is Kueue for a job with its queue label, and nobody otherwise."""
+    """Return the provider of a job. Auto selects Kueue for a job with a queue label, else none."""
     if job.fixed_size:
         return KUEUE
     scheduling = job.spec.scheduling if job.spec else None

@@ -1,12 +1,13 @@
-"""All or nothing at the start: what the worker pods of a gang carry, and the group they form.
+"""Gang scheduling: what the worker pods of a gang carry, and the group that they form.
 
-Volcano, scheduler-plugins (Coscheduling), KAI and Kubernetes itself (Native) each ask for a group
-object with the fewest members that may start, and for a mark on every pod that names it. A group
-lasts as long as its job: a replacement, a worker of a larger size and one after a resumption join
-the same one.
+Volcano, scheduler-plugins (Coscheduling), KAI and Kubernetes itself (Native) each require a group
+object with the least number of members that may start, and a mark on every pod that names it. A
+group lasts as long as its job: replacements, workers of a larger size and workers after a
+resumption join the same group.
 
-The coordinator is in no gang. Members are counted, not told apart, so it would take the place of a
-worker; it is needed before all workers have come, and it must be replaced on its own.
+The coordinator is in no gang. Schedulers count members without distinguishing them, so it would
+take the place of a worker. It is also needed before all workers have come, and must be replaced on
+its own.
 """
 
 from __future__ import annotations
@@ -25,28 +26,32 @@ COSCHEDULING_GROUP: Final = "scheduling.x-k8s.io/pod-group"
 KAI_GROUP: Final = "pod-group-name"
 KAI_QUEUE: Final = "kai.scheduler/queue"
 KAI_DEFAULT_QUEUE: Final = "default-queue"
-"""Where KAI's own grouper puts a pod that names no queue; a group must name one."""
+"""Queue in which KAI's own grouper puts a pod without a queue; a group must name one."""
 KAI_NO_GROUPER: Final = "kai.scheduler/skip-podgrouper"
-"""Without it KAI makes a group of its own for a kind it does not know, with one member."""
+"""Annotation that turns off KAI's own grouping: one member per group for unknown kinds of owners.
+"""
 
 
 class Gang(Provider):
-    """What all of them have in common."""
+    """Common part of all gang schedulers."""
 
     api: ClassVar[GroupApi]
     scheduler = ""
-    """Name under which it is installed by default; empty: that of the cluster."""
+    """Name under which the scheduler is installed by default; empty: the cluster's own."""
 
     def fewest(self, job: Job) -> int:
+        """Return the gang's minCount, or minReplicas if it has none; 0 if the job has no gang."""
         assert job.settings is not None
         gang = job.spec.scheduling.gang if job.spec and job.spec.scheduling else None
         return gang.min_count or job.settings.min_replicas if gang is not None else 0
 
     def group(self, job: Job) -> dict[str, Any]:
+        """Return the group's spec with `minMember` and the priority class of the template."""
         spec: dict[str, Any] = {"minMember": self.fewest(job)}
         return spec | _priority(job)
 
     def join(self, job: Job, pod: dict[str, Any]) -> None:
+        """Set the scheduler, the queue and the membership of the group in a worker's pod."""
         if self.scheduler:
             pod["spec"].setdefault("schedulerName", self.scheduler)
         self._queue(job, pod)
@@ -54,14 +59,20 @@ class Gang(Provider):
             self._mark(pod, group_name(job.name, job.uid))
 
     def _queue(self, job: Job, pod: dict[str, Any]) -> None:
-        """Puts the pod into the queue that the job names."""
+        """Put the pod into the queue that the job names; some providers have none."""
 
     def _mark(self, pod: dict[str, Any], group: str) -> None:
-        """Makes the pod a member."""
+        """Make the pod a member of the group.
+
+        Raises:
+            NotImplementedError: The subclass does not override the method.
+        """
         raise NotImplementedError
 
 
 class Native(Gang):
+    """Gang scheduling by Kubernetes itself."""
+
     name = SchedulingProvider.NATIVE
     api = GroupApi(
         "podgroups.scheduling.k8s.io",
@@ -70,6 +81,7 @@ class Native(Gang):
     )
 
     def group(self, job: Job) -> dict[str, Any]:
+        """Return the group's spec with a gang policy and the priority class of the template."""
         spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": self.fewest(job)}}}
         return spec | _priority(job)
 
@@ -78,6 +90,8 @@ class Native(Gang):
 
 
 class Volcano(Gang):
+    """Gang scheduling by Volcano."""
+
     name = SchedulingProvider.VOLCANO
     api = GroupApi(
         "podgroups.scheduling.volcano.sh", "scheduling.volcano.sh/v1beta1", "install Volcano"
@@ -85,6 +99,7 @@ class Volcano(Gang):
     scheduler = "volcano"
 
     def group(self, job: Job) -> dict[str, Any]:
+        """Return the group's spec with the queue that the job or its template names."""
         queue = {**_template(job, "annotations"), **job.annotations}.get(VOLCANO_QUEUE)
         return super().group(job) | ({"queue": queue} if queue else {})
 
@@ -97,6 +112,8 @@ class Volcano(Gang):
 
 
 class Coscheduling(Gang):
+    """Gang scheduling by the Coscheduling plugin of scheduler-plugins."""
+
     name = SchedulingProvider.COSCHEDULING
     api = GroupApi(
         "podgroups.scheduling.x-k8s.io",
@@ -106,13 +123,16 @@ class Coscheduling(Gang):
     scheduler = "scheduler-plugins-scheduler"
 
     def group(self, job: Job) -> dict[str, Any]:
-        return {"minMember": self.fewest(job)}  # its groups know no priority
+        """Return the group's spec, which has no priority class."""
+        return {"minMember": self.fewest(job)}  # its groups have no priority class
 
     def _mark(self, pod: dict[str, Any], group: str) -> None:
         pod["metadata"]["labels"][COSCHEDULING_GROUP] = group
 
 
 class Kai(Gang):
+    """Gang scheduling by KAI."""
+
     name = SchedulingProvider.KAI
     api = GroupApi(
         "podgroups.scheduling.run.ai",
@@ -122,6 +142,7 @@ class Kai(Gang):
     scheduler = "kai-scheduler"
 
     def group(self, job: Job) -> dict[str, Any]:
+        """Return the group's spec with the queue of the job, its template, or the default one."""
         queues = {KAI_QUEUE: KAI_DEFAULT_QUEUE, **_template(job, "labels"), **job.labels}
         return super().group(job) | {"queue": queues[KAI_QUEUE]}
 

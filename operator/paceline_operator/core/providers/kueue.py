@@ -1,13 +1,13 @@
-"""A job in a queue of Kueue: its workers are one group of plain pods, admitted all at once (C16).
+"""Jobs in a queue of Kueue: the workers are one group of plain pods, admitted together (C16).
 
-Kueue holds back every pod of a group with a scheduling gate until as many as the group's count are
-there and the quota has room. It counts pods as they are: one that is ending or has ended in order
-still holds its place, one too many is deleted, the newest first. So a replacement is made only when
-the old pod has failed or is gone, and never more pods than the count at the beginning; others would
-be deleted again, without an end.
+Kueue holds back every pod of a group with a scheduling gate until the group's count of pods exists
+and the quota suffices. It counts pods as they are: a pod that is ending or has exited with code 0
+still holds its place, and one pod too many is deleted, the newest first. A replacement is therefore
+made only when the old pod has failed or is gone, and there are never more pods than the count at
+the beginning; Kueue would delete others again and again.
 
-A group is over when all its pods have ended, be it by a suspension or a loss, and gives its quota
-back. Pods made after that form a new group, which waits in the queue anew.
+A group is over when all its pods have ended, by a suspension or a loss, and its quota is free then.
+Pods made after that form a new group, which waits in the queue again.
 """
 
 from __future__ import annotations
@@ -30,31 +30,35 @@ MARKS: Final = (
     *(QUEUE_LABEL, "kueue.x-k8s.io/priority-class"),
     "kueue.x-k8s.io/max-exec-time-seconds",
 )
-"""Labels of a job for Kueue, which stand on its pods."""
+"""Labels of a job for Kueue, which are copied to its pods."""
 GROUP: Final = "kueue.x-k8s.io/pod-group-name"
+"""Label of a pod with the name of its group."""
 COUNT: Final = "kueue.x-k8s.io/pod-group-total-count"
+"""Annotation of a pod with the number of pods in its group."""
 ROLE: Final = "kueue.x-k8s.io/role-hash"
-"""Set, because Kueue would take a worker that keeps away from a node for one of another kind, which
-it has not admitted."""
+"""Annotation with the kind of a pod. Without it Kueue would take a worker that avoids a node for
+another kind, which it has not admitted."""
 RETRIABLE: Final = "kueue.x-k8s.io/retriable-in-group"
-"""false: the group is over, and its quota free, as soon as none of its pods runs or waits."""
+"""Annotation; false: the group is over, and its quota free, once none of its pods runs or waits."""
 MANAGED: Final = "kueue.x-k8s.io/managed"
-"""Label by which Kueue says that it looks after a pod."""
+"""Label with which Kueue marks a pod that it manages."""
 DRAINED_EXIT: Final = 143
-"""As if SIGTERM had ended it. With 0 Kueue would count a worker that is evicted and leaves in order
-as done, and admit nobody in its place."""
+"""Exit code of a drained worker, as after SIGTERM. With 0 Kueue would count an evicted worker as
+done and admit no replacement."""
 NOTE: Final = "paceline.dev/queue-group"
-"""Name and count of the group that a pod was made for, as `name/count`."""
+"""Annotation with name and count of the group that a pod was made for, as `name/count`."""
 
 
 class Kueue(Provider):
+    """Admission by Kueue."""
+
     name = SchedulingProvider.KUEUE
 
     def join(self, job: Job, pod: dict[str, Any]) -> None:
-        """Its annotations have the note."""
+        """Add the labels and annotations of the group that the pod's note names, if any."""
         labels, annotations = pod["metadata"]["labels"], pod["metadata"]["annotations"]
         if NOTE not in annotations:
-            return  # of a job that began without a queue
+            return  # the job started without a queue
         name, _, count = annotations[NOTE].rpartition("/")
         labels |= {key: job.labels[key] for key in MARKS if key in job.labels}
         labels[GROUP] = name
@@ -63,20 +67,30 @@ class Kueue(Provider):
         trainer["env"].append({"name": ENV_DRAINED_EXIT, "value": str(DRAINED_EXIT)})
 
     def hold_back(self, job: Job, seen: Observed, plan: Plan) -> Mapping[str, str]:
-        """No more new pods are left in the plan than their group has places."""
+        """Remove new pods from the plan that exceed the free places of their group.
+
+        Args:
+            job: The job.
+            seen: Everything observed beside the job.
+            plan: The plan, which is modified.
+
+        Returns:
+            The annotation that names the group; empty for a job that runs without a queue.
+        """
         note = _note(job, seen, plan)
         if note:
             _hold_back(job, seen, plan, note)
         return note
 
     def waits(self, job: Job, plan: Plan) -> str:
-        """No worker has been admitted; a coordinator has no part in the quota."""
+        """Return a text if no worker has a node yet; a coordinator takes no part in the quota."""
         if any(pod.node for pod in plan.living):
             return ""
         queue = job.labels.get(QUEUE_LABEL)
         return "Kueue has not yet admitted the job" + (f" of queue {queue}" if queue else "")
 
     def trouble(self, job: Job, plan: Plan) -> tuple[Reason, str] | None:
+        """Return a problem if Kueue does not manage the pods, or the job's size is not fixed."""
         if not all(pod.queued for pod in plan.living):
             text = (
                 "Kueue does not look after the pods of this job, which run without its quota: "
@@ -93,13 +107,13 @@ class Kueue(Provider):
 
 
 def _note(job: Job, seen: Observed, plan: Plan) -> dict[str, str]:
-    """The group for new pods: that of the pods that live, or else a new one."""
+    """Return the group for new pods: that of the living pods, or a new one."""
     assert job.settings is not None
     found = [pod.notes[NOTE] for pod in plan.living if NOTE in pod.notes]
     if found:
         return {NOTE: found[-1]}
     if plan.living:
-        return {}  # they run without a queue, and a group of one would wait for ever
+        return {}  # the job runs without a queue; a group of one pod would wait forever
     attempts = [pod.attempt for pod in seen.own(job.uid)]
     number = 1 + max([job.highest_attempt, *seen.used.values(), *attempts], default=0)
     return {NOTE: f"{group_name(job.name, job.uid)}-{number}/{job.settings.replicas}"}
@@ -129,5 +143,5 @@ def _has_fixed_size(job: Job) -> bool:
 
 
 def _counts(pod: Pod) -> bool:
-    """As Kueue does: a pod that has not failed and may still run, or has ended in order."""
+    """Return True if Kueue counts the pod as a member of its group."""
     return pod.phase != "Failed" and not (pod.deleting and not pod.node)

@@ -1,4 +1,4 @@
 """Drivers: watches, writes, the Lease, and the connection to each job's coordinator.
 
-They carry out what `core` has decided and hold no opinion of their own.
+They carry out the decisions of `core` and decide nothing about a job themselves.
 """

@@ -1,7 +1,7 @@
-"""What the operator asks of an API server, as an interface with one real and one fake side.
+"""The operator's interface to an API server, with a real and a fake implementation.
 
-Every write goes through here, so that it can be counted, refused to a deposed leader, and tried
-against a cluster of a test.
+Every write goes through it, so that writes can be counted, denied to a deposed leader, and tested
+against a simulated cluster.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from paceline_operator.core.pods.companions import BUDGETS
 from paceline_operator.core.providers.choice import GROUP_APIS
 
 MANAGER: Final = "paceline-operator"
+"""Field manager of the operator's writes."""
 
 PATHS: Final = {
     "namespaces": "/api/v1/namespaces",
@@ -31,10 +32,11 @@ PATHS: Final = {
     },
     PLURAL: f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}",
 }
+"""Path of the collection of each resource, by the resource's plural name."""
 
 
 class ApiError(Exception):
-    """An answer of the API server that is no success, or none at all (code 0)."""
+    """Raised for an answer of the API server that is no success, or for none at all (code 0)."""
 
     def __init__(
         self,
@@ -45,7 +47,16 @@ class ApiError(Exception):
         *,
         denied: str = "",
     ) -> None:
-        """`denied`: what was asked, in the words of a role, where the right to it is missing."""
+        """Describe a failed request.
+
+        Args:
+            code: HTTP status; 0 if there was no answer.
+            reason: Reason as the API server names it.
+            message: Message of the API server, or of the HTTP library.
+            retry_after_s: Seconds that the server asks to wait.
+            denied: The request in the terms of a role, if the right to it is missing; empty
+                otherwise.
+        """
         super().__init__(f"{code} {reason}: {message}")
         self.code = code
         self.reason = reason
@@ -55,30 +66,42 @@ class ApiError(Exception):
 
     @property
     def transient(self) -> bool:
-        """Another try may succeed without anybody doing anything; after 401, with another login."""
+        """True if another try may succeed without a change; after 401, with a renewed login."""
         return self.code in (0, 401, 408, 429) or self.code >= 500
 
 
 class Api(Protocol):
-    """`kind` is the plural of a resource in PATHS. All methods raise ApiError."""
+    """Requests to an API server.
+
+    `kind` is the plural name of a resource in PATHS. All methods raise ApiError.
+    """
 
     async def create(
         self, kind: str, namespace: str, manifest: Mapping[str, Any], *, strict: bool = False
     ) -> Mapping[str, Any]:
-        """POST; `strict`: an unknown field is an error."""
+        """Create an object by POST and return it; if `strict`, an unknown field is an error."""
         ...
 
-    async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]: ...
+    async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
+        """Return one object."""
 
     async def namespaces_of(self, kind: str, name: str, *, within: str) -> list[str]:
-        """Namespaces in which there is an object of this name. `within`: look at this namespace
-        only; empty for all."""
+        """Return the namespaces that have an object of this name.
+
+        Args:
+            kind: Plural name of the resource.
+            name: Name of the object.
+            within: The only namespace to look at; empty for all.
+
+        Returns:
+            The namespaces.
+        """
         ...
 
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str = ""
     ) -> Mapping[str, Any]:
-        """`uid`: only the object that has it."""
+        """Delete an object and return it; if `uid` is given, only the object that has it."""
         ...
 
     async def apply(
@@ -90,6 +113,17 @@ class Api(Protocol):
         force: bool,
         subresource: str = "",
     ) -> Mapping[str, Any]:
-        """Server-side apply. `force`: fields that somebody else has set become the operator's; for
-        what it has made itself (cluster.ownership) and for its own status."""
+        """Create or change an object by server-side apply.
+
+        Args:
+            kind: Plural name of the resource.
+            namespace: Namespace of the object.
+            manifest: All fields that the operator sets.
+            force: True to take over fields that another manager has set. Use it only for objects
+                that the operator has made (cluster.ownership) and for its own status.
+            subresource: Subresource to write, such as status; empty for the object itself.
+
+        Returns:
+            The object as it is now.
+        """
         ...

@@ -1,8 +1,8 @@
-"""Carries out what was decided for one job, request by request.
+"""Carries out a decision about one job, request by request.
 
-Any request may fail or be the last before a crash. Then the rest is left undone: the next decision
-starts from what is there. Creations come first, then the status, then deletions, so that a status
-never speaks of a deletion that was decided with an older view.
+Any request may fail, or be the last one before a crash. The rest is then left undone, and the next
+decision starts from the state that exists. Creations come first, then the status, then deletions,
+so that a status never mentions a deletion that was decided with an older view.
 """
 
 from __future__ import annotations
@@ -39,29 +39,37 @@ from paceline_operator.core.refusals import (
 log = logging.getLogger("paceline.operator")
 
 BATCH_FIRST: Final = 1
+"""Number of pods created at once at first, for a job without pods (C7)."""
 BATCH_PROVEN: Final = 16
-"""First creations at once, when the API server has already taken a pod of this job (C7)."""
+"""Number of pods created at once at first, if the API server has accepted a pod of this job (C7).
+"""
 AT_ONCE: Final = 64
+"""Upper bound on the number of pods created or deleted at once."""
 COMPONENT: Final = "paceline-operator"
+"""Component that the operator's Events name as their source."""
 NAMED_MAX: Final = 5
-"""Fields in a message about a template."""
+"""Upper bound on the number of fields that a message about a template names."""
 
 MakeSecret = Callable[[Job, str], Mapping[str, Any] | None]
-"""Of a job, with the key of this id; None: the key is lost."""
+"""Makes the manifest of a job's Secret with the operator's key of this id; None if the key is lost.
+"""
 LevelOf = Callable[[str], Awaitable[Level]]
-"""Of a namespace. Raises ApiError."""
+"""Returns the level of pod security of a namespace; raises ApiError."""
 EnsureService = Callable[[str], Awaitable[None]]
+"""Makes sure that a namespace has the shared Service; raises ApiError."""
 
 
 class JobGoneError(Exception):
-    """The job does not exist any more, or another one has its name."""
+    """Raised if the job does not exist any more, or another job has its name."""
 
 
 class DeposedError(Exception):
-    """Another operator leads: nothing more may be written."""
+    """Raised if this operator does not lead any more, so it must not write."""
 
 
 class Applier:
+    """Writes the changes of decisions to the API server, on the event loop of the operator."""
+
     def __init__(
         self,
         api: Api,
@@ -79,7 +87,20 @@ class Applier:
         self._clock, self._leads = clock, leads
 
     async def carry_out(self, job: Job, changes: Changes, memory: Memory) -> bool:
-        """Whether all of it was done. Raises JobGoneError, DeposedError and ApiError."""
+        """Carry out the changes of a decision, in the order of the module's docstring.
+
+        JobGoneError, DeposedError and the ApiError of a failed request pass to the caller. Refusals
+        that belong to the job are recorded in `memory` instead.
+
+        Args:
+            job: The job as the decision saw it.
+            changes: The changes.
+            memory: The operator's memory of the job; what was written is recorded in it.
+
+        Returns:
+            True if everything was done. False if a creation was refused; the status was not written
+            then.
+        """
         if changes.verify_job:
             await self._verify(job)
         if not await self._are_secure(job, changes, memory):
@@ -104,10 +125,17 @@ class Applier:
         return complete
 
     def leads(self) -> bool:
+        """Return True if this operator may write."""
         return self._leads()
 
     def _fence(self) -> None:
-        """Before each write: a process that was stopped may wake up with an old view."""
+        """Check before a write that this process still leads.
+
+        A process that was stopped may continue with an old view.
+
+        Raises:
+            DeposedError: This process does not lead any more.
+        """
         if not self._leads():
             raise DeposedError
 
@@ -130,7 +158,7 @@ class Applier:
         manifest = {
             "apiVersion": API_VERSION,
             "kind": KIND,
-            # The uid refuses a job that was made anew under this name.
+            # With the uid, the write fails if the job was recreated under this name.
             "metadata": {"name": job.name, "namespace": job.namespace, "uid": job.uid},
             "status": status,
         }
@@ -140,7 +168,8 @@ class Applier:
             )
         except ApiError as error:
             if error.code == 409:
-                # Another job of this name, or somebody wrote at the same time: only one is the end.
+                # Either the job was recreated under this name, or another write came in between.
+                # Only the first case ends here.
                 await self._verify(job)
             elif error.code == 404:
                 raise JobGoneError from None
@@ -160,17 +189,17 @@ class Applier:
     async def _create_secret(self, job: Job, key_id: str, memory: Memory) -> None:
         self._fence()
         manifest = self._make_secret(job, key_id)
-        if manifest is not None:  # else the job's own pods tell that it was made
+        if manifest is not None:  # the key is lost; the job's pods show that it had a Secret
             try:
                 await self._api.create("secrets", job.namespace, manifest)
             except ApiError as error:
-                if error.code != 409:  # it has been there: immutable, and its name tells the key
+                if error.code != 409:  # it exists, and its name names the key
                     self._refused(job, error, memory)
                     raise
         memory.note(secret=True)
 
     async def _are_secure(self, job: Job, changes: Changes, memory: Memory) -> bool:
-        """Return True if the pods to make are as the label of their namespace asks."""
+        """Return True if the pods to create satisfy the level of their namespace."""
         pods = [*changes.workers[:1], *filter(None, [changes.coordinator])]
         level = await self._level_of(job.namespace) if pods else Level.PRIVILEGED
         found = [each for pod in pods for each in violations(pod.manifest, level)]
@@ -193,7 +222,7 @@ class Applier:
         return True
 
     async def _group(self, job: Job, group: Apply, memory: Memory) -> bool:
-        """Before the first pod: a gang scheduler does not look at a pod without it."""
+        """Write the gang's group before the first pod; the scheduler ignores pods without it."""
         self._fence()
         try:
             await apply_own(self._api, group.kind, job.namespace, group.manifest, owner=job.uid)
@@ -232,12 +261,12 @@ class Applier:
         return True
 
     async def _create_pods(self, job: Job, changes: Changes, memory: Memory) -> bool:
-        """Few at first: what is wrong with one pod is wrong with all of them (C7)."""
+        """Create pods, few at first: a defect of one pod is a defect of all of them (C7)."""
         workers = list(changes.workers)
         proven = any(pod.is_worker and pod.owner == job.uid for pod in self._store.pods(job.key))
         size = BATCH_PROVEN if proven else BATCH_FIRST
         if changes.coordinator is not None:
-            # After the first worker, so that a bad template leaves no pod behind.
+            # Create it after the first worker, so that an invalid template leaves no pod behind.
             workers.insert(min(1, len(workers)) if not proven else 0, changes.coordinator)
         while workers:
             batch, workers = workers[:size], workers[size:]
@@ -247,7 +276,8 @@ class Applier:
             size = min(2 * size, AT_ONCE)
         if changes.workers or changes.coordinator is not None:
             memory.refusal = None
-            # Somebody may delete it, and the operator never reads it: made again before later pods.
+            # Create the Secret again before later pods: somebody may delete it meanwhile, and the
+            # operator never reads it.
             memory.note(secret=False)
         return True
 
@@ -265,7 +295,7 @@ class Applier:
         return True
 
     async def _adopt(self, job: Job, create: Create) -> bool:
-        """The name is taken: by an own pod that was not seen yet, or by one of another job."""
+        """Handle a taken name: it belongs to an own pod not observed yet, or to another owner."""
         try:
             body = await self._api.get("pods", job.namespace, create.name)
         except ApiError as error:
@@ -274,7 +304,7 @@ class Applier:
             raise
         labels = create.manifest["metadata"]["labels"]
         if (body["metadata"].get("labels") or {}).get(LABEL_MANAGER) == labels[LABEL_MANAGER]:
-            self._put_pod(body)  # the watch does not tell of the end of another operator's
+            self._put_pod(body)  # another operator's pods are not in this operator's watch
         owners = body["metadata"].get("ownerReferences") or ()
         own = any(owner.get("uid") == job.uid for owner in owners)
         if not own:
@@ -296,7 +326,7 @@ class Applier:
     def _counted(
         self, job: Job, error: ApiError, before: Refusal | None, kind: RefusalKind | None = None
     ) -> Refusal:
-        """One more of its kind in a row, or the first."""
+        """Return a refusal with the number of refusals of its kind in a row."""
         if kind is None:
             kind = refused_pod(error.code, error.message, transient=error.transient)
         count = before.count + 1 if before is not None and before.kind is kind else 1
@@ -353,7 +383,7 @@ class Applier:
         try:
             await self._api.create("events", job.namespace, manifest)
         except ApiError as error:
-            # Told by an earlier operator, or not at all: an Event is no reason to stop.
+            # With 409 an earlier operator has sent the Event. Any other failure only loses it.
             if error.code != 409:
                 log.warning("an Event was refused: %s", error, extra=_of(job))
 
@@ -367,7 +397,7 @@ def _groups(items: tuple[Delete, ...], size: int) -> list[tuple[Delete, ...]]:
 
 
 async def _all(calls: Iterable[Awaitable[bool]]) -> list[bool]:
-    """All at once; the first error is raised when all have ended, so that none runs on alone."""
+    """Run all calls at once; return their results, or raise the first error once all ended."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     done: list[bool] = []
     for result in results:

@@ -1,14 +1,14 @@
-"""Connections to the coordinators of all jobs: a long poll for news, posts for what they must know.
+"""Connections to the coordinators of all jobs: a long poll for news, and posts of what changes.
 
-One task per job. It asks for anything newer than what it has and waits for the answer, so a
-thousand quiet jobs cost next to nothing. A job in training has news with every round; then the
-task rests between two answers, unless somebody is in a hurry.
+There are two tasks per job. One asks for anything newer than the last answer and waits, so a
+thousand idle jobs cost next to nothing. A job in training has news with every round; the task then
+rests between two answers, unless news is wanted at once.
 
-A coordinator runs in a pod of a user, and may be any program that has the job's key. So it has to
-say how long its answer is before anything is read, and the answer is bounded in size and time, is
-not compressed, and leads nowhere else. What is read and decoded is taken from the shares of the job
-and of its namespace (core.shares), and decoding happens in one thread beside the event loop, one
-answer at a time: each job has at most one in that queue.
+A coordinator runs in a pod of a user, and may be any program that has the job's key. It must
+announce the length of its answer before anything is read. The answer is limited in size and time,
+must not be compressed, and redirects are not followed. Bytes and decode time are taken from the
+shares of the job and its namespace (core.shares). Decoding happens in one thread beside the event
+loop, one answer at a time, and each job has at most one answer in that queue (C19).
 """
 
 from __future__ import annotations
@@ -52,72 +52,83 @@ log = logging.getLogger("paceline.operator")
 
 
 CONNECT_S: Final = 3.0
+"""Timeout of a connection attempt, in seconds."""
 REST_S: Final = 5.0
-"""Between two answers of a job in which all is well."""
+"""Seconds between two answers of a job without problems."""
 IDLE_S: Final = 3 * REST_S
-"""A connection that nobody uses is closed. Posts are rare, so each job has one for its polls."""
+"""Seconds after which an unused connection is closed. Posts are rare, so each job needs one for its
+polls."""
 HURRY_S: Final = 0.1
+"""Least number of seconds between two answers of a job."""
 RETRY_S: Final = 0.1
+"""Delay before the first retry in seconds; it doubles up to RETRY_MAX_S."""
 RETRY_MAX_S: Final = 5.0
 AWAY_S: Final = 10.0
-"""A coordinator that has not answered for so long is reported as away."""
+"""Seconds without an answer after which a coordinator counts as away."""
 SAID_S: Final = 60.0
-"""A namespace has one line in the log about refused answers in so long, and a job one about silence
-for each of its causes."""
+"""Seconds between two log lines: about refused answers for each namespace, about silence for each
+job and cause."""
 REPLY_BYTES: Final = 64 * 1024
-"""Bound of the answer to a post, which is not looked at."""
+"""Upper bound on the answer to a post, which is read and discarded."""
 DETAIL_MAX: Final = 300
-"""Of an error in words: parts of them come from the coordinator."""
+"""Upper bound on the text of an error, parts of which come from the coordinator."""
 READ_BYTES: Final = 64 * 1024
-"""At once."""
+"""Number of bytes read at once."""
 HEADER_BYTES: Final = 1024
-"""Of one header of an answer; there may be 128."""
+"""Upper bound on one header of an answer; there may be 128."""
 
 NAMESPACE_BYTES: Final = Rate(per_s=16 * 1024 * 1024, burst=64 * 1024 * 1024)
-"""Of answers. A thousand honest jobs of one namespace, of which each answers 80 KiB every 5 s, take
-it all."""
+"""Bytes of answers that all jobs of a namespace may send. A thousand honest jobs with 80 KiB every
+5 s take all of it."""
 JOB_ANSWERS: Final = Rate(per_s=0.4, burst=8.0)
-"""Of the longest answers that a job's pods allow. Shorter ones may be more: an honest job has some
-in a row while it settles."""
+"""Number of answers of one job, if each has the largest allowed length. Shorter ones may be more:
+an honest job sends some in a row while it settles."""
 NAMESPACE_DECODE_S: Final = Rate(per_s=0.25, burst=1.0)
-"""Seconds of the thread that decodes, per second."""
+"""Seconds of the decoding thread that all jobs of a namespace may use, per second."""
 JOB_DECODE_S: Final = Rate(per_s=0.05, burst=0.5)
+"""Seconds of the decoding thread that one job may use, per second."""
 
 
 FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, AnswerError)
-"""Of a request; it is tried again."""
+"""Errors of a request after which it is tried again."""
 
 
 @dataclass(slots=True)
 class Link:
+    """State of the connection to one coordinator."""
+
     key: Key
     job: str
     url: str
     token: str
     tls: ssl.SSLContext
     limits: Limits = field(default_factory=Limits)
-    """Of an answer."""
+    """Limits of an answer."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     seq: int | None = None
     replicas: int = 0
-    """Wanted, by the coordinator's last word."""
+    """Target size that the coordinator has last reported."""
     answered_s: float = 0.0
     away: bool = True
     unheard: Unheard | None = None
-    """Why the last question was not answered."""
+    """Failure of the last request; None if it was answered."""
     warned_s: dict[Cause, float] = field(default_factory=dict)
-    """When the log had the last line about it."""
+    """Time of the last log line about each cause."""
     inventory: Inventory | None = None
-    """To be sent; only the newest counts."""
+    """Inventory to send; only the newest one counts."""
     targets: dict[str, Any] = field(default_factory=dict)
     to_send: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
 
 class Links:
-    """`heard` gets each status; `missed`, when it changes, why a question was not answered, and
-    whether the coordinator is away: silent for long. `secrets_of`: token and TLS for a job's uid
-    and the id of the operator's key, None if that key is lost."""
+    """Connections to all coordinators; implements `controller.Coordinators` on one event loop.
+
+    `heard` receives each status. `missed` receives the failure of a request when its cause changes,
+    and True if the coordinator is away. `arrived` receives each inventory that the coordinator has
+    acknowledged. `secrets_of` returns token and TLS context for a job's uid and a key id, or None
+    if that key is lost.
+    """
 
     def __init__(
         self,
@@ -137,12 +148,12 @@ class Links:
         self._bytes, self._seconds = Shares(NAMESPACE_BYTES), Shares(NAMESPACE_DECODE_S)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._turn = asyncio.Lock()
-        """Whoever has it may use the thread."""
+        """Held by the task that uses the decoding thread."""
         self._refused: dict[str, Refusals] = {}
-        """By namespace."""
+        """Refused answers by namespace, for the log."""
         self._links: dict[Key, Link] = {}
         self._told_lost: dict[Key, str] = {}
-        """Uids of jobs whose key is lost, so that each is said once."""
+        """Uids of jobs whose key is lost, so that each is logged once."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -174,6 +185,7 @@ class Links:
 
     @property
     def connected(self) -> int:
+        """Number of coordinators that answer."""
         return sum(not link.away for link in self._links.values())
 
     # ---- Coordinators -----------------------------------------------------------------------
@@ -181,7 +193,18 @@ class Links:
     def follow(
         self, key: Key, job: Job, address: str, *, key_id: str, pods: int, hurry: bool
     ) -> None:
-        """`pods`: worker pods that exist."""
+        """Connect to a coordinator, or keep the connection if it exists.
+
+        Another address or another job under this name ends the old connection.
+
+        Args:
+            key: Namespace and name of the job.
+            job: The job.
+            address: URL of the coordinator.
+            key_id: Id of the operator's key with which the secrets of its pod were made.
+            pods: Number of existing worker pods, from which the limits follow.
+            hurry: True to ask for news at once.
+        """
         link = self._links.get(key)
         if link is not None and (link.url, link.job) != (address, job.uid):
             self.leave(key)
@@ -212,6 +235,7 @@ class Links:
             self._missed(key, unheard, True)
 
     def send(self, key: Key, message: Message) -> None:
+        """Queue a message for a coordinator; without a connection it is dropped."""
         link = self._links.get(key)
         if link is None:
             return
@@ -222,6 +246,7 @@ class Links:
         link.to_send.set()
 
     def leave(self, key: Key) -> None:
+        """End the connection to a coordinator, if there is one."""
         self._told_lost.pop(key, None)
         link = self._links.pop(key, None)
         for task in link.tasks if link is not None else ():
@@ -250,7 +275,7 @@ class Links:
             await self._rest(link)
 
     async def _rest(self, link: Link) -> None:
-        """Until somebody is in a hurry, but not for long."""
+        """Wait until news is wanted at once, but not for long."""
         await pause(HURRY_S)
         try:
             async with asyncio.timeout(REST_S):
@@ -265,7 +290,7 @@ class Links:
         limits = link.limits
         raw = await self._call(link, "GET", "/v1/status", limits.bytes, query=query)
         async with self._turn:
-            # Nothing is asked for: whoever is in debt waits until it is paid.
+            # Take nothing: this only waits until a debt of earlier answers is paid.
             now_s = self._clock()
             if wait_s := self._seconds.take(link.key, JOB_DECODE_S, 0.0, now_s):
                 raise _out_of_share("time to decode its answers", wait_s)
@@ -283,12 +308,13 @@ class Links:
             link.to_send.clear()
             inventory, targets = link.inventory, dict(link.targets)
             if not self._leads():
-                # Either the Lease comes back, or somebody else speaks to it and this process ends.
+                # Either this process gets the Lease back, or another one leads and this one ends.
                 link.to_send.set()
                 await pause(RETRY_MAX_S)
                 continue
             try:
-                # One that hears of more pods than it knows to be wanted drains the new ones.
+                # Send a larger target before the inventory with the new pods. Otherwise the
+                # coordinator would drain them as surplus.
                 grows = targets.get("replicas", 0) > link.replicas
                 if grows:
                     await self._aim(link, targets)
@@ -330,7 +356,7 @@ class Links:
             self._missed(link.key, unheard, link.away)
 
     def _warn(self, link: Link, unheard: Unheard, now_s: float, silent_s: float) -> None:
-        # The image of one that has never answered may still be on the way.
+        # The image of a coordinator that has never answered may still be pulled.
         patience_s = TOLD_S if link.seq is None else AWAY_S
         warned_s = link.warned_s.get(unheard.cause, float("-inf"))
         if silent_s >= patience_s and now_s - warned_s >= SAID_S:
@@ -364,7 +390,7 @@ class Links:
         query: dict[str, str] | None = None,
         body: dict[str, Any] | None = None,
     ) -> bytearray:
-        """Return the answer's body, of at most `most` bytes."""
+        """Send a request and return the body of the answer, of at most `most` bytes."""
         assert self._session is not None
         headers = {"Authorization": f"Bearer {link.token}"}
         if body is not None:
@@ -393,21 +419,21 @@ class Links:
 
 
 class OneAnswer(ResponseHandler):
-    """A connection that takes one answer to each question.
+    """A connection that accepts one answer to each request.
 
-    HTTP lets a server send any number of interim answers (1xx) before, and of answers that nobody
-    has asked for after it. Each would be kept in memory until the connection is used again.
+    HTTP lets a server send any number of interim answers (1xx) before the answer, and unrequested
+    answers after it. aiohttp would keep each in memory until the connection is used again.
     """
 
     _taken = True
 
     def set_response_params(self, **params: Any) -> None:
-        """A question is sent."""
+        """Expect one answer; aiohttp calls this when it sends a request."""
         self._taken = False
         super().set_response_params(**params)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """An answer, with its body to come."""
+        """Accept the head of an answer if one is expected; otherwise abort the connection."""
         if not self._taken and data[0].code >= HTTPStatus.OK:
             self._taken = True
             super().feed_data(data, size)
@@ -418,6 +444,8 @@ class OneAnswer(ResponseHandler):
 
 
 class Connector(aiohttp.TCPConnector):
+    """A connector whose connections are `OneAnswer`."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         loop = asyncio.get_running_loop()
@@ -430,16 +458,27 @@ class Connector(aiohttp.TCPConnector):
 
 @dataclass(slots=True)
 class Refusals:
-    """Refused answers of one namespace."""
+    """Refused answers of one namespace, for the log."""
 
     said_s: float = float("-inf")
-    """When the log told of one."""
+    """Time of the last log line."""
     unsaid: int = 0
-    """Since then."""
+    """Number of refused answers since that line."""
 
 
 def _announced(response: aiohttp.ClientResponse, most: int) -> int:
-    """Return the length of the body, if it may be read."""
+    """Return the length of the body, if it may be read.
+
+    Args:
+        response: The answer without its body.
+        most: Upper bound on the length.
+
+    Returns:
+        The length in bytes.
+
+    Raises:
+        AnswerError: The answer is no success, is compressed, has no length, or is too long.
+    """
     if response.status != HTTPStatus.OK:
         raise AnswerError(Refused.FORM, f"it answers with status {response.status}")
     if "Content-Encoding" in response.headers:
@@ -454,7 +493,7 @@ def _announced(response: aiohttp.ClientResponse, most: int) -> int:
 
 
 async def _read(response: aiohttp.ClientResponse, length: int) -> bytearray:
-    """HTTP ends the body at its length, whatever follows."""
+    """Read the body, which HTTP ends at its length, whatever follows."""
     raw = bytearray()
     async for chunk in response.content.iter_chunked(min(READ_BYTES, max(1, length))):
         raw += chunk
@@ -499,6 +538,6 @@ def _cause(error: Exception) -> Cause:
 
 
 def _why(error: Exception) -> str:
-    """Without line ends and control characters: what a peer sent goes to a terminal at last."""
+    """Return the error as text for logs and terminals, without control characters."""
     text = str(error) if isinstance(error, AnswerError) else f"{type(error).__name__}: {error}"
     return printable(text[:DETAIL_MAX])[:DETAIL_MAX]

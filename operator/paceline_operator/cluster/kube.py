@@ -1,7 +1,7 @@
-"""The API server over HTTP: `cluster.api.Api` for real, and the stream of a watch.
+"""The API server over HTTP: the real `cluster.api.Api`, and the stream of a watch.
 
-Thin on purpose: one session, one time limit per request, every answer counted. A login that is
-refused is renewed, and the request made once more.
+It is thin on purpose: one session, one time limit per request, every answer counted. If a login is
+refused, it is renewed and the request is sent once more.
 """
 
 from __future__ import annotations
@@ -24,12 +24,21 @@ from paceline_operator.cluster.rights import asked, words_of
 from paceline_operator.metrics import Metrics
 
 REQUEST_S: Final = 15.0
+"""Timeout of a request, in seconds."""
 CONNECT_S: Final = 5.0
+"""Timeout of a connection attempt, in seconds."""
 CONNECTIONS: Final = 64
+"""Upper bound on the number of open connections."""
 APPLY: Final = "application/apply-patch+yaml"
+"""Content type of server-side apply; JSON is valid YAML."""
 
 
 class Kube:
+    """Client of the API server; use it within `async with`, on one event loop.
+
+    All requests raise ApiError if the answer is no success, or if there was no answer (code 0).
+    """
+
     def __init__(self, access: Access, metrics: Metrics) -> None:
         self._access = access
         self._metrics = metrics
@@ -55,16 +64,19 @@ class Kube:
     async def create(
         self, kind: str, namespace: str, manifest: Mapping[str, Any], *, strict: bool = False
     ) -> Mapping[str, Any]:
+        """Create an object by POST and return it; if `strict`, an unknown field is an error."""
         query = {"fieldManager": MANAGER}
         if strict:
             query["fieldValidation"] = "Strict"
         return await self.request("POST", path(kind, namespace), query=query, body=manifest)
 
     async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
+        """Return one object."""
         return await self.request("GET", path(kind, namespace, name))
 
     async def namespaces_of(self, kind: str, name: str, *, within: str) -> list[str]:
-        # Asked for by its name alone, so that a right on this name is enough.
+        """Return the namespaces, within one or in all, that have an object of this name."""
+        # Select by name alone, so that a right to this name is enough.
         query = {"fieldSelector": f"metadata.name={name}"}
         found = await self.request("GET", path(kind, within), query=query)
         return [item["metadata"]["namespace"] for item in found.get("items") or ()]
@@ -72,6 +84,7 @@ class Kube:
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str = ""
     ) -> Mapping[str, Any]:
+        """Delete an object in the background; if `uid` is given, only the object that has it."""
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         options["propagationPolicy"] = "Background"
         if uid:
@@ -87,6 +100,7 @@ class Kube:
         force: bool,
         subresource: str = "",
     ) -> Mapping[str, Any]:
+        """Create or change an object by server-side apply, and return it."""
         target = path(kind, namespace, manifest["metadata"]["name"], subresource)
         query = {"fieldManager": MANAGER, "force": "true" if force else "false"}
         return await self.request("PATCH", target, query=query, body=manifest, content=APPLY)
@@ -94,7 +108,7 @@ class Kube:
     async def replace(
         self, kind: str, namespace: str, manifest: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """PUT; refused if its resourceVersion is not the present one."""
+        """Replace an object by PUT; refused unless its resourceVersion is the current one."""
         return await self.request(
             "PUT", path(kind, namespace, manifest["metadata"]["name"]), body=manifest
         )
@@ -108,6 +122,7 @@ class Kube:
         body: Mapping[str, Any] | None = None,
         content: str = "application/json",
     ) -> Mapping[str, Any]:
+        """Send a request, with `body` as JSON, and return the JSON object of the answer, if any."""
         data = msgspec.json.encode(body) if body is not None else None
         code = "<error>"
         try:
@@ -130,7 +145,7 @@ class Kube:
     async def stream(
         self, target: str, query: Mapping[str, str], *, silence_s: float
     ) -> AsyncIterator[aiohttp.StreamReader]:
-        """The open answer of a watch. Raises TimeoutError after so much silence."""
+        """Open a watch or a list and yield its body; reading times out after `silence_s`."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silence_s)
         async with self._answer("GET", target, params=dict(query), timeout=timeout) as response:
             self._metrics.requests.labels(str(response.status), "WATCH").inc()
@@ -143,14 +158,24 @@ class Kube:
     async def _answer(
         self, method: str, target: str, headers: Iterable[tuple[str, str]] = (), **more: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The last of at most two."""
+        """Send a request; if the login is refused and can be renewed, send it once more.
+
+        Args:
+            method: HTTP method.
+            target: Path on the API server.
+            headers: Headers beside those of the login.
+            **more: Further arguments of `aiohttp.ClientSession.request`.
+
+        Yields:
+            The last answer.
+        """
         assert self._session is not None, "use the client within `async with`"
         login = self._access.login
         for last in (False, True):
             async with self._session.request(
                 method,
                 login.server + target,
-                headers=[*login.headers(), *headers],  # a token's file may be away for a moment
+                headers=[*login.headers(), *headers],  # OSError if the token's file is away
                 ssl=login.tls if login.tls is not None else True,
                 server_hostname=login.server_name,
                 proxy=login.proxy,
@@ -164,7 +189,18 @@ class Kube:
 
 
 async def renewed(access: Access, refused: Login) -> bool:
-    """Whether there is a newer login than the one that was refused. Raises ApiError."""
+    """Renew a login that was refused.
+
+    Args:
+        access: Source of logins.
+        refused: The login that the API server has refused.
+
+    Returns:
+        True if there is a newer login.
+
+    Raises:
+        ApiError: No login can be obtained.
+    """
     try:
         return await asyncio.to_thread(access.refresh, refused)
     except AccessError as error:
@@ -173,7 +209,7 @@ async def renewed(access: Access, refused: Login) -> bool:
 
 
 def path(kind: str, namespace: str, name: str = "", subresource: str = "") -> str:
-    """`namespace`: empty for all."""
+    """Return the path of a collection, an object or a subresource; empty namespace: all."""
     found = PATHS[kind] if namespace else PATHS[kind].replace("/namespaces/{namespace}", "")
     found = found.format(namespace=namespace)
     return "/".join(part for part in (found, name, subresource) if part)
@@ -189,5 +225,5 @@ def _error(response: aiohttp.ClientResponse, raw: bytes, what: str) -> ApiError:
 
 
 async def pause(seconds: float) -> None:
-    """The one place where a driver waits for time to pass."""
+    """Sleep; drivers call this instead of `asyncio.sleep`."""
     await asyncio.sleep(seconds)

@@ -1,12 +1,12 @@
-"""Which of several operators acts: a Lease, renewed in a thread of its own (C11).
+"""Leader election by a Lease, which a thread of its own renews (C11).
 
-The thread has its own connection and event loop, so a long decision cannot cost the lead. Whoever
-leads asks `leads()` before each write; it turns false a margin before another one may take over,
-by a clock that runs on while the process is stopped.
+The thread has its own connection and event loop, so that a long decision cannot cost the lead. The
+leader calls `leads()` before each write. It turns False some time before another operator may take
+over, by a clock that continues while the process is stopped.
 
-A holder that comes back under the same name goes on at once: a container that was restarted in
-its pod waits for nobody. `epoch` grows with every change of the holder and orders what successive
-leaders tell the coordinators.
+A holder that returns under the same name continues at once: a container that was restarted in its
+pod need not wait. `epoch` increases with every change of the holder and orders the inventories that
+successive leaders send to coordinators.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ from paceline_operator.metrics import Metrics
 log = logging.getLogger("paceline.operator")
 
 NAME: Final = "paceline-operator"
+"""Name of the Lease."""
 MARGIN: Final = 0.2
-"""Share of the duration by which a leader stops before its Lease is over."""
+"""Fraction of the duration by which a leader stops before its Lease expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
+    """Identity and times of a candidate."""
+
     namespace: str
     identity: str
     duration_s: float = 10.0
@@ -44,6 +47,8 @@ class Terms:
 
 
 class Election:
+    """Takes part in the election; `changed` is called in the election's own thread."""
+
     def __init__(
         self,
         access: Access,
@@ -56,22 +61,25 @@ class Election:
         self._changed = changed
         self._renewed_s = float("-inf")
         self._seen: tuple[str, str] = ("", "")
-        """(holder, renewal) of the Lease as last read, and since when it has been so."""
+        """Holder and renewal time of the Lease as last read."""
         self._seen_s = 0.0
+        """Time at which this renewal was first read."""
         self.epoch = 0
         self._leading = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Give the Lease back, so that another one can begin at once."""
+        """Release the Lease, so that another operator can begin at once; wait up to 5 s for it."""
         self._ended.set()
         self._thread.join(timeout=5.0)
 
     def leads(self) -> bool:
+        """Return True if the Lease is held and not near its expiry. Any thread may call it."""
         limit_s = self._terms.duration_s * (1 - MARGIN)
         return self._leading and self._clock() - self._renewed_s < limit_s
 
@@ -102,7 +110,7 @@ class Election:
         while not self._ended.is_set() and self._clock() < until_s:
             await pause(min(0.1, max(0.0, until_s - self._clock())))
             if self._leading and not self.leads():
-                return  # it was stopped for long: say so before anything else
+                return  # the process was stopped for long: report the lost lead first
 
     def _set(self, leads: bool) -> None:
         if leads != self._leading:
@@ -128,14 +136,14 @@ class Election:
             return False
         lapsed = mine and self._leading and not self.leads()
         transitions = int(spec.get("leaseTransitions") or 0)
-        # A new life of the same holder is a new epoch too.
+        # A restart or a lapse of the same holder also starts a new epoch.
         fresh = not mine or not self._leading or lapsed
         lease = await self._write(kube, lease, transitions=transitions + fresh)
         self._won(now_s, lease)
         return True
 
     def _won(self, asked_s: float, lease: Mapping[str, Any]) -> None:
-        """From the moment before the request, since its answer may have been long under way."""
+        """Record a renewal as of the moment before the request, since its answer may be late."""
         self._renewed_s = asked_s
         spec = lease["spec"]
         self.epoch = int(spec["leaseTransitions"])

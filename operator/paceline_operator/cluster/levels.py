@@ -1,4 +1,4 @@
-"""The level of pod security that each namespace asks for, by its label; asked for now and then."""
+"""The level of pod security that each namespace enforces by its label, cached for a short time."""
 
 from __future__ import annotations
 
@@ -10,19 +10,31 @@ from paceline_operator.cluster.api import Api, ApiError
 from paceline_operator.core.pods.security import Level, level_of
 
 FRESH_S: Final = 30.0
-"""A level is known for so long. The API server has its own eye on the label at each creation."""
+"""Seconds that a level is cached. Admission checks the label itself at each creation."""
 KEPT_MAX: Final = 10_000
-"""Namespaces that are remembered."""
+"""Upper bound on the number of cached namespaces."""
 
 
 class Levels:
+    """Reads and caches the levels of namespaces."""
+
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock
         self._known: dict[str, tuple[float, Level]] = {}
 
     async def of(self, namespace: str) -> Level:
-        """Return the level of a namespace. Raises ApiError, also without the right to look: nobody
-        gets pods by hiding what they are held to."""
+        """Return the level of a namespace.
+
+        Args:
+            namespace: Name of the namespace.
+
+        Returns:
+            The level; that of a namespace without a label if it does not exist.
+
+        Raises:
+            ApiError: The level is not known. This includes a missing right to read the label: a
+                namespace must not get pods by hiding its level.
+        """
         known = self._known.get(namespace)
         if known is not None and self._clock() - known[0] < FRESH_S:
             return known[1]
@@ -31,7 +43,7 @@ class Levels:
         except ApiError as error:
             if error.code != HTTPStatus.NOT_FOUND:
                 raise
-            body = {}  # then nothing can be made in it either
+            body = {}  # without the namespace no pod can be created either
         level = level_of((body.get("metadata") or {}).get("labels") or {})
         if len(self._known) >= KEPT_MAX:
             self._known.clear()

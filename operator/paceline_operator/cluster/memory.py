@@ -1,7 +1,7 @@
 """What the operator remembers of one job between two decisions.
 
-Nothing of it is needed: a new operator starts with an empty memory and comes to the same children.
-It only spares requests, and keeps what a coordinator has said last.
+None of it is necessary: a new operator starts with an empty memory and reaches the same pods. It
+saves requests, and keeps the last report of the coordinator.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from paceline_operator.core.unheard import Unheard
 
 @dataclass(slots=True)
 class Memory:
+    """The operator's memory of one job; fields as in `Observed`."""
+
     uid: str
-    """Of the job; another one under the same name starts afresh."""
+    """Uid of the job. A job recreated under the same name gets a new memory."""
     coordinator: CoordinatorStatus | None = None
     coordinator_heard_s: float = 0.0
     unheard: Unheard | None = None
@@ -32,7 +34,7 @@ class Memory:
     clocks: Clocks = field(default_factory=Clocks)
     replaced: int = 0
     errors: int = 0
-    """Requests in a row that failed for no fault of the job."""
+    """Number of failed requests in a row that the job did not cause."""
 
     def observed(
         self,
@@ -46,6 +48,7 @@ class Memory:
         key_id: str,
         epoch: int,
     ) -> Observed:
+        """Return this memory together with the facts that the watches show."""
         return Observed(
             pods=pods,
             coordinator=self.coordinator,
@@ -66,13 +69,20 @@ class Memory:
         )
 
     def hear(self, status: CoordinatorStatus, now_s: float) -> None:
+        """Record a report of the coordinator."""
         self.coordinator, self.coordinator_heard_s, self.unheard = status, now_s, None
 
     def miss(self, unheard: Unheard, *, away: bool) -> None:
-        """`away`: for so long that what it has said last is no longer how things are."""
+        """Record a failed request to the coordinator.
+
+        Args:
+            unheard: The failure.
+            away: True if it has been silent for so long that its last report is out of date.
+        """
         self.unheard = unheard
         if away:
             self.coordinator = None
 
     def note(self, **fields: Any) -> None:
+        """Change fields of `sent`, given by their names."""
         self.sent = replace(self.sent, **fields)

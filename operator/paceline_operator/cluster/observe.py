@@ -1,8 +1,8 @@
-"""The watches of pods and nodes, one each for the whole scope of the operator.
+"""The watches of pods, nodes and fabric profiles, each for the whole scope of the operator.
 
-A watch can die without a word: its connection is cut by a proxy, or the server stops sending. The
-server sends a bookmark about once a minute, so a longer silence ends the connection, and the watch
-goes on from the last version, or from a new list if that version is too old (410).
+A watch can die silently: a proxy cuts its connection, or the server stops sending. The server sends
+a bookmark about once a minute. A longer silence therefore ends the connection, and the watch
+continues from the last version, or from a new list if that version is too old (410).
 """
 
 from __future__ import annotations
@@ -39,35 +39,46 @@ from paceline_operator.metrics import Metrics
 log = logging.getLogger("paceline.operator")
 
 SILENCE_S: Final = 100.0
-"""Bookmarks come about every 60 s."""
+"""Seconds without data after which a watch is opened anew; bookmarks come about every 60 s."""
 SERVER_S: Final = 3000
-"""The server ends a watch itself after so long."""
+"""Seconds after which the server itself ends a watch."""
 PAGE: Final = 500
+"""Number of objects in one page of a list."""
 RETRY_S: Final = 0.2
+"""Delay before the first retry in seconds; it doubles up to RETRY_MAX_S."""
 RETRY_MAX_S: Final = 15.0
 BREAK_S: Final = RETRY_MAX_S + 5
-"""A connection that is away for less is no outage: proxies cut connections regularly."""
+"""Seconds of disconnection that count as an outage. Shorter ones do not: proxies cut connections
+regularly."""
 
 Item = TypeVar("Item", PodObject, NodeObject, FabricObject)
 T = TypeVar("T")
 
 
 class Listed(Struct, Generic[Item]):
+    """A page of a list in the JSON of the API server."""
+
     items: list[Item]
     metadata: dict[str, Any] = {}
 
 
 class Happened(Struct, Generic[Item]):
+    """One event of a watch in the JSON of the API server."""
+
     type: str
     object: Item
 
 
 class Failed(Struct, frozen=True):
+    """The Status object in an error of a watch."""
+
     code: int = 0
     message: str = ""
 
 
 class Trouble(Struct, frozen=True):
+    """An event of the type ERROR."""
+
     type: str
     object: Failed = Failed()
 
@@ -77,7 +88,7 @@ _TROUBLE: Final = msgspec.json.Decoder(Trouble)
 
 @dataclass(slots=True)
 class Source(Generic[Item]):
-    """One kind of object, and where it goes."""
+    """One kind of object, where its objects go, and the state of its watch."""
 
     kind: str
     path: str
@@ -88,61 +99,67 @@ class Source(Generic[Item]):
     put: Callable[[Item], None]
     drop: Callable[[Item], None]
     version: str = ""
-    """Where the watch goes on; empty: with a list."""
+    """The resourceVersion from which the watch continues; empty: it starts with a list."""
     heard_s: float = 0.0
+    """Time of the last sign of life; 0 before the first one."""
     live_s: float = 0.0
-    """Since when it has been followed without an outage."""
+    """Time since which the watch has had no outage."""
     lost_s: float | None = None
-    """Since when the connection has been away; None: it is not."""
+    """Time since which the connection has been down; None if it is up."""
     synced: bool = False
     denied: str = ""
-    """What the operator has no right to; empty once it was let."""
+    """The request to which the operator has no right; empty if it has the right."""
     optional: bool = False
-    """The API server may not know this kind, or not show it: then there are none."""
+    """True if the API server may not serve this kind; the list is empty then."""
 
 
 class Watch(Generic[Item]):
+    """Follows one kind of object forever, and passes each change to its source's callbacks."""
+
     def __init__(
         self, kube: Kube, source: Source[Item], clock: Callable[[], float], metrics: Metrics
     ) -> None:
         self._kube, self._clock, self._metrics = kube, clock, metrics
         self.source: Source[Item] = source
         self._asked_s: float | None = None
-        """When the request was made that has no answer yet."""
+        """Time of the request that is not answered yet; None if there is none."""
 
     @property
     def kind(self) -> str:
+        """Plural name of the resource."""
         return self.source.kind
 
     @property
     def age_s(self) -> float:
-        """Since its last sign of life."""
+        """Seconds since the last sign of life; 0 before the first one."""
         return self._clock() - self.source.heard_s if self.source.heard_s else 0.0
 
     @property
     def denied(self) -> str:
+        """The request to which the operator has no right; empty if it has the right."""
         return self.source.denied
 
     @property
     def fresh(self) -> bool:
+        """True if the watch has its first list and a recent sign of life."""
         return self.source.synced and self.age_s < SILENCE_S + 20
 
     @property
     def live_since_s(self) -> float | None:
-        """Since when it has shown how things are, without an outage; None: it does not now."""
+        """Time since which the watch has had no outage; None if it has one now."""
         return self.source.live_s if self.source.synced and self.source.lost_s is None else None
 
     def _lose(self, since_s: float) -> None:
-        """The connection is away. `since_s`: the last moment at which it may have been there."""
+        """Record that the connection is down; `since_s` is when it may have been up last."""
         if self.source.lost_s is None:
             self.source.lost_s = since_s
 
     def _failed_s(self) -> float:
-        """Since when the connection may have been away if it has just failed."""
+        """Return the time since which a connection that has just failed may have been down."""
         return self._clock() if self._asked_s is None else self._asked_s
 
     def _regain(self) -> None:
-        """The API server answers a list or a watch."""
+        """Record that the API server answers a list or a watch."""
         source, now_s = self.source, self._clock()
         self._asked_s = None
         if not source.live_s or (source.lost_s is not None and now_s - source.lost_s >= BREAK_S):
@@ -150,7 +167,7 @@ class Watch(Generic[Item]):
         source.heard_s, source.lost_s = now_s, None
 
     async def run(self) -> None:
-        """For ever. Whatever goes wrong begins the watch anew."""
+        """Follow the objects forever; after any failure the watch starts anew."""
         delay_s = RETRY_S
         while True:
             cause = "ended"
@@ -191,7 +208,7 @@ class Watch(Generic[Item]):
             delay_s = min(2 * delay_s, RETRY_MAX_S)
 
     async def _list(self) -> None:
-        """Everything, in pages, as of one version."""
+        """Read all objects, in pages, as of one version."""
         query = {"limit": str(PAGE), "labelSelector": self.source.selector}
         items: list[Item] = []
         token = ""
@@ -229,15 +246,19 @@ class Watch(Generic[Item]):
                 self.take(line)
 
     def read_page(self, raw: bytes) -> Listed[Item]:
-        """Return a page of a list. Raises msgspec.MsgspecError."""
+        """Return a page of a list; msgspec.MsgspecError if it is malformed."""
         return _decoded(self.source.page, raw)
 
     def take(self, line: bytes) -> None:
-        """Put what a line of the watch says into the store.
+        """Pass one line of the watch to the source's callbacks.
+
+        A malformed line raises msgspec.MsgspecError.
+
+        Args:
+            line: One event as JSON.
 
         Raises:
             ApiError: The line is an error of the API server.
-            msgspec.MsgspecError: The line is no event of this kind of object.
         """
         if line.startswith(b'{"type":"ERROR"'):
             failed = _decoded(_TROUBLE, line).object
@@ -254,7 +275,20 @@ class Watch(Generic[Item]):
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
-    """What a pod's author may write without being asked is nested as deep as it may be."""
+    """Decode JSON; too deep nesting is an error like any other.
+
+    The author of a pod can nest fields as deep as they like.
+
+    Args:
+        decoder: Decoder of the type.
+        raw: The JSON.
+
+    Returns:
+        The decoded value.
+
+    Raises:
+        msgspec.DecodeError: The JSON is malformed or too deep.
+    """
     try:
         return decoder.decode(raw)
     except UNDECODABLE as error:
@@ -262,18 +296,36 @@ def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Objects may be larger than the reader's own limit for a line."""
+    """Split a stream into lines.
+
+    The stream reader's own limit for a line is too small for large objects.
+
+    Args:
+        stream: Body of a watch.
+
+    Yields:
+        Each line that is not empty, without its end.
+    """
     rest = b""
     async for chunk in stream.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if line:
                 yield line
-        await asyncio.sleep(0)  # a burst must not hold up the decisions
+        await asyncio.sleep(0)  # let decisions run during a burst of events
 
 
 def pod_source(store: Store, clock: Callable[[], float], namespace: str) -> Source[PodObject]:
-    """Of the jobs of this operator. `namespace`: empty for all."""
+    """Return the source of the pods of this operator's jobs.
+
+    Args:
+        store: Receives the pods.
+        clock: Returns seconds of the wall clock.
+        namespace: The only namespace to watch; empty for all.
+
+    Returns:
+        The source.
+    """
 
     def put(item: PodObject) -> None:
         if found := pod_of(item, clock()):
@@ -304,7 +356,16 @@ def pod_source(store: Store, clock: Callable[[], float], namespace: str) -> Sour
 def _all_of(
     known: Mapping[str, Any], put: Callable[[Item], None], drop: Callable[[str], None]
 ) -> Callable[[list[Item]], None]:
-    """For a complete list of objects that are known by name: what it lacks is gone."""
+    """Return a callback for complete lists of objects that are known by name.
+
+    Args:
+        known: Objects by name.
+        put: Stores an object of the list.
+        drop: Removes an object that the list lacks.
+
+    Returns:
+        The callback.
+    """
 
     def listed(items: list[Item]) -> None:
         for gone in set(known) - {item.metadata.name for item in items}:
@@ -316,6 +377,8 @@ def _all_of(
 
 
 def node_source(store: Store, clock: Callable[[], float]) -> Source[NodeObject]:
+    """Return the source of the nodes."""
+
     def put(item: NodeObject) -> None:
         store.put_node(node_of(item, store.nodes.get(item.metadata.name), clock()))
 
@@ -332,6 +395,8 @@ def node_source(store: Store, clock: Callable[[], float]) -> Source[NodeObject]:
 
 
 def fabric_source(store: Store) -> Source[FabricObject]:
+    """Return the source of the cluster's fabric profiles; invalid ones are logged and dropped."""
+
     def put(item: FabricObject) -> None:
         found = fabric_from(item)
         if isinstance(found, str):

@@ -1,11 +1,11 @@
-"""The operator's own keys: one is made at its first start and kept over reinstallations (C2).
+"""The operator's own keys: one is made at the first start and survives reinstallations (C2).
 
-They are in the only Secret that the operator ever reads, in its own namespace, by name: the field
-`key` is used for jobs that have no pods yet, any other field for jobs whose pods were made with it.
-So a key is replaced by moving it to another field, and nothing that runs is disturbed.
+They are in the only Secret that the operator ever reads: in its own namespace, by name. The field
+`key` is used for jobs that have no pods yet; any other field for jobs whose pods were made with it.
+A key is replaced by moving it to another field, which disturbs no running job.
 
-The Secret is looked at from time to time. If somebody has deleted it, it is made again with the
-same content, as long as an operator lives that has it in memory.
+The Secret is checked every five minutes. If it was deleted, an operator that has the keys in memory
+creates it again with the same content.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from paceline_operator.core.keys import OPERATOR_KEY_BYTES, key_id
 log = logging.getLogger("paceline.operator")
 
 NAME: Final = "paceline-operator-key"
+"""Name of the Secret."""
 FIELD: Final = "key"
+"""Field with the key for new jobs."""
 LOOK_S: Final = 300.0
+"""Seconds between two checks of the Secret."""
 
 
 class OwnKeys:
-    """`changed` is called when another key is the newest."""
+    """The operator's keys. `changed` is called after they have been replaced."""
 
     def __init__(self, api: Api, changed: Callable[[], None]) -> None:
         self._api, self._changed = api, changed
@@ -42,17 +45,24 @@ class OwnKeys:
 
     @property
     def newest(self) -> str:
-        """Its id."""
+        """Id of the key for new jobs."""
         return key_id(self._fields[FIELD])
 
     def of(self, wanted: str) -> bytes | None:
-        """The key with this id; None: it is lost."""
+        """Return the key with this id; None if it is lost."""
         return self._known.get(wanted)
 
     async def load(self, namespace: str) -> None:
-        """Two operators that start together end with the same key: one of the creations conflicts.
+        """Read the keys, or make the first one.
 
-        Raises ApiError and PacelineError.
+        Two operators that start at the same time get the same key, since one of the creations
+        conflicts. The ApiError of a failed request passes to the caller.
+
+        Args:
+            namespace: Namespace of the Secret.
+
+        Raises:
+            PacelineError: The Secret cannot be read or made, or it holds no usable keys.
         """
         self._namespace = namespace
         for _ in range(3):
@@ -71,7 +81,7 @@ class OwnKeys:
         )
 
     async def run(self, leads: Callable[[], bool]) -> None:
-        """For ever."""
+        """Check the Secret forever; failures are logged."""
         while True:
             await pause(LOOK_S)
             try:
@@ -82,7 +92,7 @@ class OwnKeys:
                 log.warning("the operator's key: %s", error)
 
     async def look(self, may_write: bool) -> None:
-        """Raises ApiError and PacelineError."""
+        """Check the Secret once, and create it again if it is gone and `may_write` is True."""
         found = await self._read()
         if found is None:
             if may_write and await self._create(self._fields):
@@ -102,7 +112,7 @@ class OwnKeys:
             self._changed()
 
     async def _create(self, fields: Mapping[str, bytes]) -> bool:
-        """False: somebody else was faster."""
+        """Create the Secret; return False if somebody else has created it first."""
         manifest = {
             "apiVersion": "v1",
             "kind": "Secret",

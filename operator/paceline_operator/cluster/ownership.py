@@ -1,8 +1,8 @@
-"""Objects beside the pods: made, changed and deleted only as long as they are the operator's own.
+"""Creates, changes and deletes objects beside the pods only if they are the operator's own (C20).
 
-A name may be taken. Server-side apply would merge the fields of the operator into the object of
-somebody else, by force or, where no field conflicts, without a word. So it is looked at first:
-`force` is for objects that this operator has made, and one of somebody else is left as it is.
+A name may be taken. Server-side apply would merge the operator's fields into an object of somebody
+else, by force, or silently if no field conflicts. The object is therefore read first. `force` is
+only for objects that this operator has made; one of somebody else stays as it is.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Final
 from paceline_operator.cluster.api import MANAGER, Api, ApiError
 
 MANAGERS_MAX: Final = 3
-"""Named in a message."""
+"""Upper bound on the number of field managers that a message names."""
 
 
 class TakenError(ApiError):
-    """An object that the operator needs has the name of one that somebody else has made."""
+    """Raised if another owner's object has the name of one that the operator needs."""
 
     def __init__(self, kind: str, namespace: str, body: Mapping[str, Any]) -> None:
         name = body["metadata"]["name"]
@@ -36,34 +36,42 @@ class TakenError(ApiError):
 async def apply_own(
     api: Api, kind: str, namespace: str, manifest: Mapping[str, Any], *, owner: str = ""
 ) -> Mapping[str, Any]:
-    """Make an object, or change the one that this operator has made.
+    """Create an object, or change the one that this operator has made.
+
+    The ApiError of a refused request passes to the caller.
 
     Args:
         api: The API server.
-        kind: The plural of its resource.
-        namespace: Where it is.
+        kind: Plural name of its resource.
+        namespace: Namespace of the object.
         manifest: All fields that the operator sets.
-        owner: Uid of the job that it belongs to; empty for one that is of all jobs.
+        owner: Uid of the job that it belongs to; empty for one that all jobs share.
 
     Returns:
         The object as it is now.
 
     Raises:
         TakenError: Somebody else has made an object of this name.
-        ApiError: The API server refuses it.
     """
     found = await _find(api, kind, namespace, manifest["metadata"]["name"])
     if found is not None and not is_own(found, owner):
         raise TakenError(kind, namespace, found)
-    # Without force, one that was made by somebody since then conflicts.
+    # Without force, an object that somebody has created since the read conflicts.
     return await api.apply(kind, namespace, manifest, force=found is not None)
 
 
 async def delete_own(api: Api, kind: str, namespace: str, name: str, *, owner: str = "") -> None:
-    """Delete the object that this operator has made under this name, and no other one.
+    """Delete the object of this name if this operator has made it.
+
+    Args:
+        api: The API server.
+        kind: Plural name of its resource.
+        namespace: Namespace of the object.
+        name: Name of the object.
+        owner: Uid of the job that it belongs to; empty for one that all jobs share.
 
     Raises:
-        ApiError: The API server refuses it.
+        ApiError: The API server refuses a request.
     """
     found = await _find(api, kind, namespace, name)
     if found is None or not is_own(found, owner):
@@ -71,12 +79,12 @@ async def delete_own(api: Api, kind: str, namespace: str, name: str, *, owner: s
     try:
         await api.delete(kind, namespace, name, uid=found["metadata"]["uid"])
     except ApiError as error:
-        if error.code not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):  # gone, or another one
+        if error.code not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):  # gone, or recreated
             raise
 
 
 def is_own(body: Mapping[str, Any], owner: str) -> bool:
-    """Return True if this operator has written the object, and it is controlled by `owner`."""
+    """Return True if this operator has written the object and `owner` is its only controller."""
     controllers = [
         each.get("uid")
         for each in body["metadata"].get("ownerReferences") or ()
@@ -86,7 +94,7 @@ def is_own(body: Mapping[str, Any], owner: str) -> bool:
 
 
 def _managers(body: Mapping[str, Any]) -> list[str]:
-    """Return who has set fields of it, as the API server tells; writers of a status aside."""
+    """Return the field managers of an object, without those that only wrote its status."""
     fields = body["metadata"].get("managedFields") or ()
     return [str(each.get("manager")) for each in fields if not each.get("subresource")]
 

@@ -1,7 +1,6 @@
-"""What the API server does not let the operator do, in words that say what to mend.
+"""Messages about rights that the operator lacks, with the verb, the resource and the remedy.
 
-A right that is missing looks like any other refusal to who has not installed the cluster's roles:
-the sentence says which verb on which resource it is about, and where the roles come from.
+To somebody who did not install the cluster's roles, a missing right looks like any other refusal.
 """
 
 from __future__ import annotations
@@ -19,16 +18,31 @@ TARGET: Final = re.compile(
     r"/(?:api/[^/]+|apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?"
     r"/(?P<resource>[^/]+)(?:/(?P<name>[^/]+))?(?:/.+)?"
 )
+"""Path of a request to the API server."""
 VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+"""Verbs of a role by HTTP method; GET is one of get, list and watch."""
 TEXT_MAX: Final = 500
+"""Upper bound on the bytes of a foreign error page that a message quotes."""
 HINT: Final = (
     "upgrade the chart paceline, whose roles hold this right, or give it to the operator's service "
     "account; a right in one namespace is enough with scope.clusterWide=false (--namespace)"
 )
+"""Remedy for a missing right."""
 
 
 def asked(method: str, target: str, *, watch: bool = False) -> str:
-    """A request in the words of a role: `list trainingjobs.paceline.dev in all namespaces`."""
+    """Describe a request in the terms of a role.
+
+    An example is `list trainingjobs.paceline.dev in all namespaces`.
+
+    Args:
+        method: HTTP method.
+        target: Path of the request.
+        watch: True if the request is a watch.
+
+    Returns:
+        The text; method and path if the path is not one of a resource.
+    """
     found = TARGET.fullmatch(target)
     if found is None:
         return f"{method.lower()} {target}"
@@ -39,14 +53,14 @@ def asked(method: str, target: str, *, watch: bool = False) -> str:
 
 
 def denied(what: str, said: str) -> PacelineError:
-    """`said`: the API server's own words."""
+    """Return the error for a missing right; `said` is the message of the API server."""
     return PacelineError(
         f"the operator may not {what}: {said}", hint=HINT, exit_code=EXIT_BAD_INPUT
     )
 
 
 def words_of(raw: bytes) -> tuple[str, str]:
-    """Reason and message of a refusal. A proxy's page is shown as it is."""
+    """Return reason and message of a refusal; the page of a proxy is quoted as it is."""
     try:
         status = msgspec.json.decode(raw)
     except UNDECODABLE:
@@ -57,7 +71,7 @@ def words_of(raw: bytes) -> tuple[str, str]:
 
 
 def told(error: ApiError) -> str:
-    """For the log: with the way out, where it is a right that is missing."""
+    """Return an error as text for the log, with the remedy if a right is missing."""
     if not error.denied:
         return str(error)
     missing = denied(error.denied, error.message)

@@ -1,9 +1,10 @@
-"""Who may read the operator's /metrics where it asks, in the manner of kube-rbac-proxy.
+"""Decides who may read the operator's /metrics by TLS, in the manner of kube-rbac-proxy.
 
-The API server says who holds a token (TokenReview), and whether that one may get the path /metrics
-(SubjectAccessReview). What it says is remembered for a minute, so a Prometheus costs it two
-requests a minute. A token that is not known yet costs two requests as well, whoever sends it, so
-unknown ones share a bucket: a flood of them is answered with 429 and costs the API server nothing.
+The API server says which user a token belongs to (TokenReview), and whether that user may get the
+path /metrics (SubjectAccessReview). The verdict is cached for a minute, so a Prometheus costs two
+requests a minute. An unknown token also costs two requests, whoever sends it. Unknown tokens
+therefore share a token bucket: a flood of them is answered with 429 and costs the API server
+nothing.
 """
 
 from __future__ import annotations
@@ -21,31 +22,39 @@ TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
 ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 PATH: Final = "/metrics"
 REMEMBERED_S: Final = 60.0
+"""Seconds that a verdict is cached."""
 REMEMBERED_MAX: Final = 256
+"""Upper bound on the number of cached verdicts; the oldest is dropped."""
 TOKEN_BYTES_MAX: Final = 16 * 1024
+"""Upper bound on the length of a token."""
 ASKED: Final = Rate(per_s=2.0, burst=20.0)
-"""Questions about tokens that are not remembered."""
+"""Limit of the checks of tokens that are not cached."""
 
 Create = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Posts an object to a path of the API server. Raises ApiError."""
+"""Posts an object to a path of the API server and returns the answer; raises ApiError."""
 
 
 class Scrapers:
-    """Answers for one Authorization header at a time. Lives on one event loop."""
+    """Checks Authorization headers, one unknown token at a time. Lives on one event loop."""
 
     def __init__(self, create: Create, clock: Callable[[], float]) -> None:
-        """`create`: of the operator's own client; `clock`: seconds that never go back."""
+        """Start with an empty cache.
+
+        Args:
+            create: Posts objects with the operator's own client.
+            clock: Returns seconds of a monotonic clock.
+        """
         self._create, self._clock = create, clock
         self._bucket = Bucket(ASKED, ASKED.burst, clock())
         self._known: dict[bytes, tuple[HTTPStatus, float]] = {}
-        """Verdict and its end, by the hash of the token; the oldest first."""
+        """Verdict and the end of its validity, by hash of the token; the oldest first."""
         self._turn = asyncio.Lock()
 
     async def verdict(self, authorization: str) -> HTTPStatus:
-        """Return OK, or the status that the caller gets.
+        """Return OK, or the HTTP status for the caller.
 
         Args:
-            authorization: The header as it came, or nothing.
+            authorization: The header as received; empty if there is none.
 
         Returns:
             OK; UNAUTHORIZED without a token that the API server knows; FORBIDDEN for a user who may
@@ -61,7 +70,7 @@ class Scrapers:
         known = self._recall(key)
         if known is not None:
             return known
-        async with self._turn:  # of several that send the same one, the first asks
+        async with self._turn:  # if several requests send the same token, the first one asks
             known = self._recall(key)
             if known is not None:
                 return known

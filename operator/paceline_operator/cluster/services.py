@@ -1,7 +1,7 @@
-"""Keeps the shared Service of a namespace with jobs, and removes it some time later (C10).
+"""Keeps the shared Service in each namespace with jobs, and removes it some time later (C10).
 
-Which namespaces have one is asked of the API server once, when this operator begins to lead: an
-earlier one may have ended before it removed its last.
+The API server is asked once, when this operator begins to lead, which namespaces have the Service:
+an earlier operator may have ended before it removed its last one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from paceline_operator.core.pods.service import KEEP_S, REFRESH_S, service
 log = logging.getLogger("paceline.operator")
 
 LOOK_S: Final = 30.0
+"""Seconds between two looks at the Services."""
 
 
 class Services:
-    """`in_use`: namespaces with jobs that have not ended. `scope`: the only namespace to look at;
-    empty for all."""
+    """The shared Services of all namespaces.
+
+    `in_use` returns the namespaces with jobs that have not ended. `scope` is the only namespace to
+    look at; empty for all.
+    """
 
     def __init__(
         self,
@@ -37,14 +41,20 @@ class Services:
         self._api, self._clock, self._in_use = api, clock, in_use
         self._scope = scope
         self._found = False
-        """Those of earlier operators."""
+        """True if the Services of earlier operators were listed."""
         self._applied_s: dict[str, float] = {}
         self._idle_since_s: dict[str, float] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def ensure(self, namespace: str) -> None:
-        """Once for all jobs that ask at the same time. Raises ApiError, and TakenError where
-        somebody else has made a Service of this name."""
+        """Make sure that a namespace has the Service; once for all jobs that ask at the same time.
+
+        ApiError passes to the caller, as TakenError if somebody else has made a Service of this
+        name.
+
+        Args:
+            namespace: The namespace.
+        """
         async with self._lock(namespace):
             if namespace not in self._applied_s:
                 await apply_own(self._api, "services", namespace, service(namespace))
@@ -52,14 +62,14 @@ class Services:
             self._idle_since_s.pop(namespace, None)
 
     async def run(self, leads: Callable[[], bool]) -> None:
-        """For ever."""
+        """Look at the Services forever, as long as this operator leads."""
         while True:
             await pause(LOOK_S)
             if leads():
                 await self.look(leads)
 
     async def look(self, leads: Callable[[], bool]) -> None:
-        """At each Service once."""
+        """Look at each Service once: apply it again, or remove it if it is unused for long."""
         if not self._found:
             try:
                 await self._find()
@@ -77,7 +87,7 @@ class Services:
         for namespace in await self._api.namespaces_of(
             "services", COORDINATOR_SERVICE, within=self._scope
         ):
-            # Long ago: it is applied again at the first look, if it is in use.
+            # Treat it as applied long ago, so that the first look applies it if it is in use.
             self._applied_s.setdefault(namespace, float("-inf"))
         self._found = True
 

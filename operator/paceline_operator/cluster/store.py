@@ -1,10 +1,10 @@
-"""Everything that the watches have shown, in memory, by job.
+"""All objects that the watches have shown, in memory, by job.
 
-Answers to own requests are put in at once, so that the next decision knows of them before their
-event arrives. An event that is older than what is known of the same object changes nothing.
+Answers to the operator's own requests are stored at once, so that the next decision knows of them
+before their event arrives. An event that is older than the stored version of its object is ignored.
 
-Jobs of other operators (`spec.managedBy`) are left out. Of those that have not ended it keeps only
-that they are there, since the Service of a namespace is shared by all of them.
+Jobs of other operators (`spec.managedBy`) are not kept. Only their uids are, until they have ended,
+since all of them share the Service of a namespace.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ from paceline_operator.core.observed import NO_SLOT, Node, Pod
 from paceline_operator.fabrics import built_in
 
 Key = tuple[str, str]
-"""(namespace, name) of a job."""
+"""Namespace and name of a job."""
 TOMBSTONES: Final = 20_000
+"""Number of uids of deleted objects that are remembered."""
 
 
 class Store:
-    """`changed` is called with the key of each job whose facts have changed. `manager`: whose jobs
-    are kept. `pods_changed`: in the place of `changed` for what was told of a pod."""
+    """Objects by job, and the callbacks that start decisions; used on one event loop.
+
+    `changed` is called with the key of each job whose facts have changed. `pods_changed` is called
+    instead when an event reports on a pod. `manager` is the operator whose jobs are kept.
+    """
 
     def __init__(
         self,
@@ -47,13 +51,14 @@ class Store:
         self.nodes: dict[str, Node] = {}
         self.fabrics: dict[str, FabricSpec] = dict(built_in())
         self._gone: OrderedDict[str, None] = OrderedDict()
-        """Uids of objects that were deleted: a late answer must not bring them back."""
+        """Uids of deleted objects: a late answer must not bring them back."""
         self.used: dict[Key, dict[int, int]] = {}
-        """Highest attempt of each slot, as long as there is the job or a pod of it."""
+        """Highest attempt of each slot, as long as the job or a pod of it exists."""
 
     # ---- jobs -----------------------------------------------------------------------------
 
     def put_job(self, body: Mapping[str, Any]) -> None:
+        """Store a job, unless the same or a newer version is known or the job was deleted."""
         metadata = body["metadata"]
         key = (metadata.get("namespace") or "default", metadata["name"])
         if manager_of(body) != self.manager:
@@ -69,7 +74,10 @@ class Store:
         self._changed(key)
 
     def _leave(self, key: Key, body: Mapping[str, Any]) -> None:
-        """To another operator. A job keeps its manager, so an own one of this name is gone."""
+        """Leave a job to another operator.
+
+        A job never changes its manager, so an own job of this name is gone.
+        """
         known = self.jobs.get(key)
         uid = body["metadata"]["uid"]
         if uid in self._gone or (known is not None and not _newer(body, known)):
@@ -82,8 +90,13 @@ class Store:
             self._elsewhere[key] = uid
 
     def keep_jobs(self, seen: Iterable[Mapping[str, Any]], before: Mapping[Key, str]) -> None:
-        """A complete list: what it lacks of `before`, which was known when it was asked for, is
-        gone."""
+        """Store a complete list of jobs, and drop those that it lacks.
+
+        Args:
+            seen: The list.
+            before: Uids that were known when the list was requested; others may be newer than the
+                list.
+        """
         uids = set()
         for body in seen:
             uids.add(body["metadata"]["uid"])
@@ -93,17 +106,17 @@ class Store:
                 self.drop_job(key, uid)
 
     def uids(self) -> dict[Key, str]:
-        """Of all jobs that are known, whoever looks after them."""
+        """Return the uids of all known jobs, including those of other operators."""
         own = {key: str(body["metadata"]["uid"]) for key, body in self.jobs.items()}
         return self._elsewhere | own
 
     def namespaces_in_use(self) -> set[str]:
-        """Those with jobs that have not ended, whoever looks after them."""
+        """Return the namespaces with jobs of any operator that have not ended."""
         own = {key[0] for key, body in self.jobs.items() if not has_ended(body)}
         return own | {key[0] for key in self._elsewhere}
 
     def drop_job(self, key: Key, uid: str) -> None:
-        """The object with this uid is gone; another one may already have its name."""
+        """Drop the job with this uid; another job may already have its name."""
         self._note_gone(uid)
         if self._elsewhere.get(key) == uid:
             del self._elsewhere[key]
@@ -116,9 +129,11 @@ class Store:
     # ---- pods -----------------------------------------------------------------------------
 
     def pods(self, key: Key) -> tuple[Pod, ...]:
+        """Return the pods whose label names this job."""
         return tuple(self._pods.get(key, {}).values())
 
     def put_pod(self, key: Key, pod: Pod) -> None:
+        """Store a pod, unless the same or a newer version is known or it was deleted."""
         if pod.uid in self._gone:
             return
         pods = self._pods.setdefault(key, {})
@@ -131,6 +146,7 @@ class Store:
         self._pods_changed(key)
 
     def drop_pod(self, key: Key, name: str, uid: str) -> None:
+        """Drop the pod with this uid; another pod may already have its name."""
         self._note_gone(uid)
         pods = self._pods.get(key, {})
         known = pods.get(name)
@@ -142,21 +158,21 @@ class Store:
             self._changed(key)
 
     def mark_deleting(self, key: Key, name: str, uid: str) -> None:
-        """Its deletion was accepted: not to be asked for again."""
+        """Mark a pod whose deletion was accepted, so that it is not requested again."""
         known = self._pods.get(key, {}).get(name)
         if known is not None and known.uid == uid and not known.deleting:
             self._pods[key][name] = replace(known, deleting=True)
             self._changed(key)
 
     def reserve(self, key: Key, labels: Mapping[str, str]) -> None:
-        """A name that somebody else has; the next attempt is above it (C3)."""
+        """Record a name that another owner has; the next attempt is above it (C3)."""
         slot = int(labels.get(LABEL_SLOT, NO_SLOT))
         used = self.used.setdefault(key, {})
         used[slot] = max(used.get(slot, 0), int(labels[LABEL_ATTEMPT]))
         self._changed(key)
 
     def keep_pods(self, seen: Iterable[tuple[Key, Pod]]) -> None:
-        """A complete list: what it lacks is gone."""
+        """Store a complete list of pods, and drop those that it lacks."""
         listed = list(seen)
         uids = {pod.uid for _, pod in listed}
         for key, pods in list(self._pods.items()):
@@ -167,16 +183,18 @@ class Store:
             self.put_pod(key, pod)
 
     def pod_count(self) -> int:
+        """Return the number of pods of all jobs."""
         return sum(map(len, self._pods.values()))
 
     def _forget_names(self, key: Key) -> None:
-        """Of a job that is gone with its pods."""
+        """Forget the attempts of a job that is gone with all its pods."""
         if key not in self.jobs and key not in self._pods:
             self.used.pop(key, None)
 
     # ---- nodes ----------------------------------------------------------------------------
 
     def put_node(self, node: Node) -> None:
+        """Store a node, and wake the jobs that it concerns."""
         before = self.nodes.get(node.name)
         self.nodes[node.name] = node
         if before is not None and before != node:
@@ -185,18 +203,20 @@ class Store:
             self._wake_jobs_without_pods()
 
     def drop_node(self, name: str) -> None:
+        """Drop a node, and wake the jobs with pods on it."""
         if self.nodes.pop(name, None) is not None:
             self._wake_jobs_on(name)
 
     # ---- fabric profiles ------------------------------------------------------------------
 
     def put_fabric(self, name: str, spec: FabricSpec) -> None:
-        """One of the cluster, in the place of a built-in one of that name."""
+        """Store a fabric profile of the cluster; it replaces a built-in one with its name."""
         if self.fabrics.get(name) != spec:
             self.fabrics[name] = spec
             self._wake_jobs_without_pods()
 
     def drop_fabric(self, name: str) -> None:
+        """Drop a fabric profile of the cluster; a built-in one with its name returns."""
         if name in built_in():
             self.put_fabric(name, built_in()[name])
         elif self.fabrics.pop(name, None) is not None:
@@ -221,7 +241,7 @@ class Store:
 
 
 def _without_owners(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The API server's account of who has set which field is longer than the job itself."""
+    """Return an object without `managedFields`, which are longer than the job itself."""
     if "managedFields" not in body["metadata"]:
         return body
     metadata = {name: each for name, each in body["metadata"].items() if name != "managedFields"}
@@ -229,7 +249,7 @@ def _without_owners(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _newer(body: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
-    """Versions of one resource are ordered numbers, over a name that is made anew too."""
+    """Return True if `body` is newer; versions stay ordered even if a name is reused."""
     return _version(body["metadata"]) > _version(known["metadata"])
 
 

@@ -1,9 +1,9 @@
-"""The certificates of a job's control channel, and the connections that they allow (C2).
+"""The certificates of a job's control channel, and the TLS contexts that use them (C2).
 
-All are made from the job's own keys, always with the same bytes. Whoever calls trusts exactly the
-coordinator's certificate. The coordinator trusts the job's authority, whose key only the operator
-has: it signs one certificate for the agents and one for the operator. The names in them are those
-of roles and not of hosts, because pods are reached by address.
+All certificates are derived from the job's own keys and always have the same bytes. Callers trust
+exactly the coordinator's certificate. The coordinator trusts the job's authority, whose key only
+the operator has. The authority signs one certificate for the agents and one for the operator. The
+names in them are roles and not hosts, because pods are reached by address.
 """
 
 from __future__ import annotations
@@ -31,28 +31,35 @@ from paceline_api.names import CALLER_AGENT, CALLER_OPERATOR
 from paceline_operator.core.keys import JobKeys
 
 FROM: Final = datetime(2020, 1, 1, tzinfo=UTC)
+"""Start of the validity of all certificates."""
 UNTIL: Final = datetime(2120, 1, 1, tzinfo=UTC)
+"""End of the validity of all certificates."""
 NAME: Final = "paceline-coordinator"
+"""Subject of the coordinator's certificate."""
 AUTHORITY: Final = "paceline-callers"
+"""Subject of the certificate of the job's authority."""
 METRICS: Final = "paceline-operator"
+"""Subject of the certificate of /metrics."""
 RECORD_BYTES: Final = 16 * 1024
-"""The most that TLS brings at once."""
+"""Upper bound on the bytes that TLS delivers at once, in one record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
+    """A certificate and its private key, as PEM."""
+
     certificate: str
     private_key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """The certificates of one job, as PEM. The same keys always give the same ones."""
+    """The certificates of one job. The same keys always give the same ones."""
 
     server: Pair
-    """The coordinator's, which is its own authority."""
+    """The coordinator's certificate, which is its own authority."""
     callers: str
-    """Certificate of the authority that signs those of the callers."""
+    """Certificate of the authority that signs those of the coordinator's callers, as PEM."""
     agent: Pair
     operator: Pair
 
@@ -94,7 +101,20 @@ def _certificate(
     signer: Ed25519PrivateKey,
     usage: x509.ObjectIdentifier,
 ) -> x509.Certificate:
-    """`subject`: equal to `issuer` for one that signs itself and, where it may, others."""
+    """Return a signed certificate.
+
+    Args:
+        subject: Name of the holder. If it equals `issuer`, the certificate is self-signed and may
+            sign others.
+        public: Public key of the holder.
+        serial: Serial number.
+        issuer: Name of the signer.
+        signer: Private key of the signer.
+        usage: Extended key usage: client or server.
+
+    Returns:
+        The certificate.
+    """
     own = subject == issuer
     key_usage = x509.KeyUsage(
         digital_signature=True,
@@ -138,8 +158,13 @@ def _pair(certificate: x509.Certificate, private: Ed25519PrivateKey) -> Pair:
 
 
 def metrics_context() -> ssl.SSLContext:
-    """Return that of /metrics: a certificate that signs itself, made for this process alone. Who
-    scrapes encrypts and does not know to whom; it is its token that is checked."""
+    """Return the TLS context of /metrics, with a self-signed certificate of this process.
+
+    Scrapers encrypt without knowing the server's identity; the operator checks their token.
+
+    Returns:
+        A server context for TLS 1.3.
+    """
     private = Ed25519PrivateKey.generate()
     made = _certificate(
         METRICS, private.public_key(), 1, METRICS, private, ExtendedKeyUsageOID.SERVER_AUTH
@@ -151,10 +176,16 @@ def metrics_context() -> ssl.SSLContext:
 
 
 def operator_context(keys: JobKeys) -> ssl.SSLContext:
-    """Return the TLS settings with which the operator calls the coordinator of one job.
+    """Return the TLS context with which the operator calls the coordinator of one job.
 
-    It talks to the holder of the coordinator's key and to nobody else, and shows the certificate
-    that the job's authority has given the operator.
+    It connects only to the holder of the coordinator's key, and presents the certificate that the
+    job's authority has issued for the operator.
+
+    Args:
+        keys: Secrets of the job.
+
+    Returns:
+        A client context for TLS 1.3.
     """
     found = certificates_of(keys)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -166,7 +197,15 @@ def operator_context(keys: JobKeys) -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, pair: Pair) -> None:
-    """OpenSSL reads a key from a file only, and this one must never lie on a disk."""
+    """Load a certificate and its key into a context.
+
+    OpenSSL reads a key only from a file, and this key must never be on a disk, so an anonymous file
+    in memory is used.
+
+    Args:
+        context: The context to change.
+        pair: The certificate and its key.
+    """
     number = os.memfd_create("operator-key")
     try:
         with os.fdopen(number, "w", closefd=False) as file:
@@ -177,6 +216,9 @@ def _load(context: ssl.SSLContext, pair: Pair) -> None:
 
 
 def spare_buffers() -> None:
-    """asyncio sets a buffer of 256 KiB aside for each TLS connection of the process, for as long as
-    it is open; of a thousand jobs that would be most of the operator's memory."""
+    """Reduce the receive buffer of every TLS connection of this process.
+
+    By default asyncio allocates 256 KiB for each connection as long as it is open. With a thousand
+    jobs that would be most of the operator's memory.
+    """
     SSLProtocol.max_size = RECORD_BYTES

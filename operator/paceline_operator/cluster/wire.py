@@ -1,6 +1,6 @@
-"""Objects of the API server -> the few fields that the operator keeps.
+"""Objects of the API server, reduced to the few fields that the operator keeps.
 
-A watch of ten thousand pods brings tens of thousands of events; typed decoding skips everything
+A watch of ten thousand pods brings tens of thousands of events. Typed decoding skips everything
 that is not named here without building it.
 """
 
@@ -25,20 +25,27 @@ from paceline_operator.core.observed import NO_SLOT, NOT_STARTED, OVER, End, Nod
 from paceline_operator.core.providers.kueue import MANAGED
 
 UNREACHABLE: Final = "node.kubernetes.io/out-of-service"
+"""Key of the taint that marks a node as out of service."""
 COORDINATOR: Final = "coordinator"
+"""Name of a coordinator's container, and the role of its pod."""
 NOTES_MAX: Final = 16
+"""Upper bound on the number of Paceline's annotations kept of a pod; its user may change them."""
 NOTE_MAX: Final = 4096
+"""Upper bound on the length of an annotation; Paceline writes no longer one."""
 DIGITS_MAX: Final = 20
-"""Of 64 bits; Python itself refuses to read a few thousand."""
-"""Of a pod's annotations, which its user may change: a few are Paceline's, none is longer."""
+"""Upper bound on the digits of a number, enough for 64 bits; Python refuses to read thousands."""
 
 
 class Owner(Struct, frozen=True):
+    """One entry of metadata.ownerReferences."""
+
     uid: str = ""
     controller: bool | None = None
 
 
 class Meta(Struct, frozen=True, rename="camel"):
+    """Metadata of an object."""
+
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -51,6 +58,8 @@ class Meta(Struct, frozen=True, rename="camel"):
 
 
 class State(Struct, frozen=True, rename="camel"):
+    """The state waiting or terminated of a container."""
+
     exit_code: int = 0
     reason: str = ""
     message: str = ""
@@ -58,17 +67,23 @@ class State(Struct, frozen=True, rename="camel"):
 
 
 class States(Struct, frozen=True):
+    """The states of a container, at most one of which is set."""
+
     waiting: State | None = None
     terminated: State | None = None
 
 
 class ContainerStatus(Struct, frozen=True, rename="camel"):
+    """Status of one container."""
+
     name: str = ""
     state: States = States()
     last_state: States = States()
 
 
 class Condition(Struct, frozen=True):
+    """One condition of a pod or node."""
+
     type: str = ""
     status: str = ""
     reason: str = ""
@@ -76,6 +91,8 @@ class Condition(Struct, frozen=True):
 
 
 class PodStatus(Struct, frozen=True, rename="camel"):
+    """Status of a pod."""
+
     phase: str = "Pending"
     reason: str = ""
     message: str = ""
@@ -83,41 +100,61 @@ class PodStatus(Struct, frozen=True, rename="camel"):
     conditions: list[Condition] | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
-    """Of native sidecars too."""
+    """Statuses of init containers, including native sidecars."""
 
 
 class PodSpec(Struct, frozen=True, rename="camel"):
+    """Spec of a pod."""
+
     node_name: str = ""
 
 
 class PodObject(Struct, frozen=True):
+    """A pod."""
+
     metadata: Meta = Meta()
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
 
 class Taint(Struct, frozen=True):
+    """One taint of a node."""
+
     key: str = ""
 
 
 class NodeSpec(Struct, frozen=True):
+    """Spec of a node."""
+
     taints: list[Taint] | None = None
     unschedulable: bool = False
 
 
 class NodeStatus(Struct, frozen=True):
+    """Status of a node."""
+
     conditions: list[Condition] | None = None
     allocatable: dict[str, str] | None = None
 
 
 class NodeObject(Struct, frozen=True):
+    """A node."""
+
     metadata: Meta = Meta()
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
 
 def pod_of(item: PodObject, now_s: float) -> tuple[str, str, Pod] | None:
-    """(namespace, job, pod); None for a pod that is not one of a job."""
+    """Convert a pod.
+
+    Args:
+        item: The pod as the API server describes it.
+        now_s: The present time, for an end that is observed now.
+
+    Returns:
+        Namespace, name of the job, and pod; None for a pod that belongs to no job.
+    """
     labels = item.metadata.labels or {}
     job, role = labels.get(LABEL_JOB, ""), labels.get(LABEL_ROLE, "")
     if not job or not role:
@@ -161,12 +198,12 @@ def _notes(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def pod_from(body: Mapping[str, Any], now_s: float) -> tuple[str, str, Pod] | None:
-    """From the answer to a request."""
+    """Convert a pod from the answer to a request; see `pod_of`."""
     return pod_of(msgspec.convert(body, PodObject), now_s)
 
 
 def _main(item: PodObject) -> ContainerStatus | None:
-    """Completion is that of this container, whatever sidecars do (C6)."""
+    """Return the main container's status: sidecars do not decide whether a pod is complete (C6)."""
     for container in item.status.container_statuses or ():
         if container.name in (TRAINER, COORDINATOR):
             return container
@@ -181,7 +218,7 @@ def _end(item: PodObject) -> End | None:
     done = main.state.terminated if main is not None and (over or not restarts) else None
     if done is not None:
         finished_s = seconds_of(done.finished_at) or 0.0
-        # An eviction is told by the pod, not by its container.
+        # The pod and not its container has the reason of an eviction.
         return End(done.exit_code, status.reason or done.reason, done.message, finished_s)
     if status.phase == "Failed":
         return End(NOT_STARTED, status.reason, status.message)
@@ -193,7 +230,7 @@ def _waiting(item: PodObject) -> str:
     if main is not None and (words := _stuck(main)):
         return words
     if main is not None and main.state.waiting is None:
-        return ""  # it has begun, so a sidecar that is started again does not hold it up
+        return ""  # it has started, so a sidecar that restarts does not block it
     for init in item.status.init_container_statuses or ():
         if words := _stuck(init, f"init container {init.name}: "):
             return words
@@ -201,7 +238,7 @@ def _waiting(item: PodObject) -> str:
 
 
 def _stuck(container: ContainerStatus, whose: str = "") -> str:
-    """Why it does not start; the kubelet's word for it comes first."""
+    """Return why a container does not start, with the kubelet's reason first; empty if it does."""
     waiting, last = container.state.waiting, container.last_state.terminated
     if waiting is None or waiting.reason in ("", "ContainerCreating", "PodInitializing"):
         return ""
@@ -210,6 +247,16 @@ def _stuck(container: ContainerStatus, whose: str = "") -> str:
 
 
 def node_of(item: NodeObject, before: Node | None, now_s: float) -> Node:
+    """Convert a node.
+
+    Args:
+        item: The node as the API server describes it.
+        before: The node as it was known; None if it is new.
+        now_s: The present time, for a change of its readiness that is observed now.
+
+    Returns:
+        The node.
+    """
     ready = any(c.type == "Ready" and c.status == "True" for c in item.status.conditions or ())
     since_s = 0.0 if ready else now_s
     again_s = 0.0
@@ -234,12 +281,14 @@ def node_of(item: NodeObject, before: Node | None, now_s: float) -> Node:
 
 
 class FabricObject(Struct, frozen=True):
+    """A FabricProfile."""
+
     metadata: Meta = Meta()
     spec: dict[str, Any] = {}
 
 
 def fabric_from(item: FabricObject) -> FabricSpec | str:
-    """The profile, or what is wrong with it: an older definition may have let it through."""
+    """Return the profile, or why it is invalid: an older definition may have accepted it."""
     try:
         return FabricSpec.model_validate(without_nulls(item.spec), by_alias=True, by_name=False)
     except ValidationError as error:
@@ -248,7 +297,7 @@ def fabric_from(item: FabricObject) -> FabricSpec | str:
 
 
 def kept(pod: Pod, before: Pod | None) -> Pod:
-    """`pod`, with what was first seen earlier."""
+    """Return `pod` with the time at which its end was first observed."""
     if before is not None and before.uid == pod.uid and before.ended_seen_s and pod.end:
         return replace(pod, ended_seen_s=before.ended_seen_s)
     return pod

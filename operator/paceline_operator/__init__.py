@@ -1,5 +1,6 @@
-"""The Kubernetes operator: TrainingJobs in, pods out.
+"""The Kubernetes operator: it creates and manages the pods of TrainingJobs.
 
-`core` decides (pure), `cluster` talks to the API server and to coordinators, `handlers` connects
-the two through one queue keyed by job. `python -m paceline_operator` runs it.
+`core` decides (pure functions), `cluster` talks to the API server and to coordinators, and
+`handlers` and `controller` connect the two through one queue keyed by job. `python -m
+paceline_operator` runs it.
 """

@@ -1,6 +1,6 @@
-"""`python -m paceline_operator`: the operator as a process.
+"""Runs the operator as a process: `python -m paceline_operator`.
 
-Exit codes: 0 told to end, 1 failure, 2 options or surroundings are wrong, 3 lost the lead.
+Exit codes: 0 ended by a signal, 1 failure, 2 options or surroundings are wrong, 3 lost the lead.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from paceline_operator.options import parse
 
 
 def main() -> int:
+    """Run the operator with the options of the command line, and return its exit code."""
     options = parse()
     logs.set_up(options.log_format, options.log_level)
     try:

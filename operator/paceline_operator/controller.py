@@ -1,7 +1,7 @@
-"""One job from observation to writes: observe, decide, carry out, remember.
+"""Handles one job from observation to writes: observe, decide, carry out, remember.
 
-`reconcile` may be called at any time and for any job; it never raises for what the cluster does.
-Exactly one call per job runs at a time, which the queue sees to.
+`reconcile` may be called at any time for any job. It never raises because of the cluster's state.
+The queue makes sure that only one call per job runs at a time.
 """
 
 from __future__ import annotations
@@ -24,27 +24,41 @@ from paceline_operator.core.reconcile import reconcile
 log = logging.getLogger("paceline.operator")
 
 RETRY_S: Final = 0.2
+"""Delay before the first retry of a failed request, in seconds; it doubles up to RETRY_MAX_S."""
 RETRY_MAX_S: Final = 30.0
 LAPSED_S: Final = 0.5
-"""A Lease that was renewed too late may be had again; if another one has it, this process ends."""
+"""Seconds until the next try while the Lease is lapsed. It may be regained; if another process gets
+it, this one ends."""
 
 
 class Coordinators(Protocol):
-    """The connections to all coordinators. Nothing here waits for one of them."""
+    """The connections to all coordinators. No method waits for a coordinator."""
 
     def follow(
         self, key: Key, job: Job, address: str, *, key_id: str, pods: int, hurry: bool
     ) -> None:
-        """Listen to the coordinator of a job at this URL. `key_id`: of the operator's key with
-        which its secrets were made. `pods`: its worker pods that exist."""
+        """Connect to the coordinator of a job, or keep the connection.
+
+        Args:
+            key: Namespace and name of the job.
+            job: The job.
+            address: URL of the coordinator.
+            key_id: Id of the operator's key with which its secrets were made.
+            pods: Number of existing worker pods.
+            hurry: True to ask for news at once.
+        """
         ...
 
-    def send(self, key: Key, message: Message) -> None: ...
+    def send(self, key: Key, message: Message) -> None:
+        """Queue a message for the job's coordinator, if there is a connection to it."""
 
-    def leave(self, key: Key) -> None: ...
+    def leave(self, key: Key) -> None:
+        """End the connection to the job's coordinator, if there is one."""
 
 
 class Controller:
+    """Reconciles jobs, and keeps the memory of each."""
+
     def __init__(
         self,
         store: Store,
@@ -57,17 +71,35 @@ class Controller:
         pods_live_s: Callable[[], float | None],
         key_id: Callable[[], str],
     ) -> None:
-        """`pods_live_s`: as `Observed` has it. `key_id`: of the operator's newest key."""
+        """Connect the parts that a decision needs.
+
+        Args:
+            store: Facts that the watches have shown.
+            applier: Writes changes to the API server.
+            coordinators: Connections to the coordinators.
+            clock: Returns seconds of the wall clock.
+            epoch: Returns the number of the present leadership.
+            nodes_fresh: Returns True if the watch of nodes is alive.
+            pods_live_s: Returns `Observed.pods_live_s`.
+            key_id: Returns the id of the operator's newest key.
+        """
         self._store, self._applier, self._coordinators = store, applier, coordinators
         self._clock = clock
         self._epoch, self._nodes_fresh, self._key_id = epoch, nodes_fresh, key_id
         self._pods_live_s = pods_live_s
         self.memories: dict[Key, Memory] = {}
         self._read: dict[Key, tuple[Mapping[str, Any], Job]] = {}
-        """Each job as it was read last, with its object."""
+        """Each job as it was read last, with the object that it was read from."""
 
     async def reconcile(self, key: Key) -> float | None:
-        """Seconds until the next look, None for: when something has changed."""
+        """Decide about a job and carry out the decision.
+
+        Args:
+            key: Namespace and name of the job.
+
+        Returns:
+            Seconds until the next decision; None if only a change makes one necessary.
+        """
         body = self._store.jobs.get(key)
         if body is None:
             self.forget(key)
@@ -105,17 +137,29 @@ class Controller:
         return max(0.0, changes.look_again_s - self._clock())
 
     def forget(self, key: Key) -> None:
+        """Forget a job that is gone, and end the connection to its coordinator."""
         self.memories.pop(key, None)
         self._read.pop(key, None)
         self._coordinators.leave(key)
 
     def key_changed(self) -> None:
-        """Jobs without pods need another Secret than was made for them."""
+        """Have each job's Secret made again, with the new key, before its further pods."""
         for memory in self.memories.values():
             memory.note(secret=False)
 
     def _job(self, key: Key, body: Mapping[str, Any]) -> Job:
-        """Pods change far more often than their job, and to read one means to validate it."""
+        """Return the job, read from its object.
+
+        Reading a job includes its validation, and pods change far more often than their job. The
+        last result is therefore cached.
+
+        Args:
+            key: Namespace and name of the job.
+            body: Its object.
+
+        Returns:
+            The job.
+        """
         known = self._read.get(key)
         if known is None:
             job = read_job(body)
@@ -148,19 +192,20 @@ class Controller:
         if changes.inventory is None and changes.targets is None:
             return
         if changes.inventory is not None:
-            # Spent even if it does not arrive: a number never stands for two lists.
+            # Record the revision even if it does not arrive: no revision may name two inventories.
             memory.note(revision=changes.inventory.revision)
         if changes.stop:
             memory.note(stop_s=now_s)
         self._coordinators.send(key, Message(changes.inventory, changes.targets, changes.stop))
 
     def inventory_arrived(self, key: Key, inventory: Inventory) -> None:
+        """Record that the coordinator has acknowledged an inventory, if it is the newest one."""
         memory = self.memories.get(key)
         if memory is not None and inventory.revision == memory.sent.revision:
             memory.note(inventory=frozenset(inventory.pods), inventory_s=self._clock())
 
     def _follow(self, key: Key, job: Job, changes: Changes) -> None:
-        """Listen to the newest coordinator that has an address."""
+        """Follow the newest active coordinator that has an address; leave it if there is none."""
         own = [pod for pod in self._store.pods(key) if pod.owner == job.uid]
         found = [pod for pod in own if pod.is_coordinator and pod.active and pod.ip]
         if job.finished or not found:

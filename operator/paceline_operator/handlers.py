@@ -1,12 +1,12 @@
-"""kopf's part: it watches TrainingJobs and hands each of their events to the store.
+"""The part that uses kopf, which watches TrainingJobs and hands each event to the store.
 
-Nothing else of kopf is used (C11): no handlers of changes, no daemons, no timers, no peering, no
-finalizers, no annotations on the user's object, no Events. What a decision needs is in the store,
-and a lost or repeated event makes no difference.
+Nothing else of kopf is used (C11): no handlers of changes, daemons, timers, peering, finalizers,
+annotations on the user's object, or Events. A decision uses only the store, so a lost or repeated
+event makes no difference.
 
-kopf says nothing of how its watch does. So it gets its requests carried out here, where each watch
-that the API server answers is a sign of life: the server ends one after a minute, and kopf begins
-the next.
+kopf does not report the health of its watch. Its requests are therefore sent over a session that is
+made here, and each watch that the API server answers is a sign of life. The server ends a watch
+after a minute, and kopf begins the next one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from paceline_operator.cluster.store import Store
 log = logging.getLogger("paceline.operator")
 
 DENIED_S: Final = 30
-"""So long the operator waits for a right that it lacks."""
+"""Seconds that the operator waits for a right that it lacks before it ends."""
 WATCH_S: Final = 60
-"""So long the API server keeps one watch of jobs open."""
+"""Seconds after which the API server ends a watch of jobs."""
 
 
 class JobsWatch:
-    """Signs of life of kopf's watch."""
+    """Signs of life of kopf's watch of jobs, and the login that kopf uses."""
 
     kind: Final = PLURAL
 
@@ -45,21 +45,26 @@ class JobsWatch:
         self._access, self._clock = access, clock
         self._heard_s = clock()
         self._denied_s = 0.0
-        """Since when."""
+        """Time since which a right is missing; only valid while `denied` is set."""
         self.denied = ""
         self._given: Login | None = None
-        """With which kopf was let in last."""
+        """Login that kopf was given last."""
 
     @property
     def age_s(self) -> float:
-        """Since the last one."""
+        """Seconds since the last sign of life."""
         return self._clock() - self._heard_s
 
     def heard(self) -> None:
+        """Record a sign of life."""
         self._heard_s = self._clock()
 
     async def let_in(self) -> kopf.AiohttpSession:
-        """kopf asks at its start, and again whenever its session is refused."""
+        """Return a session for kopf, which asks at its start and whenever its session is refused.
+
+        Returns:
+            A session with the present login, renewed if kopf already had that one.
+        """
         if self._given is self._access.login and not await self._renewed(self._given):
             await pause(PAUSE_S)
         self._given = login = self._access.login
@@ -70,7 +75,7 @@ class JobsWatch:
         )
 
     def session(self, login: Login) -> aiohttp.ClientSession:
-        """For kopf, which closes it."""
+        """Return an HTTP session that signs requests and records signs of life; kopf closes it."""
         tls = login.tls if login.tls is not None else True
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=tls),
@@ -103,8 +108,16 @@ class JobsWatch:
             return False
 
     def _deny(self, what: str, raw: bytes) -> None:
-        """Raises PacelineError when it lasts. An API server that begins knows no roles yet, so kopf
-        tries again for a minute, and then ends the operator without a word of what to do."""
+        """Report a missing right, and end the operator if it stays missing.
+
+        A starting API server knows no roles yet. kopf retries for a minute and then ends the
+        operator without naming a remedy. This method raises PacelineError with one once the right
+        has been missing for DENIED_S.
+
+        Args:
+            what: The request in the terms of a role.
+            raw: Body of the refusal.
+        """
         now_s = self._clock()
         missing = denied(what, words_of(raw)[1])
         if not self.denied:
@@ -116,6 +129,7 @@ class JobsWatch:
 
 
 def make_registry(store: Store, watch: JobsWatch) -> kopf.OperatorRegistry:
+    """Return kopf's handlers: one for logins, one that stores each event of a job."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -136,36 +150,45 @@ def make_registry(store: Store, watch: JobsWatch) -> kopf.OperatorRegistry:
 
 
 class NoEssence(kopf.DiffBaseStorage):
-    """kopf copies each object of each event to find out what has changed, though nobody asks."""
+    """Storage that keeps kopf from copying each object to find changes, which nothing uses."""
 
     def build(self, **_: Any) -> Any:
+        """Return nothing, so that no object is copied."""
         return {}
 
     def fetch(self, **_: Any) -> None:
-        return None
+        """Return None, since nothing is stored."""
+        return None  # noqa: RET501 - kopf expects an essence or None
 
     def store(self, **_: Any) -> None:
+        """Fail, since kopf stores an essence only for handlers of changes.
+
+        Raises:
+            AssertionError: Always.
+        """
         raise AssertionError("there are no handlers of changes")
 
 
 def make_settings() -> kopf.OperatorSettings:
+    """Return kopf's settings: no peering, no Events, and watches that end after a minute."""
     settings = kopf.OperatorSettings()
     settings.persistence.diffbase_storage = NoEssence()
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
-    # A watch that dies silently: the server ends it, or the silence does.
+    # End a watch that died silently: the server does so, or else the inactivity timeout.
     settings.watching.server_timeout = WATCH_S
     settings.watching.inactivity_timeout = WATCH_S + 10
     settings.watching.connect_timeout = CONNECT_S
     settings.networking.request_timeout = 15
     settings.queueing.idle_timeout = 5
-    # kopf says at INFO what it does for each object.
+    # At INFO kopf logs what it does for each object.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     return settings
 
 
 def _signed(request: aiohttp.ClientRequest, login: Login) -> aiohttp.ClientRequest:
+    """Replace the headers of a login in a request; returns the request."""
     said = login.headers()
     for name, _ in said:
         request.headers.popall(name, None)
@@ -176,7 +199,7 @@ def _signed(request: aiohttp.ClientRequest, login: Login) -> aiohttp.ClientReque
 
 
 def _plain(value: Any) -> Any:
-    """kopf's views of an object as ordinary mappings."""
+    """Return kopf's views of an object as ordinary dicts and lists."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

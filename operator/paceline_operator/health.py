@@ -1,7 +1,7 @@
-"""/metrics, /healthz and /readyz of the operator; /metrics by TLS and token, if so configured.
+"""The operator's /metrics, /healthz and /readyz; /metrics by TLS and token, if configured.
 
-/healthz fails when a watch is dead, so that the kubelet restarts an operator that looks alive and
-sees nothing. A standby is healthy and ready: it is there to take over.
+/healthz fails when a watch is dead, so that the kubelet restarts an operator that runs but receives
+nothing. A standby is healthy and ready, since it is there to take over.
 """
 
 from __future__ import annotations
@@ -22,26 +22,31 @@ from paceline_operator.cluster.store import Store
 from paceline_operator.metrics import Metrics
 
 DEAD_S: Final = SILENCE_S + 60
-"""A watch that gave no sign of life for so long."""
+"""Seconds without a sign of life after which a watch counts as dead."""
 
 
 class Watched(Protocol):
     """A watch, by its signs of life."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """Plural name of the resource that is watched."""
 
     @property
-    def age_s(self) -> float: ...
+    def age_s(self) -> float:
+        """Seconds since the last sign of life."""
 
     @property
     def denied(self) -> str:
-        """What the operator has no right to, in the words of a role."""
+        """The request that the operator may not make, in the terms of a role; empty if none."""
         ...
 
 
 class Health:
-    """`connected`: how many coordinators answer. `jobs`: the watch of TrainingJobs."""
+    """Health of the operator.
+
+    `connected` returns the number of coordinators that answer. `jobs` is the watch of TrainingJobs.
+    """
 
     def __init__(
         self, store: Store, metrics: Metrics, connected: Callable[[], int], jobs: Watched
@@ -52,25 +57,26 @@ class Health:
 
     @property
     def synced(self) -> bool:
-        """Everything was seen once."""
+        """True if every watch beside that of jobs has its first list."""
         return all(watch.source.synced for watch in self.watches)
 
     def _all(self) -> tuple[Watched, ...]:
         return (self._jobs, *self.watches)
 
     def alive(self) -> str:
-        """What is wrong, or nothing."""
+        """Return what is wrong with the watches; empty if nothing is."""
         dead = [watch.kind for watch in self._all() if watch.age_s > DEAD_S]
         return f"no sign of life on the watch of {', '.join(dead)}" if dead else ""
 
     def ready(self) -> str:
-        """What is wrong, or nothing."""
+        """Return why the operator cannot work yet; empty if it can."""
         denied = [watch.denied for watch in self._all() if watch.denied]
         if denied:
             return f"the operator may not {', '.join(denied)}"
         return "" if self.synced else "not yet synced"
 
     def page(self) -> bytes:
+        """Return all metrics as text, with the gauges that are computed on request."""
         metrics = self._metrics
         for watch in self._all():
             metrics.watch_age.labels(watch.kind).set(watch.age_s)
@@ -82,7 +88,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A second port, by TLS, that tells /metrics to those who may read it."""
+    """A second port that serves /metrics by TLS, to users who may read it."""
 
     host: str
     port: int
@@ -94,13 +100,16 @@ class Guarded:
 async def serving(
     health: Health, host: str, port: int, guarded: Guarded | None = None
 ) -> AsyncIterator[list[web.AppRunner]]:
-    """Answer while the block runs; yields the servers, the plain one first.
+    """Serve HTTP while the block runs.
 
     Args:
-        health: What is told.
-        host: Of the plain port, for the kubelet.
-        port: The same; 0 for a free one.
-        guarded: Where /metrics is told instead of on the plain port.
+        health: Source of the answers.
+        host: Address of the plain port, which the kubelet probes.
+        port: Number of the plain port; 0 for a free one.
+        guarded: Port that serves /metrics instead of the plain one; None for the plain one.
+
+    Yields:
+        The servers, the plain one first.
     """
 
     async def healthz(_: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
-"""All jobs in one request: at the start, and again from time to time.
+"""Lists all jobs in one request: at the start, and again every five minutes.
 
-kopf watches TrainingJobs and tells of no deletion that happened while its watch was away; the list
-shows which are missing.
+kopf watches TrainingJobs and does not report deletions that happened while its watch was down. The
+list shows which jobs are missing.
 """
 
 from __future__ import annotations
@@ -19,18 +19,26 @@ from paceline_operator.cluster.store import Store
 log = logging.getLogger("paceline.operator")
 
 RESYNC_S: Final = 300.0
+"""Seconds between two lists."""
 LIST_RETRY_S: Final = 1.0
+"""Seconds until the first list is tried again."""
 
 
 class Listing:
-    """`scope`: the only namespace that is looked at; empty for all."""
+    """Lists the jobs into the store. `scope` is the only namespace to list; empty for all."""
 
     def __init__(self, kube: Kube, store: Store, scope: str) -> None:
         self._kube, self._store = kube, store
         self._target = path(PLURAL, scope) if scope else f"/apis/{API_VERSION}/{PLURAL}"
 
     async def first(self) -> None:
-        """The API server refuses for a moment, such as just after the CRD was installed."""
+        """Read the first list; retry while the API server is not ready.
+
+        It refuses requests for a moment, for example just after the CRD was installed.
+
+        Raises:
+            ApiError: The API server refuses the request for good.
+        """
         while True:
             try:
                 return await self._list()
@@ -41,7 +49,7 @@ class Listing:
                 await pause(error.retry_after_s or LIST_RETRY_S)
 
     async def run(self) -> None:
-        """For ever."""
+        """Read the list forever, once in RESYNC_S."""
         while True:
             await pause(RESYNC_S)
             try:
@@ -53,6 +61,6 @@ class Listing:
         before = self._store.uids()
         found = await self._kube.request("GET", self._target)
         items = found.get("items", ())
-        # A list leaves out of its items what is the same for all.
+        # The items of a list lack apiVersion and kind, which are the same for all.
         bodies = ({"apiVersion": API_VERSION, "kind": KIND, **item} for item in items)
         self._store.keep_jobs(bodies, before)

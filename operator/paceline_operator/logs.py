@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line, with the job's name where a line is about one."""
+"""Structured logs: one JSON object per line, with the job's name in lines about a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from paceline_api.errors import printable_lines
 
 
 class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object per line."""
+
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without control characters that a foreign text may contain."""
         line = {
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -26,13 +29,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
+    """Formats a record as text, with the job's name at its end."""
+
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without control characters that a foreign text may contain."""
         text = super().format(record)
         job = getattr(record, "job", "")
         return printable_lines(f"{text} [{job}]" if job else text)
 
 
 def set_up(form: str, level: str) -> None:
+    """Send all logs to stderr; `form` is json or text."""
     handler = logging.StreamHandler(sys.stderr)
     text = "%(asctime)s %(levelname)s %(name)s %(message)s"
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(text))

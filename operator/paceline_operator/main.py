@@ -1,6 +1,6 @@
-"""Puts the operator together and runs it until it is told to end, or loses the lead.
+"""Assembles the operator and runs it until a signal ends it or it loses the lead.
 
-A leader that loses its Lease ends the process, as other operators do: its memory may be about to
+A leader that loses its Lease ends the process, as other operators do. Its memory may be about to
 act on an old view, and a new process starts within seconds as a standby.
 """
 
@@ -54,13 +54,17 @@ from paceline_operator.queue import Queue
 log = logging.getLogger("paceline.operator")
 
 START_S: Final = 60.0
+"""Seconds to wait at the start for an API server that serves TrainingJobs."""
 PODS_S: Final = 0.02
-"""So long a decision waits for more news of pods: of a job that starts each pod is told of three
-times, within moments."""
+"""Delay of a decision after an event about a pod, in seconds: each starting pod has three events
+within moments."""
 EXIT_DEPOSED: Final = 3
+"""Exit code of an operator that lost the lead."""
 
 
 class Operator:
+    """All parts of the operator, connected on one event loop; the Lease has its own thread."""
+
     def __init__(self, options: Options, access: Access) -> None:
         self._options, self._access = options, access
         self.metrics = Metrics()
@@ -74,8 +78,8 @@ class Operator:
         self._keys = OwnKeys(self._kube, self._key_changed)
         self._listing = Listing(self._kube, self._store, options.scope)
         self._nodes: observe.Watch[NodeObject] | None = None
+        """Watch of nodes; None if nodes are not watched."""
         self._pods: observe.Watch[PodObject] | None = None
-        """None: nodes are not looked at."""
         self._election: Election | None = None
         self._stopped = asyncio.Event()
         self._deposed = False
@@ -97,7 +101,7 @@ class Operator:
         self._health = Health(self._store, self.metrics, lambda: self._links.connected, self._jobs)
 
     async def run(self) -> int:
-        """Raises PacelineError where somebody has to mend something first."""
+        """Run until a signal or a lost lead; return the exit code, or raise PacelineError."""
         try:
             return await self._run()
         except ApiError as error:
@@ -184,7 +188,11 @@ class Operator:
     # ---- the start --------------------------------------------------------------------------
 
     async def _wait_for_the_api(self) -> None:
-        """Raises PacelineError where waiting longer is of no use."""
+        """Wait until the API server serves TrainingJobs.
+
+        Raises:
+            PacelineError: It does not within START_S, so the chart with the definitions is missing.
+        """
         until_s = time.monotonic() + START_S
         while True:
             try:
@@ -233,10 +241,13 @@ class Operator:
         return self._election is None or self._election.leads()
 
     async def _open_when_synced(self) -> None:
-        """No decision before everything was seen once; never returns."""
+        """Open the queue once this process leads and every watch has its first list.
+
+        It then waits until the operator ends.
+        """
         while not (self._leads() and self._health.synced):
             await pause(0.05)
-        self._handle_signals()  # kopf has put its own handlers in their place
+        self._handle_signals()  # kopf has replaced them by its own
         await self._listing.first()
         log.info("acting for %d jobs with %d pods", len(self._store.jobs), self._store.pod_count())
         self._queue.open()
@@ -316,6 +327,7 @@ class Operator:
 
 
 def run(options: Options) -> int:
+    """Run the operator with these options, and return its exit code."""
     found = access(Path(options.kubeconfig) if options.kubeconfig else None)
 
     async def main() -> int:

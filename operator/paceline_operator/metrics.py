@@ -1,7 +1,8 @@
-"""Metrics of the operator itself, under controller-runtime's names where it has them.
+"""Metrics of the operator itself, under the names of controller-runtime where it has them.
 
-So dashboards and alerts made for other operators work. What is Paceline's own begins with
-`paceline_operator_`. No label has a job's name: a thousand jobs must not make a thousand series.
+Dashboards and alerts for other operators therefore work. Paceline's own metrics begin with
+`paceline_operator_`. No label contains a job's name: a thousand jobs must not make a thousand time
+series.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 CONTROLLER: Final = "trainingjob"
+"""Value of the labels `controller` and `name`."""
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Upper bounds of the buckets of durations, in seconds."""
 
 
 class Metrics:
+    """The operator's metrics, in a registry of their own."""
+
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
@@ -88,13 +93,14 @@ class Metrics:
         )
 
     def set_jobs(self, jobs: Collection[Mapping[str, Any]]) -> None:
-        """`jobs`: the objects. One without a state has no status yet."""
+        """Count jobs by state, given their objects; one without a state has no status yet."""
         states = Counted((job.get("status") or {}).get("state") for job in jobs)
         self.jobs.set(len(jobs))
-        self.states.clear()  # or a state that no job is in would keep its last number
+        self.states.clear()  # otherwise a state without jobs would keep its last count
         for state, count in states.items():
             if state:
                 self.states.labels(state).set(count)
 
     def page(self) -> bytes:
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)

@@ -12,11 +12,13 @@ from paceline_api.names import DEFAULT_MANAGER, ENV_OPERATOR_IDENTITY, ENV_OPERA
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """Options of one operator process."""
+
     kubeconfig: str
     scope: str
     """Namespace of the jobs; empty for all."""
     own_namespace: str
-    """Of the Lease and the operator's key; empty: that of the pod."""
+    """Namespace of the Lease and the operator's key; empty: that of the pod."""
     identity: str
     manager: str
     watch_nodes: bool
@@ -25,12 +27,20 @@ class Options:
     host: str
     port: int
     metrics_at: tuple[str, int] | None
-    """Host and port of /metrics by TLS and token; None: without, on `port`."""
+    """Host and port of /metrics by TLS and token; None: plain HTTP, at `port`."""
     log_format: str
     log_level: str
 
 
 def parse(arguments: list[str] | None = None) -> Options:
+    """Parse the command line; wrong options end the process with exit code 2.
+
+    Args:
+        arguments: The arguments; None for those of the process.
+
+    Returns:
+        The options.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m paceline_operator", description="The operator of Paceline's TrainingJobs."
     )

@@ -1,7 +1,7 @@
-"""The one queue of decisions, keyed by job: each job at most once, and one decision at a time.
+"""The queue of decisions, keyed by job: each job at most once, and one decision per job at a time.
 
-A job may be put in at any time, for now or for later; the earliest moment counts. A job that is
-put in while it is being decided is decided once more afterwards, so no news is lost.
+A job may be added at any time, for now or for later; the earliest time counts. A job that is added
+during its decision is decided once more afterwards, so no news is lost.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ from paceline_operator.metrics import CONTROLLER, Metrics
 log = logging.getLogger("paceline.operator")
 
 WORKERS: Final = 32
-"""So many decisions at a time."""
+"""Upper bound on the number of concurrent decisions."""
 BROKEN_S: Final = 5.0
-"""After a mistake in the decision itself, which is logged and must not become a hot loop."""
+"""Seconds until the next decision after a bug in one. The bug is logged and must not cause a hot
+loop."""
 
 Decide = Callable[[Key], Awaitable[float | None]]
+"""Decides about one job; returns the seconds until the next decision, None if there is none."""
 
 
 class Queue:
+    """Runs decisions on one event loop, once it is open."""
+
     def __init__(self, decide: Decide, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._decide, self._metrics, self._clock = decide, metrics, clock
         self._due: dict[Key, float] = {}
@@ -37,13 +41,15 @@ class Queue:
         self._room = asyncio.Semaphore(WORKERS)
 
     def open(self) -> None:
-        """Decisions may begin: this process leads, and the watches have their first lists."""
+        """Let decisions begin: this process leads, and the watches have their first lists."""
         self._open.set()
 
     def close(self) -> None:
+        """Start no further decisions; those that run continue."""
         self._open.clear()
 
     def add(self, key: Key, after_s: float = 0.0) -> None:
+        """Queue a job for a decision in `after_s` seconds, unless an earlier one is queued."""
         if key in self._busy and after_s == 0.0:
             self._again.add(key)
             return
@@ -57,8 +63,10 @@ class Queue:
         self._news.set()
 
     async def run(self) -> None:
-        """Hands out whatever is due. One task waits for all, so that a piece of news wakes only
-        the decision that it is for."""
+        """Start each decision when it is due, forever.
+
+        One task waits for all jobs, so that an event only wakes the decision that it concerns.
+        """
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._room.acquire()
@@ -86,7 +94,7 @@ class Queue:
         while self._heap and self._heap[0][0] <= now_s:
             at_s, key = heapq.heappop(self._heap)
             if self._due.get(key) != at_s:
-                continue  # it was put forward
+                continue  # the job was queued again for an earlier time
             if key in self._busy:
                 del self._due[key]
                 self._again.add(key)

@@ -1,7 +1,7 @@
-"""The operator's page of the reference: values of its chart, conditions, Events, rights.
+"""Generates the operator's page of the reference: chart values, conditions, Events, rights.
 
-Generated, so that none of it can say something else than the code. What each reason is used for is
-written here once, and a test compares it with the code that writes conditions and Events.
+The page is generated so that it cannot contradict the code. The uses of each reason are listed here
+once, and a test compares them with the code that writes conditions and Events.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         Reason.CHECKPOINT_FAILED,
     ),
 }
-"""Which reasons a condition is written with."""
+"""Reasons that each condition can have."""
 
 EVENTS: Final[dict[Reason, str]] = {
     Reason.SPEC_INVALID: "Warning",
@@ -102,24 +102,27 @@ EVENTS: Final[dict[Reason, str]] = {
     Reason.JOB_FINISHED: "Normal",
     Reason.JOB_FAILED: "Warning",
 }
-"""Type of each Event; a failed job's has the reason of its condition Failed where it is known."""
+"""Type of each Event. The Event of a failed job has the reason of its condition Failed if that is
+known."""
 
 OF_COORDINATOR: Final = (
     *(Reason.WAITING_FOR_EVIDENCE, Reason.QUORUM_REDUCED, Reason.SCRIPT_STARTS_OVER),
     *(Reason.SCRIPT_ENDED_EARLY, Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED),
     *(Reason.SCRIPT_STILL_RUNS, Reason.SCRIPT_STUCK, Reason.CHECKPOINT_FAILED),
 )
-"""Reasons that the operator passes on and never gives itself."""
+"""Reasons that only coordinators set; the operator passes them on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
+    """One right of the operator, as the page shows it."""
+
     where: str
     resources: tuple[str, ...]
     verbs: tuple[str, ...]
     why: str
     name: str = ""
-    """Of the only object that it is about."""
+    """Name of the only object that the right covers; empty for all."""
 
 
 JOBS: Final = "namespaces of jobs"
@@ -182,7 +185,7 @@ RIGHTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of a chart: where it is, what it is by default, what its comment says."""
+    """One value of a chart: its path, its default, and its comment."""
 
     path: str
     default: str
@@ -190,11 +193,18 @@ class Value:
 
 
 def values_of(text: str) -> Iterator[Value]:
-    """Leaves of a values.yaml, each with the comment right above it."""
+    """Parse the values of a chart.
+
+    Args:
+        text: Text of a values.yaml.
+
+    Yields:
+        Each leaf with the comment right above it.
+    """
     path: list[tuple[int, str]] = []
     comment: list[str] = []
     whole = "-"
-    """Prefix of what is documented together."""
+    """Prefix of the values that are documented together."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         stripped = line.strip()
@@ -219,7 +229,7 @@ def values_of(text: str) -> Iterator[Value]:
 
 
 def _inner(lines: Iterable[str], indent: int) -> list[str]:
-    """The lines of a mapping that is documented as a whole, since none of them has a comment."""
+    """Return the lines of a mapping that is documented as a whole; else nothing."""
     found = []
     for line in lines:
         if not line.strip() or len(line) - len(line.lstrip()) <= indent:
@@ -231,7 +241,7 @@ def _inner(lines: Iterable[str], indent: int) -> list[str]:
 
 
 def markdown(values: str) -> str:
-    """`values`: the text of charts/paceline/values.yaml."""
+    """Return the page, given the text of charts/paceline/values.yaml."""
     return "\n".join([HEAD, *_values(values), *_conditions(), *_events(), *_rights(), TIMES])
 
 

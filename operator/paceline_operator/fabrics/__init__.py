@@ -1,9 +1,9 @@
 """The built-in fabric profiles: one file each, in the form of an object of the cluster (C13).
 
-Beside them `tcp`, which adds nothing, is always there.
+The profile `tcp`, which adds nothing, is always present as well.
 
-What each network asks of a pod is taken from the documents of its device plugin or provider; each
-file names them. None has been tried on its hardware yet.
+What each network requires of a pod is taken from the documents of its device plugin or provider,
+which each file names. None has been tried on its hardware yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline_api.types.fabric import PLAIN, PLAIN_SPEC, FabricProfile, FabricSp
 
 @cache
 def built_in() -> Mapping[str, FabricSpec]:
-    """By name."""
+    """Return the built-in profiles by name."""
     found = {PLAIN: PLAIN_SPEC}
     for file in sorted(files(__package__).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".yaml"):

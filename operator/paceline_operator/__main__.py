@@ -1,4 +1,4 @@
-"""Runs the operator as a process: `python -m paceline_operator`.
+"""The operator as a process: `python -m paceline_operator`.
 
 Exit codes: 0 ended by a signal, 1 failure, 2 options or surroundings are wrong, 3 lost the lead.
 """

@@ -1,4 +1,4 @@
-"""Handles one job from observation to writes: observe, decide, carry out, remember.
+"""The reconcile loop for one job: observe, decide, carry out, remember.
 
 `reconcile` may be called at any time for any job. It never raises because of the cluster's state.
 The queue makes sure that only one call per job runs at a time.
@@ -57,7 +57,7 @@ class Coordinators(Protocol):
 
 
 class Controller:
-    """Reconciles jobs, and keeps the memory of each."""
+    """Reconciler of all jobs, with the memory of each."""
 
     def __init__(
         self,

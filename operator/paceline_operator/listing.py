@@ -1,4 +1,4 @@
-"""Lists all jobs in one request: at the start, and again every five minutes.
+"""The list of all jobs, read at the start and again every five minutes.
 
 kopf watches TrainingJobs and does not report deletions that happened while its watch was down. The
 list shows which jobs are missing.
@@ -25,7 +25,7 @@ LIST_RETRY_S: Final = 1.0
 
 
 class Listing:
-    """Lists the jobs into the store. `scope` is the only namespace to list; empty for all."""
+    """Reader of the list of jobs. `scope` is the only namespace to list; empty for all."""
 
     def __init__(self, kube: Kube, store: Store, scope: str) -> None:
         self._kube, self._store = kube, store

@@ -11,7 +11,7 @@ from paceline_api.errors import printable_lines
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object per line."""
+    """Formatter of log records as one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without control characters that a foreign text may contain."""
@@ -29,7 +29,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as text, with the job's name at its end."""
+    """Formatter of log records as text, with the job's name at the end."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without control characters that a foreign text may contain."""

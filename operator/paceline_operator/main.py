@@ -1,4 +1,4 @@
-"""Assembles the operator and runs it until a signal ends it or it loses the lead.
+"""Assembly of the operator, which runs until a signal ends it or it loses the lead.
 
 A leader that loses its Lease ends the process, as other operators do. Its memory may be about to
 act on an old view, and a new process starts within seconds as a standby.
@@ -101,7 +101,7 @@ class Operator:
         self._health = Health(self._store, self.metrics, lambda: self._links.connected, self._jobs)
 
     async def run(self) -> int:
-        """Run until a signal or a lost lead; return the exit code, or raise PacelineError."""
+        """Run until a signal or a lost lead; a missing right raises PacelineError."""
         try:
             return await self._run()
         except ApiError as error:

@@ -24,11 +24,12 @@ BROKEN_S: Final = 5.0
 loop."""
 
 Decide = Callable[[Key], Awaitable[float | None]]
-"""Decides about one job; returns the seconds until the next decision, None if there is none."""
+"""Function that decides about one job; returns the seconds until the next decision, None if there
+is none."""
 
 
 class Queue:
-    """Runs decisions on one event loop, once it is open."""
+    """Queue of due decisions, run on one event loop once it is open."""
 
     def __init__(self, decide: Decide, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._decide, self._metrics, self._clock = decide, metrics, clock

@@ -1,4 +1,4 @@
-"""Generates the operator's page of the reference: chart values, conditions, Events, rights.
+"""Generator of the operator's page of the reference: values, conditions, Events, rights.
 
 The page is generated so that it cannot contradict the code. The uses of each reason are listed here
 once, and a test compares them with the code that writes conditions and Events.

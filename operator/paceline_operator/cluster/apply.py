@@ -1,4 +1,4 @@
-"""Carries out a decision about one job, request by request.
+"""The writes of a decision about one job, carried out request by request.
 
 Any request may fail, or be the last one before a crash. The rest is then left undone, and the next
 decision starts from the state that exists. Creations come first, then the status, then deletions,
@@ -51,12 +51,12 @@ NAMED_MAX: Final = 5
 """Upper bound on the number of fields that a message about a template names."""
 
 MakeSecret = Callable[[Job, str], Mapping[str, Any] | None]
-"""Makes the manifest of a job's Secret with the operator's key of this id; None if the key is lost.
-"""
+"""Function that makes the manifest of a job's Secret with the operator's key of this id; None if
+the key is lost."""
 LevelOf = Callable[[str], Awaitable[Level]]
-"""Returns the level of pod security of a namespace; raises ApiError."""
+"""Function that returns the level of pod security of a namespace; raises ApiError."""
 EnsureService = Callable[[str], Awaitable[None]]
-"""Makes sure that a namespace has the shared Service; raises ApiError."""
+"""Function that makes sure that a namespace has the shared Service; raises ApiError."""
 
 
 class JobGoneError(Exception):
@@ -68,7 +68,7 @@ class DeposedError(Exception):
 
 
 class Applier:
-    """Writes the changes of decisions to the API server, on the event loop of the operator."""
+    """Writer of decisions to the API server, on the event loop of the operator."""
 
     def __init__(
         self,

@@ -493,7 +493,7 @@ def _announced(response: aiohttp.ClientResponse, most: int) -> int:
 
 
 async def _read(response: aiohttp.ClientResponse, length: int) -> bytearray:
-    """Read the body, which HTTP ends at its length, whatever follows."""
+    """Read the body, which ends at its announced length."""
     raw = bytearray()
     async for chunk in response.content.iter_chunked(min(READ_BYTES, max(1, length))):
         raw += chunk

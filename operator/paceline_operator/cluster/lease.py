@@ -47,7 +47,7 @@ class Terms:
 
 
 class Election:
-    """Takes part in the election; `changed` is called in the election's own thread."""
+    """Candidate in the leader election; `changed` is called in the election's own thread."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Election:
         self._seen_s = 0.0
         """Time at which this renewal was first read."""
         self.epoch = 0
+        """Number of the present leadership: leaseTransitions of the Lease."""
         self._leading = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)

@@ -16,7 +16,7 @@ KEPT_MAX: Final = 10_000
 
 
 class Levels:
-    """Reads and caches the levels of namespaces."""
+    """Cache of the levels of namespaces."""
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock

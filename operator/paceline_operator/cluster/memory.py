@@ -1,4 +1,4 @@
-"""What the operator remembers of one job between two decisions.
+"""The operator's memory of one job between two decisions.
 
 None of it is necessary: a new operator starts with an empty memory and reaches the same pods. It
 saves requests, and keeps the last report of the coordinator.
@@ -77,7 +77,7 @@ class Memory:
 
         Args:
             unheard: The failure.
-            away: True if it has been silent for so long that its last report is out of date.
+            away: True if it has been silent long enough that its last report is out of date.
         """
         self.unheard = unheard
         if away:

@@ -39,7 +39,7 @@ from paceline_operator.metrics import Metrics
 log = logging.getLogger("paceline.operator")
 
 SILENCE_S: Final = 100.0
-"""Seconds without data after which a watch is opened anew; bookmarks come about every 60 s."""
+"""Seconds without data after which a watch is reopened; bookmarks come about every 60 s."""
 SERVER_S: Final = 3000
 """Seconds after which the server itself ends a watch."""
 PAGE: Final = 500
@@ -114,7 +114,7 @@ class Source(Generic[Item]):
 
 
 class Watch(Generic[Item]):
-    """Follows one kind of object forever, and passes each change to its source's callbacks."""
+    """Watch of one kind of object, which passes each change to its source's callbacks."""
 
     def __init__(
         self, kube: Kube, source: Source[Item], clock: Callable[[], float], metrics: Metrics
@@ -167,7 +167,7 @@ class Watch(Generic[Item]):
         source.heard_s, source.lost_s = now_s, None
 
     async def run(self) -> None:
-        """Follow the objects forever; after any failure the watch starts anew."""
+        """Follow the objects forever; the watch is reopened after any failure."""
         delay_s = RETRY_S
         while True:
             cause = "ended"

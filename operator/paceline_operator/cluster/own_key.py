@@ -112,7 +112,7 @@ class OwnKeys:
             self._changed()
 
     async def _create(self, fields: Mapping[str, bytes]) -> bool:
-        """Create the Secret; return False if somebody else has created it first."""
+        """Create the Secret; return False if another operator has created it first."""
         manifest = {
             "apiVersion": "v1",
             "kind": "Secret",

@@ -1,8 +1,8 @@
-"""Creates, changes and deletes objects beside the pods only if they are the operator's own (C20).
+"""Writes of objects beside the pods, only where these are the operator's own (C20).
 
-A name may be taken. Server-side apply would merge the operator's fields into an object of somebody
-else, by force, or silently if no field conflicts. The object is therefore read first. `force` is
-only for objects that this operator has made; one of somebody else stays as it is.
+A name may be taken. Server-side apply would merge the operator's fields into another owner's
+object, by force, or silently if no field conflicts. The object is therefore read first. `force` is
+only for objects that this operator has made; other owners' objects stay as they are.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def apply_own(
         The object as it is now.
 
     Raises:
-        TakenError: Somebody else has made an object of this name.
+        TakenError: Another owner has made an object of this name.
     """
     found = await _find(api, kind, namespace, manifest["metadata"]["name"])
     if found is not None and not is_own(found, owner):

@@ -1,6 +1,6 @@
-"""Messages about rights that the operator lacks, with the verb, the resource and the remedy.
+"""Messages about rights that the operator lacks: verb, resource and remedy.
 
-To somebody who did not install the cluster's roles, a missing right looks like any other refusal.
+To a user who did not install the cluster's roles, a missing right looks like any other refusal.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def asked(method: str, target: str, *, watch: bool = False) -> str:
 
 
 def denied(what: str, said: str) -> PacelineError:
-    """Return the error for a missing right; `said` is the message of the API server."""
+    """Return the error for a missing right, with the API server's message (`said`)."""
     return PacelineError(
         f"the operator may not {what}: {said}", hint=HINT, exit_code=EXIT_BAD_INPUT
     )

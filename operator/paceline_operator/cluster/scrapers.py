@@ -1,8 +1,8 @@
-"""Decides who may read the operator's /metrics by TLS, in the manner of kube-rbac-proxy.
+"""Access control of the operator's /metrics by TLS, in the manner of kube-rbac-proxy.
 
-The API server says which user a token belongs to (TokenReview), and whether that user may get the
-path /metrics (SubjectAccessReview). The verdict is cached for a minute, so a Prometheus costs two
-requests a minute. An unknown token also costs two requests, whoever sends it. Unknown tokens
+The API server returns the user of a token (TokenReview), and whether that user may get the path
+/metrics (SubjectAccessReview). The verdict is cached for a minute, so a Prometheus costs two
+requests a minute. An unknown token also costs two requests, no matter who sends it. Unknown tokens
 therefore share a token bucket: a flood of them is answered with 429 and costs the API server
 nothing.
 """
@@ -31,11 +31,12 @@ ASKED: Final = Rate(per_s=2.0, burst=20.0)
 """Limit of the checks of tokens that are not cached."""
 
 Create = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Posts an object to a path of the API server and returns the answer; raises ApiError."""
+"""Function that posts an object to a path of the API server and returns the answer; raises
+ApiError."""
 
 
 class Scrapers:
-    """Checks Authorization headers, one unknown token at a time. Lives on one event loop."""
+    """Verdicts on Authorization headers, one unknown token at a time, on one event loop."""
 
     def __init__(self, create: Create, clock: Callable[[], float]) -> None:
         """Start with an empty cache.

@@ -1,4 +1,4 @@
-"""Keeps the shared Service in each namespace with jobs, and removes it some time later (C10).
+"""The shared Service of each namespace with jobs, and its removal some time later (C10).
 
 The API server is asked once, when this operator begins to lead, which namespaces have the Service:
 an earlier operator may have ended before it removed its last one.
@@ -49,7 +49,7 @@ class Services:
     async def ensure(self, namespace: str) -> None:
         """Make sure that a namespace has the Service; once for all jobs that ask at the same time.
 
-        ApiError passes to the caller, as TakenError if somebody else has made a Service of this
+        ApiError passes to the caller, as TakenError if another owner has made a Service of this
         name.
 
         Args:

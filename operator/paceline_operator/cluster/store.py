@@ -32,7 +32,8 @@ class Store:
     """Objects by job, and the callbacks that start decisions; used on one event loop.
 
     `changed` is called with the key of each job whose facts have changed. `pods_changed` is called
-    instead when an event reports on a pod. `manager` is the operator whose jobs are kept.
+    instead when a pod was added or changed; deletions use `changed`. `manager` is the operator
+    whose jobs are kept.
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class Store:
         elif self.fabrics.pop(name, None) is not None:
             self._wake_jobs_without_pods()
 
-    # ---- who has to look again ------------------------------------------------------------
+    # ---- jobs to wake ------------------------------------------------------------------------
 
     def _wake_jobs_without_pods(self) -> None:
         for key in self.jobs:

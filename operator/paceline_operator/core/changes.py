@@ -1,4 +1,4 @@
-"""What a decision asks the driver to do, and why.
+"""Results of a decision: what the driver is to do, and why.
 
 All of it is plain data, and carrying it out twice does no harm.
 """
@@ -51,7 +51,7 @@ class Companions:
     budget: Apply | None = None
     drop_budget: bool = False
     least: int = 0
-    """minAvailable of the budget once this is carried out; 0 if there is no budget then."""
+    """Field minAvailable of the budget once this is carried out; 0 if there is no budget then."""
 
     @property
     def writes(self) -> int:
@@ -86,7 +86,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What to send to the coordinator; a field that is None is not sent."""
+    """Message to the coordinator; a field that is None is not sent."""
 
     inventory: Inventory | None
     targets: Mapping[str, Any] | None

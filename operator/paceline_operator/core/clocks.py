@@ -1,7 +1,7 @@
-"""Start times of conditions, for decisions that require a condition to last.
+"""Start times of states, for decisions that require a state to last.
 
-Each decision returns the clocks that continue to run. A clock that it leaves out starts anew the
-next time the condition is observed. Times are seconds of the operator's wall clock.
+Each decision returns the clocks that continue to run. A clock that it leaves out starts again the
+next time the state is observed. Times are seconds of the operator's wall clock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class CarrierUnknown:
-    """Since when rounds have run between two pods while their network carrier is unknown."""
+    """Start of a period in which rounds run between two pods over an unknown carrier."""
 
     since_s: float
     since_round: int
@@ -20,7 +20,7 @@ class CarrierUnknown:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """All clocks of one job; None means that the condition does not hold."""
+    """All clocks of one job; None means that the job is not in that state."""
 
     nobody_s: float | None = None
     """No pod of the job may have a process."""

@@ -40,7 +40,8 @@ ATTEMPT_STRIDE: Final = 1000
 SILENT_MS: Final = 3000
 """Least age at which a heartbeat no longer overrules evidence of death (C4), in milliseconds."""
 SILENT_BEATS: Final = 3
-"""The same age in heartbeat intervals, which are longer in large jobs (R42)."""
+"""Heartbeat intervals after which a heartbeat is too old, if that is longer: large jobs beat more
+rarely (R42)."""
 
 WHOLE_MAX: Final = 2**53
 """Largest number that every JSON reader represents exactly as a whole number."""
@@ -84,6 +85,7 @@ class Rank:
     attempt: int
     """Attempt of its pod."""
     state: str
+    """State in the membership, such as ACTIVE or DRAINING."""
     rank: int | None = None
     silent_ms: int = 0
     silent_most_ms: int = SILENT_MS
@@ -102,7 +104,7 @@ class Rank:
     carrier: str = ""
     """Carrier of its data channel to other pods: TCP, RDMA or GPUDirect; empty if not known."""
     finished: bool = False
-    """True if it has made the last round, whatever happened to its process since."""
+    """True if it has made the last round, even if its process has died since."""
 
     @property
     def member(self) -> str:
@@ -350,7 +352,7 @@ class StatusBody(Struct, frozen=True):
     transport: Name = ""
     transport_why: str = ""
     carrier: Name | None = None
-    """None if the job's release does not measure the carrier."""
+    """Carrier of the gradients; None if the job's release does not measure the carrier."""
     log: LogBody = LogBody()
     changes: Annotated[tuple[ChangeBody, ...], Meta(max_length=CHANGES_MAX)] = ()
     happenings: tuple[HappeningBody, ...] = ()

@@ -23,7 +23,8 @@ from paceline_api.types.enums import ABLE_BACKENDS, Backend
 from paceline_api.types.job import TrainingJob, TrainingJobSpec
 
 _NOT_KEPT: Final = ("template", "replicas", "minReplicas", "maxReplicas", "suspend")
-"""Fields of the spec that `status.resolved` leaves out: too large, or the user's current wish."""
+"""Fields of the spec that `status.resolved` leaves out: too large, or set by the user at any time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """True if the stored status says that the job is Complete or Failed."""
+        """True if the stored conditions Complete or Failed hold."""
         return self.holds("Complete") or self.holds("Failed")
 
     @property
@@ -115,7 +116,7 @@ def manager_of(body: Mapping[str, Any]) -> str:
 
 
 def has_ended(body: Mapping[str, Any]) -> bool:
-    """Return True if the stored status of a job's object says Complete or Failed."""
+    """Return True if the condition Complete or Failed holds in a job's object."""
     conditions = (body.get("status") or {}).get("conditions") or ()
     return any(
         c.get("type") in ("Complete", "Failed") and c.get("status") == "True" for c in conditions

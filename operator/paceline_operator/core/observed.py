@@ -40,7 +40,7 @@ class End:
 OVER = ("Succeeded", "Failed")
 """Phases of a pod none of whose containers runs."""
 FINISHED_WORD = "finished"
-"""First word of the termination message of a pod whose ranks were released (R17)."""
+"""Start of the termination message of a pod whose ranks were released (R17)."""
 NOT_STARTED = -1
 """Exit code of a pod that failed before its container ran: refused by the kubelet, or evicted."""
 
@@ -95,7 +95,7 @@ class Pod:
 
     @property
     def released(self) -> bool:
-        """True if the termination message says that the job is complete (R17)."""
+        """True if the termination message reports that the job is complete (R17)."""
         end = self.end
         return end is not None and end.in_order and end.message.startswith(FINISHED_WORD)
 
@@ -135,7 +135,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What this operator has sent to the present coordinator and written to the API server."""
+    """Record of what this operator has sent to the coordinator and written to the API server."""
 
     revision: int = 0
     inventory: frozenset[tuple[int, int]] = frozenset()
@@ -155,7 +155,8 @@ class Sent:
     """Least number of members in the gang's group as last written; 0 if this operator wrote none.
     """
     budget: int | None = None
-    """minAvailable of the disruption budget, 0 if there is none; None: the status has the value."""
+    """Field minAvailable of the disruption budget, 0 if there is none; None: the status has the
+    value."""
 
 
 @dataclass(frozen=True, slots=True)

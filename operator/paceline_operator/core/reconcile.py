@@ -1,8 +1,8 @@
 """The decision about one job: what to write, what to send, and when to look again.
 
 It is level-triggered: it looks at the present state and never at what has changed. A lost,
-duplicated or late event, a crash between two writes, or a write by somebody else therefore makes no
-difference in the end. The same arguments always give the same answer.
+duplicated or late event, a crash between two writes, or a write by another client therefore makes
+no difference in the end. The same arguments always give the same answer.
 """
 
 from __future__ import annotations

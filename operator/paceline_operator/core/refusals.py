@@ -1,6 +1,6 @@
 """Refusals of the API server, and what follows from each kind: one table.
 
-Each kind of refusal has one row. It says when the request is retried, which reason the condition
+Each kind of refusal has one row. It holds when the request is retried, which reason the condition
 Degraded and the Event get, and their texts.
 """
 
@@ -21,7 +21,7 @@ FIRST_PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 60.0
 """Upper bound on the growing delay between retries, in seconds."""
 LONG_PAUSE_S: Final = 300.0
-"""Delay between retries, in seconds, of what only a change by somebody can cure."""
+"""Delay between retries, in seconds, of what a user or administrator has to correct."""
 
 
 class RefusalKind(StrEnum):
@@ -66,7 +66,7 @@ class Refusal:
     at_s: float
     count: int = 1
     generation: int = 0
-    """metadata.generation of the job whose creation was refused."""
+    """Generation (metadata.generation) of the job whose creation was refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,5 +83,5 @@ class Unheard:
 
     @property
     def remedy(self) -> str:
-        """What the user can do about it."""
+        """Advice for the user."""
         return _WORDS[self.cause][1]

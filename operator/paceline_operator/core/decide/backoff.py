@@ -1,4 +1,4 @@
-"""Why a slot needs a new pod, when it may get it, and which ends count as failures (C8).
+"""Causes and back-off of replacements, and which ends of pods count as failures (C8).
 
 The counts are stored in annotations of the replacement, which are written with its creation. A
 crash of the operator between two writes can therefore neither lose nor double them.

@@ -1,4 +1,4 @@
-"""Decides about the coordinator's pod: exactly one, recreated if it is gone, lost or cannot run.
+"""The coordinator's pod: exactly one, recreated if it is gone, lost or cannot run.
 
 The kubelet restarts its container in place. A new pod is needed only if the pod or its node is
 gone, or if restarts do not help. If its node refuses the pod, the next one follows after a

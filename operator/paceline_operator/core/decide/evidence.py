@@ -1,4 +1,4 @@
-"""Decides which pods may still have processes: the numbered inventory (R25, C4).
+"""The numbered inventory of pods that may still have processes (R25), by the rules of C4.
 
 A pod leaves the inventory when the cluster reports it as dead and its ranks are silent at the
 coordinator. A deletionTimestamp is a drain and not a death. A heartbeat overrules everything.
@@ -26,7 +26,7 @@ POLL_S: Final = 50
 REPLY_S: Final = 10
 """Upper bound on the duration of an answer, in seconds."""
 FOUND_S: Final = 20.0
-"""Seconds that a new coordinator may take to start and to be found by the ranks."""
+"""Seconds that a new coordinator may take to start and to be discovered by the ranks."""
 
 Places = Set[tuple[int, int]]
 """Slot and attempt of pods."""

@@ -108,7 +108,8 @@ def _found(
         required: What the network must be able to do.
 
     Returns:
-        The name of the profile with the highest priority.
+        The name of the profile with the highest priority; that of the plain one if nothing is
+        required and no other fits.
     """
     asks = required != FabricRequirement.ANY
     devices = _devices_of(job)
@@ -131,7 +132,7 @@ def _found(
 
 
 def _forbidden(seen: Observed, profile: FabricSpec) -> bool:
-    """Return True if the last refusal is due to what the profile adds, which nobody asked for."""
+    """Return True if the last refusal is due to what the profile adds unasked."""
     refusal = seen.refusal
     if refusal is None:
         return False

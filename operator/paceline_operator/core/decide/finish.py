@@ -1,4 +1,4 @@
-"""Decides whether a job has ended, how it ended, and what to remove afterwards (C1).
+"""The end of a job: whether and how it has ended, and what to remove afterwards (C1).
 
 An end is written into the status before anything of the job is removed, and it is never revoked.
 The coordinator keeps the outcome until then.
@@ -156,7 +156,7 @@ def _by_rule(job: Job, seen: Observed) -> End | None:
 def _state(
     job: Job, seen: Observed, now_s: float, *, anybody: bool, nobody_since_s: float
 ) -> Judgement:
-    """End or resume a job that lost all ranks after it trained; it never silently starts anew."""
+    """End or resume a job that lost all ranks after it trained; it never silently restarts."""
     assert job.settings is not None
     resumable = job.settings.checkpoint is not None
     coordinator = seen.coordinator
@@ -257,7 +257,7 @@ def _shown_since_s(job: Job, seen: Observed, pod: Pod, since_s: float, now_s: fl
 
     While the API server or the pod's kubelet is away, a pod that has ended is shown as running. Its
     age at that moment proves nothing, and deleting it would delete its logs. A node that is away
-    for so long that it counts as lost shows nothing more.
+    long enough to count as lost shows nothing more.
 
     Args:
         job: The job.

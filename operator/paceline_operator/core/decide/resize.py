@@ -1,4 +1,4 @@
-"""Decides which worker pods to create and which to delete, to reach the target size.
+"""The plan of worker pods to create and to delete, so that the target size is reached.
 
 Pods that are not training leave first, and the operator deletes them. Among those that train the
 coordinator chooses and drains, so that no work is lost. Only if it does not answer for long is a

@@ -1,4 +1,4 @@
-"""Confirms ranks that are slow for long, and chooses one to replace (spec.straggler).
+"""Confirmation of ranks that are slow for long, and choice of one to replace (spec.straggler).
 
 `paceline_api.slow` makes the judgment, for the coordinator too. Only the action Replace is carried
 out here, by a new pod away from the slow node. RestartInPlace belongs to the coordinator, which

@@ -1,4 +1,4 @@
-"""Suspends a job: a stop at an agreed round if there are checkpoints, then deletion of all pods.
+"""Suspension of a job: a stop at an agreed round if it has checkpoints, then no pods.
 
 A drain is not tried, since all ranks leave at once (C5). Without a checkpoint there is nothing to
 wait for, and the condition names what is lost.

@@ -378,8 +378,8 @@ def _job_volume(job: Job, key_id: str, files: list[str]) -> dict[str, Any]:
 def _tokens_volume(job: Job) -> dict[str, Any]:
     """Return the volume for the Secret with replaced tokens.
 
-    It is optional: the kubelet adds the files to running pods once somebody creates or changes the
-    Secret.
+    It is optional: the kubelet adds the files to running pods once an administrator creates or
+    changes the Secret.
 
     Args:
         job: The job.

@@ -74,7 +74,8 @@ def _budget(job: Job, least: int) -> Apply:
     """Return the disruption budget of the workers.
 
     `minAvailable` is an integer; with a percentage the disruption controller would ask the
-    TrainingJob for its scale. AlwaysAllow is set since a worker that does not run protects nobody.
+    TrainingJob for its scale. AlwaysAllow is set since a worker that does not run does not protect
+    the job.
 
     Args:
         job: The job.

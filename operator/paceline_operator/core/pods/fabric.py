@@ -1,4 +1,4 @@
-"""Adds a job's fabric profile to its workers' pods; the template takes precedence (C13)."""
+"""Additions of a fabric profile to workers' pods; the template takes precedence (C13)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from paceline_api import names
 KEEP_S: Final = 600.0
 """Seconds that a namespace without jobs keeps its Service."""
 REFRESH_S: Final = 600.0
-"""Seconds between two applications while there are jobs, in case somebody has deleted it."""
+"""Seconds between two applications while there are jobs, in case it was deleted."""
 
 
 def service(namespace: str) -> dict[str, Any]:

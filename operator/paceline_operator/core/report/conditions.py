@@ -209,7 +209,7 @@ def _not_heard(job: Job, seen: Observed) -> str:
 
 
 def _hopeless(pod: Pod) -> bool:
-    """Return True if the pod waits for something that somebody has to repair."""
+    """Return True if the pod waits for something that a user has to repair."""
     words = (
         "ErrImage",
         "ImagePull",

@@ -1,7 +1,7 @@
 """Ready and Stalled, the two conditions that generic programs read.
 
 Both sum up the other conditions by the rules of kstatus, which Flux, kpt and Config Sync follow. A
-resource is as requested (Ready), on its way there (not Ready), or stuck until somebody acts
+resource is as requested (Ready), on its way there (not Ready), or stuck until a user acts
 (Stalled). docs/kubernetes.md has the table.
 """
 

@@ -35,15 +35,18 @@ from paceline_operator.core.report.transport_status import transport_status, wit
 COALESCE_S: Final = 0.1
 """Least number of seconds between two writes of transitions and counts."""
 ARRIVALS_S: Final = 1.0
-"""The same if only workers were placed or became ready: each write costs as much as two pods."""
+"""Seconds between two writes if only workers were placed or became ready: a write costs as much as
+two pods."""
 STARTING_S: Final = 5.0
-"""The same before the job trains, when users wait for the membership and not for single workers."""
+"""Seconds between such writes before the job trains, when users wait for the membership and not for
+single workers."""
 WORDS_S: Final = 2.0
 """Seconds between two writes if only reasons and messages change."""
 FIGURES_S: Final = 60.0
 """Seconds between two writes if only figures change."""
 WATCHED_S: Final = 5.0
-"""The same while a user watches the job: as often as a coordinator without problems is asked."""
+"""Seconds between two writes of figures while a user watches the job: as often as a coordinator
+without problems is asked."""
 WATCHED_MAX_S: Final = 300.0
 """Longest time ahead that the annotation of a watching user may name. The clocks of users may
 differ from the operator's by some minutes."""
@@ -286,7 +289,7 @@ def _restarts(job: Job, seen: Observed, plan: Plan) -> dict[str, int]:
 
 
 def state_word(status: Mapping[str, Any]) -> str:
-    """Sum up the conditions in one word, for people."""
+    """Return the field `state`: the conditions summed up for people."""
     holding = {c["type"]: c for c in status.get("conditions") or () if c.get("status") == "True"}
     for final in (ConditionType.COMPLETE, ConditionType.FAILED):
         if final in holding:

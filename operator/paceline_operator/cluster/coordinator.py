@@ -124,10 +124,10 @@ class Link:
 class Links:
     """Connections to all coordinators; implements `controller.Coordinators` on one event loop.
 
-    `heard` receives each status. `missed` receives the failure of a request when its cause changes,
-    and True if the coordinator is away. `arrived` receives each inventory that the coordinator has
-    acknowledged. `secrets_of` returns token and TLS context for a job's uid and a key id, or None
-    if that key is lost.
+    `heard` receives each status. `missed` receives the failure of a request, and True if the
+    coordinator is away, whenever the cause changes or the coordinator goes away. `arrived` receives
+    each inventory that the coordinator has acknowledged. `secrets_of` returns token and TLS context
+    for a job's uid and a key id, or None if that key is lost.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ class Kube:
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str = ""
     ) -> Mapping[str, Any]:
-        """Delete an object in the background; if `uid` is given, only the object that has it."""
+        """Delete an object, its dependents in the background; with `uid`, only that very object."""
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         options["propagationPolicy"] = "Background"
         if uid:

@@ -41,8 +41,7 @@ log = logging.getLogger("paceline.operator")
 BATCH_FIRST: Final = 1
 """Number of pods created at once at first, for a job without pods (C7)."""
 BATCH_PROVEN: Final = 16
-"""Number of pods created at once at first, if the API server has accepted a pod of this job (C7).
-"""
+"""Number of pods created at once at first, if a pod of this job was accepted before (C7)."""
 AT_ONCE: Final = 64
 """Upper bound on the number of pods created or deleted at once."""
 COMPONENT: Final = "paceline-operator"

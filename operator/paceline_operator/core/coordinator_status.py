@@ -48,8 +48,7 @@ WHOLE_MAX: Final = 2**53
 NAME_MAX: Final = 256
 """Upper bound on the length of a name, in characters."""
 TEXT_MAX: Final = 2048
-"""Upper bound on the length of a message; the operator cuts conditions to 2,000 characters anyway.
-"""
+"""Upper bound on the length of a message; conditions are cut to 2,000 characters anyway."""
 OUTCOME_MAX: Final = 8192
 """Upper bound on the message of an outcome, which includes the last lines of the script."""
 WHY_MAX: Final = 512
@@ -283,8 +282,7 @@ class RankBody(Struct, frozen=True, gc=False):
     """One rank in the JSON."""
 
     member: tuple[int, int, int]
-    """Slot, process and attempt. Required, so that a list of empty objects fails at its first one.
-    """
+    """Slot, process, attempt. Required, so that a list of empty objects fails at its first."""
     state: Name = ""
     rank: int | None = None
     silent_ms: int = 0

@@ -23,8 +23,7 @@ from paceline_api.types.enums import ABLE_BACKENDS, Backend
 from paceline_api.types.job import TrainingJob, TrainingJobSpec
 
 _NOT_KEPT: Final = ("template", "replicas", "minReplicas", "maxReplicas", "suspend")
-"""Fields of the spec that `status.resolved` leaves out: too large, or set by the user at any time.
-"""
+"""Fields of the spec missing from `status.resolved`: too large, or changed by users at any time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,7 @@ class Pod:
     ended_seen_s: float = 0.0
     """Time at which this operator first observed the end; 0 while the pod has not ended."""
     disrupted: bool = False
-    """True if the cluster ended the pod (eviction, preemption, node): condition DisruptionTarget.
-    """
+    """True if the cluster ended it (eviction, preemption, node): condition DisruptionTarget."""
     waiting: str = ""
     """Reason why a container does not start, such as `ErrImagePull: ...`; empty if none waits."""
     unschedulable: str = ""
@@ -117,8 +116,7 @@ class Node:
     name: str
     ready: bool = True
     not_ready_since_s: float = 0.0
-    """Time since which the node is NotReady, on the operator's clock: the node's may be wrong (C4).
-    """
+    """Start of NotReady, on the operator's clock, since the node's may be wrong (C4)."""
     ready_again_s: float = 0.0
     """Time at which the node became Ready again; 0 if it was never NotReady while observed."""
     out_of_service: bool = False
@@ -152,8 +150,7 @@ class Sent:
     events: frozenset[str] = frozenset()
     """Keys of the Events that were sent, so that each is sent once."""
     group: int = 0
-    """Least number of members in the gang's group as last written; 0 if this operator wrote none.
-    """
+    """Least number of members in the gang's group as last written; 0: not written."""
     budget: int | None = None
     """Field minAvailable of the disruption budget, 0 if there is none; None: the status has the
     value."""

@@ -16,8 +16,7 @@ from paceline_api.reasons import Reason
 POD_SECURITY: Final = "violates PodSecurity"
 """Text in a refusal of the API server that shows that pod security is the cause."""
 FIRST_PAUSE_S: Final = 1.0
-"""Delay before the first retry in seconds; it doubles with each further refusal of the same kind.
-"""
+"""Delay before the first retry, in seconds; it doubles with each refusal of the same kind."""
 MAX_PAUSE_S: Final = 60.0
 """Upper bound on the growing delay between retries, in seconds."""
 LONG_PAUSE_S: Final = 300.0

@@ -14,8 +14,7 @@ Key = tuple[str, str]
 """Namespace and name of a job."""
 Owner = TypeVar("Owner", Key, str)
 KEPT: Final = 1024
-"""Number of additional buckets after which full ones, such as those of deleted jobs, are dropped.
-"""
+"""Number of additional buckets after which full ones are dropped, such as of deleted jobs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ class Fabric:
     pod: Mapping[str, Any]
     """Additions to the pod: a `FabricPod` as in YAML, with all amounts as numbers."""
     message: str = ""
-    """Reason why the profile offers less than the nodes do, and the remedy; empty if it does not.
-    """
+    """Reason why the profile offers less than the nodes, and the remedy; else empty."""
 
     def status(self) -> dict[str, Any]:
         """Return the value of `status.fabric`."""

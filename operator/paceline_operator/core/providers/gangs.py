@@ -28,8 +28,7 @@ KAI_QUEUE: Final = "kai.scheduler/queue"
 KAI_DEFAULT_QUEUE: Final = "default-queue"
 """Queue in which KAI's own grouper puts a pod without a queue; a group must name one."""
 KAI_NO_GROUPER: Final = "kai.scheduler/skip-podgrouper"
-"""Annotation that turns off KAI's own grouping: one member per group for unknown kinds of owners.
-"""
+"""Annotation that turns off KAI's own groups, which have one member for unknown owners."""
 
 
 class Gang(Provider):

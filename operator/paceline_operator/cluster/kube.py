@@ -163,7 +163,7 @@ class Kube:
         Args:
             method: HTTP method.
             target: Path on the API server.
-            headers: Headers beside those of the login.
+            headers: Headers besides those of the login.
             **more: Further arguments of `aiohttp.ClientSession.request`.
 
         Yields:

@@ -1,4 +1,4 @@
-"""Everything that a decision knows beside the job: pods, nodes, refusals, what was sent.
+"""Everything that a decision knows besides the job: pods, nodes, refusals, what was sent.
 
 Only the few fields that a decision reads are kept, so that ten thousand pods fit into memory and a
 test can write them down. Times are seconds of the operator's own wall clock.
@@ -158,7 +158,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything that a decision takes into account beside the job itself."""
+    """Everything that a decision takes into account besides the job itself."""
 
     pods: tuple[Pod, ...] = ()
     """All pods whose label names this job, including those that another object owns."""

@@ -52,7 +52,7 @@ def reconcile(job: Job, seen: Observed, now_s: float) -> Changes:
 
     Args:
         job: The job, with its stored status.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         now_s: The operator's wall clock, in seconds since the epoch.
 
     Returns:

@@ -49,7 +49,7 @@ def coordinator_pod(job: Job, seen: Observed, now_s: float, *, over: str = "") -
 
     Args:
         job: A job with a valid spec.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         now_s: The present time.
         over: Reason why the present coordinator cannot serve any longer; empty if it can.
 

@@ -67,7 +67,7 @@ def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: f
 
     Args:
         pod: The pod.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         speaks: True if the pod's processes answer the operator or the coordinator.
         node_lost_s: Seconds of NotReady after which a node counts as lost.
         now_s: The present time.
@@ -115,7 +115,7 @@ def may_live(
 
     Args:
         job: The job.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         losses: Reasons why pods are lost with their node, by uid.
 
     Returns:
@@ -147,7 +147,7 @@ def next_inventory(
     It includes planned pods: no process may start before a revision that names its pod exists.
 
     Args:
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         living: Pods that may have processes.
         planned: Pods that this decision creates.
 

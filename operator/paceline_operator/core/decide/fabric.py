@@ -44,7 +44,7 @@ def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
 
     Args:
         job: The job.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
 
     Returns:
         The profile that the status stores or that is chosen now, or the reason why none fits.
@@ -149,7 +149,7 @@ def is_instead(job: Job, seen: Observed, fabric: Fabric | NoFabric) -> bool:
 
     Args:
         job: The job.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         fabric: The result of `fabric_of`.
 
     Returns:

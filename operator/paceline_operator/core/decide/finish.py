@@ -62,7 +62,7 @@ def judge(
 
     Args:
         job: A job with a valid spec.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         now_s: The present time.
         anybody: True if a process of the job may live.
         nobody_since_s: Time since which no process can live; only used if `anybody` is False.
@@ -122,16 +122,16 @@ def _deadline(job: Job, now_s: float) -> End | float | None:
 
 
 def _by_rule(job: Job, seen: Observed) -> End | None:
-    """Return the end of the job if failurePolicy or backoffLimit demand it, else None.
+    """Return the end of the job if failurePolicy or backoffLimit demands it, else None.
 
     Only ends of pods count here. The coordinator handles ranks that end while their pod lives.
 
     Args:
         job: The job.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
 
     Returns:
-        The end.
+        The end; None if the job may continue.
     """
     assert job.settings is not None
     workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
@@ -199,7 +199,7 @@ def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
 
     Args:
         job: A finished job.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         now_s: The present time.
 
     Returns:
@@ -261,7 +261,7 @@ def _shown_since_s(job: Job, seen: Observed, pod: Pod, since_s: float, now_s: fl
 
     Args:
         job: The job.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         pod: The pod.
         since_s: Time of the event after which the pod should have ended.
         now_s: The present time.

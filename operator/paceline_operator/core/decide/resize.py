@@ -34,7 +34,7 @@ def plan(job: Job, seen: Observed, now_s: float) -> Plan:
 
     Args:
         job: A job with a valid spec.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         now_s: The present time.
 
     Returns:
@@ -136,7 +136,7 @@ def _replace_stuck(
             continue
         why = f"{pod.name} finds no other node than the slow one"
         made.delete.append(Delete(pod.name, pod.uid, why))
-        # Keep the cause Slow: its cooldown prevents that the pod leaves the same node again.
+        # Keep the cause Slow: its cooldown keeps pods from leaving the same node again.
         found[pod.uid] = (why, (), Cause.SLOW)
     return found
 

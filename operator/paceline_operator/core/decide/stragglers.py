@@ -43,7 +43,7 @@ def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdic
 
     Args:
         job: The job.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         living: Workers that count.
         now_s: The present time.
 

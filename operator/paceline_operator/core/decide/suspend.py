@@ -43,7 +43,7 @@ def suspend(job: Job, seen: Observed, now_s: float) -> Suspension:
 
     Args:
         job: A job with a valid spec.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         now_s: The present time.
 
     Returns:

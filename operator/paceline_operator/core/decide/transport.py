@@ -69,7 +69,7 @@ def carried(job: Job, seen: Observed) -> Carried | None:
 
     Args:
         job: The job.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
 
     Returns:
         The result; None if the coordinator has not reported a transport yet.
@@ -118,7 +118,7 @@ def explained(job: Job, seen: Observed, found: Carried) -> tuple[bool, Reason, s
 
     Args:
         job: The job.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         found: The result of `carried`.
 
     Returns:
@@ -165,7 +165,7 @@ def carrier_unknown(job: Job, seen: Observed, now_s: float) -> CarrierUnknown | 
 
     Args:
         job: The job.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         now_s: The present time.
 
     Returns:
@@ -193,7 +193,7 @@ def preflight(job: Job, seen: Observed, now_s: float) -> str | float | None:
 
     Args:
         job: The job.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         now_s: The present time.
 
     Returns:

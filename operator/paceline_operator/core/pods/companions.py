@@ -27,7 +27,7 @@ def companions(job: Job, seen: Observed, plan: Plan, now_s: float, *, blocked: b
 
     Args:
         job: A job with a valid spec.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         plan: The plan for its workers; the time of a retry is added to it.
         now_s: The present time.
         blocked: True if no pod may be made now. The budget of existing pods may still change.

@@ -64,7 +64,7 @@ class Provider:
 
         Args:
             job: The job.
-            seen: Everything observed beside the job.
+            seen: Everything observed besides the job.
             plan: The plan, which is modified.
 
         Returns:

@@ -71,7 +71,7 @@ class Kueue(Provider):
 
         Args:
             job: The job.
-            seen: Everything observed beside the job.
+            seen: Everything observed besides the job.
             plan: The plan, which is modified.
 
         Returns:

@@ -134,7 +134,7 @@ def degraded(job: Job, seen: Observed, plan: Plan, pod: CoordinatorPod, now_s: f
 
     Args:
         job: The job.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         plan: The plan for its workers.
         pod: The decision about the coordinator's pod.
         now_s: The present time.

@@ -41,7 +41,7 @@ def events_of(
 
     Args:
         job: The job with its stored status.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         plan: The plan for its workers.
         status: The new status.
         pod: The decision about the coordinator's pod.

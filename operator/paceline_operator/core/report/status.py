@@ -64,7 +64,7 @@ def running(
 
     Args:
         job: The job with its stored status.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         plan: The plan for its workers.
         wanted: Conditions of this decision.
         now_s: The present time.
@@ -150,7 +150,7 @@ def ended(
 
     Args:
         job: The job with its stored status.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         wanted: Conditions of this decision.
         now_s: The present time.
         complete: True if the job is Complete, False if it has failed.
@@ -188,7 +188,7 @@ def _progress(coordinator: CoordinatorStatus) -> dict[str, int] | None:
 
 
 def figures(seen: Observed) -> dict[str, Any]:
-    """Return the rows of the living ranks; of too many, those with the largest lag."""
+    """Return `ranks` (if too many, those with the largest lag) and `figuresTime` of the status."""
     assert seen.coordinator is not None
     last = sorted(seen.coordinator.living, key=lambda rank: rank.lag_s or 0.0, reverse=True)
     chosen = sorted(last[:RANKS_MAX], key=lambda rank: (rank.slot, rank.local))
@@ -203,7 +203,7 @@ def ranks_at_rest(job: Job, seen: Observed, *, complete: bool) -> list[dict[str,
 
     Args:
         job: The job with its stored status.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         complete: True if all ranks have made the last round, even those that have not learned it.
 
     Returns:
@@ -363,7 +363,7 @@ def due(
     Args:
         job: The job with its stored status.
         status: The new status.
-        seen: Everything observed beside the job.
+        seen: Everything observed besides the job.
         now_s: The present time.
 
     Returns:

@@ -25,7 +25,7 @@ from typing import Annotated, Final
 
 import msgspec
 import zmq
-import zmq.utils.garbage  # imported here so that its exit handler runs after the engine's
+import zmq.utils.garbage  # noqa: F401 (here, so that its exit handler runs after the engine's)
 from paceline_api.decoding import UNDECODABLE
 from zmq.utils import z85
 

@@ -17,17 +17,16 @@ from typing import Annotated
 
 import typer
 from paceline_api.errors import PacelineError
-from paceline_api.reading.load import load_job
 
 from paceline.cli.choice import RULE, Where
 from paceline.cli.completion import complete_context, complete_job
-from paceline.cli.output import Output, say
+from paceline.cli.output import Format, Output
 from paceline.jobs.interface import Selection, Until
-from paceline.local.script import FIELD, missing_script
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Data-parallel training that goes on when workers come, go, die or slow down.\n\n" + RULE,
 )
 
@@ -61,6 +60,29 @@ OutputOption = Annotated[
     ),
 ]
 
+FormatOption = Annotated[
+    Format | None,
+    typer.Option("--output", "-o", help="Data for programs, on stdout.", metavar="json|yaml"),
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"paceline {importlib.metadata.version('paceline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options that come before the command."""
+
 
 @app.command()
 def run(
@@ -88,6 +110,7 @@ def run(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return as soon as it runs without a terminal.")
     ] = False,
+    output: FormatOption = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a job on this machine: every replica an agent, every rank a process."""
@@ -103,25 +126,17 @@ def run(
         quiet=quiet,
         record=record,
         raw=raw,
+        output=output,
     )
     raise typer.Exit(runs.detach(order) if detach else runs.run(order, ready_fd=ready_fd))
 
 
 @app.command()
-def validate(file: JobFile, overrides: Overrides = None) -> None:
+def validate(file: JobFile, overrides: Overrides = None, output: FormatOption = None) -> None:
     """Check a job file; every error is named with its field and what to do."""
-    job = load_job(file, overrides or [])
-    trainer = job.spec.template.trainer()
-    if trainer is not None:
-        folder = (file.parent / (trainer.working_dir or ".")).resolve()
-        command = [*(trainer.command or ()), *(trainer.args or ())]
-        if script := missing_script(command, folder):
-            say(
-                f"warning: {FIELD}: {script} is not in {folder}, so `paceline run` cannot start it"
-                "\nhint: in a cluster it is looked for in the image",
-                to_stderr=True,
-            )
-    say(f"{file}: job {job.metadata.name} is valid")
+    from paceline.cli import validate as checks
+
+    raise typer.Exit(checks.validate(file, overrides or [], output))
 
 
 @app.command()
@@ -404,7 +419,7 @@ def plan(
 @app.command()
 def version() -> None:
     """Print the version."""
-    print(f"paceline {importlib.metadata.version('paceline')}")
+    _print_version(True)
 
 
 def main() -> None:

@@ -26,6 +26,13 @@ class Output(StrEnum):
         return self is not Output.WIDE
 
 
+class Format(StrEnum):
+    """Values of --output of a verb that prints data, or text without a table."""
+
+    JSON = "json"
+    YAML = "yaml"
+
+
 def console() -> Console:
     """Return a console that neither wraps nor interprets text as markup."""
     return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)

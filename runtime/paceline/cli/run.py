@@ -14,9 +14,10 @@ from paceline_api.reading.load import load_job
 from paceline_api.resolve import resolve
 from paceline_api.settings import ResolvedJob
 
-from paceline.cli.output import say
+from paceline.cli.output import Format, Output, print_data, say
 from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
+from paceline.jobs.local import LocalJobs
 from paceline.local import checkpoint_folder, detached, index
 from paceline.local.report import summary, verdict
 from paceline.local.room import (
@@ -47,6 +48,7 @@ class Order:
     quiet: bool
     record: bool
     raw: bool = False
+    output: Format | None = None
 
     def words(self) -> list[str]:
         """Return the arguments as words of a command line."""
@@ -60,9 +62,12 @@ class Order:
 
 def detach(order: Order) -> int:
     """Start the run as a detached process; return the exit code 0 once it is running."""
-    # Nobody watches the output, so it needs neither a table nor a line each second.
+    # Nobody watches the output, so it needs neither a table nor lines.
     entry = detached.start(replace(order, quiet=True).words(), Path())
-    say(f"job {entry.job} runs as process {entry.pid}, logs in {entry.run_dir}")
+    if order.output is not None:
+        print_data(LocalJobs().status(entry.run_dir), Output(order.output))
+    else:
+        say(f"job {entry.job} runs as process {entry.pid}, logs in {entry.run_dir}")
     return 0
 
 
@@ -110,6 +115,8 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
     with checkpoint_folder.locked(Path(job.checkpoint.path) if job.checkpoint else None):
         folder = make_run_dir(job.name, run_dir)
         result = asyncio.run(_run(job, folder, working_dir, faults, order, ready_fd))
+    if order.output is not None:
+        print_data(LocalJobs().status(str(folder)), Output(order.output))
     if result.removed:
         shutil.rmtree(folder, ignore_errors=True)
     return _exit_code(result)
@@ -128,7 +135,7 @@ async def _run(
             detached.listening(ready_fd, entry)
 
     loop = asyncio.get_running_loop()
-    screen = Screen(quiet=order.quiet, raw=order.raw)
+    screen = Screen(quiet=order.quiet, raw=order.raw, data=order.output is not None)
     async with screen:
         runner = Runner(
             job,

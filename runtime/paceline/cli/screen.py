@@ -1,7 +1,8 @@
-"""Live display of a run: a table on a terminal, otherwise a line each second if it changed.
+"""Live display of a run: a table on a terminal, otherwise a line every ten seconds.
 
 The display is for people and goes to stderr. What the ranks print is passed on to stdout, or shown
-above the table.
+above the table. A line has the same figures as the table's heading, with the time that is left and
+what the script reports, such as its loss.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from paceline.clock import wall_s
 from paceline.core.status import Status
 from paceline.local.timeline import Timeline
 
-LINE_S: Final = 1.0
+LINE_S: Final = 10.0
 """Seconds between two lines where the output is no terminal."""
 PAINT_S: Final = 0.25
 """Seconds between two updates of the table."""
@@ -34,14 +35,16 @@ PAINT_S: Final = 0.25
 class Screen:
     """Asynchronous context manager that shows the latest status until the end of the block."""
 
-    def __init__(self, *, quiet: bool, raw: bool = False) -> None:
+    def __init__(self, *, quiet: bool, raw: bool = False, data: bool = False) -> None:
         """Create the display; nothing is shown yet.
 
         Args:
             quiet: Show events and the summary only, neither table nor lines.
             raw: Pass on what ranks print unchanged, with escape sequences.
+            data: Print what ranks print to stderr, because stdout is for data.
         """
         self._quiet, self._raw = quiet, raw
+        self._ranks = sys.stderr if data else sys.stdout
         self._console = _Console(
             stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False
         )
@@ -91,9 +94,9 @@ class Screen:
         elif self._live is not None:
             self.write(text)
         else:
-            with _as_long_as_read(sys.stdout):
-                sys.stdout.write(f"{text if self._raw else printable_lines(text)}\n")
-                sys.stdout.flush()
+            with _as_long_as_read(self._ranks):
+                self._ranks.write(f"{text if self._raw else printable_lines(text)}\n")
+                self._ranks.flush()
 
     async def _paint(self) -> None:
         said = ""

@@ -1,5 +1,0 @@
-"""Runs the command line with the caller's Python interpreter: `python -m paceline.cli`."""
-
-from paceline.cli.main import main
-
-main()

@@ -1,0 +1,96 @@
+"""`paceline validate`: checks a job file, and prints the result for people or for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+from paceline_api.errors import InvalidJobError, PacelineError, SpecError
+from paceline_api.reading.load import load_job
+from paceline_api.types.job import TrainingJob
+
+from paceline.cli.output import Format, Output, print_data, say
+from paceline.local.script import FIELD, missing_script
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """An error or a warning about a job file."""
+
+    message: str
+    hint: str
+    field: str = ""
+    """Field of the job, such as `spec.replicas`; empty if the file as a whole is meant."""
+    where: str = ""
+    """Place in the file, such as `job.yaml, line 14`; empty if unknown."""
+
+
+class Checked(Struct, frozen=True, kw_only=True):
+    """Result of a check, as `paceline validate -o json` prints it."""
+
+    file: str
+    valid: bool
+    job: str = ""
+    """Name of the job; empty if the file is not valid."""
+    errors: tuple[Finding, ...] = ()
+    warnings: tuple[Finding, ...] = ()
+
+
+def validate(file: Path, overrides: Sequence[str], output: Format | None) -> int:
+    """Check a job file and print the result.
+
+    Args:
+        file: The job file.
+        overrides: Changes of fields, as `--set` takes them.
+        output: Format of the result; None prints text for people.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        PacelineError: The file is not valid, and the result is text for people.
+    """
+    try:
+        job = load_job(file, overrides)
+    except PacelineError as error:
+        if output is None:
+            raise
+        wrong = Checked(file=str(file), valid=False, errors=tuple(_findings(error)))
+        print_data(wrong, Output(output))
+        return error.exit_code
+    warnings = tuple(_warnings(job, file))
+    if output is not None:
+        right = Checked(file=str(file), valid=True, job=job.metadata.name, warnings=warnings)
+        print_data(right, Output(output))
+        return 0
+    for warning in warnings:
+        say(f"warning: {warning.message}\nhint: {warning.hint}", to_stderr=True)
+    say(f"{file}: job {job.metadata.name} is valid")
+    return 0
+
+
+def _findings(error: PacelineError) -> Iterator[Finding]:
+    match error:
+        case InvalidJobError():
+            for each in error.errors:
+                yield from _findings(each)
+        case SpecError():
+            yield Finding(
+                message=error.message, hint=error.hint, field=error.path, where=error.where
+            )
+        case _:
+            yield Finding(message=error.message, hint=error.hint)
+
+
+def _warnings(job: TrainingJob, file: Path) -> Iterator[Finding]:
+    trainer = job.spec.template.trainer()
+    if trainer is None:
+        return
+    folder = (file.parent / (trainer.working_dir or ".")).resolve()
+    command = [*(trainer.command or ()), *(trainer.args or ())]
+    if script := missing_script(command, folder):
+        yield Finding(
+            message=f"{FIELD}: {script} is not in {folder}, so `paceline run` cannot start it",
+            hint="in a cluster it is looked for in the image",
+            field=FIELD,
+        )

@@ -33,7 +33,7 @@ PIECE = 16_384
 """Floats of a piece of ballast that is a segment by itself."""
 LIMIT_S = 240.0
 START_S = 120.0
-ENDS_S = 5.0
+ENDS_S = 30.0
 LEFT = ("left_over", "files left", "memory left", "processes left", "sockets left")
 """Keys of a history's result that must be empty."""
 

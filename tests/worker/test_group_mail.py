@@ -1,4 +1,4 @@
-"""What waits in a group's mailbox has a bound, and what is of no use any more is dropped."""
+"""The pending mail of a group has a bound, and mail that is of no use any more is dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.core.rank.within import Key, Mail
 from paceline.refusals import Reason
 from paceline.worker import group
 from paceline.worker.comm_thread import CommThread
-from paceline.worker.group import MAIL_MAX, FollowerThread, LeadThread, Mailbox, _Heard
+from paceline.worker.group import MAIL_MAX, FollowerThread, LeadThread, PendingMail, _Heard
 from paceline.worker.peer_sockets import ReceivedMessage
 
 NOW = GenerationId(1, "a", 5)
@@ -41,7 +41,7 @@ class Group:
         self.lead = LeadThread.__new__(LeadThread)
         self.follower = FollowerThread.__new__(FollowerThread)
         for thread in (self.lead, self.follower):
-            thread.machine, thread._peers, thread._mail = machine, peers, Mailbox()
+            thread.machine, thread._peers, thread._mail = machine, peers, PendingMail()
         self.lead._lines, self.lead._arrived = [line], {}
         self.follower._lead = line
         monkeypatch.setattr(

@@ -184,7 +184,7 @@ def _key(message: Part | State) -> Key:
     return "part", message.generation, len(message.records)
 
 
-class Mailbox:
+class PendingMail:
     """Parts and states that arrived for one shard, and perhaps not yet for all of its group.
 
     A peer's message decides its key, and a state is as large as the model. So the mailbox drops
@@ -230,7 +230,7 @@ class Mailbox:
 class _ShardThread(CommThread):
     """The communication thread of one shard."""
 
-    _mail: Mailbox
+    _mail: PendingMail
 
     def _keep(self, key: Key, mail: ReceivedMessage) -> bool:
         """Keep a message until all shards have theirs; return False if it was dropped instead."""
@@ -255,7 +255,7 @@ class LeadThread(_ShardThread):
         self._agreement = Agreement(len(self._lines) + 1, rendezvous.addresses)
         self._writing = Writing(len(self._lines) + 1)
         self._answers: list[SimpleQueue[Answer | None]] = [SimpleQueue() for _ in self._lines]
-        self._mail = Mailbox()
+        self._mail = PendingMail()
         self._arrived: dict[Key, set[int]] = {}
         for shard, line in enumerate(self._lines, 1):
             threading.Thread(
@@ -400,7 +400,7 @@ class FollowerThread(_ShardThread):
         """Take over the line to the lead and start its reader. Main thread, before `start`."""
         (self._lead,) = rendezvous.lines
         self._totals: SimpleQueue[Total | None] = SimpleQueue()
-        self._mail = Mailbox()
+        self._mail = PendingMail()
         threading.Thread(target=self._listen, name="paceline-lead", daemon=True).start()
 
     def _listen(self) -> None:

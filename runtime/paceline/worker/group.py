@@ -187,7 +187,7 @@ def _key(message: Part | State) -> Key:
 class PendingMail:
     """Parts and states that arrived for one shard, and perhaps not yet for all of its group.
 
-    A peer's message decides its key, and a state is as large as the model. So the mailbox drops
+    A peer's message decides its key, and a state is as large as the model. So it drops
     what can no longer be of use, and never keeps more than MAIL_MAX messages.
     """
 

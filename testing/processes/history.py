@@ -34,6 +34,7 @@ PIECE = 16_384
 LIMIT_S = 240.0
 START_S = 120.0
 ENDS_S = 30.0
+"""Bound on the time in which all processes of a history have ended."""
 LEFT = ("left_over", "files left", "memory left", "processes left", "sockets left")
 """Keys of a history's result that must be empty."""
 

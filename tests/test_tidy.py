@@ -18,7 +18,7 @@ from scripts.parsed import tree_of
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parent.parent
-SKIPPED_FOLDERS = {"runs", "dist", "__pycache__"}
+SKIPPED_FOLDERS = {"runs", "dist", "site", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".cfg", ""}
 
 # The shim runs by path before Paceline can be imported; the clock is what everybody else calls.

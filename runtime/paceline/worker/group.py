@@ -133,7 +133,7 @@ class Line:
 
 
 class GroupRendezvous:
-    """The meeting of the ranks of a group when their scripts connect. Main thread."""
+    """Rendezvous of the ranks of a group when their scripts connect; main thread only."""
 
     def __init__(self, shard: int, fds: Sequence[int]) -> None:
         self.shard, self.lines = shard, [Line(fd) for fd in fds]

@@ -1,4 +1,4 @@
-"""How an API server is reached: every form of a kubeconfig, and what is said when one is wrong."""
+"""Logging in to an API server from a kubeconfig or a pod, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from testing.access_plugin import Plugin
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a pod nor anybody's home."""
+    """Remove every default source of a login: kubeconfig, proxies and service account."""
     for name in ("KUBECONFIG", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
@@ -136,7 +136,7 @@ def test_a_name_and_a_password_are_sent_as_such(tmp_path: Path) -> None:
 
 
 def test_who_is_impersonated_is_told_in_full(tmp_path: Path) -> None:
-    """`kubernetes` leaves it out, and would act as the user itself."""
+    """The `kubernetes` package ignores these fields and would act as the user itself."""
     user = {
         "token": "abc",
         "as": "jane",
@@ -287,7 +287,7 @@ def test_a_wrong_kubeconfig_is_named(tmp_path: Path, what: str) -> None:
 
 @pytest.mark.parametrize("context", ["absent", "broken", "nobody-here"])
 def test_a_wrong_context_is_named(tmp_path: Path, context: str) -> None:
-    """Also one whose user is away: `kubernetes` goes on as nobody."""
+    """A missing user is refused too: the `kubernetes` package would continue as anonymous."""
     _refused(config(tmp_path), ContextError, context)
 
 

@@ -1,4 +1,4 @@
-"""A login is renewed before its end, once for all who were refused, and never in a hurry."""
+"""Renewal of a login: before it expires, once for concurrent refusals, and rate-limited."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline_api.access.login import Login
 
 
 class Desk:
-    """Hands out logins with a number each."""
+    """A source of logins that numbers them and can be made to fail."""
 
     def __init__(self, server: str = "http://x", life_s: float | None = None) -> None:
         self.now_s, self.count, self.fails = 1000.0, 0, False
@@ -36,7 +36,7 @@ class Desk:
 
 
 def until_idle(access: Access) -> None:
-    """The thread that renews has ended."""
+    """Wait until the renewal thread has ended."""
     assert access._begun.acquire(timeout=10)
     access._begun.release()
 
@@ -105,7 +105,7 @@ def test_a_login_that_is_of_no_use_is_not_asked_for_again_and_again() -> None:
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[Any]]]:
-    """Knows the second login only."""
+    """Serve an API that accepts only the second login, and record the headers that it receives."""
     heard: list[Any] = []
 
     class Answer(BaseHTTPRequestHandler):

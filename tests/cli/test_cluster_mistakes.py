@@ -1,4 +1,4 @@
-"""What can be wrong with a cluster, asked of a few lines of an API server: each one sentence."""
+"""Cluster verbs against a scripted API server: each mistake gives one error and one hint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def paceline(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    # Between two watches; these servers end each at once.
+    # The pause between two watches; this server ends each watch at once.
     monkeypatch.setattr(access_to_server, "REST_S", 0.001)
 
     def call(*words: str) -> tuple[int, str]:
@@ -68,7 +68,7 @@ def paceline(
 
 
 def told(said: str) -> tuple[str, str]:
-    """The two lines of an error."""
+    """Return the error line and the hint line of an output that consists of both."""
     error, hint = said.splitlines()
     assert error.startswith("error: ")
     assert hint.startswith("hint: ")
@@ -117,7 +117,7 @@ VERBS = ("status", "logs", "wait", "suspend", "delete", "events", "explain", "re
 def test_waiting_follows_a_watch_to_its_end(
     paceline: Call, server: ScriptedServer, state: str, code: int
 ) -> None:
-    """The first watch is too old, the second is ended by the server, the third tells it."""
+    """The first watch expires (410), the server ends the second, the third reports the end."""
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Starting", "5")
     server.answers["GET", JOBS] = [lists(body("Starting", "5")), lists(body("Training", "6"))]
     gone = event("ERROR", {"kind": "Status", "code": 410})
@@ -133,7 +133,10 @@ def test_waiting_follows_a_watch_to_its_end(
 def test_who_watches_asks_for_figures(
     paceline: Call, server: ScriptedServer, allowed: bool
 ) -> None:
-    """Once, and for a job that goes on; who may not write sees those of each minute."""
+    """The job is annotated once.
+
+    A user who may not patch the job still sees the status, with the metrics of each minute.
+    """
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Training", "5")
     server.answers["GET", JOBS] = lists(body("Training", "5"))
     server.answers["GET", PODS] = lists()
@@ -161,7 +164,7 @@ def test_waiting_ends_in_time(paceline: Call, server: ScriptedServer) -> None:
 
 
 def test_a_job_is_suspended_when_its_pods_are_gone(paceline: Call, server: ScriptedServer) -> None:
-    """The operator says so before it deletes them."""
+    """The operator sets the state Suspended before it deletes the pods."""
     suspended = body("Suspended", "5")
     suspended["spec"]["suspend"] = True
     server.answers["GET", f"{JOBS}/digits"] = 200, suspended
@@ -228,8 +231,10 @@ def test_a_verb_changes_its_one_field(
 
 
 def test_deleting_waits_for_the_last_pod(paceline: Call, server: ScriptedServer) -> None:
-    """The job itself is gone before anybody looks; a pod of it takes its time, one of another job
-    of the name stays."""
+    """The job object is already gone while one of its pods still terminates.
+
+    A pod of a newer job with the same name is ignored.
+    """
     missing = {"reason": "NotFound", "message": 'trainingjobs.paceline.dev "digits" not found'}
     server.answers["GET", f"{JOBS}/digits"] = [(200, body("Training", "5")), (404, missing)]
     server.answers["DELETE", f"{JOBS}/digits"] = 200, {"status": "Success"}

@@ -1,4 +1,4 @@
-"""The command line without processes: version, validate, and everything that is refused before."""
+"""The command line without processes: version, validate, and errors before a run starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ spec:
 
 
 class Said(str):
-    """What the command wrote, and its exit code."""
+    """The output of a command, with its exit code."""
 
     code: int
 

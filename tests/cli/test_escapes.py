@@ -1,4 +1,4 @@
-"""Text of pods, scripts, nodes and files is shown by a terminal, and never obeyed."""
+"""Escaping of control characters in text from pods, scripts, nodes and files."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ BAD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
 )
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
-"""Our own."""
+"""The color sequences that Paceline itself writes."""
 
 
 def is_shown(text: str) -> bool:
-    """Whether nothing in it is anything but text, and it can be written down."""
+    """Return True if `text` can be encoded and has no control characters besides colors."""
     return text.encode() is not None and BAD.search(COLORS.sub("", text)) is None
 
 
@@ -100,7 +100,7 @@ def test_the_table_and_its_line_show_what_ranks_say(text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_events_and_conditions_of_a_cluster_job_are_shown(text: str) -> None:
-    """Messages, reasons and nodes come from the API server, where others write them too."""
+    """Other writers of the API server can put control characters into these fields."""
     meta = {"name": "job", "uid": "1", "labels": {}}
     condition = {"type": f"Odd{text}", "status": "True", "reason": text, "message": text}
     slow = {"replica": "job-0-1", "rank": 0, "slowdownPercent": 300, "action": text}
@@ -233,7 +233,7 @@ def test_logs_show_messages_and_tracebacks(formatter: logging.Formatter, text: s
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_a_script_says_of_its_end_can_be_sent(text: str) -> None:
-    """Also where all of it has to be written out, which makes it ten times as long."""
+    """Escaping can make a text ten times as long."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, closing(AgentPipe(theirs.detach())) as pipe:
         error = ScriptError(text, text * 10_000, text, 3)
@@ -270,7 +270,7 @@ def test_the_bar_of_a_notebook_takes_no_markup_from_a_script(text: str) -> None:
     ],
 )
 def test_a_job_with_half_of_a_surrogate_pair_is_refused_by_name(place: str) -> None:
-    """It could be valid, and its run ended with a traceback."""
+    """Such a job used to be accepted, and its run then ended with a traceback."""
     trainer = place.format('"a\\ud800\\e[31m"')
     head = "{apiVersion: paceline.dev/v1alpha1, kind: TrainingJob, metadata: {name: job}, spec: "
     spec = "{replicas: 1, template: {spec: {containers: [{name: trainer, image: x, "

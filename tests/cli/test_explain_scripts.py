@@ -1,4 +1,4 @@
-"""What `paceline explain` says first of a script that failed, as docs/faults.md lists it."""
+"""The first line of `paceline explain` for failed scripts, as docs/faults.md lists it."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ KINDS = {
 
 
 def listed() -> dict[str, str]:
-    """The table of the page: script -> first line."""
+    """Return the table of the page: kind of script -> first line."""
     section = PAGE.read_text().partition(SECTION)[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| `(.+)` \|$", section, re.MULTILINE)
     return dict(rows)
 
 
 def usual(line: str) -> str:
-    """The line without what differs from run to run: which ranks it met, with which samples."""
+    """Return `line` without the parts that differ from run to run, such as ranks and samples."""
     line = re.sub(r"; (last lines:|all ranks that had the weights).*", "", line)
     line = re.sub(r" on ranks? \d.*", "", line)
     line = re.sub(r"rank \d+\.\d+#\d+(: )?", "", line)

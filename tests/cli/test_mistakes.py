@@ -1,7 +1,7 @@
-"""What a user gets who has made a mistake: rank or field, the reason, a hint; soon, and no hang.
+"""The errors for mistakes of a user: rank or field, the reason and a hint, without a hang.
 
-Whatever the mistake, the exit code is not 0, no traceback shows Paceline's own frames, and no
-process is left (`wait` looks).
+For every mistake the exit code is not 0, no traceback shows frames of Paceline, and no process is
+left (`wait` checks it).
 """
 
 from __future__ import annotations
@@ -55,31 +55,31 @@ def train(folder: Path, script: str, *words: str) -> tuple[int, str]:
 
 
 def line_of(script: str, text: str) -> int:
-    """Number of the script's line that begins with `text`."""
+    """Return the number of the first line of the script that begins with `text`."""
     lines = (HEAD + script).splitlines()
     return next(n for n, line in enumerate(lines, 1) if line.strip().startswith(text))
 
 
 def final_error(said: str) -> str:
-    """What the run says at its very end, from its last `error:` line on."""
+    """Return the end of the output, from its last `error:` line on."""
     lines = said.splitlines()
     last = max(n for n, line in enumerate(lines) if line.startswith("error: "))
     return "\n".join(lines[last:])
 
 
 def is_clean(said: str) -> bool:
-    """No frame of Paceline's own, in nobody's traceback."""
+    """Return True if no traceback in the output shows a frame of Paceline."""
     return "runtime/paceline/" not in said and "site-packages/paceline/" not in said
 
 
 def no_restart(folder: Path) -> bool:
-    """Each place has seen one process."""
+    """Return True if each rank was started exactly once."""
     logs = "".join(path.read_text() for path in folder.glob("runs/*/*.log"))
     return "#0 started with pid" in logs and "#1 started with pid" not in logs
 
 
 def test_a_wrong_job_file(tmp_path: Path) -> None:
-    """As a program; what is wrong with which field is tested in test_commands."""
+    """This runs the installed program; test_commands covers the individual fields."""
     text = (
         "apiVersion: paceline.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: job}\n"
         "spec: {replicas: 2, collective: {backend: gloo}, template: {spec: {containers: ["
@@ -132,8 +132,10 @@ def test_a_folder_that_must_not_be_written(tmp_path: Path) -> None:
 
 
 def test_another_folder_and_two_jobs_at_once(tmp_path: Path) -> None:
-    """Started from elsewhere, a job finds its script beside its file; and two do not disturb each
-    other, though they have one name."""
+    """A job started from another folder finds its script beside its job file.
+
+    Two jobs with the same name do not disturb each other.
+    """
     (tmp_path / "job").mkdir()
     (tmp_path / "here").mkdir()
     (tmp_path / "job" / "early.py").write_text("print('found', flush=True)\n")
@@ -162,8 +164,7 @@ def test_two_runs_with_one_folder_for_checkpoints(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_before_training(tmp_path: Path) -> None:
-    """One after the other in one script, which prints what it would have ended with; the last one
-    is not caught."""
+    """One script makes all mistakes: it prints each error, and does not catch the last one."""
     script = """\
 from paceline.errors import PacelineError
 def refused(make):
@@ -214,7 +215,7 @@ pl.DistributedOptimizer(lbfgs, model)
     ids=["learning-rate", "grad-scaler"],
 )
 def test_what_is_refused_while_training(tmp_path: Path, script: str, parts: list[str]) -> None:
-    # In Full each round has both ranks, so that the one with the mistake comes to it.
+    # In Full each round needs both ranks, so the one with the mistake takes part.
     code, said = train(tmp_path, script, "--set=spec.collective.mode=Full")
     assert code == 1
     error = final_error(said)
@@ -278,7 +279,7 @@ os.memfd_create = memfd_create
 def test_shared_memory_that_a_pod_does_not_give(
     tmp_path: Path, script: str, parts: list[str]
 ) -> None:
-    """With stand-ins for its limit and for its seccomp profile."""
+    """The memory limit and the seccomp profile of the pod are simulated."""
     (tmp_path / "train.py").write_text(script + LOOP)
     code, said = ForkedRun(tmp_path, "[python, train.py]", "--quiet", *ONE_POD).wait()
     assert code == 1
@@ -290,7 +291,7 @@ def test_shared_memory_that_a_pod_does_not_give(
 
 
 def test_a_script_that_raises_before_the_first_round(tmp_path: Path) -> None:
-    """In its own code, called by the loader, on one rank: at once the end, no restart."""
+    """The exception is raised by the user's data set, called by the loader, on one rank."""
     script = (
         """\
 class Broken(torch.utils.data.Dataset):
@@ -348,7 +349,7 @@ for epoch in loader.epochs({epochs}):
 
 
 def failing_script(**parts: str) -> str:
-    """Return `FAILING` with these parts, and the usual ones for the others."""
+    """Return `FAILING` with these parts, and default parts for the others."""
     script = FAILING
     for name in ("before", "item", "workers", "epochs", "body", "after"):
         usual = {"before": "", "workers": "0", "epochs": "6"}.get(name, "pass")
@@ -357,7 +358,7 @@ def failing_script(**parts: str) -> str:
 
 
 def fail(folder: Path, *words: str, **parts: str) -> tuple[int, str, str]:
-    """Exit code, output and what `paceline explain` says first. `words`: more of the command."""
+    """Run a failing script; return its exit code, output and explanation (first line first)."""
     (folder / "train.py").write_text(failing_script(**parts))
     words = words or ("--set=spec.replicas=3",)
     code, said = ForkedRun(folder, "[python, train.py]", "--quiet", *words).wait()
@@ -369,7 +370,7 @@ def fail(folder: Path, *words: str, **parts: str) -> tuple[int, str, str]:
     ("parts", "told"),
     [
         ({"item": "if i == 77: raise OSError(5, 'bad sector')"}, ["OSError: ", "line 11)", " 77"]),
-        # In `make test`, test_explain_scripts has these.
+        # In `make test`, test_explain_scripts covers these.
         exhaustive(
             {"item": "if i == 77: raise KeyError('label')", "workers": "1"},
             ["KeyError: 'label'", "line 11)"],
@@ -415,7 +416,7 @@ def test_a_job_whose_script_failed_on_the_way_says_so_at_its_end(tmp_path: Path)
 
 
 def test_a_batch_with_which_the_script_fails_can_be_given_up(tmp_path: Path) -> None:
-    """Exactly its samples are missing, and summary, events and `explain` name the exception."""
+    """Exactly its samples are missing, and the summary, events and `explain` name the exception."""
     words = ("--set=spec.replicas=4", "--set=spec.failurePolicy.maxSkippedBatches=1")
     item = "if i == 77: raise OSError(5, 'bad sector')"
     code, said, explained = fail(tmp_path, *words, item=item, epochs="1")
@@ -440,7 +441,7 @@ def newest_checkpoint(folder: Path) -> int:
 
 @pytest.mark.exhaustive
 def test_a_batch_that_was_given_up_stays_so_after_a_resume(tmp_path: Path) -> None:
-    """The checkpoint keeps that it was given up (R56): it is not dealt again, and counts once."""
+    """The checkpoint records the skipped batch: it is not dealt again and counts once (R56)."""
     bad = tmp_path / "bad"
     bad.touch()
     checkpoint = json.dumps({"path": "saved", "everyRounds": 1})
@@ -460,7 +461,7 @@ def test_a_batch_that_was_given_up_stays_so_after_a_resume(tmp_path: Path) -> No
         first.until("BatchSkipped")
         enough = newest_checkpoint(tmp_path) + 4
         end = time.monotonic() + LIMIT_S
-        while newest_checkpoint(tmp_path) < enough:  # by then the rank that got it has dropped it
+        while newest_checkpoint(tmp_path) < enough:  # by then the rank has dropped the batch
             assert time.monotonic() < end
             time.sleep(0.05)
         first.process.send_signal(SIGINT)

@@ -1,4 +1,4 @@
-"""`paceline plan`: a job is measured, run and resized, and what was said stands beside it."""
+"""`paceline plan`: measuring a job, running and resizing it, and comparing the forecasts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FAILS = "import paceline as pl\npl.init()\nraise ValueError('no such thing')\n"
 
 
 def own(folder: Path) -> dict[str, str]:
-    """A user who has no other runs."""
+    """Return the environment of a user who has no other runs."""
     (folder / "user").mkdir(exist_ok=True)
     return {"XDG_RUNTIME_DIR": str(folder / "user"), "XDG_STATE_HOME": "", "HOME": str(folder)}
 
@@ -109,11 +109,11 @@ def test_a_job_is_measured_and_then_resized(job: Path) -> None:
     shown = call(job, "plan", "job.yaml")
     assert "the job as it is" in shown
     assert "job-1, 1.2" in shown
-    # By its name, too, until the file says something else.
+    # The job can be addressed by its name until its file changes.
     assert plan(job, name="job")["compared"] == later["compared"]
     for words in (["--measure"], ["--set", "spec.replicas=3"]):
         assert "job is a job" in call(job, "plan", "job", *words, code=2)
-    # Another program is another job to plan.
+    # A job with another command has no measurements.
     other = (job / "job.yaml").read_text().replace("train.py]", "train.py, more]")
     (job / "job.yaml").write_text(other)
     assert "too little was measured" in call(job, "plan", "job.yaml", code=2)

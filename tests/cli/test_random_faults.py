@@ -1,9 +1,9 @@
-"""Random faults of a job over the command line: the right verdict, its cause first, nothing left.
+"""Random faults of a job run from the command line: verdict, first cause, and no leftovers.
 
-The faults are those of scripts that hang, raise, exit, crash or ignore signals, on one rank or on
-all, at every moment of a script; and signals from outside. docs/faults.md has the table of what
-each means, `testing.processes.faulty` has it as code. Ten kinds of failing scripts are in
-test_explain_scripts.
+The faults are scripts that hang, raise, exit, crash or ignore signals, on one rank or on all, at
+every moment of a script, and signals from outside. docs/faults.md lists the meaning of each;
+`testing.processes.faulty` implements them. test_explain_scripts covers ten more kinds of failing
+scripts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`paceline report` after a run with faults of known size: it must say what was injected.
+"""`paceline report` after a run with injected faults of known size.
 
-Truth is what the faults themselves have measured: each pauses and writes down for how long. They
-are large against the noise of a busy machine. The first step is left out: ranks start then.
+The reference is what the faults themselves measured: each one sleeps and records for how long. They
+are large compared with the noise of a busy machine. The first step is left out because ranks are
+still starting then.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ pathlib.Path(f"told-{place}").write_text(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has ended."""
+    """Return the folder of a run that has ended."""
     folder = tmp_path_factory.mktemp("truth")
     (folder / "job.yaml").write_text(JOB)
     (folder / "train.py").write_text(SCRIPT)
@@ -103,7 +104,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(folder: Path, *words: str) -> None:
-    """The job of `folder`, to its end, with a user's folders of its own."""
+    """Run the job in `folder` to its end, with private user folders."""
     own = {"XDG_RUNTIME_DIR": str(folder / "user"), "XDG_STATE_HOME": "", "HOME": str(folder)}
     (folder / "user").mkdir()
     code, said = forked_paceline(folder, "run", "job.yaml", *words, **own)
@@ -111,7 +112,7 @@ def trained(folder: Path, *words: str) -> None:
 
 
 def told(run: Path, kind: str) -> float:
-    """Mean over the ranks of what the fault has measured per step, without the first one."""
+    """Return the mean pause per step that the fault measured, without the first step."""
     means = []
     for path in sorted(run.glob("told-*")):
         pauses = json.loads(path.read_text())[kind][-7:]
@@ -134,7 +135,7 @@ def seen(run: Path) -> JobAnatomy:
 
 
 def rows(run: Path, seen: JobAnatomy) -> dict[str, tuple[float, float]]:
-    """What was injected and what the report says of it, in seconds per step."""
+    """Return the injected and the reported delay of each fault, in seconds per step."""
     worst = seen.blame[0]
     return {
         "rank 2 is late": (LATE_S, worst.per_step_s),
@@ -154,12 +155,12 @@ def test_the_late_rank_is_blamed_and_its_script_is_named(seen: JobAnatomy) -> No
     assert seen.blame[0].worker == LATE
     assert any(f"worker {LATE}" in line for line in advice_lines(seen))
     solo = next(saving for saving in seen.savings if saving.mode == "Solo")
-    waited_s = 2 / 3 * LATE_S  # of three ranks, the late one itself waits for nobody
+    waited_s = 2 / 3 * LATE_S  # the late one of the three ranks does not wait
     assert solo.saved_s == pytest.approx(waited_s, rel=ERROR_MAX)
 
 
 def test_metrics_say_the_same(run: Path) -> None:
-    """The page that an agent served before the end, against the samples that it left."""
+    """Compare the page that an agent served during the run with the samples that it left."""
     pods, silent = steps.of_run(run / "runs/truth-1")
     assert not silent
     for pod in pods:
@@ -173,7 +174,7 @@ def test_metrics_say_the_same(run: Path) -> None:
 
 
 def test_what_the_dashboard_draws_says_the_same(run: Path) -> None:
-    """The panel "For whom did others wait" is made of this counter."""
+    """The panel "For whom did others wait" is drawn from this counter."""
     page = (run / "page-2").read_text()
     found = re.search(r"paceline_blamed_seconds_total\{worker=\S+\} (\S+)", page)
     assert found is not None

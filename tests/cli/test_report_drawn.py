@@ -1,4 +1,4 @@
-"""What `paceline report` writes is a page that a browser draws."""
+"""A browser can render the page that `paceline report` writes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A slow disk against what is said of it: data that the script reads from it, and checkpoints.
+"""Reports on a slow disk: data that the script reads from it, and checkpoints.
 
-The disk is one that the kernel throttles. Truth is what reading a file and bringing one to the disk
-have really taken, measured around the calls.
+The kernel throttles the disk. The reference is how long reading a file and syncing one to the disk
+really took, measured around the calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
 STEPS, RANKS = 8, 2
 FILE_BYTES = 2_400_000
 READ_BPS, WRITE_BPS = 8_000_000, 500_000
-"""Two ranks read at once: 0.6 s for a file. A checkpoint has 2 MB."""
+"""Two ranks read at once, so a file takes 0.6 s. A checkpoint has 2 MB."""
 JOB = """\
 apiVersion: paceline.dev/v1alpha1
 kind: TrainingJob
@@ -92,7 +92,7 @@ pathlib.Path(f"told-{pl.rank()}").write_text(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has ended, of which the disk is gone."""
+    """Return the folder of a run that has ended and whose disk is unmounted."""
     folder = tmp_path_factory.mktemp("disk")
     (folder / "job.yaml").write_text(JOB)
     with slow_disk(folder / "disk", read_bps=READ_BPS, write_bps=WRITE_BPS) as group:
@@ -124,7 +124,7 @@ def test_the_report_says_how_long_data_came_from_the_disk(run: Path) -> None:
 
 
 def test_status_and_metrics_say_how_long_checkpoints_took(run: Path) -> None:
-    """In the background: the loop is held by their copies only."""
+    """Checkpoints are written in the background: only copying the state delays the loop."""
     publisher = (run / "publisher").read_text()
     injected_s = sum(told(run, publisher, "writing"))
     assert injected_s > 2 * 0.8 * 2_000_000 / WRITE_BPS, "the disk is slow"

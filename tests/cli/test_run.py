@@ -1,6 +1,6 @@
-"""`paceline run` with scripts that go wrong before any training.
+"""`paceline run` with scripts that fail before any training.
 
-After each of them the exit code says so, the error names rank and reason, and no process is left.
+In each case the exit code is set, the error names rank and reason, and no process is left.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ IGNORABLE = (signal.SIGHUP, signal.SIGINT)
 
 
 def test_no_process_of_a_run_under_nohup_handles_what_is_ignored(tmp_path: Path) -> None:
-    """Runner, coordinator and agents: a closed terminal must not end any of them."""
+    """A closed terminal must not end the runner, the coordinator or an agent."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORABLE}
     try:
         run = Run(tmp_path, "[sleep, '1000']")
@@ -140,7 +140,7 @@ def test_what_a_killed_runner_leaves_its_last_agent_removes(tmp_path: Path) -> N
 
 
 def test_what_a_killed_run_leaves_the_next_one_removes(tmp_path: Path) -> None:
-    """Runner and agents are killed, and nobody is left who could."""
+    """Runner and agents are killed, so no process of the run is left to clean up."""
     sleep = "[sleep, '1000']"
     with tempfile.TemporaryDirectory(prefix="t-") as tmpdir:
         env = {**os.environ, "TMPDIR": tmpdir}
@@ -154,7 +154,7 @@ def test_what_a_killed_run_leaves_the_next_one_removes(tmp_path: Path) -> None:
             folders = set(Path(tmpdir).iterdir())
             agents = _agents_of(tmp_path / "runs/b-1", replicas=2)
             for agent in agents:
-                os.kill(agent, signal.SIGSTOP)  # it shall not end in order
+                os.kill(agent, signal.SIGSTOP)  # prevent an orderly end
             killed.process.kill()
             killed.process.wait(LIMIT_S)
             for agent in agents:
@@ -175,7 +175,7 @@ def _is_of(control: Path, run: ForkedRun) -> bool:
 
 
 def _agents_of(folder: Path, *, replicas: int) -> list[int]:
-    """The parents of the ranks, when all have started."""
+    """Wait until all ranks have started, and return the pids of their parents."""
     end = time.monotonic() + LIMIT_S
     while True:
         logs = "".join(log.read_text() for log in folder.glob("agent-*.log"))

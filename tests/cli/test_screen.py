@@ -1,4 +1,4 @@
-"""What a run shows never ends it, whatever has become of the terminal, pipe or file."""
+"""Output errors never end a run: a closed pipe, a closed terminal, a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`paceline status` and `paceline scale` from another process than the one that runs the job."""
+"""`paceline status` and `paceline scale` from a process other than the runner."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Terminal:
 
     def __init__(self, folder: Path, **env: str) -> None:
         self.folder = folder
-        # Nothing of what else runs on the machine is seen.
+        # Hide other runs on the machine.
         own = {"XDG_RUNTIME_DIR": str(folder / "user"), "XDG_STATE_HOME": "", "HOME": str(folder)}
         self.env = own | env
         (folder / "user").mkdir(exist_ok=True)
@@ -87,7 +87,7 @@ class Terminal:
             time.sleep(0.5)
 
     def shown(self, *words: str) -> str:
-        """What people see; asked again where the machine is too busy for an answer in time."""
+        """Return the output for people; retry while the busy machine does not answer in time."""
         end = time.monotonic() + LIMIT_S
         while (done := self.call("status", *words))[0] != 0:
             assert "does not answer" in done[1], done
@@ -189,8 +189,10 @@ def test_a_killed_runner_is_found_out(terminal: Terminal) -> None:
 
 
 def test_what_is_told_of_a_running_job(terminal: Terminal) -> None:
-    """That its runner is stopped; what carries the gradients, found out by the agents of real
-    processes, where loopback is no RDMA on any machine; and, by watching, that it has ended."""
+    """A stopped runner, the detected transport, and the end of the job while watching.
+
+    The agents of real processes detect the transport; loopback is not RDMA on any machine.
+    """
     script = SCRIPT.replace("Linear(2, 1)", "Linear(2, 60_000)")
     (terminal.folder / "train.py").write_text(script)
     terminal.run_job()
@@ -201,7 +203,7 @@ def test_what_is_told_of_a_running_job(terminal: Terminal) -> None:
     terminal.runner.send_signal(signal.SIGCONT)
     assert code == 1
     assert f"process {terminal.runner.pid}, does not answer within 5 s" in said
-    # Nothing is said in the first rounds of a membership, and each agent finds out by itself.
+    # The transport is unknown in the first rounds; each agent detects it by itself.
     status = terminal.until("elastic", lambda s: active(2)(s) and all(_carriers(s)))
     assert _carriers(status) == ["TCP", "TCP"]
     assert status["carrier"] == "TCP"

@@ -1,7 +1,7 @@
-"""What a run finds around it: a full or read-only disk, an odd environment, used ports, other runs.
+"""Runs in a difficult environment: full or read-only disks, foreign variables, used ports.
 
-Where it cannot work, it says so before anything is started. Where it can, training ends as if
-nothing had been there.
+Where a run cannot work, it reports so before anything is started. Where it can, training ends as
+usual.
 """
 
 from __future__ import annotations
@@ -89,14 +89,18 @@ def test_a_read_only_disk_is_named(job: Path) -> None:
 
 @needs_mount
 def test_a_disk_that_fills_up_costs_the_logs_and_not_the_training(job: Path) -> None:
-    """Nor does it cost the job that its rounds cannot be recorded any more."""
+    """The job also completes although its rounds can no longer be recorded."""
     words = ["--quiet", "--run-dir", "small/mine", "--record"]
     said = completes(ForkedRun(job, "[python, train.py, chatty]", *words, before=DISK))
     assert "no space left on device" in said.lower()
 
 
 def test_workers_of_a_loader_have_room_for_their_sockets_below_a_long_tmpdir(job: Path) -> None:
-    """Each batch failed in its worker, "AF_UNIX path too long", and the script waited for ever."""
+    """Sockets of workers must not exceed the limit on AF_UNIX paths.
+
+    Each batch used to fail in its worker with "AF_UNIX path too long", and the script waited
+    forever.
+    """
     script = TRAIN.replace("batch_size=4", "batch_size=4, num_workers=1")
     (job / "train.py").write_text(script)
     long = job / ("x" * 40)
@@ -112,7 +116,7 @@ SMALL_SHM = "mount -t tmpfs -o size=1m none /dev/shm"
 
 @needs_mount
 def test_shared_memory_that_is_too_small_for_mpi_is_named_before_anything_starts(job: Path) -> None:
-    """Seven ranks died of SIGBUS one after the other."""
+    """Without the check, seven ranks died of SIGBUS one after the other."""
     words = ("--quiet", "--set=spec.collective.backend=mpi")
     code, said = ForkedRun(job, COMMAND, *words, before=SMALL_SHM).wait()
     assert code == 2, said
@@ -130,7 +134,7 @@ LARGE_BATCHES = TRAIN.replace("batch_size=4", "batch_size=4, num_workers=1").rep
 
 @needs_mount
 def test_shared_memory_that_is_too_small_for_the_loader_is_named(job: Path) -> None:
-    """What workers of a loader need depends on the data."""
+    """The need of loader workers depends on the data, so it cannot be checked in advance."""
     (job / "train.py").write_text(LARGE_BATCHES.replace("model(x)", "model(x[:, :4])"))
     code, said = ForkedRun(job, COMMAND, "--quiet", before=SMALL_SHM).wait()
     assert code == 1, said
@@ -140,8 +144,11 @@ def test_shared_memory_that_is_too_small_for_the_loader_is_named(job: Path) -> N
 
 @pytest.mark.exhaustive
 def test_two_jobs_at_once_among_leftovers_of_others(job: Path) -> None:
-    """With one name, in one folder, over MPI and gloo; the port of their metrics is in use. The
-    environment holds what torchrun, mpiexec and a job of Paceline left there; no PATH, no HOME."""
+    """Two jobs of one name run in one folder, over MPI and gloo, with their metrics port in use.
+
+    The environment holds variables of torchrun, mpiexec and another job of Paceline; PATH and HOME
+    are missing.
+    """
     torchrun = {"RANK": "7", "WORLD_SIZE": "many", "LOCAL_RANK": "-1", "MASTER_PORT": "x"}
     mpiexec = {"PMI_RANK": "3", "PMI_SIZE": "0", "PMI_FD": "99"}
     other = {"PACELINE_MEMBER": "me", "PACELINE_COORDINATOR": "ftp://x", "PACELINE_PROCS": "0"}
@@ -159,7 +166,7 @@ def test_two_jobs_at_once_among_leftovers_of_others(job: Path) -> None:
 
 
 def test_a_port_in_use_in_a_pod_is_named(tmp_path: Path) -> None:
-    """There nobody would look at another one."""
+    """Choosing another port would be useless in a pod: no scraper would find it."""
     spec = tmp_path / "spec.json"
     resolved = resolve(parse_job(JOB))
     spec.write_text(
@@ -217,7 +224,7 @@ def test_a_rank_says_which_variable_is_wrong(
 
 
 def test_a_folder_that_a_killed_run_has_left(job: Path) -> None:
-    """It is kept as it is, for whoever wants to know what happened; the next run is a new one."""
+    """The folder is kept for diagnosis, and the next run gets a new one."""
     first = ForkedRun(job, "[sleep, '1000']", "--set", "spec.elasticity.drainGraceSeconds=1")
     first.until("with pid")
     first.process.kill()

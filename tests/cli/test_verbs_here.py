@@ -1,5 +1,4 @@
-"""The verbs for runs of this machine: the suite that a cluster's back end keeps too, and what is so
-only here."""
+"""The verbs for local runs: the conformance suite shared with clusters, and local behavior."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def _parent_of(pid: int) -> int:
 
 
 class Here(conformance.Place):
-    """One user in one folder, who sees no other runs and no cluster."""
+    """A user with one folder who has no other runs and no cluster."""
 
     start: ClassVar = ("run", "--detach")
     formed: ClassVar = "GenerationFormed"
@@ -55,7 +54,7 @@ class Here(conformance.Place):
         (self.folder / "job.yaml").write_text(yaml.safe_dump(self.manifest(**spec)))
 
     def kill(self, rank: int) -> None:
-        """Of one machine no replica is lost but by its processes."""
+        """Kill the process of a rank; on one machine a replica is lost only with its processes."""
         os.kill(self.terminal.status(NAME)["detail"]["ranks"][rank]["pid"], signal.SIGKILL)
 
     def left(self) -> object:
@@ -68,7 +67,7 @@ class Here(conformance.Place):
         return {pid: _parent_of(pid) for pid in pids}
 
     def show_logs(self) -> None:
-        """Print what the processes of the runs said, which pytest shows if the test has failed."""
+        """Print the logs of the runs; pytest shows them if the test fails."""
         for log in sorted(self.folder.glob("runs/*/*.log")):
             sys.stdout.write(f"--- {log.name}\n{log.read_text()[-4000:]}\n")
 
@@ -82,7 +81,7 @@ class Here(conformance.Place):
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # a run is started as this process is
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # runs inherit this environment
     made = Here(tmp_path)
     yield made
     made.close()
@@ -93,7 +92,7 @@ LONG = (
     conformance.a_job_ends_by_itself,
     conformance.a_job_that_fails_says_why,
 )
-"""Each of these takes more than 10 seconds, and other tests of `make test` show its parts."""
+"""Checks that take more than 10 seconds each; other tests of `make test` cover their parts."""
 
 
 @pytest.mark.parametrize(

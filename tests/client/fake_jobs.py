@@ -1,6 +1,6 @@
-"""A back end of `paceline.jobs.interface.Jobs` in memory: a job is the statuses it will have."""
+"""An in-memory implementation of `paceline.jobs.interface.Jobs` that replays given statuses."""
 
-# ruff: noqa: ARG002 - the promise of the interface, of which this needs less
+# ruff: noqa: ARG002 - the interface has parameters that this back end does not need
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline_api.types.job import TrainingJob
 
 
 def at(round_: int, state: str = "Training", **metrics: float) -> JobStatus:
-    """A status at a round of ten."""
+    """Return the status of a job at round `round_` of ten."""
     log = LogStatus(gradients=4 * round_, samples_applied=128 * round_, metrics=metrics)
     return JobStatus(
         name="job",
@@ -43,7 +43,10 @@ def at(round_: int, state: str = "Training", **metrics: float) -> JobStatus:
 
 
 class FakeJobs:
-    """`go` lets a watch end after the statuses; until then it hangs, as that of a real job."""
+    """A back end whose job goes through the given statuses.
+
+    A watch yields all statuses and then blocks, as for a real job, until `go` is set.
+    """
 
     def __init__(self, statuses: Iterable[JobStatus] = ()) -> None:
         self.statuses = list(statuses) or [at(0, "Starting")]

@@ -1,4 +1,4 @@
-"""The SDK over a back end in memory: what it asks for, what it waits for, what it remembers."""
+"""The SDK over an in-memory back end: its requests, its waits and its table of rounds."""
 
 from __future__ import annotations
 
@@ -69,8 +69,11 @@ def test_wait_returns_the_end_and_remembers_the_rounds() -> None:
 
 
 def test_a_figure_of_the_script_is_the_mean_since_the_row_before() -> None:
-    """It was the mean over the whole run, so that a plot of it was wrong. A restarted coordinator,
-    which knows less, makes no figure."""
+    """A column holds the mean since the previous row, not over the whole run.
+
+    An earlier version used the mean over the whole run, which made plots wrong. No value is given
+    for a row after the coordinator restarted and lost sums.
+    """
 
     def seen(round_: int, last: float, **sums: tuple[float, float]) -> JobStatus:
         found = at(round_, loss=last)

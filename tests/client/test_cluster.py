@@ -1,4 +1,4 @@
-"""What `train` asks of an API server, and what can be wrong there: each one sentence."""
+"""The requests of `train` to an API server, and the errors when a request fails."""
 
 from __future__ import annotations
 

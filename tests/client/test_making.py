@@ -1,4 +1,4 @@
-"""The TrainingJob that `train` makes."""
+"""The TrainingJob that `train` builds from its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebook of `examples/`, run cell by cell as Jupyter does: a job of this machine."""
+"""The notebook in `examples/`, run cell by cell as Jupyter does, with a local job."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""What holds for the whole test run: its layers, the order of the tests, and what a skip means.
+"""Configuration of the whole test run: its layers, the order of the tests, and skips.
 
 A stage is a folder of tests/. The layers are marks: `make test-fast` runs what has no mark
 `processes` or `long`, `make test` everything without the mark `exhaustive`, `make test-all`
 everything (docs/testing.md).
 
-Tests without processes run first, so that a broken decision is not first seen as a hanging process.
-The others follow, the longest first, so that no long test is left alone at the end
+Tests without processes run first, so that a wrong decision does not first show up as a hanging
+process. The others follow, the longest first, so that no long test is left alone at the end
 (tests/durations.json, written by `make durations`).
 
-Side by side (`pytest --numprocesses`) all tests on a Kubernetes are one lane, which shares its
-clusters and mostly waits; the other lanes take the rest, test by test, or file by file where a file
-has a fixture of scope "module". While the programs of the test cluster are still being built
-(scripts/run_tests.py), tests with the mark `cluster_programs` wait.
+In a parallel run (`pytest --numprocesses`) all tests on a Kubernetes cluster are one lane, which
+shares its clusters and mostly waits. The other lanes take the rest, test by test, or file by file
+where a file has a fixture of scope "module". While the programs of the test cluster are still being
+built (scripts/run_tests.py), tests with the mark `cluster_programs` wait.
 
 Under CI=true a skip is a failure, since it would mean that CI has lost a prerequisite without
 anybody noticing. Exempt is only what a CI machine need not have: a GPU, a user other than root, the
@@ -53,20 +53,21 @@ STAGES = (
 )
 KUBERNETES = ("cluster", "operator/real", "nodes")
 READ_ALL_SOURCES = ("test_tidy.py", "test_promises.py")
-"""Files whose tests parse the whole repository: one lane does so, once."""
+"""Files whose tests parse the whole repository. They run in one lane, so it is parsed once."""
 SHARED_BY_A_FILE = 'scope="module"'
-"""Stands in the source of a file with a fixture that is made once for all its tests."""
+"""Text in the source of a file that has a fixture shared by all its tests."""
 DURATIONS = HERE / "durations.json"
-"""Seconds of each slow test, for the order alone; a test that is not in it counts as quick."""
+"""Seconds of each slow test, used for ordering only. A test that is missing counts as quick."""
 ENV_BUILD_LOCK = "PACELINE_TEST_BUILD_LOCK"
-"""Names a file that scripts/run_tests.py keeps locked until the test cluster is built."""
+"""Environment variable with the file that scripts/run_tests.py locks while it builds the cluster.
+"""
 MAY_SKIP = ("GPU", "root may write everywhere", "no right to mount")
 
-# Smoke sizes of the benchmarks start dozens of processes: `make bench-smoke`.
+# The smoke tests of the benchmarks start dozens of processes; `make bench-smoke` runs them.
 collect_ignore = [] if os.environ.get("PACELINE_BENCHMARKS") == "1" else ["benchmarks"]
 pytest_plugins = ["testing.cluster.fixtures", "testing.left_plugin"]
 
-# The same examples in each run: a search for new ones is a soak, which prints its seed.
+# Each run uses the same examples. A soak searches for new ones and prints its seed.
 settings.register_profile(
     "paceline", derandomize=not os.environ.get("PACELINE_SOAK"), deadline=None
 )
@@ -93,7 +94,7 @@ def _seconds_before() -> dict[str, float]:
 
 
 def pytest_configure() -> None:
-    """Stop ignoring SIGINT, as a shell makes a background job do.
+    """Stop ignoring SIGINT, which a shell ignores in background jobs.
 
     All processes of the tests would inherit that, and no test could interrupt them.
     """
@@ -114,7 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         stage = stage_of(item.path)
         waits = item.get_closest_marker("cluster_programs") is not None
         processes = item.get_closest_marker("processes") is not None or waits
-        if stage in KUBERNETES:  # in one lane, where tests of a file share what the file starts
+        if stage in KUBERNETES:  # one lane: tests of a file share what the file starts
             return True, True, 0.0, STAGES.index(stage)
         order = STAGES.index(stage) if stage in STAGES else len(STAGES)
         seconds = durations.get(item.nodeid, 0.0)
@@ -133,8 +134,10 @@ def shares_a_fixture(path: Path) -> bool:
 
 
 class Lanes(LoadScopeScheduling):
-    """Hands out as one piece what shares a cluster, the parsed repository or a fixture of its file,
-    and all else test by test."""
+    """Distributes tests to lanes one by one, except those that share something.
+
+    Tests that share a cluster, the parsed repository or a fixture of their file stay together.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         path = HERE.parent / nodeid.partition("::")[0]
@@ -152,7 +155,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Wait for the build outside of the test, whose time limit must not count it."""
+    """Wait for the build before the test starts, so that its time limit does not count it."""
     if item.get_closest_marker("cluster_programs") and (lock := os.environ.get(ENV_BUILD_LOCK)):
         with Path(lock).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)

@@ -1,7 +1,8 @@
-"""Which cases of a parametrized test run in `make test`, and which in `make test-all` only.
+"""Helpers that choose which cases of a parametrized test run in `make test`.
 
-docs/testing.md describes the layers. A test keeps at least one case outside of the exhaustive
-layer, unless another test of `make test` holds the same promise.
+The other cases run in `make test-all` only. docs/testing.md describes the layers. A test keeps at
+least one case outside the exhaustive layer, unless another test of `make test` covers the same
+promise.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def exhaustive_except(keep: Collection[Any], values: Iterable[Any]) -> list[Any]
 
 
 def exhaustive_unless(kept: Callable[[Any], bool], values: Iterable[Any]) -> list[Any]:
-    """Return `values` as parameters; where `kept` is false they carry the mark `exhaustive`."""
+    """Return `values` as parameters; those for which `kept` is false get the mark `exhaustive`."""
     return [each if kept(each) else exhaustive(each) for each in values]
 
 

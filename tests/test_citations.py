@@ -1,4 +1,4 @@
-"""The check of citations finds those that lead nowhere, and leaves alone what is no citation."""
+"""The check of citations reports dangling ones and ignores text that is not a citation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scripts import citations
 
 PROTOCOL = "# The protocol\n\n## Rules\n\n| R1 | a rule | `log.py` |\n| R2 | another |\n"
 DESIGN = "# A rank\n\n### D3 Gradients lie in the buffers\n\n| V4 | a violation |\n"
-# Put together, so that the check does not take this file for one that cites them.
+# Concatenated, so that the check does not find these as citations in this file.
 RULE, DECISION, PAGE, SECTION = "R" + "9", "D" + "99", "docs/" + "no.md", "section" + " 4"
 HERE = "docs/design/runtime.md"
 

@@ -1,4 +1,4 @@
-"""Every place that parses bytes of somebody else has a row that says how it is bounded."""
+"""Every module that parses untrusted bytes has a row that states how its input is bounded."""
 
 from __future__ import annotations
 

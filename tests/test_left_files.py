@@ -1,4 +1,4 @@
-"""What tests look for after a program: files that it left, not those that others use."""
+"""The search for files that a program under test left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from testing import left_files
 
 @pytest.fixture
 def own(tmp_path: Path) -> left_files.OwnFiles:
-    """Of this process; the test looks itself."""
+    """Return a tracker for the files of this process; the test calls `look` itself."""
     return left_files.OwnFiles(lambda: [os.getpid()], tmp_path)
 
 
@@ -56,7 +56,7 @@ def test_files_are_found_while_a_block_lasts(own: left_files.OwnFiles, made: Pat
 
 
 def test_what_another_job_leaves_does_not_count(own: left_files.OwnFiles, made: Path) -> None:
-    """It has the file open for a while, and is killed."""
+    """The other process holds the file open for a while, and is then killed."""
     own.look()
     with made.open("r+b") as file:
         other = subprocess.Popen(["sleep", "60"], pass_fds=[file.fileno()])
@@ -97,7 +97,7 @@ def test_what_a_rank_has_noted_counts_if_nobody_saw_it_open(
 
 
 def test_only_what_a_process_held_is_its_own(made: Path) -> None:
-    """Another job of this machine leaves files at the same time."""
+    """Another job on this machine leaves files at the same time."""
     with made.open("r+b"), NamedTemporaryFile(dir="/dev/shm", prefix="other-", delete=False) as its:
         its.close()
         held = left_files.held_by(os.getpid())

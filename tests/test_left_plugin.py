@@ -1,4 +1,4 @@
-"""A test run that leaves something fails, whatever its tests say."""
+"""The pytest plugin that fails a test run which leaves files or processes behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def look() -> Iterator[LeftOvers]:
-    """A run inside this one."""
+    """Yield the plugin of a test run inside this one."""
     outer = {name: os.environ.get(name) for name in (ENV_RUN, "TMPDIR")}
     left = LeftOvers(patience_s=0.5)
     yield left
@@ -53,7 +53,7 @@ def test_a_process_is_left_wherever_its_parents_are(look: LeftOvers, command: st
 
 @pytest.mark.processes
 def test_the_next_run_removes_the_folder_of_one_that_was_killed(tmp_path: Path) -> None:
-    """Also what a run of Paceline had in it."""
+    """Files of a Paceline run inside that folder are removed too."""
     base, test = tmp_path / "tmp", tmp_path / "test_it.py"
     base.mkdir()
     test.write_text(
@@ -75,8 +75,10 @@ def test_the_next_run_removes_the_folder_of_one_that_was_killed(tmp_path: Path) 
 @pytest.mark.processes
 @pytest.mark.parametrize(("ends", "closed"), [("assert False", "begun"), ("pass", "")])
 def test_what_a_failed_test_has_begun_is_ended(tmp_path: Path, ends: str, closed: str) -> None:
-    """What a test that passes has left is the plugin's to find, and what was there before is not
-    the test's."""
+    """Only processes that the failed test itself started are closed.
+
+    After a passing test the plugin reports them instead; older processes are not touched.
+    """
     (tmp_path / "test_it.py").write_text(
         "import pathlib, pytest\n"
         "from testing.processes import forked_call\n"
@@ -99,7 +101,7 @@ def test_the_folder_of_a_run_that_goes_on_is_not_removed(look: LeftOvers) -> Non
 
 
 def until_found(look: LeftOvers) -> list[str]:
-    """A process that is just being replaced by exec shows no environment."""
+    """Wait until a process is found; one that is calling exec shows no environment."""
     until = time.monotonic() + 30
     while not (found := look.look()):
         assert time.monotonic() < until
@@ -108,7 +110,7 @@ def until_found(look: LeftOvers) -> list[str]:
 
 
 def run_pytest(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """A run of its own, which looks for what it leaves."""
+    """Run pytest in a separate process that checks for leftovers."""
     outer = {n: v for n, v in os.environ.items() if n not in (ENV_RUN, "PYTEST_DEBUG_TEMPROOT")}
     words = ("-p", "testing.left_plugin", "-q", *words, "test_it.py")
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""What the machine allows is looked at before it runs out, and raised where that is allowed."""
+"""Limits of the machine are checked before they are hit, and raised where that is allowed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.limits import (
 
 @pytest.fixture(autouse=True)
 def soft_limit() -> Iterator[tuple[int, int]]:
-    """A low soft limit, as in a shell; the hard one stays."""
+    """Set a low soft limit, as in a shell, and keep the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = 1024 if soft == resource.RLIM_INFINITY else min(soft, 1024)
     resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
@@ -68,7 +68,10 @@ def test_more_callers_than_may_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_less_memory_than_is_needed_in_any_control_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group of the pod is above that of the container; a group without a limit says max."""
+    """The control group of the pod is above that of the container.
+
+    A group without a limit contains "max".
+    """
     monkeypatch.setattr(limits, "CGROUPS", tmp_path)
     (tmp_path / "memory.max").write_text("max\n")
     ensure_memory("the coordinator", 1 << 40, hint="")
@@ -80,7 +83,7 @@ def test_less_memory_than_is_needed_in_any_control_group(
 
 
 def test_as_many_callers_wait_as_the_kernel_allows() -> None:
-    """A backlog that is cut down by the kernel is no error, however large it is."""
+    """The kernel truncates a backlog that is too large."""
     with socket.create_server(("127.0.0.1", 0), backlog=limits.LISTEN_BACKLOG) as listener:
         address = listener.getsockname()
         callers = [socket.create_connection(address, timeout=5) for _ in range(200)]

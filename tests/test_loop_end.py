@@ -1,4 +1,4 @@
-"""A test's server in a thread closes every connection before its loop ends."""
+"""A test server in a thread closes every connection before its event loop ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from testing.fake_cluster.proxy import Proxy
 
 
 def test_a_proxy_closes_connections_that_come_as_it_ends() -> None:
-    """A socket that is left open is an error here: `filterwarnings = error`."""
+    """A socket left open would be an error here: `filterwarnings = error`."""
     for _ in range(20):
         with Proxy("http://127.0.0.1:1") as proxy:
             address = ("127.0.0.1", proxy.port)

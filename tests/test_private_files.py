@@ -1,4 +1,4 @@
-"""Folders and files of one user: private from the start, refused when others can change them."""
+"""Files and folders of one user: created private, and refused if others can change them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mode_of(path: Path) -> int:
 
 @pytest.fixture
 def stranger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever there is belongs to somebody else now."""
+    """Make all existing files appear to belong to another user."""
     monkeypatch.setattr(os, "geteuid", lambda: OTHER_UID)
 
 
@@ -58,7 +58,7 @@ def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
 
 
 def give_groups(monkeypatch: pytest.MonkeyPatch, name: str, members: list[str]) -> None:
-    """Every file belongs to a group with this name and these further members."""
+    """Make every file appear to belong to a group with this name and these further members."""
     group = grp.struct_group((name, "x", 77, members))
     monkeypatch.setattr(grp, "getgrgid", lambda _: group)
 
@@ -83,7 +83,7 @@ def test_a_folder_that_others_may_write_to_is_refused(
 def test_a_folder_that_only_the_group_of_its_user_may_write_to_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where each user has a group, the usual umask is 002."""
+    """On systems where each user has a private group, the usual umask is 002."""
     me = pwd.getpwuid(os.geteuid()).pw_name
     tmp_path.chmod(0o775)
     for members in ([], [me]):

@@ -1,7 +1,7 @@
-"""docs/testing.md is true: each promise of the code has a row, and each row tests that exist.
+"""Every promise of the code has a row in docs/testing, and every row names existing tests.
 
-In which layer a test runs is read from its source, so that the page needs no torch. The exhaustive
-test here compares that with what pytest collects.
+The layer of a test is read from its source, so that generating the page does not import torch. The
+exhaustive test here compares that with what pytest collects.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from testing import collected
 
 ROOT = Path(__file__).parent.parent
 NOT_HELD = 0
-"""Promises without a test. May only shrink: hold one by a test, then lower the number."""
+"""Number of promises without a test. It may only shrink: write a test, then lower it."""
 COLLECT_S = 240
 UNKNOWN = "R" + "99"
-"""Put together, so that the check of citations does not take it for one."""
+"""A rule that does not exist, built so that the check of citations does not find it here."""
 
 
 def test_each_promise_has_a_row_and_each_row_tests_that_exist() -> None:
@@ -38,7 +38,7 @@ def test_what_no_test_holds_only_gets_less() -> None:
 
 
 def test_every_kind_of_promise_is_found_in_the_code() -> None:
-    """Else a table whose form has changed would ask for no rows."""
+    """A table whose format changed would otherwise require no rows."""
     found = {section.key: section.declared() for section in promises.SECTIONS}
     assert {"I1", "I18"} <= found["promises"].keys()
     assert {"R1", "R45", "R54"} <= found["rules"].keys()
@@ -163,7 +163,7 @@ def test_what_no_layer_runs_holds_nothing(name: str) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.processes
 def test_pytest_collects_what_the_page_says() -> None:
-    """Each test and each case that is named, with the marks that pytest itself finds."""
+    """Compare each named test and case with the marks that pytest finds."""
     named = {test for row in promises.held().values() for tests in row.values() for test in tests}
     files = sorted({test.partition("::")[0] for test in named})
     done = subprocess.run(
@@ -186,7 +186,7 @@ def test_pytest_collects_what_the_page_says() -> None:
 
 
 def is_case(node: str, name: str, case: str) -> bool:
-    """Return True if `case` is the id of a parameter of the node, or what its id begins with."""
+    """Return True if `case` is the id of a parameter of the node, or the beginning of its id."""
     found, _, of = node.rstrip("]").partition("[")
     parts = {of, *of.split("-"), of.partition("_")[0]}
     return found == name and (not case or case in parts)
@@ -199,7 +199,7 @@ def layer_of_marks(marks: list[str]) -> Layer:
 
 
 def test_make_test_fast_ignores_no_test_of_its_own_layer() -> None:
-    """It does not import these folders, since the frameworks take seconds to import."""
+    """These folders are not imported, since the frameworks take seconds to import."""
     ignored = re.findall(r"--ignore (\S+)", (ROOT / "Makefile").read_text())
     assert ignored == ["tests/frameworks"]
     for file in (ROOT / ignored[0]).glob("test_*.py"):

@@ -1,4 +1,4 @@
-"""Refusals are counted, and a flood of them makes one line per minute and entry point."""
+"""Refusals are counted, and a flood of them logs one line per minute and entry point."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_flood_makes_one_line_per_minute_that_tells_how_many_there_were() -> N
         for at in range(100_000)
         if (line := refusals.refuse(Entry.PEERS, Reason.MALFORMED, "x", START_NS + at * 1_200_000))
     ]
-    assert len(lines) == 2  # 120 s of a flood: at once, and after the first minute
+    assert len(lines) == 2  # a flood of 120 s: one line at once, one after the first minute
     assert f"{50_000} refused since" in lines[1]
     assert refusals.counts() == {(Entry.PEERS, Reason.MALFORMED): 100_000}
 

@@ -1,4 +1,4 @@
-"""Temporary folders belong to a process, and whoever finds one without its owner removes it."""
+"""Temporary folders belong to a process; another process removes them once it has died."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ signal.pause()
 
 @pytest.fixture
 def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A TMPDIR with a short path."""
+    """Set TMPDIR to a folder with a short path, and yield it."""
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
 
 
 class Owner:
-    """Another process with a temporary folder, in which something lies."""
+    """Another process with a temporary folder that contains files."""
 
     def __init__(self, tmpdir: Path) -> None:
         self.process = subprocess.Popen(
@@ -74,7 +74,7 @@ def test_only_what_a_killed_owner_has_left_is_swept(base: Path) -> None:
         sweep([base])
         assert not killed.temporary.exists()
         assert (living.temporary / "rank" / "file").exists()
-        living.process.send_signal(signal.SIGSTOP)  # it lives as well
+        living.process.send_signal(signal.SIGSTOP)  # a stopped process is alive too
         sweep([base])
         assert living.temporary.exists()
     finally:
@@ -167,7 +167,7 @@ def test_shared_memory_goes_with_the_folder_that_names_it(base: Path) -> None:
         rank = own.sockets / "agent" / "0.0-0"
         (rank / "tmp").mkdir(parents=True)
         scratch.note_shared_memory(rank, owned.name)
-        # Not MPI's, and not by us.
+        # Names that are not those of MPI's segments are never removed.
         scratch.note_shared_memory(rank, other.name)
         scratch.note_shared_memory(rank, f"../shm/{other.name}")
         own.close()
@@ -209,7 +209,7 @@ def test_no_room_says_what_to_do(base: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_folder_that_others_remove_at_the_same_time_is_removed_without_an_error(
     tmp_path: Path,
 ) -> None:
-    """An agent and its runner may sweep one folder together."""
+    """An agent and its runner may sweep one folder at the same time."""
     for turn in range(20):
         folder = tmp_path / f"{scratch.PREFIX}{turn}"
         for rank in range(50):

@@ -1,4 +1,4 @@
-"""Which signals end a program of Paceline, and which ones it leaves ignored."""
+"""The signals that end a program of Paceline, and those that it keeps ignoring."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.signals import ENDING, on_request_to_end
 
 
 async def heard(*numbers: signal.Signals) -> list[signal.Signals]:
-    """What reaches `end` of signals that this process sends itself."""
+    """Send signals to this process, and return those that reached the callback."""
     found: list[signal.Signals] = []
     loop = asyncio.get_running_loop()
     on_request_to_end(loop, found.append)
@@ -29,7 +29,7 @@ async def heard(*numbers: signal.Signals) -> list[signal.Signals]:
 
 @pytest.mark.parametrize("ignored", [(), (signal.SIGHUP,), (signal.SIGINT, signal.SIGHUP)])
 def test_what_was_ignored_at_the_start_stays_ignored(ignored: tuple[signal.Signals, ...]) -> None:
-    """`nohup paceline run` ended two seconds after its terminal, without a checkpoint."""
+    """`nohup paceline run` used to end with its terminal, without a checkpoint."""
     before = {number: signal.getsignal(number) for number in ENDING}
     try:
         for number in ignored:

@@ -1,4 +1,4 @@
-"""What a killed test run, benchmark or tool has in the temporary folder is removed by the next."""
+"""Temporary folders of a killed test run, benchmark or tool are removed by the next one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ pipeline.train(pipeline.SMOKE[0], 1, {}, 1, 0.1)
 
 
 def started(code: str, base: Path) -> tuple[subprocess.Popen[str], Path]:
-    """An owner and its folder, or what it has in it."""
+    """Start an owner, and return its process and its folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(base)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Rules of the repository, each with its remedy: what a reviewer need not look for."""
+"""Rules of the repository that need no reviewer, each with its remedy."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 
 from scripts.parsed import tree_of
 
-# Parsing all sources takes seconds.
+# These tests parse all sources, which takes seconds.
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parent.parent
 SKIPPED_FOLDERS = {"runs", "dist", "site", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".cfg", ""}
 
-# The shim runs by path before Paceline can be imported; the clock is what everybody else calls.
+# The shim runs before Paceline can be imported; everything else calls the clock module.
 MAY_SLEEP = {"runtime/paceline/clock.py", "runtime/paceline/agent/shim.py"}
 MAY_PRINT = (
     *("runtime/paceline/cli/", "examples/", "benchmarks/", "scripts/", "testing/", "tests/"),
@@ -46,7 +46,7 @@ RETIRED = {
     "meeting": "rendezvous",
     "nursery": "fork server",
 }
-"""Private words of earlier versions, with what docs/glossary.md says instead."""
+"""Private words of earlier versions, with the words of docs/glossary.md that replace them."""
 PURE_TESTS = ("testing/simulation/", "tests/api/", "tests/core/", "tests/sim/")
 GENERATED = ("charts/paceline/dashboards", "crds/manifests", "docs/pictures", "docs/reference")
 LEFTOVERS = re.compile(r"\b(TOD[O]|FIXM[E]|XX[X])\b|^(<{7}|>{7}) |\bbreakpoin[t]\(", re.M)
@@ -75,7 +75,7 @@ def name_of(path: Path) -> str:
 
 @cache
 def sources() -> dict[str, ast.Module]:
-    """Every Python file of the repository, by name."""
+    """Return the syntax tree of every Python file of the repository, by file name."""
     return {name_of(p): tree_of(p) for p in files() if p.suffix == ".py"}
 
 
@@ -85,7 +85,7 @@ def product() -> dict[str, ast.Module]:
 
 
 def calls(trees: dict[str, ast.Module], what: str) -> list[str]:
-    """Where `what` is called."""
+    """Return the places where `what` is called."""
     return [
         f"{name}:{node.lineno}"
         for name, tree in trees.items()
@@ -182,7 +182,7 @@ def test_nothing_is_swallowed() -> None:
 
 @pytest.mark.parametrize("folder", ["operator", "tests"])
 def test_folders_that_are_no_packages(folder: str) -> None:
-    """`operator` would shadow the standard library's; tests are collected by path."""
+    """A package `operator` would shadow the standard library; tests are collected by path."""
     inits = [*(ROOT / folder).glob("__init__.py")]
     if folder == "tests":
         inits = [*(ROOT / folder).rglob("__init__.py")]
@@ -245,7 +245,7 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 def test_documents_name_what_exists() -> None:
-    """Links, files in backticks and make targets."""
+    """Check links, files in backticks and make targets."""
     makefiles = [(ROOT / name).read_text() for name in ("Makefile", "testing/cluster/cluster.mk")]
     targets = set(re.findall(r"^([a-z-]+):", "\n".join(makefiles), re.M))
     wrong = []
@@ -267,7 +267,7 @@ def test_documents_name_what_exists() -> None:
 
 
 def test_pages_about_the_code_name_what_exists() -> None:
-    """They name a file by the end of its path, and a test by its name."""
+    """The pages name a file by the end of its path, and a test by its name."""
     names = [f"/{name_of(path)}" for path in files()]
     names += [f"/{name_of(path)}" for path in (ROOT / "runtime").rglob("*.c")]
     tests = {
@@ -288,7 +288,7 @@ def test_pages_about_the_code_name_what_exists() -> None:
 
 
 def words_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Of names, comments and docstrings; what other strings say may be a name on the wire."""
+    """Yield line and word of names, comments and docstrings; other strings may be wire names."""
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
             told = token.type in (tokenize.NAME, tokenize.COMMENT) or token.string.startswith('"""')
@@ -297,7 +297,7 @@ def words_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_temporary_folders_of_tools_have_an_owner() -> None:
-    """What is made beside its own target (`dir=`) is no business of the temporary folder."""
+    """Files made beside their target (`dir=`) are not in the temporary folder."""
     tools = ("benchmarks/", "scripts/", "testing/")
     made = ("TemporaryDirectory", "mkdtemp", "mkstemp", "NamedTemporaryFile")
     none_of(
@@ -333,7 +333,7 @@ def test_the_glossary_explains_each_word_once() -> None:
 
 
 def test_the_glossary_names_what_exists() -> None:
-    """Its short paths lie below runtime/paceline/; whole ones are looked at with all documents."""
+    """Short paths are below runtime/paceline/; whole paths are checked with all documents."""
     named = re.findall(r"`([a-z_]+(?:/[\w.]+)+)`", (ROOT / "docs/glossary.md").read_text())
     assert named
     none_of(

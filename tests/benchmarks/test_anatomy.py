@@ -1,4 +1,4 @@
-"""The formulas of the study of a step, beside a schedule that is played segment by segment."""
+"""The formulas of the step-anatomy study, checked against a schedule simulated per segment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ delays = st.floats(0, 3)
 
 
 def played(c: float, n: int, *, late: float = 0.0, at: int = 0) -> float:
-    """When the sums of a step are over; the last rank is late in front of segment `at`."""
+    """Return when the last sum of a step ends if the last rank is late before segment `at`."""
     over = 0.0
     for segment in range(n):
         ready = FORWARD + (1 - FORWARD) * (segment + 1) / n + (late if segment >= at else 0.0)
@@ -52,7 +52,7 @@ def test_nowhere_more_is_hidden_than_the_bound(
 
 @given(c=shares, n=counts, work=st.floats(0, 5))
 def test_work_beside_a_step_is_paid_from_where_the_gap_ends(c: float, n: int, work: float) -> None:
-    """Evaluation holds up step(), and with it the last segment alone (R29)."""
+    """Evaluation delays step(), and therefore only the last segment (R29)."""
     late = max(0.0, work - 1)
     added = played(c, n, late=late, at=n - 1) - played(c, n)
     assert paid("evaluation", work, c, n) == pytest.approx(added, abs=1e-9)

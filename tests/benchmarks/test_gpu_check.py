@@ -1,4 +1,4 @@
-"""`make gpu-check` works without a GPU as far as it can: it says so, and on the host it runs."""
+"""`make gpu-check` without a GPU: it reports the missing GPU, and its parts run on the host."""
 
 from __future__ import annotations
 

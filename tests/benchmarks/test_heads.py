@@ -1,4 +1,4 @@
-"""Heads save the starter messages and cost a round little when ranks arrive one by one (R41)."""
+"""Heads save the starter messages and delay a round little if ranks arrive one by one (R41)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_what_heads_save_and_cost(mode: str) -> None:
     cost = measure(RANKS, MODES[mode], step_ms=STEP_MS, hop_ms=HOP_MS, rounds=5)
     assert cost.messages <= MESSAGES[mode]
     assert HOP_MS <= cost.added_ms <= HOP_MS + STEP_MS / 16, "what R41 promises"
-    # A hop as far as all are waited for; else a part of the 40 ms that a group's part is spread by.
+    # One hop if all ranks are waited for, else part of the 40 ms over which a group arrives.
     assert cost.added_ms <= (15 if mode == "Quorum 75 %, no grace" else 2 * HOP_MS)
     assert cost.held <= RANKS // 16
 

@@ -1,4 +1,4 @@
-"""The limits of drawn step times: Full is the slowest of each step; no mode loses a gradient."""
+"""Ideal rates for drawn step times: Full waits for the slowest, no mode loses a gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ seeds = st.integers(0, 10**6)
 
 
 def times(seed: int) -> dict[tuple[int, int], float]:
-    """Of up to nine ranks and 300 steps."""
+    """Return random step times of nine ranks and 300 steps."""
     dice = random.Random(seed)
     return {(rank, step): dice.uniform(0.1, 1.0) for rank in range(9) for step in range(300)}
 
@@ -44,7 +44,7 @@ def test_a_quorum_is_kept_and_nothing_computed_is_lost(
     found = rates(step_s, ranks=ranks, quorum=quorum, rounds=20)
     seconds = 20 / found.rounds_per_s
     assert quorum <= found.fresh + 1e-9
-    # All steps that ended are in: those that were begun, less the last one of each rank.
+    # All finished steps count: those that were started, less the last one of each rank.
     under_way = sum(begun) + ranks - found.gradients_per_s * seconds
     assert under_way == pytest.approx(ranks)
 

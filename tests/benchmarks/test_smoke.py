@@ -1,7 +1,7 @@
-"""Every benchmark runs at its smallest size and says what it should (HOUSE_STYLE Q).
+"""Every benchmark runs at its smallest size and reports what it should (HOUSE_STYLE Q).
 
 Only what must hold at any speed is asserted: equal weights, every gradient counted once, quorums
-kept, a control that fails. Times are not looked at.
+kept, a control that fails. Times are not checked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(LIMIT_S + 60)]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All of them by one command, as `make bench` does it."""
+    """Run all benchmarks with one command, as `make bench` does, and return their results."""
     folder = tmp_path_factory.mktemp("results")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--smoke", "--out", str(folder)],

@@ -1,4 +1,4 @@
-"""A pod's connection to the coordinator outlives what goes wrong at either end of it."""
+"""A pod's connection to the coordinator survives failures at either end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ME, OTHER = MemberId(0, 0, 1000), MemberId(0, 1, 1000)
 HELLO = AgentHello(0, 1, "h", "", (), ())
 BEAT = PodBeat(0, 1, carriers=())
 AGAIN = PodBeat(0, 1)
-"""A beat that says nothing new."""
+"""A heartbeat without changes."""
 FIGURES = Figures(ME, 0, {"epoch": 1.0})
 ORDER = Shutdown("over")
 DEAD = RankDead(ME, -9, "killed", restarts=False)
@@ -61,20 +61,20 @@ def register(who: MemberId) -> Register:
 
 
 class Coordinator:
-    """Takes connections, one at a time, and tells what comes over which of them."""
+    """A server that records each message with the number of its connection."""
 
     def __init__(self) -> None:
         self.connections: list[web.WebSocketResponse] = []
         self.heard: asyncio.Queue[tuple[int, msgspec.Struct]] = asyncio.Queue()
         self.url = ""
         self.deaf = 0
-        """So many attempts get no answer."""
+        """Number of connection attempts that get no answer."""
 
     async def tell(self, text: str) -> None:
         await self.connections[-1].send_str(text)
 
     async def wait(self, message: msgspec.Struct) -> int:
-        """The number of the connection over which it comes, from 1."""
+        """Wait for `message` and return the number of its connection, starting at 1."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 number, found = await self.heard.get()
@@ -125,8 +125,10 @@ async def coordinator() -> AsyncIterator[Coordinator]:
 
 @dataclass
 class Pod(Failing):
-    """What a voice is given to call; each fails as often as it is told. Its ranks answer at once,
-    but for those that are stopped."""
+    """The callbacks of a pod, each of which fails as often as it is configured to.
+
+    Its ranks answer at once, except those in `stopped`.
+    """
 
     obeyed: list[Any] = field(default_factory=list)
     told: list[tuple[MemberId, Any]] = field(default_factory=list)
@@ -183,8 +185,11 @@ async def speaking(pod: Pod, *urls: str, token: str = TOKEN) -> AsyncIterator[Po
 
 
 def test_an_end_that_comes_with_a_failure_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`asyncio.wait_for` of Python 3.11 forgets that it was cancelled when what it waits for fails
-    at the same moment; whoever waits for the client's end would wait for ever."""
+    """A cancellation must end the client even if the connection fails at the same moment.
+
+    `asyncio.wait_for` of Python 3.11 swallows such a cancellation, and whoever awaits the client
+    would wait forever.
+    """
 
     async def scenario() -> None:
         async def fail(*_: object, **__: object) -> None:
@@ -206,7 +211,7 @@ def test_what_is_no_message_is_skipped(caplog: pytest.LogCaptureFixture) -> None
             await mine.wait(HELLO)
             await mine.tell('{"type": "news from a later release"}')
             await mine.tell(wire.to_json(ORDER))
-            # A beat that comes after the order has been read.
+            # This heartbeat follows once the order has been read.
             assert await mine.wait(AGAIN) == 1
             assert pod.obeyed == [ORDER]
 
@@ -216,7 +221,7 @@ def test_what_is_no_message_is_skipped(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_beats_and_figures_come_as_often_as_the_coordinator_wants() -> None:
-    """R42; over the next connection they are those of a small job until it says so again."""
+    """A new connection starts with the default interval of a small job (R42)."""
 
     async def scenario() -> None:
         pod = Pod()
@@ -276,7 +281,7 @@ def test_any_other_call_that_fails_costs_the_connection_only(
 
 @contextmanager
 def closed_port() -> Iterator[str]:
-    """A URL where nobody listens, and nobody can begin to: the port is taken."""
+    """Yield a URL that refuses connections; the port is bound, so nobody else can listen on it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -299,7 +304,7 @@ def test_a_wrong_token_is_named(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with coordinator() as mine, speaking(Pod(), mine.url, token="other"):
             async with asyncio.timeout(WAIT_S):
-                while "refuses the token" not in caplog.text:  # noqa: ASYNC110 - a log wakes nobody
+                while "refuses the token" not in caplog.text:  # noqa: ASYNC110 - a log has no event
                     await asyncio.sleep(0.02)
 
     with caplog.at_level(logging.WARNING):
@@ -310,7 +315,7 @@ def test_a_wrong_token_is_named(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_coordinator_that_is_busy_is_given_more_time_with_each_attempt(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each attempt that is given up costs it another handshake."""
+    """Each abandoned attempt costs a busy coordinator another handshake."""
     monkeypatch.setattr(control, "OPEN_S", 0.1)
 
     async def scenario() -> None:
@@ -334,11 +339,14 @@ def test_an_agent_knows_that_its_last_word_was_read() -> None:
     asyncio.run(scenario())
 
 
-# ---- for its ranks (R43) -------------------------------------------------------------------------
+# ---- relaying for ranks (R43) --------------------------------------------------------------------
 
 
 def test_what_is_lost_with_a_connection_and_what_is_kept() -> None:
-    """A rank's state machine repeats what still matters; evidence is the agent's own."""
+    """Evidence of a death is kept, since only the agent has it.
+
+    Messages of ranks are dropped: the state machine of a rank repeats what still matters.
+    """
 
     async def scenario() -> None:
         with closed_port() as nobody:

@@ -1,4 +1,4 @@
-"""Packets between an agent and its rank whose descriptor holds no message."""
+"""Packets between an agent and its rank whose file descriptor holds no message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator's server on a real socket, inside the test's own event loop."""
+"""A coordinator's server on a real socket, in the event loop of the test."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def hello(slot: int, attempt: int = 0) -> AgentHello:
 
 
 def greeting(*members: MemberId) -> AgentHello:
-    """Of a pod with these ranks, all of which have introduced themselves."""
+    """Return the hello of a pod with these ranks, all of which have registered."""
     slot, attempt = pod_of(members[0])
     registers = tuple(register(member) for member in members)
     return msgspec.structs.replace(hello(slot, attempt), living=members, registers=registers)

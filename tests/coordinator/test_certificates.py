@@ -1,4 +1,4 @@
-"""A coordinator's process asks its callers for certificates of the job's authority."""
+"""Client certificates: the coordinator accepts only those of the job's own authority."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.coordinator.test_process import START_S, coordinator, environment
 pytestmark = pytest.mark.processes
 
 AGENT_TOKEN, OPERATOR_TOKEN = "of-ranks", "secret"
-"""As in tests.coordinator.test_process.environment."""
+"""The same tokens as in tests.coordinator.test_process.environment."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def mine() -> Certificates:
 
 @contextmanager
 def serving(folder: Path, made: Certificates) -> Iterator[str]:
-    """A coordinator with the certificates that the operator mounts, and its address."""
+    """Run a coordinator with the certificates that the operator mounts, and yield its URL."""
     texts = {
         "tls.crt": made.server.certificate,
         "tls.key": made.server.private_key,
@@ -62,7 +62,7 @@ def showing(folder: Path, made: Certificates, own: Pair | None) -> ssl.SSLContex
 
 
 async def status_of(url: str, tls: ssl.SSLContext, path: str, token: str) -> int:
-    """Return the status of the answer, 101 for a web socket that was opened."""
+    """Return the HTTP status of the answer; 101 for a web socket that was opened."""
     headers = {"Authorization": f"Bearer {token}"}
     timeout = aiohttp.ClientTimeout(total=START_S)
     async with aiohttp.ClientSession(url, timeout=timeout, headers=headers) as http:
@@ -82,13 +82,13 @@ async def status_of(url: str, tls: ssl.SSLContext, path: str, token: str) -> int
         ("operator", "/v1/status", OPERATOR_TOKEN, 200),
         ("operator", "/metrics", OPERATOR_TOKEN, 200),
         ("agent", "/v1/agents", AGENT_TOKEN, 101),
-        # Both are needed: whoever has stolen one of them gets nowhere.
+        # Both are needed, so a stolen certificate or token alone is useless.
         ("operator", "/v1/status", "wrong", 401),
         ("agent", "/v1/agents", "wrong", 401),
         ("", "/v1/status", OPERATOR_TOKEN, 401),
         ("", "/metrics", OPERATOR_TOKEN, 401),
         ("", "/v1/agents", AGENT_TOKEN, 401),
-        # A certificate is for its own part, as a token is.
+        # A certificate is valid for its own role only, as a token is.
         ("agent", "/v1/status", OPERATOR_TOKEN, 401),
         ("operator", "/v1/agents", AGENT_TOKEN, 401),
         # The kubelet has neither.

@@ -1,4 +1,4 @@
-"""The coordinator obeys the fields of a job that concern the membership."""
+"""The membership fields of a job reach the configuration of the coordinator."""
 
 from __future__ import annotations
 

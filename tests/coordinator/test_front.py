@@ -1,5 +1,7 @@
-"""The coordinator's HTTP server under attack: each refusal is one counted, rate-limited line, and
-whoever behaves notices nothing."""
+"""The coordinator's HTTP server under attack.
+
+Each refusal is counted and its log line is rate-limited; well-behaved clients are not affected.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ async def connect(at: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 
 async def answer_to(at: Served, sent: bytes) -> bytes:
-    """Return all that comes back until the server closes, or the head of an answer."""
+    """Return the head of the answer, or nothing if the server closes the connection first."""
     reader, writer = await connect(at)
     try:
         writer.write(sent)
@@ -125,7 +127,7 @@ def test_a_flood_of_malformed_requests_is_counted_and_gives_one_line(
 
 
 def test_half_a_request_ends_in_time_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one of which a byte comes now and then, and a second one on the same connection."""
+    """Slow trickles of bytes and a second request on the same connection time out too."""
     monkeypatch.setattr(front, "HEADER_S", 0.5)
 
     async def drip(at: Served, first: bytes) -> None:
@@ -210,7 +212,7 @@ def test_a_message_of_a_rank_that_does_not_decode_costs_its_own_connection_only(
 
 
 def test_one_address_cannot_use_up_the_connections() -> None:
-    """Strangers of one address have a share; those who came with a token keep their places."""
+    """Clients of one address share a limit; connections with a valid token are kept."""
 
     async def go() -> None:
         async with served(bounds=Bounds(connections=20, of_one_address=8)) as at:
@@ -219,7 +221,7 @@ def test_one_address_cannot_use_up_the_connections() -> None:
             port = int(at.url.rpartition(":")[2])
             held = [socket.create_connection(("127.0.0.1", port)) for _ in range(MANY)]
             await count_reaches(at, Reason.TOO_MANY, MANY - 8)
-            # Other addresses of the loopback are other callers.
+            # Other loopback addresses count as other clients.
             for number in range(2, 30):
                 other = socket.create_connection(
                     ("127.0.0.1", port), source_address=(f"127.0.0.{number}", 0)
@@ -240,7 +242,7 @@ def test_one_address_cannot_use_up_the_connections() -> None:
 
 
 def test_whoever_reads_nothing_of_an_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests without a token, whose answers fill all buffers."""
+    """The requests have no token; their answers fill all buffers."""
     monkeypatch.setattr(front, "UNREAD_S", 0.3)
 
     async def go() -> None:

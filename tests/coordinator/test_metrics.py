@@ -1,4 +1,4 @@
-"""The coordinator's page of metrics follows from its status."""
+"""The coordinator's metrics page is derived from its status."""
 
 from __future__ import annotations
 

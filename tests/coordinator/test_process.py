@@ -34,7 +34,7 @@ pytestmark = pytest.mark.processes
 START_S = 60.0
 CONNECTIONS = 60
 EACH_KIB_MAX = 120
-"""Of the process for one TLS connection; asyncio's own buffer alone is 256 KiB."""
+"""Memory that one TLS connection may cost the process. asyncio's own buffer alone is 256 KiB."""
 JOB = """
 apiVersion: paceline.dev/v1alpha1
 kind: TrainingJob
@@ -83,7 +83,7 @@ def coordinator(env: dict[str, str], *fds: int) -> Iterator[subprocess.Popen[str
 
 
 def ask(port: int, path: str) -> bytes:
-    """GET, as soon as somebody answers."""
+    """Send a GET, and retry until the server answers."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}", headers={"Authorization": "Bearer secret"}
     )
@@ -99,7 +99,7 @@ def ask(port: int, path: str) -> bytes:
 
 
 def test_a_handed_down_socket_outlives_a_killed_coordinator(tmp_path: Path) -> None:
-    """Who connects while there is none waits; nobody else can take the port."""
+    """A client that connects in between waits, and no other process can take the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port, fd = listener.getsockname()[1], listener.fileno()
         env = environment(tmp_path, PACELINE_LISTEN_FD=str(fd))
@@ -128,8 +128,10 @@ def port_of(process: subprocess.Popen[str]) -> int:
 
 
 def test_the_same_port_again_at_once_after_kill(tmp_path: Path) -> None:
-    """A connection to the one that was killed is still open, so the kernel gives the port to nobody
-    who asks for any port."""
+    """A connection to the killed process is still open.
+
+    The kernel therefore does not give this port to a process that asks for any port.
+    """
     with coordinator(environment(tmp_path)) as first:
         port = port_of(first)
         left = socket.create_connection(("127.0.0.1", port), timeout=START_S)
@@ -171,7 +173,7 @@ def test_a_wrong_environment_is_explained(tmp_path: Path, name: str, value: str,
 
 @contextmanager
 def over_tls(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int, ssl.SSLContext]]:
-    """A coordinator, its port, and what a client needs to trust it."""
+    """Yield a coordinator, its port, and the TLS context with which a client trusts it."""
     cert, key = folder / "cert.pem", folder / "key.pem"
     make = ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-days", "1"]
     names = ["-subj", "/CN=job", "-addext", "subjectAltName=IP:127.0.0.1", "-out", str(cert)]
@@ -203,7 +205,7 @@ def test_over_tls(tmp_path: Path) -> None:
 
 @needs_openssl
 def test_a_connection_of_a_rank_costs_little_memory(tmp_path: Path) -> None:
-    """1 GiB has to do for all ranks and agents of a job."""
+    """A limit of 1 GiB must suffice for all ranks and agents of a job."""
 
     def connect() -> ssl.SSLSocket:
         bare = socket.create_connection(("127.0.0.1", port), timeout=START_S)
@@ -213,7 +215,7 @@ def test_a_connection_of_a_rank_costs_little_memory(tmp_path: Path) -> None:
         return secure
 
     with over_tls(tmp_path) as (process, port, context), ExitStack() as open_ones:
-        for _ in range(10):  # what the first ones cost once
+        for _ in range(10):  # warm up: the first connections have one-time costs
             open_ones.enter_context(connect())
         before = resident_kib(process.pid)
         for _ in range(CONNECTIONS):

@@ -1,4 +1,4 @@
-"""The token of a job's agents is replaced while the job trains."""
+"""Rotation of the agents' token while the job trains."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def put(file: Path, *lines: str) -> None:
-    """As the kubelet does: another file takes the place of the one that was there."""
+    """Replace a file atomically, as the kubelet does."""
     draft = file.with_suffix(".new")
     draft.write_text("\n".join(lines) + "\n")
     draft.replace(file)
@@ -57,12 +57,12 @@ async def is_refused(at: Served, token: str) -> bool:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110  no event tells of it
+    while not holds():  # noqa: ASYNC110  there is no event for it
         await asyncio.sleep(0.01)
 
 
 def test_a_revoked_token_ends_a_peer_with_the_next_heartbeat_of_any(file: Path) -> None:
-    """And nobody else: the job trains on with those who have the new one."""
+    """Connections with the new token stay open, and the job continues to train."""
 
     async def go() -> None:
         async with served(tokens_file=file) as at:
@@ -98,7 +98,7 @@ def test_a_heartbeat_of_the_revoked_peer_itself_is_enough(file: Path) -> None:
 
 
 def test_an_agent_goes_on_with_the_new_token(file: Path, tmp_path: Path) -> None:
-    """Its own file may come later than the coordinator's, by as much as the kubelet takes."""
+    """The kubelet may update the agent's token file later than the coordinator's."""
     mine = tmp_path / "of-the-agent"
 
     async def go() -> None:
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_its_bytes_are_not_logged
 
 
 def test_no_file_or_something_else_in_its_place_blocks_nobody(tmp_path: Path) -> None:
-    """Without a file the first token counts, also when one was there and has gone."""
+    """The initial token is valid again if the token file is removed."""
     own = Tokens(TOKEN, tmp_path / "missing")
     assert own.own == TOKEN
     put(tmp_path / "missing", NEW)

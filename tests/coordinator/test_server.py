@@ -1,4 +1,4 @@
-"""The coordinator's server over real sockets: who is let in, who is cut off, who waits for whom."""
+"""The coordinator's server over real sockets: access, protocol violations, waiting, its end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def heartbeat(who: MemberId, version: int) -> Heartbeat:
     return Heartbeat(who, nothing, nothing, version)
 
 
-# ---- who is let in --------------------------------------------------------------------------
+# ---- access ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("token", ["", "Bearer", f"Bearer {TOKEN}x", f"bearer {TOKEN}", "Bearer ü"])
@@ -82,7 +82,7 @@ def test_nothing_without_the_token(token: str, path: str) -> None:
     ],
 )
 def test_each_token_is_for_its_own_part(token: str, method: str, path: str) -> None:
-    """A rank runs what its user likes: it must not tell who is dead, as an inventory does."""
+    """A rank runs user code, so its token must not allow an inventory, which declares pods dead."""
 
     async def go() -> None:
         headers = {"Authorization": f"Bearer {token}"}
@@ -183,7 +183,7 @@ def test_the_newest_connection_of_a_name_counts() -> None:
 
 
 def test_the_ranks_of_a_pod_are_told_the_same_once() -> None:
-    """R43, and each pod gets what is meant for its ranks."""
+    """Each pod receives one message, addressed to its own ranks (R43)."""
 
     async def go() -> None:
         async with served(replicas=2, procs=2) as at:
@@ -204,7 +204,7 @@ def test_the_ranks_of_a_pod_are_told_the_same_once() -> None:
 def test_a_client_that_has_gone_before_it_is_answered_is_no_fault(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the middle of its TLS handshake, for instance, because it had waited for too long."""
+    """A client may have timed out in the middle of its TLS handshake, for example."""
 
     async def gone(*_: object) -> None:
         raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
@@ -229,7 +229,7 @@ def test_who_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
     async def go() -> None:
         async with served() as at:
             deaf = socket.create_connection(("127.0.0.1", int(at.url.rpartition(":")[2])))
-            # So small a window that a few messages fill it.
+            # The window is so small that a few messages fill it.
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             request = (
                 "GET /v1/agents HTTP/1.1\r\nHost: x\r\n"
@@ -256,7 +256,7 @@ def test_who_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
 
 
 def _masked_frame(content: str) -> bytes:
-    """A web socket text frame as a client sends it; the mask of zeros leaves it as it is."""
+    """Return a web socket text frame of a client, masked with zeros, which change nothing."""
     data = content.encode()
     assert 126 <= len(data) < 65_536 or len(data) < 126
     size = bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + len(data).to_bytes(2, "big")
@@ -306,7 +306,7 @@ def test_a_long_poll_ends_in_time_and_after_a_restart_at_once() -> None:
             before = await at.status()
             same = await at.status(after=str(before.seq), timeout="50ms")
             assert same.seq == before.seq
-            # A number of the coordinator that was here before, higher than any of this one.
+            # A sequence number of the previous coordinator, higher than any of this one.
             await asyncio.wait_for(at.status(after="999", timeout="30s"), 5.0)
 
     run(go())
@@ -335,10 +335,13 @@ def test_a_heartbeat_is_news_only_if_it_shows_a_new_round() -> None:
 
 
 def test_of_a_large_job_readers_hear_as_often_as_one_of_its_ranks_tells() -> None:
-    """R42: somebody is always the first to tell of a round, and a status is made of all ranks."""
+    """A status covers all ranks, and some rank is always the first to report a round (R42).
+
+    Without the limit, each heartbeat would produce a new status.
+    """
 
     async def go() -> None:
-        # Two ranks that beat as rarely as many do: every second.
+        # Two ranks that send heartbeats as rarely as in a large job: every second.
         async with served(pace=Pace(beats_per_s=2)) as at:
             ws = await at.socket(greeting(RANK))
             status = await at.status(after="0", timeout="5s")
@@ -420,7 +423,7 @@ def test_told_to_go_it_goes_at_once_where_nobody_is_left() -> None:
 
 @pytest.mark.long
 def test_told_to_go_it_sees_off_those_who_leave_too() -> None:
-    """C5: the whole job goes, and nobody waits for a coordinator that is there no more."""
+    """The whole job ends, and no rank waits for a coordinator that no longer exists (C5)."""
 
     async def go() -> None:
         async with served() as at:

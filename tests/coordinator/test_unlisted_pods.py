@@ -1,4 +1,4 @@
-"""A hello of a pod that no inventory lists: kept waiting, refused in the end, never in the job."""
+"""A hello of a pod that no inventory lists waits, is refused in the end, and never joins."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def members(at: Served) -> set[MemberId]:
 
 
 async def until_known(at: Served, member: MemberId) -> None:
-    """The test's own timeout ends it else."""
-    while member not in await members(at):  # noqa: ASYNC110 (it is asked over HTTP)
+    """Wait until a member is in the status; the timeout of the test bounds the wait."""
+    while member not in await members(at):  # noqa: ASYNC110 (the status is polled over HTTP)
         await asyncio.sleep(0.02)
 
 
@@ -77,7 +77,7 @@ def test_a_pod_that_is_newer_than_the_inventory_waits_for_the_next_one() -> None
 
 
 def test_a_pod_that_was_listed_once_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that still talks overrules an inventory (C4)."""
+    """A message of a living rank overrides an inventory (C4)."""
     monkeypatch.setattr(module, "UNLISTED_S", 0.0)
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Argo CD's view of a job: the Lua of examples/argocd, run by the Lua that it has."""
+"""Argo CD's health of a job: the Lua script of examples/argocd, run by a Lua interpreter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPT = yaml.safe_load(FILE.read_text())["data"][KEY]
 
 
 def health(generation: int = 1, **status: Any) -> tuple[str, str]:
-    """Of a job whose status is this; as Argo CD asks, with the object as `obj`."""
+    """Return the health that Argo CD computes for a job with this status, with the job as `obj`."""
     lua = LuaRuntime()
     job = {"metadata": {"generation": generation}, "spec": {}}
     if status:
@@ -68,7 +68,7 @@ def test_conditions(conditions: list[dict[str, str]], said: tuple[str, str]) -> 
 
 @pytest.mark.parametrize("reason", NEEDS_SOMEBODY)
 def test_what_is_failed_to_flux_is_degraded_here(reason: str) -> None:
-    """As the operator writes both conditions; the others say nothing yet."""
+    """The conditions are those that the operator writes for Flux (kstatus)."""
     wanted = [Wanted(ConditionType.DEGRADED, True, reason, "mend it")]
     told = [condition(c.type, c.holds, c.message) for c in (*wanted, *standing({}, wanted))]
     assert health(observedGeneration=1, conditions=told) == ("Degraded", "mend it")
@@ -86,6 +86,6 @@ def test_what_was_seen_of_an_earlier_spec_is_not_told() -> None:
 
 @pytest.mark.parametrize("kind", [ConditionType.COMPLETE, ConditionType.FAILED])
 def test_the_end_is_the_end(kind: ConditionType) -> None:
-    """A spec that is changed afterwards makes nothing run again."""
+    """Changing the spec of an ended job does not run it again."""
     ended = [condition(ConditionType.SUSPENDED), condition(kind)]
     assert health(9, observedGeneration=1, conditions=ended)[0] in ("Healthy", "Degraded")

@@ -1,4 +1,4 @@
-"""The samples of examples/autoscaling ask for a figure that falls as workers come."""
+"""The samples in examples/autoscaling use a metric that falls as workers are added."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TRIGGER = KEDA["triggers"][0]
 EXTERNAL = HPA["metrics"][0]["external"]
 (RULE,) = yaml.safe_load((SAMPLES / "prometheus-adapter.yaml").read_text())["externalRules"]
 PER_WORKER = 250
-"""Samples a second."""
+"""Samples per second of one worker."""
 
 
 def of_adapter() -> str:
-    """The query that prometheus-adapter makes of its rule for this autoscaler."""
+    """Return the query that prometheus-adapter builds from its rule for this autoscaler."""
     labels = {"namespace": "default", **EXTERNAL["metric"]["selector"]["matchLabels"]}
     matchers = ",".join(f'{name}="{value}"' for name, value in labels.items())
     series = re.match(r"[\w:]+", RULE["seriesQuery"])
@@ -40,7 +40,7 @@ QUERIES = {"hpa": of_adapter(), "keda": TRIGGER["metadata"]["query"]}
 
 
 def seconds(query: str, tmp_path: Path, *, workers: int, per_worker: float = PER_WORKER) -> Any:
-    """What Prometheus answers after ten minutes of a job; None: nothing."""
+    """Return the answer of Prometheus after ten minutes of a job, or None if it is empty."""
     target = 'namespace="default",paceline_dev_job_name="digits"'
     other = 'namespace="default",paceline_dev_job_name="other"'
     series = [
@@ -62,7 +62,7 @@ def seconds(query: str, tmp_path: Path, *, workers: int, per_worker: float = PER
     )
     if done.returncode == 0:
         return None
-    # It was to expect nothing, so it tells what there is: labels and a number.
+    # The test expects no samples, so promtool prints those it found: labels and a number.
     (found,) = re.findall(r"got:.*? ([\d.]+(?:[Ee][+-]\d+)?)\s", done.stdout + done.stderr)
     return float(found)
 
@@ -80,7 +80,7 @@ def test_twice_the_workers_are_half_the_figure(name: str, tmp_path: Path) -> Non
 
 
 def desired(workers: int, figure: float, target: float) -> int:
-    """An autoscaler's arithmetic for a target of type Value, with its tolerance."""
+    """Return what an autoscaler computes for a target of type Value, with its tolerance."""
     ratio = figure / target
     return workers if abs(ratio - 1) <= 0.1 else math.ceil(ratio * workers)
 

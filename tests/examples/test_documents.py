@@ -1,4 +1,4 @@
-"""What the documents show is true of the code: snippets, job files, commands, fields, headings.
+"""The documents match the code: snippets, job files, commands, fields, headings.
 
 Python blocks compile; those whose fence says `python runnable` run, alone, as rank 0 of 1.
 """
@@ -36,7 +36,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks(language: str) -> Iterator[tuple[str, str]]:
-    """Each fenced block whose info string is `language`, with where it stands."""
+    """Yield the location and text of each fenced block whose info string is `language`."""
     for page in PAGES:
         text = page.read_text()
         for found in FENCE.finditer(text):
@@ -46,7 +46,7 @@ def blocks(language: str) -> Iterator[tuple[str, str]]:
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Words of every `paceline ...` in an indented or fenced block, or between backticks."""
+    """Yield page and words of each `paceline ...` in a block or between backticks."""
     for page in PAGES:
         text = page.read_text()
         parts = [found[0] for found in INDENTED.finditer(text)]
@@ -126,7 +126,7 @@ def test_faults_and_settings_of_commands_are_understood() -> None:
 
 
 def slug(heading: str) -> str:
-    """As GitHub makes an anchor of a heading."""
+    """Return the anchor that GitHub makes from a heading."""
     kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
     return kept.replace(" ", "-")
 

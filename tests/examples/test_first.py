@@ -1,4 +1,4 @@
-"""The job of docs/get-started.md, at a small size: it ends, and every sample counted once."""
+"""The job of docs/get-started.md at a small size: it completes, and each sample counts once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of jobs whose ranks share a model, at a small size: they train, and end."""
+"""The examples with replica groups at a small size: they train to the end."""
 
 from __future__ import annotations
 

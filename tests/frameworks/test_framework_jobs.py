@@ -1,6 +1,6 @@
-"""Scripts of accelerate, transformers and Lightning in real jobs: as elastic as any other.
+"""Scripts of accelerate, transformers and Lightning in real elastic jobs.
 
-Each script is one of the framework's own, with the lines marked `# job` changed for Paceline.
+Each is a plain script of its framework in which the lines marked `# job` were changed for Paceline.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def test_a_kill_and_a_join(tmp_path: Path, name: str) -> None:
     assert "epochs               8 with each sample applied exactly once" in said
     assert "samples dropped      0" in said
     losses = [float(loss) for loss in re.findall(r"LOSS ([\d.]+)", said)]
-    assert max(losses) < 1.0, said  # 8 before training
+    assert max(losses) < 1.0, said  # it is 8 before training
     assert said.count("PUBLISHES") == 1
     if name == "transformers":
         assert "eval_loss" in said

@@ -1,4 +1,4 @@
-"""What the frameworks cannot do in a job is refused by name, before training starts."""
+"""Features of the frameworks that a job does not support are refused before training starts."""
 
 from __future__ import annotations
 
@@ -92,7 +92,10 @@ def test_lightning(named: str, net: Net, options: dict[str, Any], tmp_path: Any)
 
 @pytest.mark.processes
 def test_lightning_does_not_ask_an_mpi_that_is_not_started() -> None:
-    """It looks for its launcher; MPI then ended the rank, wherever Paceline had loaded it."""
+    """Lightning probes for its launcher, which may be MPI.
+
+    MPI used to end the rank if Paceline had loaded the library without initializing it.
+    """
     script = (
         "import paceline.transport.mpi.provider, lightning\n"
         "from paceline.frameworks.lightning import JobStrategy\n"

@@ -1,4 +1,4 @@
-"""What of a function travels with a job, and which functions are refused in what words."""
+"""Packing a function with all it uses, and the functions that are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.function.packed import BYTES_MAX, DESCRIPTION, PROGRAM
 
 SIZES = {"small": [1, 2], "large": (3, None, "x")}
 BASE = 2
-LOCKED = open  # what a test may not send
+LOCKED = open  # a builtin under another name
 HANDLE = object()
 
 
@@ -32,7 +32,7 @@ def double(x: int) -> int:
 
 
 class Counter:
-    """Of this file, with a method that uses another function of it."""
+    """A class of this file with a method that uses another function of it."""
 
     start = BASE
     more = start + 1
@@ -51,13 +51,13 @@ def cached(x: int) -> int:
 
 
 def whole(out: str, scale: int = BASE) -> None:
-    """Uses everything that may come along."""
+    """Use everything that can be packed."""
     figures = [cached(1), Counter().add(scale), len(SIZES["large"]), ends("a/b")]
     Path(out).write_text(json.dumps(figures))
 
 
 def run(files: dict[str, str], folder: Path) -> None:
-    """As a rank does, in a process that knows nothing of this one."""
+    """Run the program as a rank does, in a separate process."""
     (folder / PROGRAM).write_text(files[PROGRAM])
     subprocess.run([sys.executable, "-I", folder / PROGRAM], check=True, cwd=folder, timeout=60)
 
@@ -93,7 +93,7 @@ def test_the_program_is_what_a_person_would_write() -> None:
 
 
 def module_of(folder: Path, name: str, text: str) -> ModuleType:
-    """As a notebook's cell, without the imports of this file."""
+    """Import a module from text, like a notebook cell, without the imports of this file."""
     (folder / f"{name}.py").write_text(textwrap.dedent(text))
     sys.path.insert(0, str(folder))
     try:

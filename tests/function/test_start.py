@@ -1,4 +1,4 @@
-"""The function in a rank: read by its Python, its packages installed once per pod."""
+"""The packed function in a rank: started by its Python, with packages installed once per pod."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_pythons_do_not_fit() -> None:
 
 
 def wheel(folder: Path) -> Path:
-    """Of a package with one word in it."""
+    """Build a wheel of a package with one constant, and return its path."""
     name = "small_package_of_a_test"
     path = folder / f"{name}-1.0-py3-none-any.whl"
     info = f"{name}-1.0.dist-info"

@@ -1,4 +1,4 @@
-"""The driver finds what it is there to find, and the same in each run."""
+"""The fuzz driver finds the faults it is made for, and the same ones in each run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever bytes come: an answer or the parser's own error, in bounded memory and time."""
+"""Parsers of untrusted bytes answer or raise their own error, in bounded memory and time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from testing.fuzz.driver import run
 from testing.fuzz.targets import TARGETS
 
 INPUTS: Final = 1_000
-"""Of each target, in every run of the tests."""
+"""Inputs per target in every run of the tests."""
 INPUTS_OF_ALL: Final = 100_000
-"""Of all targets together, before a release."""
+"""Inputs of all targets together before a release."""
 
 
 @pytest.mark.long
@@ -34,7 +34,7 @@ def test_a_parser_keeps_to_that_for_many_more_inputs(name: str) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_target_accepts_its_seeds(name: str, tmp_path: Path) -> None:
-    """Else its mutations would all fail at the first check, and nothing behind it be tried."""
+    """Mutations of an invalid seed would all fail at the first check and test nothing behind it."""
     target = TARGETS[name]
     with ExitStack() as stack:
         reader = target.start(stack, tmp_path)

@@ -1,4 +1,4 @@
-"""The page and the trace of a job whose pods are on several hosts, some of them missing."""
+"""The page and the trace of a job on several hosts, with some pods missing."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ HOSTILE = [
     "javascript:alert(1)",
     "\x1b]52;c;aGk=\x07\u202egnp\x9b31m\ud800",
 ]
-"""Text that a browser, a template or a terminal would take for something else than text."""
+"""Text that a browser, a template engine or a terminal would interpret."""
 
 
 class Tags(HTMLParser):
-    """The elements of a page with their attributes, and what its style is."""
+    """The elements and attributes of a page, and its style sheet."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Tags(HTMLParser):
 
 
 def told_as(text: str, place: str) -> JobAnatomy:
-    """A job of which every text is `text`, though decoding would have refused it."""
+    """Return the analysis of a job in which every text is `text`, bypassing the decoder."""
     found = []
     for pod in pods(shift_ms=500):
         (own,) = pod.ranks

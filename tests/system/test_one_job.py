@@ -1,4 +1,4 @@
-"""One real job of two ranks, one of them slow now and then: its figures, and how it ends.
+"""One real job of two ranks, one of them slow now and then: its metrics, and how it ends.
 
 The agents' pages are read over HTTP when the last round is committed. Then the coordinator is
 killed and both ranks end at once, so that only the agents still know that the job is complete.
@@ -68,7 +68,7 @@ os._exit(0)
 
 
 class Page:
-    """One scrape: name without prefix -> its value, summed over labels."""
+    """One scrape: metric name without prefix -> value, summed over labels."""
 
     def __init__(self, text: str) -> None:
         self._sums: defaultdict[str, float] = defaultdict(float)
@@ -81,7 +81,7 @@ class Page:
         return self._sums[name]
 
     def get(self, name: str) -> float:
-        """0 for what never happened."""
+        """Return the value of a metric, or 0 if it was never written."""
         return self._sums[name]
 
 
@@ -101,7 +101,7 @@ def pages(job: tuple[Path, int, str]) -> list[Page]:
 def test_a_coordinator_that_was_killed_after_the_release_learns_of_it(
     job: tuple[Path, int, str],
 ) -> None:
-    """R17: its ranks have ended, and nobody but their agents can say that they were released."""
+    """The ranks have ended, so only their agents can report that they were released (R17)."""
     folder, code, said = job
     assert code == 0, said
     assert "job job: Complete" in said
@@ -159,6 +159,6 @@ def test_the_fast_rank_waited_less_than_in_full_mode(
 
 
 def test_the_time_that_figures_take_is_exported_and_part_of_the_steps(pages: list[Page]) -> None:
-    """How little it is, `python -m benchmarks.telemetry` measures on an idle machine."""
+    """`python -m benchmarks.telemetry` measures the overhead on an idle machine."""
     for page in pages:
         assert 0 < page["telemetry_seconds_total"] < page["step_duration_seconds_sum"]

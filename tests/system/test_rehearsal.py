@@ -1,6 +1,6 @@
-"""A rehearsal of 64 ranks, small enough for every day: that it works, and what holds at any speed.
+"""A rehearsal of 64 ranks, small enough to run every day.
 
-Its figures are looked at by whoever runs `make rehearse`; here only the ledger of all ranks is.
+Only what holds at any speed is checked: the ledger of all ranks. `make rehearse` prints the times.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def pod() -> Iterator[PodRecords]:
 
 
 def work(pod: PodRecords, rounds: int) -> RankRecord:
-    """Steps of 100 ms; another peer comes 40 ms late in each, and each reduction takes 20 ms."""
+    """Record steps of 100 ms in which a peer comes 40 ms late and each reduction takes 20 ms."""
     record = RankRecord.open(os.dup(pod.begin(ME)))
     record.rounds.divide([8 << 20])
     waits = record.histogram("paceline_round_wait_seconds")

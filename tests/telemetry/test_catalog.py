@@ -1,4 +1,4 @@
-"""The catalogue is well formed, bounded, and the reference in docs/ is made from it."""
+"""The catalog of metrics is well formed and bounded, and docs/reference is generated from it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ def test_buckets_grow() -> None:
 
 
 def test_one_worker_stays_below_its_series() -> None:
-    """What one rank can touch: one mode and every trigger at a time is the usual case; two modes
-    (a change while running) and one transport with all algorithms are counted here."""
+    """Count the series that one rank can touch.
+
+    Usually a rank uses one mode and every trigger. Two modes (a change while running) and one
+    transport with all algorithms are counted here.
+    """
     assumed = {"figure": 4, "mode": 2, "transport": 1, "size_class": 5, "state": 1}
     assumed |= {"wire": 1, "bits": 1, "entry": 2, "refusal": 2}
     series = 0

@@ -1,4 +1,4 @@
-"""What a rank writes into its record: every metric of the catalogue, and the right values."""
+"""The metrics that a rank writes into its record: all of the catalog, with correct values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RING = Method("mpi", "ring")
 
 @dataclass
 class Spy:
-    """A handle that keeps what was written, by metric and labels."""
+    """A metric handle that records what is written, by metric and labels."""
 
     name: str
     labels: tuple[str, ...]
@@ -67,7 +67,7 @@ class Spy:
 
 @dataclass
 class SpyRecord:
-    """Made handle by handle beside a real record, which refuses what is not in the catalogue."""
+    """Spies beside a real record, which refuses metrics that are not in the catalog."""
 
     written: dict[tuple[str, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
     real: RankRecord = field(default_factory=RankRecord.create)
@@ -101,7 +101,7 @@ class SpyRecord:
 
 
 class OneRank:
-    """The figures of rank A beside a log that is written by hand."""
+    """The metrics of rank A, driven by a log that the test writes."""
 
     def __init__(self) -> None:
         self.record = SpyRecord()
@@ -110,7 +110,7 @@ class OneRank:
         self.now_ns = 1000 * MS
 
     def generation(self, *members: MemberId, left: tuple[LeftOut, ...] = ()) -> None:
-        """Promise, COMMIT, started, each 10 ms after the one before."""
+        """Form a generation: promise, COMMIT and start, each 10 ms after the one before."""
         log = self.rank.log
         number = GenerationId(2, "uid", (log.gen.id.counter if log.gen else 0) + 1)
         first = log.gen is None
@@ -138,14 +138,14 @@ class OneRank:
         self.metrics.handled(self.rank, event, self.now_ns)
 
     def share(self, member: MemberId, at_ms: int, **more: Any) -> Share:
-        """One lease of a member, fresh unless it says otherwise."""
+        """Return one lease of a member, fresh by default."""
         version, leases = self.rank.log.version, self.rank.log.held(member)[:1]
         fields: dict[str, Any] = {"fresh": True, "oldest": version, "upto": 1, "count": 1}
         fields |= {"samples": 2, "unit": 2, "leases": leases, **more}
         return Share(member=member, offset_us=at_ms * 1000, **fields)
 
     def round(self, *shares: Share, took_ms: int, trigger: str = "quorum", **more: Any) -> None:
-        """GO `took_ms` after the first arrival; reduced 5 ms later, applied after 1 ms more."""
+        """Play a round: GO `took_ms` after the first arrival, sums 5 ms and update 6 ms later."""
         log = self.rank.log
         go = Go(log.id, log.version, Trigger(trigger), shares, wait_us=took_ms * 1000, **more)
         self.metrics.reducing(go, self.rank, self.now_ns)
@@ -200,7 +200,10 @@ def test_who_is_waited_for_is_blamed_with_the_time_of_all_others(one: OneRank) -
 def test_in_a_streamed_round_a_rank_waits_from_what_go_names_of_it(
     one: OneRank, coming: tuple[MemberId, ...], waited_s: float
 ) -> None:
-    """The word that a batch is coming, or its step if that was heard before the last one came."""
+    """GO counts the rank from its COMING or from its STEP.
+
+    The STEP counts if it was received before the COMING of the last rank.
+    """
     one.event(ev.Coming((0,), 2, 2), after_ms=10)
     one.event(ev.Step((0,), 2, 2), after_ms=50)
     one.now_ns += 40 * MS
@@ -224,7 +227,7 @@ def test_late_samples_and_their_age(one: OneRank) -> None:
 
 
 def test_waiting_is_avoided_until_the_missing_rank_is_heard_of(one: OneRank) -> None:
-    """GO without C at 0; A and B compute 100 ms; C comes after 60 of them, as PENDING."""
+    """GO without C at 0; A and B compute for 100 ms; C sends PENDING after 60 ms."""
     one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
     one.now_ns += (100 - 6) * MS
     one.round(
@@ -249,7 +252,7 @@ def said(member: MemberId, at_ms: int, **more: Any) -> Share:
 
 
 def test_own_waiting_is_not_avoided() -> None:
-    """B arrives at 30 and waits until GO at 100 (a hard quorum): only 30 ms were saved to it."""
+    """B arrives at 30 ms and waits for GO at 100 ms (a hard quorum), so it saved only 30 ms."""
     avoided = AvoidedWaiting(A)
     first = go(0, 0, said(A, 0, fresh=True), said(B, 0, fresh=True))
     assert avoided.started(first, (A, B, C), 0) == (0, 0)
@@ -265,7 +268,7 @@ def test_a_missing_rank_would_have_waited_for_one_that_is_later_still() -> None:
 
 
 def test_what_go_does_not_tell_is_not_counted() -> None:
-    """C was late and is fresh again: when its late batch came is not in GO."""
+    """C was late and is fresh again: GO does not say when its late batch arrived."""
     avoided = AvoidedWaiting(A)
     avoided.started(go(0, 0, said(A, 0, fresh=True)), (A, C), 0)
     later = go(1, 20, said(A, 0, fresh=True), said(C, 20, fresh=True))
@@ -317,7 +320,7 @@ def test_the_time_of_the_loop_adds_up() -> None:
     loop.began(100 * MS)
     loop.waited(110 * MS, 150 * MS)
     loop.stepped(170 * MS, 190 * MS, fresh=True, version=1, samples=32)
-    loop.began(500 * MS)  # evaluating in between
+    loop.began(500 * MS)  # an evaluation ran in between
     loop.stepped(510 * MS, 515 * MS, fresh=False, version=2, samples=32)
     assert record["step_duration_seconds"] == [pytest.approx(0.090), pytest.approx(0.015)]
     assert record["compute_seconds_total"] == [pytest.approx(0.030), pytest.approx(0.010)]
@@ -328,7 +331,7 @@ def test_the_time_of_the_loop_adds_up() -> None:
 
 
 def test_what_shadow_reports(one: OneRank) -> None:
-    """Counted from the rank's second round in Shadow on."""
+    """Counting starts at the rank's second round in Shadow mode."""
     log = one.rank.log
     log.settings = replace(log.settings, mode=Mode.SHADOW, quorum=2, grace_ns=0)
     for _ in range(3):
@@ -348,7 +351,7 @@ def test_what_shadow_reports(one: OneRank) -> None:
 
 
 def test_how_long_the_rest_takes(one: OneRank) -> None:
-    """500 steps of one sample lease each; here 4 samples take a second, of 1000."""
+    """The epoch has 1000 samples, of which 4 are applied per second."""
     facts = one.metrics.facts
 
     def left_s() -> float | None:
@@ -361,7 +364,7 @@ def test_how_long_the_rest_takes(one: OneRank) -> None:
         one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
         assert (left_s() is None) is (second < 2), "a moment says nothing"
     assert left_s() == pytest.approx((1000 - 40) / 4, rel=0.01)
-    for _ in range(150):  # it goes on at half the speed
+    for _ in range(150):  # the job continues at half the speed
         one.now_ns += 1994 * MS
         one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
         now = left_s()
@@ -372,7 +375,10 @@ def test_how_long_the_rest_takes(one: OneRank) -> None:
 
 
 def test_figures_of_the_script_are_of_the_last_rounds(one: OneRank) -> None:
-    """Over all rounds they were: an early loss stayed in it, and that of a run before."""
+    """The reported metric is a mean over the last rounds only.
+
+    It used to cover all rounds, so an early loss, or that of a previous run, stayed in it.
+    """
 
     def loss(value: float) -> Share:
         return replace(one.share(A, 0), metrics=(LoggedMetric("loss", 4 * value, 4.0),))
@@ -390,7 +396,7 @@ def test_figures_of_the_script_are_of_the_last_rounds(one: OneRank) -> None:
     one.round(loss(1.0), took_ms=0)
     assert told().metrics == {"loss": 1.0}
     assert told().metric_sums == {"loss": (4.0 * (8 + METRIC_ROUNDS), 4.0 * (METRIC_ROUNDS + 1))}
-    one.rank.log = Log.restore(one.rank.log.snapshot())  # a checkpoint's, or a donor's
+    one.rank.log = Log.restore(one.rank.log.snapshot())  # as from a checkpoint or donor
     one.round(loss(0.5), took_ms=0)
     assert told().metrics == {"loss": 0.5}
 
@@ -405,7 +411,7 @@ def test_progress_reaches_its_end_where_samples_are_left_out(one: OneRank) -> No
 
 
 def test_shares_of_rounds_follow_the_log(one: OneRank) -> None:
-    """They are taken from the ledger now and then, also when others become active in between."""
+    """Shares are read from the ledger now and then, also across changes of the membership."""
     facts = one.metrics.facts
 
     def shares() -> dict[str, float]:
@@ -419,13 +425,13 @@ def test_shares_of_rounds_follow_the_log(one: OneRank) -> None:
     one.generation(A, C, left=(LeftOut(B, "dead"),))
     one.round(one.share(A, 0), took_ms=0)
     assert shares() == {"0.0#0": 1.0, "2.0#0": 0.5}
-    one.rank.log = Log.restore(one.rank.log.snapshot())  # a donor's
+    one.rank.log = Log.restore(one.rank.log.snapshot())  # as from a donor
     one.round(one.share(C, 0), took_ms=0)
     assert shares() == {"0.0#0": 0.8, "2.0#0": 0.6}
 
 
 def test_streamed_and_void_rounds_failures_and_copies_are_counted(one: OneRank) -> None:
-    """What a round itself does not show."""
+    """These events are not visible in a GO."""
     record = one.record
     one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
     assert record["round_duration_seconds"] == [], "it counts from the round before"
@@ -466,13 +472,13 @@ def test_checkpoints_are_counted_by_what_became_of_them(one: OneRank) -> None:
 
 
 def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
-    """A metric that no code writes is a promise that nobody keeps."""
+    """A metric in the catalog that no code writes would be a false promise."""
     one.event(ev.Step((0,), 2, 2))
     drop = Drop(DropReason.NONFINITE, 2, one.rank.log.held(A)[1:2])
     one.round(one.share(A, 9, drops=(drop,)), one.share(B, 0), took_ms=9)
     one.round(one.share(C, 0, fresh=False), one.share(A, 0), took_ms=0)
     one.rank.log.ledger.metrics["loss"] = (6.0, 4.0)
-    for _ in range(10):  # a moment says nothing of what is left
+    for _ in range(10):  # a single moment gives no remaining time
         one.now_ns += 1000 * MS
         one.round(one.share(B, 0), took_ms=0)
         one.metrics.refresh(one.rank, one.now_ns)
@@ -505,7 +511,7 @@ def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
 
 
 def test_what_is_refused_is_counted_once_by_entry_point_and_reason(one: OneRank) -> None:
-    one.metrics.refresh(one.rank, one.now_ns)  # what other tests of this process have counted
+    one.metrics.refresh(one.rank, one.now_ns)  # flush what other tests of this process have counted
     key = "refused_total", Entry.RENDEZVOUS, Reason.OTHER_USER
     before = sum(one.record[key])
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Figures of a rank in shared memory: cheap to write, consistent to read, kept after a death."""
+"""Metrics of a rank in shared memory: cheap to write, consistent to read, kept after its death."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 FIRST, SECOND = MemberId(3, 0, 1000), MemberId(3, 0, 1001)
 STEP_S = 20e-6
-"""What the figures of one step may cost: 0.1 % of a step of 20 ms (docs/design/metrics.md)."""
+"""What recording the metrics of one step may take: 0.1 % of a 20 ms step (docs/design/metrics.md).
+"""
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ while True:
 
 
 def test_a_reader_sees_whole_updates() -> None:
-    """Every update adds 1 to one bucket and 1 to the sum: a torn one would differ."""
+    """Every update adds 1 to one bucket and 1 to the sum, so a torn read would differ."""
     fd = allocate_record()
     reader = RecordReader(fd)
     at = LAYOUT.first["paceline_contribution_age_rounds", ()]
@@ -172,7 +173,7 @@ def test_a_reader_sees_whole_updates() -> None:
         try:
             seen: set[float] = set()
             until_s = time.monotonic() + 60.0
-            while len(seen) < 1000:  # as many different states of the record
+            while len(seen) < 1000:  # until 1000 different states of the record were read
                 values = reader.read().values
                 assert sum(values[at : at + 11]) == values[at + 11]
                 seen.add(values[at + 11])
@@ -227,7 +228,7 @@ def test_every_figure_is_shown_as_it_was_written_and_under_its_own_name(pod: Pod
             continue
         for child in metric.children():
             labels = dict(zip(metric.labels, child, strict=True))
-            value = len(written) + 0.5  # another one for each, so that a mix-up is seen
+            value = len(written) + 0.5  # a different value for each, so that a mix-up shows
             name = metric.name
             match metric.kind:
                 case Kind.COUNTER:
@@ -245,7 +246,7 @@ def test_every_figure_is_shown_as_it_was_written_and_under_its_own_name(pod: Pod
 
 
 def test_what_a_script_reports_has_the_name_that_the_script_gave_it(pod: PodRecords) -> None:
-    """Names come from outside: too many, too long and two that are alike once they are cut."""
+    """Scripts choose the names: too many, too long, and equal after truncation."""
     record = open_for(pod, FIRST)
     job, long = JobMetrics(record), "näme " * 10
     job.tell({Fact.PROGRESS: 0.25}, {"loss": (6.0, 4.0), 'a"b': (-1.0, 2.0), long: (1.0, 1.0)})
@@ -265,8 +266,10 @@ def test_what_a_script_reports_has_the_name_that_the_script_gave_it(pod: PodReco
 
 
 def test_the_figures_of_a_step_are_cheap() -> None:
-    """All that both threads write in one usual step and round: 25 updates. The bound is 3 x the
-    bar, against noise of the machine; `-s` shows the figure."""
+    """Time the 25 updates that both threads write in one usual step and round.
+
+    The bound is three times the budget, because the machine is noisy; `-s` shows the measured time.
+    """
     record = RankRecord.create()
     counters = [
         record.counter(name)

@@ -1,4 +1,4 @@
-"""The rings of steps and rounds in a rank's record."""
+"""The ring buffers of steps and rounds in a rank's record."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_many_segments_share_places() -> None:
 
 
 def test_a_killed_rank_leaves_whole_entries() -> None:
-    """Killed inside of a store: that entry is left out, the others are there."""
+    """The rank is killed inside a store: that entry is left out, and the others are kept."""
     fd = allocate_record()
     script = (
         "import os\n"

@@ -28,7 +28,7 @@ from testing.access_plugin import Plugin
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove every default source of a login: kubeconfig, proxies and service account."""
+    """Isolate the test from the user's kubeconfig and proxies and from a service account."""
     for name in ("KUBECONFIG", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)

@@ -1,6 +1,7 @@
 """A rehearsal of 64 ranks, small enough to run every day.
 
-Only what holds at any speed is checked: the ledger of all ranks. `make rehearse` prints the times.
+Only what holds at any speed is checked: the ledger of all ranks. `make rehearse` prints the
+measurements.
 """
 
 from __future__ import annotations

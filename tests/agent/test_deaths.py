@@ -1,4 +1,4 @@
-"""What an agent knows of a death, and from whom, on real processes (D6, R25)."""
+"""How an agent learns of a rank's death and reports it, with real processes (D6, R25)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_kill_9_is_evidence_from_the_kernel_at_once(tmp_path: Path, backend: str) -> None:
-    """The agent's clock stands still: it would never notice what it looks for now and then."""
+    """Freeze the agent's clock, so that nothing it checks periodically could find the death."""
     program = [str(still_clock.__file__), "paceline.agent"]
 
     async def scenario() -> None:
@@ -55,8 +55,11 @@ def test_kill_9_is_evidence_from_the_kernel_at_once(tmp_path: Path, backend: str
 
 @pytest.mark.parametrize("victim", ["mpiexec", "hydra_pmi_proxy", "shim.py"])
 def test_a_broken_chain_leaves_no_orphan(tmp_path: Path, victim: str) -> None:
-    """mpiexec, its proxy or the guard is killed: the rank would live on, unsupervised, and join
-    rounds while its agent believes it dead."""
+    """Kill mpiexec, its proxy or the shim in turn.
+
+    Without this rule the rank would live on unsupervised and join rounds while its agent believes
+    that it is dead.
+    """
 
     async def scenario() -> None:
         async with pod(tmp_path, ["sleep", "60"], backend="mpi") as (agent, coordinator):
@@ -98,7 +101,7 @@ def test_a_shell_is_not_dead_before_its_children(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_agent_death_ends_all_below_it(tmp_path: Path, backend: str) -> None:
-    """`sleep` never looks at the line to its agent: the kernel must end it."""
+    """Run `sleep`, which never reads the pipe to its agent: the kernel must end it."""
 
     async def scenario() -> None:
         async with pod(tmp_path, ["sleep", "60"], backend=backend) as (agent, coordinator):
@@ -113,10 +116,10 @@ def test_agent_death_ends_all_below_it(tmp_path: Path, backend: str) -> None:
 
 
 def test_the_line_ends_with_the_agent(tmp_path: Path) -> None:
-    """A rank that is in the middle of something learns it too, from the end of its line."""
+    """Disable the parent death signal, so that the rank learns of it from the end of its pipe."""
     script = RANK_SIDE + (
         "import ctypes\n"
-        "ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"  # as if the kernel knew no parent death signal
+        "ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"  # as if the kernel had no parent death signal
         "print('ready', flush=True)\n"
         "order = line.read()\n"
         f"open({str(tmp_path / 'read')!r}, 'w').write(repr(order))\n"
@@ -203,13 +206,14 @@ def test_restart_in_place_waits_longer_each_time(tmp_path: Path) -> None:
 
 
 def test_a_failure_that_the_job_ignores_never_ends_the_pod(tmp_path: Path) -> None:
-    """failurePolicy reaches the agent: backoffLimit 0 allows none that counts."""
+    """Set backoffLimit to 0: no failure that counts is allowed, and failurePolicy ignores this one.
+    """
     rules = (FailureRuleSettings(FailureAction.IGNORE, (3,), ()),)
 
     async def scenario() -> None:
         command = ["/bin/sh", "-c", "exit 3"]
         async with pod(tmp_path, command, backoff_limit=0, rules=rules) as (_, coordinator):
-            # Each of them may be gone before anybody can look at its process.
+            # Each process may have ended before anybody can look at it.
             await until(lambda: len(coordinator.all(RankDead)) >= 2, "two deaths")
             assert [m.restarts for m in coordinator.all(RankDead)][:2] == [True, True]
 

@@ -1,4 +1,4 @@
-"""What the end of a group of ranks is told as: the end of the one that ended first (R50)."""
+"""How the end of a group of ranks is reported: as the end of the rank that ended first (R50)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MISTAKE = ScriptError("KeyError", "'label'", "train.py", 7)
 
 
 class Heard:
-    """A group of two ranks that were never launched, and what it has told of them."""
+    """A group of two ranks that were never launched, and the events that it has reported."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -65,7 +65,10 @@ def heard() -> Iterator[Heard]:
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_the_echo_of_a_killed_rank_is_no_mistake_of_the_script(heard: Heard, killed: int) -> None:
-    """Its peers lose it at the same line in each group: that ended jobs as ScriptFailed."""
+    """Let the peer of a killed rank fail, as it does at the same line in each group.
+
+    Jobs used to end as ScriptFailed because of this.
+    """
     heard.failed(1 - killed, LOST)
     heard.exited(killed, -SIGKILL)
     heard.exited(1 - killed, 1)

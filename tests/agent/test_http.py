@@ -1,4 +1,4 @@
-"""What an agent serves, and to whom."""
+"""The HTTP server of an agent: what it serves, and to which callers."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_flood_of_connections_of_one_address_leaves_places_for_others() -> Non
 
 
 def test_the_token_of_a_local_run_is_left_to_its_own_user_only(tmp_path: Path) -> None:
-    for _ in range(2):  # by two agents
+    for _ in range(2):  # as two agents of one run do
         targets.leave_token(tmp_path, TOKEN)
     (left,) = tmp_path.iterdir()
     assert left.stat().st_mode & 0o777 == 0o600

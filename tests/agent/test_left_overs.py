@@ -1,4 +1,4 @@
-"""What a killed rank, launcher or agent leaves, and who removes it."""
+"""What a killed rank, launcher or agent leaves behind, and which process removes it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ os._exit(0)
 
 @pytest.fixture
 def tmpdir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A TMPDIR of the agents, with a short path."""
+    """Set a TMPDIR with a short path for the agents."""
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield Path(folder)
@@ -172,7 +172,7 @@ def test_names_that_torch_left_go_with_the_rank_and_its_workers(
 
 
 def shown(out: bytes) -> list[str]:
-    """What the script has said after "left"."""
+    """Return the words that the script printed after "left"."""
     said = re.search(rb"left ([^\n]*)\n", out)
     assert said is not None, out
     return said[1].decode().split()
@@ -183,7 +183,10 @@ def shown(out: bytes) -> list[str]:
 def test_shared_memory_of_multiprocessing_goes_with_a_killed_rank(
     tmp_path: Path, tmpdir: Path, backend: str, *, detached: bool
 ) -> None:
-    """Or with its agent, if a worker that uses it has left the rank's process group."""
+    """Check that it ends with the agent at the latest.
+
+    That is the case of a worker that uses the memory and has left the rank's process group.
+    """
     script = USES_MULTIPROCESSING.replace("{detached}", str(detached))
 
     async def scenario() -> None:
@@ -226,7 +229,7 @@ def test_files_that_torch_shares_by_name_go_with_a_killed_rank(
 
 
 def test_a_rank_counts_as_dead_while_its_memory_is_removed(tmp_path: Path, tmpdir: Path) -> None:
-    """Who removes it ends with the agent at the latest, whoever keeps it waiting."""
+    """Keep the process that removes the memory waiting: it ends with the agent at the latest."""
 
     async def scenario() -> None:
         async with pod(tmp_path, LEAVES_A_CLEANER_THAT_STAYS) as (agent, coordinator):
@@ -246,7 +249,7 @@ def test_a_rank_counts_as_dead_while_its_memory_is_removed(tmp_path: Path, tmpdi
 
 
 def test_a_killed_agent_is_swept_by_the_next_one(tmp_path: Path, tmpdir: Path) -> None:
-    """As in a pod, whose container is started again."""
+    """Start a second agent, as in a pod whose container is restarted."""
 
     async def scenario() -> None:
         async with pod(tmp_path, LEAVES) as (agent, coordinator):
@@ -288,8 +291,11 @@ def test_a_job_may_have_a_tmpdir_of_its_own(tmp_path: Path, tmpdir: Path) -> Non
 
 
 def test_hydra_writes_nothing_outside_of_the_ranks_folder(tmp_path: Path, tmpdir: Path) -> None:
-    """By default it makes /tmp/hydra_hwloc_xmlfile_... when MPI starts; if it is killed, that
-    stays."""
+    """Check the path of hydra's topology file.
+
+    By default hydra creates /tmp/hydra_hwloc_xmlfile_... when MPI starts, and leaves it there if it
+    is killed.
+    """
 
     async def scenario() -> None:
         async with pod(tmp_path, ASKS_HYDRA, backend="mpi") as (agent, _):

@@ -1,4 +1,4 @@
-"""Starting, draining and ending the ranks of a pod, on real processes."""
+"""How an agent starts, drains and ends the ranks of its pod, with real processes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_drain_by_a_signal_may_have_an_exit_code_of_its_own(
 
 
 def test_the_coordinator_drains_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_DRAINED_EXIT_CODE", "143")  # of signals only
+    monkeypatch.setenv("PACELINE_DRAINED_EXIT_CODE", "143")  # applies to drains by a signal only
 
     async def scenario() -> None:
         async with pod(tmp_path, DRAINS) as (agent, coordinator):
@@ -128,7 +128,10 @@ def test_a_finished_rank_may_save_after_the_job_is_over(tmp_path: Path) -> None:
 
 
 def test_a_release_outlives_the_rank_and_the_coordinator(tmp_path: Path) -> None:
-    """R17: only the agent can still tell a restarted coordinator that the job is complete."""
+    """Stop the coordinator before the rank ends.
+
+    Only the agent can then report to the restarted coordinator that the job is complete (R17).
+    """
     script = RANK_SIDE + (
         "import time\n"
         "from pathlib import Path\n"
@@ -222,7 +225,7 @@ def test_what_a_rank_finds_in_its_environment(tmp_path: Path) -> None:
         async with pod(
             tmp_path,
             command,
-            backend="mpi",  # hydra would take ":" for the beginning of a second program
+            backend="mpi",  # hydra would read ":" as the start of a second program
             env=(("DATA", "/data"), ("SUB", "$(DATA)/sub"), ("PACELINE_JOB", "forged")),
             working_dir=str(tmp_path / "work"),
         ) as (agent, _):
@@ -242,7 +245,7 @@ def test_what_a_rank_finds_in_its_environment(tmp_path: Path) -> None:
 
 
 def test_no_output_is_lost(tmp_path: Path) -> None:
-    """More than the pipes and the agent hold, with a killed writer at its end."""
+    """Write more than the pipes and the agent hold, then kill the writer."""
     script = (
         "import os, sys\n"
         "for i in range(40_000): print('line', i)\n"
@@ -263,7 +266,7 @@ def test_no_output_is_lost(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_over(tmp_path: Path) -> None:
-    """Also not what a rank has put into a session of its own."""
+    """Include a process that a rank has put into a session of its own."""
     command = ["/bin/sh", "-c", "setsid sleep 62 & echo started; exec sleep 63"]
 
     async def scenario() -> None:
@@ -326,7 +329,7 @@ def test_metrics_and_health_are_served(tmp_path: Path) -> None:
             os.kill(rank.pid, signal.SIGKILL)
             await agent.printed("written 2.0#1001")
             page = await scrape(hello.metrics)
-            assert find(page, "rounds_total", '"quorum"', '"2.0"') == 10  # never backwards
+            assert find(page, "rounds_total", '"quorum"', '"2.0"') == 10  # a counter never decreases
             assert find(page, "round_wait_seconds_count") == 2
             assert find(page, "rank_restarts_total") == 1
             assert find(page, "rank_state_info", '"running"') == 1

@@ -1,4 +1,4 @@
-"""The ranks' output on its way through the agent."""
+"""The output of the ranks on its way through the agent."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from paceline.agent.logs import Output
 
 WRITES = 5_000
-"""More than the pipe holds that wakes the event loop."""
+"""More writes than fit into the pipe that wakes the event loop."""
 
 
 def test_a_signal_is_heard_however_much_was_written_meanwhile(tmp_path: Path) -> None:
-    """A lost SIGCHLD is a dead rank that nobody reports."""
+    """Guard against a lost SIGCHLD, which would be a dead rank that nobody reports."""
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ def test_a_reader_that_waits_goes_on_once_there_is_room(tmp_path: Path) -> None:
 
 
 def _all_written(output: Output) -> bool:
-    """Once the thread has come to the last of its orders."""
+    """Wait until the writer thread has handled everything submitted so far."""
     done = threading.Event()
     output._thread.submit(done.set)
     return done.wait(10)

@@ -1,4 +1,4 @@
-"""What the agent reads of /proc, /sys, the records and NCCL: from trees and processes made here."""
+"""What the agent reads from /proc, /sys, the records and NCCL's log, with made-up trees."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SOCKET = "n:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/
 
 @dataclass
 class Machine:
-    """Trees in the form of /proc and /sys."""
+    """Directory trees in the form of /proc and /sys."""
 
     folder: Path
     children: dict[int, list[int]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Machine:
         (task / "children").write_text("".join(f"{child} " for child in children))
 
     def interfaces(self, **sent: int) -> None:
-        """As the kernel prints it; loopback sends much and is not counted."""
+        """Write net/dev as the kernel prints it; loopback sends much and is not counted."""
         rows = [
             f"{name:>6}: 9 9 0 0 0 0 0 0 {octets} 9 0 0 0 0 0 0"
             for name, octets in {"lo": 99999, **sent}.items()
@@ -117,7 +117,10 @@ def test_a_device_held_open_by_the_rank_or_below_it(machine: Machine) -> None:
 
 
 def test_files_that_cannot_be_seen(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a rank with another user: whoever runs the tests may be root, and see all."""
+    """Refuse to list a rank's files, as for a rank of another user.
+
+    The refusal is simulated because the tests may run as root, which can read all.
+    """
     machine.process(10)
     listdir = os.listdir
 
@@ -132,7 +135,7 @@ def test_files_that_cannot_be_seen(machine: Machine, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.processes
 def test_processes_of_this_machine() -> None:
-    """The real /proc: a shell whose child holds a file open is read without an error."""
+    """Read the real /proc of a shell whose child runs."""
     script = f"{sys.executable} -c 'print(1, flush=True); input()' & wait"
     with subprocess.Popen(
         ["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -206,7 +209,7 @@ def test_nccl_is_asked_only_where_the_job_requires_gpudirect(
 
 
 class Trainer:
-    """Writes a rank's record as its communication thread does."""
+    """Writes a rank's record like its communication thread."""
 
     def __init__(self, records: PodRecords, member: MemberId) -> None:
         self.record = RankRecord.open(os.dup(records.begin(member)))
@@ -224,7 +227,7 @@ class Trainer:
 
 
 def test_verdicts_of_a_pod_of_two_reach_its_page(machine: Machine) -> None:
-    """One rank over verbs and one over TCP; then NCCL says that both go by GPUDirect."""
+    """Let one rank use verbs and one TCP; then NCCL's log says that both use GPUDirect."""
     machine.process(10, "/dev/infiniband/uverbs0")
     machine.process(11)
     machine.port("mlx5_0", 1, counters__port_xmit_data=0)

@@ -1,4 +1,5 @@
-"""The agent's ends of its ranks' lines: nobody who does not read holds it up (R43)."""
+"""The agent's end of the connections to its ranks: a rank that does not read blocks nothing (R43).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes over the agent's pipe: messages of its ranks, and anything else that they may send."""
+"""The agent's pipe: messages of its ranks, and arbitrary other data that they may send."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NO_MESSAGES: Final = {
 
 @contextmanager
 def listening() -> Iterator[tuple[asyncio.AbstractEventLoop, str, list[Message | None]]]:
-    """An agent's listener, its name, and what has come over all of its pipes."""
+    """Yield an event loop, the name of an agent's listener, and all messages from its pipes."""
     loop = asyncio.new_event_loop()
     heard: list[Message | None] = []
     pipes: list[RankPipe] = []
@@ -69,7 +69,7 @@ def listening() -> Iterator[tuple[asyncio.AbstractEventLoop, str, list[Message |
 
 
 def settle(loop: asyncio.AbstractEventLoop, heard: list[Message | None], count: int) -> None:
-    """Run the agent until so many messages have come; the test's own timeout ends it else."""
+    """Run the agent until `count` messages have arrived; only the test's own timeout bounds it."""
     while len(heard) < count:
         loop.run_until_complete(asyncio.sleep(0.001))
 
@@ -109,7 +109,7 @@ def test_thousands_of_random_packets_cost_no_memory_and_end_nothing() -> None:
             for _ in range(dice.randrange(1, 4)):
                 cut[dice.randrange(len(cut))] = dice.randrange(256)
             rank.send(cut)
-            loop.run_until_complete(asyncio.sleep(0))  # the agent reads
+            loop.run_until_complete(asyncio.sleep(0))  # lets the agent read
         heard.clear()
         rank.send(b'{"kind": "last"}')
         settle(loop, heard, 1)
@@ -147,7 +147,10 @@ def test_a_message_of_another_user_is_never_read() -> None:
 
 @pytest.mark.parametrize("data", NO_MESSAGES.values(), ids=list(NO_MESSAGES))
 def test_a_rank_reads_on_after_what_is_no_order(data: bytes) -> None:
-    """A thread that ended with an exception would never learn that the agent is dead."""
+    """Send the rank invalid data before an order.
+
+    A thread that ended with an exception would never learn that the agent is dead.
+    """
     agent, rank = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pipe = AgentPipe(rank.detach())
     agent.send(data)

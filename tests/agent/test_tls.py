@@ -1,4 +1,4 @@
-"""The control channel in a cluster, as an agent uses it: only the job's own certificate."""
+"""TLS of the control channel as an agent uses it: it trusts only its own job's certificate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def certificate_of(uid: str, folder: Path) -> tuple[Path, Path]:
 
 @asynccontextmanager
 async def coordinator(uid: str, folder: Path) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """Its address, and whether somebody has told it something."""
+    """Serve a coordinator; yield its address and an event that the first message sets."""
     heard = asyncio.Event()
 
     async def greet(request: web.Request) -> web.WebSocketResponse:
@@ -54,7 +54,7 @@ async def coordinator(uid: str, folder: Path) -> AsyncIterator[tuple[str, asynci
 
 
 async def tells(uid: str, trusted: str, folder: Path) -> bool:
-    """Whether an agent that trusts one coordinator says something to that of `uid`."""
+    """Return True if an agent that trusts one coordinator sends a message to that of `uid`."""
     tls = pinned(certificate_of(trusted, folder)[0])
     hello = AgentHello(0, 1, "here", "", (), ())
     async with coordinator(uid, folder) as (url, heard):
@@ -77,7 +77,7 @@ async def tells(uid: str, trusted: str, folder: Path) -> bool:
         finally:
             running.cancel()
             await asyncio.wait([running])
-            await asyncio.sleep(0.05)  # until the loop has let go of the connections
+            await asyncio.sleep(0.05)  # until the loop has closed the connections
         return True
 
 

@@ -206,8 +206,7 @@ def test_restart_in_place_waits_longer_each_time(tmp_path: Path) -> None:
 
 
 def test_a_failure_that_the_job_ignores_never_ends_the_pod(tmp_path: Path) -> None:
-    """Set backoffLimit to 0: no failure that counts is allowed, and failurePolicy ignores this one.
-    """
+    """Set backoffLimit to 0 and let failurePolicy ignore the failure, so that it does not count."""
     rules = (FailureRuleSettings(FailureAction.IGNORE, (3,), ()),)
 
     async def scenario() -> None:

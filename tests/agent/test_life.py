@@ -329,7 +329,7 @@ def test_metrics_and_health_are_served(tmp_path: Path) -> None:
             os.kill(rank.pid, signal.SIGKILL)
             await agent.printed("written 2.0#1001")
             page = await scrape(hello.metrics)
-            assert find(page, "rounds_total", '"quorum"', '"2.0"') == 10  # a counter never decreases
+            assert find(page, "rounds_total", '"quorum"', '"2.0"') == 10  # never decreases
             assert find(page, "round_wait_seconds_count") == 2
             assert find(page, "rank_restarts_total") == 1
             assert find(page, "rank_state_info", '"running"') == 1

@@ -1,5 +1,4 @@
-"""The agent's end of the connections to its ranks: a rank that does not read blocks nothing (R43).
-"""
+"""The agent's connections to its ranks: a rank that does not read blocks nothing (R43)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hash by which ranks compare their weights: sums of blocks that a device can make itself."""
+"""The hash by which ranks compare weights: sums over blocks, which a device can compute itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.worker.state.bit_sums import BLOCK_WORDS, hash_of, hash_of_model
 
 
 def plain(flat: torch.Tensor) -> list[int]:
-    """The sums by Python's integers."""
+    """Compute the sums with Python's integers."""
     data = flat.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     data += bytes(-len(data) % 8)
     words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)]
@@ -57,7 +57,7 @@ def test_numbers_that_change_places_change_the_hash() -> None:
 
 
 def test_small_differences_of_opposite_signs_do_not_cancel_out() -> None:
-    """One unit in the last place up in one weight and down in the next: what rounding does."""
+    """Move one weight up by one unit in the last place and the next one down, as rounding does."""
     flat = torch.ones(64)
     hashes = {hash_of([flat])}
     for at in range(0, 64, 2):

@@ -1,4 +1,4 @@
-"""A rank says once for each membership what carries its sums."""
+"""Each rank logs once per membership which transport carries its sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEMBERS = MemberId(0, 0, 0), MemberId(1, 0, 0)
 
 
 class Wired(SimTransport):
-    """Alone, and content with it."""
+    """A transport with fixed facts that connects to nobody."""
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
         pass

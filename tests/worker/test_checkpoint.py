@@ -1,4 +1,4 @@
-"""Checkpoints on a real disk: bit by bit, torn, foreign, kept, and killed writers (R19)."""
+"""Checkpoints on a real disk: exact bits, damage, other jobs, retention, killed writers (R19)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Rank:
 
 
 class Saver:
-    """A writer whose answers are waited for."""
+    """A writer whose answers the test waits for."""
 
     def __init__(self, path: Path, rank: Rank, keep: int = 2) -> None:
         self.answers: Queue[Answer] = Queue()
@@ -120,7 +120,7 @@ def saver(tmp_path: Path, rank: Rank) -> Iterator[Saver]:
 
 
 def test_the_shards_of_a_group_are_one_checkpoint(tmp_path: Path) -> None:
-    """R53: each rank writes its own part into one folder, which the first one gives its name."""
+    """Let each rank write its own part into one folder, which the first rank publishes (R53)."""
     path, ranks = tmp_path / "saved", [Rank(), Rank()]
     for shard, rank in enumerate(ranks):
         rank.train(1 + shard)
@@ -183,14 +183,14 @@ def test_a_restored_state_has_the_same_bits_and_goes_on_alike(saver: Saver, tmp_
 
 
 def disk_hash(loaded: disk.Loaded, rank: Rank) -> int:
-    """Of the weights as loaded, before training went on."""
+    """Return the hash of the weights as loaded, before training continued."""
     again = Rank(seed=4)
     again.committed.load_copy(loaded.header, loaded.model, loaded.buffers)
     return again.committed.hash()
 
 
 def test_any_reader_gets_the_model_by_name(saver: Saver, tmp_path: Path) -> None:
-    """What docs/checkpoints.md shows."""
+    """Load the model as docs/checkpoints.md shows."""
     saver.save(3)
     saver.rank.committed.copy_to_model()
     model = Rank(seed=7).model
@@ -201,7 +201,7 @@ def test_any_reader_gets_the_model_by_name(saver: Saver, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_complex_numbers_are_stored_and_restored(tmp_path: Path, dtype: torch.dtype) -> None:
-    """complex64 under its own name for any reader, complex128 as pairs of reals."""
+    """Check that complex64 keeps its type and that complex128 is stored as pairs of reals."""
 
     def make(seed: int) -> Rank:
         rank = Rank(seed)
@@ -299,7 +299,7 @@ def test_everybody_who_may_read_the_folder_may_read_the_files(saver: Saver, tmp_
 
 
 class Program:
-    """What a pickle can hold: unpickling it creates a file."""
+    """An object that a pickle can hold; unpickling it creates a file."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -319,9 +319,10 @@ MALICIOUS = {
 
 @pytest.mark.parametrize("name", MALICIOUS)
 def test_a_checkpoint_is_data_and_never_a_program(saver: Saver, tmp_path: Path, name: str) -> None:
-    """Somebody else who may write to the folder leaves a pickle there, sizes and checksums right.
+    """Replace a file of the checkpoint by a pickle with correct sizes and checksums.
 
-    It is not run but refused by name, also torch's `.metadata`."""
+    It is refused by name and never run, torch's `.metadata` included.
+    """
     saver.save(3)
     folder, ran = tmp_path / "saved" / "v3", tmp_path / "it-ran"
     (folder / name).write_bytes(pickle.dumps(Program(ran)))
@@ -349,7 +350,7 @@ def test_a_manifest_that_names_too_little_is_refused(saver: Saver, tmp_path: Pat
 def test_a_manifest_that_names_another_file_is_refused(
     saver: Saver, tmp_path: Path, name: str
 ) -> None:
-    """Such a name may lead out of the folder, be none, or be an order to a terminal."""
+    """Try names that lead out of the folder, are invalid, or contain terminal escapes."""
     saver.save(3)
     path = tmp_path / "saved" / "v3" / disk.MANIFEST
     manifest = json.loads(path.read_text())
@@ -379,7 +380,10 @@ def test_a_manifest_of_any_size_is_not_read(saver: Saver, tmp_path: Path) -> Non
 def test_an_error_that_nobody_expected_is_told_and_the_writer_goes_on(
     saver: Saver, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
 ) -> None:
-    """The thread ended, and every save after it was skipped in silence."""
+    """Raise in the writer thread.
+
+    The thread used to end, and every later save was skipped silently.
+    """
 
     def fails(*_: object) -> tuple[disk.File, ...]:
         raise error
@@ -439,7 +443,7 @@ def test_a_folder_that_cannot_be_used_is_an_answer(tmp_path: Path, rank: Rank) -
 
 @pytest.fixture
 def disk_at(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for one checkpoint of the small model and not for two."""
+    """Yield a file system with room for one checkpoint of the small model but not for two."""
     with small_disk(tmp_path / "disk", "4m") as folder:
         yield folder
 
@@ -475,7 +479,7 @@ while True:
 
 @pytest.mark.processes
 def test_a_killed_writer_leaves_the_one_before(tmp_path: Path, rank: Rank) -> None:
-    """At a random moment, several times, each time on what the last one has left."""
+    """Kill it at a random moment, several times, each time on top of what the last one left."""
     path, rng, version = tmp_path / "saved", random.Random(7), 1
     (tmp_path / "writes.py").write_text(WRITES)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The committed state: the user's optimizer rebound, and its way to other ranks."""
+"""The committed state: the user's optimizer, rebound to it, and its transfer to other ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_model(seed: int = 0) -> nn.Sequential:
 
 
 class Rank:
-    """A model with gradients and committed state, as the training layer makes them."""
+    """A model with gradients and committed state, built like the training layer builds them."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Rank:
         self.committed.copy_to_model()
 
     def reduce(self, seed: int) -> None:
-        """A result as if all ranks had summed it."""
+        """Fill in a result as if all ranks had summed it."""
         generator = torch.Generator().manual_seed(seed)
         for view in self.gradients.layout.views(self.gradients.result):
             view.copy_(torch.randn(view.shape, generator=generator))
@@ -105,12 +105,12 @@ def test_rebound_parameters_move_as_the_models_would(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_averages_may_be_made_as_the_segments_come(name: str) -> None:
-    """The same bits, also for optimizers that write into their gradients, and the sum is kept."""
+    """Include optimizers that write into their gradients; the sum must be kept."""
     early, late = Rank(OPTIMIZERS[name], clip_norm=0.5), Rank(OPTIMIZERS[name], clip_norm=0.5)
     for seed in range(4):
         early.reduce(seed)
         summed = [flat.clone() for flat in early.gradients.result]
-        for segment in range(len(summed) - seed % 2):  # perhaps not all of them
+        for segment in range(len(summed) - seed % 2):  # sometimes not all of them
             early.committed.prepare(segment, 3.0)
         early.committed.accumulate(early.gradients.result, first=True)
         early.committed.apply(3.0, step=True, scheduler_steps=1)
@@ -132,7 +132,7 @@ def test_an_average_of_a_round_that_came_to_nothing_is_not_taken_for_the_next() 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_rank_that_is_behind_gets_the_same_bits_from_the_last_result(name: str) -> None:
-    """R7, for optimizers that write into their gradients too, and in the middle of banking."""
+    """Include optimizers that write into their gradients, in the middle of accumulation (R7)."""
     holder, behind = Rank(OPTIMIZERS[name]), Rank(OPTIMIZERS[name])
     for rank in (holder, behind):
         rank.round(1, first=True, step=False)
@@ -157,7 +157,7 @@ def test_a_snapshot_makes_an_equal_member(name: str, steps: int) -> None:
     joiner = Rank(OPTIMIZERS[name], seed=9, scheduler=schedule)
     for seed in range(steps):
         donor.round(seed, 2.0)
-    donor.round(50, first=True, step=False)  # accumulated, not stepped yet (pacing: Samples)
+    donor.round(50, first=True, step=False)  # accumulated but not stepped yet (pacing: Samples)
     donor.model.get_buffer("1.running_mean").fill_(0.25)
     header, buffers = donor.committed.snapshot()
     donor.round(51, 7.0, first=False)  # the snapshot is a copy
@@ -230,7 +230,7 @@ def test_clipping_by_value() -> None:
 
 
 def test_the_norm_has_the_same_bits_with_any_number_of_threads() -> None:
-    """Ranks of one job may have other numbers of cores."""
+    """Vary the threads, because the ranks of one job may have different numbers of cores."""
     hashes, threads = set(), torch.get_num_threads()
     try:
         for count in (1, 2, 3):
@@ -277,7 +277,7 @@ def test_float_buffers_travel_as_one_tensor() -> None:
 
 
 class Spectral(nn.Module):
-    """A filter of complex numbers beside a real layer, as in Fourier neural operators."""
+    """A filter of complex numbers beside a real layer, like those of Fourier neural operators."""
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         super().__init__()
@@ -415,7 +415,7 @@ def with_buffers(**shapes: tuple[int, ...]) -> Rank:
 def test_the_first_buffer_that_differs_is_named(
     donor: dict[str, Any], joiner: dict[str, Any], words: str
 ) -> None:
-    """As when it is registered or resized in forward()."""
+    """Cover buffers that are registered or resized in forward()."""
     header, buffers = with_buffers(**donor).committed.snapshot()
     with pytest.raises(StateError, match=words) as caught:
         with_buffers(**joiner).committed.load(

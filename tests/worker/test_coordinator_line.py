@@ -1,4 +1,4 @@
-"""A rank's line to the coordinator, with the agent's end of it in the test's hands (R43)."""
+"""A rank's connection to the coordinator; the test plays the agent's end of it (R43)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STOPPED = Stopped(NO_GENERATION, ME, 3)
 
 @dataclass
 class Rank(Failing):
-    """What a line is given to call; each fails as often as it is told."""
+    """The callbacks that a connection is given; each raises as often as the test configures."""
 
     obeyed: list[Any] = field(default_factory=list)
     ends: list[BaseException] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Agent:
             packets.send(self.socket, wire.to_json(order).encode())
 
     def next(self) -> Said | None:
-        """None at the end."""
+        """Return the next message, or None at the end."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         assert poll.poll(WAIT_S * 1000), "nothing more is said"
@@ -135,7 +135,7 @@ def test_each_connection_begins_with_the_facts() -> None:
         for number in (3, 9):
             agent.tell(Introduce(number))
             assert agent.wait(REGISTER) == Said(number, REGISTER)
-            line.send(REGISTER)  # as the state machine says it too
+            line.send(REGISTER)  # the state machine sends it too
             line.send(STOPPED)
             assert agent.wait(STOPPED) == Said(number, STOPPED)
         assert rank.connections == 2
@@ -182,7 +182,11 @@ def test_what_is_no_message_is_skipped(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_heartbeat_that_cannot_be_made_ends_the_rank_with_its_reason() -> None:
-    """It reads the state under a lock, so another try would fail too; the rank fell silent."""
+    """Let the heartbeat callback fail.
+
+    It reads the state under a lock, so another attempt would fail too; the rank used to fall
+    silent.
+    """
     rank = Rank({"beat": 1})
     with lined(rank) as (line, agent):
         agent.tell(Introduce(1))
@@ -194,8 +198,10 @@ def test_a_heartbeat_that_cannot_be_made_ends_the_rank_with_its_reason() -> None
 
 
 def test_no_word_is_lost_or_said_twice_while_connections_come_and_go() -> None:
-    """Other threads speak while the line begins anew: what it has taken for a connection is said
-    over that connection, in its order."""
+    """Send from another thread while the connection is renewed.
+
+    What was accepted for one connection is sent over that connection, in order.
+    """
     rank = Rank()
     words = [Saved(ME, number, "") for number in range(400)]
     with lined(rank) as (line, agent):
@@ -227,7 +233,7 @@ def test_no_word_is_lost_or_said_twice_while_connections_come_and_go() -> None:
 def test_an_order_that_cannot_be_followed_is_asked_for_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The coordinator repeats to who registers what he has to know."""
+    """Expect a new registration: the coordinator then repeats its current orders."""
     with caplog.at_level(logging.WARNING), lined(Rank({"obey": 1})) as (_, agent):
         agent.tell(Introduce(1))
         agent.wait(REGISTER)
@@ -237,7 +243,7 @@ def test_an_order_that_cannot_be_followed_is_asked_for_again(
 
 
 def test_who_left_too_much_unread_is_introduced_to_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that was stopped: what waited is thrown away, and the facts said again."""
+    """Let the agent stop reading: queued messages are dropped and the facts are sent again."""
     monkeypatch.setattr(coordinator_line, "OUTBOX_MAX", 8)
     rank = Rank()
     with lined(rank) as (line, agent):

@@ -1,4 +1,4 @@
-"""What the data channel asks of a transport, and what it tells the metrics."""
+"""What the data channel asks of a transport, and what it reports to the metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEGMENTS = [torch.ones(4), torch.ones(2), torch.ones(8)]
 
 
 class Queueing(NoTransport):
-    """Sums nothing; notes what it is given."""
+    """A transport that sums nothing and records its calls."""
 
     def __init__(self, *, fails_at: int = -1) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Queueing(NoTransport):
 
 
 class Noted:
-    """Stands for the metrics."""
+    """Stands in for the metrics and records what is reported."""
 
     def __init__(self) -> None:
         self.bytes: list[int] = []
@@ -80,7 +80,10 @@ def opened(transport: Queueing) -> tuple[DataChannel, Noted]:
 
 
 def test_all_segments_of_a_round_are_told_and_no_time_is_counted_twice() -> None:
-    """Several may be under way: bytes per second would be too many if their times overlapped."""
+    """Check the times of each segment.
+
+    Several may be in flight: if their times overlapped, bytes per second would be too high.
+    """
     transport = Queueing()
     channel, noted = opened(transport)
     assert channel.sum(SEGMENTS) is None

@@ -1,4 +1,4 @@
-"""A rank takes its GPU when it connects: with stand-ins for torch's devices."""
+"""Each rank takes its own GPU when it connects; torch's devices are stand-ins."""
 
 from __future__ import annotations
 

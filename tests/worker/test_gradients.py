@@ -29,7 +29,7 @@ def make_buckets(dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Gradient
 
 
 def add_gradient(gradients: Gradients, value: float) -> None:
-    """A backward pass that adds value x (index + 1) to each element of parameter `index`."""
+    """Run a backward pass that adds value x (index + 1) to each element of parameter `index`."""
     for index, parameter in enumerate(gradients.parameters):
         (parameter.sum() * value * (index + 1)).backward()
 
@@ -76,7 +76,7 @@ operations = st.lists(
 def test_the_two_buffers_hold_what_separate_numbers_would(
     operations: list[tuple[str, float]],
 ) -> None:
-    """Powers of two and small integers, so that the oracle is exact."""
+    """Use powers of two and small integers, so that the oracle is exact."""
     gradients, grad, earlier, waiting = make_buckets(), 0.0, 0.0, 0.0
     for operation, value in operations:
         match operation:
@@ -154,7 +154,7 @@ ASSIGNED: dict[str, Callable[[Any], object]] = {
 def test_a_gradient_that_the_script_assigns_counts_once(
     how: str, earlier: bool, again: bool
 ) -> None:
-    """`again`: another backward pass adds to what was assigned."""
+    """Compare the contributed gradient; with `again`, another backward pass adds to it."""
     weight = torch.nn.Parameter(torch.ones(2, 3))
     gradients, want = Gradients([("weight", weight)]), 3.0
     if earlier:
@@ -187,11 +187,14 @@ def test_a_gradient_of_none_counts_as_zero_and_leaves_earlier_batches() -> None:
     assert [float(view[0]) for view in made] == [1.0, 4.0]
 
 
-# torch warns of it once in each process, after the backward pass.
+# torch warns about it once per process, after the backward pass.
 @pytest.mark.filterwarnings("ignore:Using backward")
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_graph_of_the_gradients_themselves_is_refused_by_name(listens: bool) -> None:
-    """It would count twice what an earlier backward pass of the lease has left."""
+    """Call backward(create_graph=True).
+
+    It would count what an earlier backward pass of the lease has left twice.
+    """
     gradients, [a, b, c, d], told = watched(*"abcd")
     gradients.watch(told.append if listens else None)
     a.square().sum().backward()
@@ -204,7 +207,7 @@ def test_a_graph_of_the_gradients_themselves_is_refused_by_name(listens: bool) -
     with pytest.raises(UnsupportedError, match=r"create_graph=True[^$]*hint: .*autograd\.grad"):
         computes_and_steps()
     for parameter in (a, b, c, d):
-        parameter.grad = None  # else each is in a cycle with its gradient
+        parameter.grad = None  # otherwise each is in a cycle with its gradient
     made = torch.autograd.grad((a * b).square().sum(), (a, b), create_graph=True)
     torch.stack([g.square().sum() for g in made]).sum().backward()
     gradients.attach()
@@ -251,7 +254,7 @@ def test_the_result_of_an_abandoned_reduction_is_left_alone() -> None:
 
 
 def test_finite_is_exact() -> None:
-    """Sums that overflow are no reason to drop a gradient; a NaN or an Inf always is."""
+    """Check that values near overflow are finite, while a NaN or an Inf never is."""
     gradients = make_buckets()
     for value, want in ((3e38, True), (-3e38, True), (float("nan"), False), (float("inf"), False)):
         gradients.zero(BufferName.GRAD)
@@ -276,7 +279,7 @@ def test_the_fingerprint_tells_models_apart() -> None:
 
 
 def watched(*names: str, cell: int = 16) -> tuple[Gradients, list[torch.nn.Parameter], list[int]]:
-    """Parameters in the order of their registration, two in a segment, and what is told."""
+    """Make parameters in registration order, two per segment, and a list of reported segments."""
     named = [(name, torch.nn.Parameter(torch.ones(cell))) for name in names]
     gradients, told = Gradients(named, segment_bytes=2 * cell * 4), list[int]()
     gradients.watch(told.append)
@@ -373,8 +376,10 @@ def test_an_error_inside_backward_leaves_the_rest_untold_and_the_next_batch_whol
 
 
 def test_a_compiled_model_tells_too() -> None:
-    """Not by the compiler itself, which would take a minute: what it makes is one autograd node
-    with the gradients of all parameters."""
+    """Stand in for the compiler, which would take a minute.
+
+    What it makes is one autograd node with the gradients of all parameters.
+    """
     gradients, parameters, told = watched(*"abcd")
 
     class AllAtOnce(torch.autograd.Function):

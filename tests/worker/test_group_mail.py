@@ -1,4 +1,4 @@
-"""The pending mail of a group has a bound, and mail that is of no use any more is dropped."""
+"""The pending mail of a group is bounded, and messages that became useless are dropped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW = GenerationId(1, "a", 5)
 
 
 def mail(version: int, generation: GenerationId = NOW) -> ReceivedMessage:
-    """A state, as large as a model would be."""
+    """Make a state message; a real one would be as large as the model."""
     log: Any = SimpleNamespace(version=version)
     return ReceivedMessage(m.State(generation, log, ()), ())
 
@@ -29,7 +29,7 @@ def part(records: int, generation: GenerationId = NOW) -> ReceivedMessage:
 
 
 class Group:
-    """The lead and a follower of a group, without their sockets; both hear any mail."""
+    """The lead and a follower of a group, without sockets; both receive any message."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refused: list[Reason] = []
@@ -49,7 +49,7 @@ class Group:
         )
 
     def tell_lead(self) -> None:
-        """The lead hears what the follower has told since."""
+        """Deliver to the lead what the follower has sent since the last call."""
         while self.told:
             self.lead._take(_Heard(1, self.told.pop(0)))
 
@@ -83,7 +83,7 @@ def test_mail_of_a_generation_that_is_over_is_not_kept(shards: Group) -> None:
 
 
 def test_a_state_that_all_have_is_taken_and_older_ones_are_dropped(shards: Group) -> None:
-    """A slow shard skips states that a fast one has: those never come to be complete."""
+    """Let the slow shard skip states that the fast one has; those never become complete."""
     for version in (1, 2, 3):
         shards.lead._receive(mail(version))
     shards.follower._receive(mail(3))

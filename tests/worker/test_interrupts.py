@@ -1,4 +1,4 @@
-"""What the threads of a rank share: each has an owner, a lock, or a bound."""
+"""State that the threads of a rank share: each item has an owner, a lock, or a bound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = 30.0
 
 
 class Lead(CommThread):
-    """As that of a group whose others cannot be told."""
+    """The communication thread of a group's lead that cannot reach the other ranks."""
 
     def _interrupt(self) -> None:
         super()._interrupt()
@@ -33,8 +33,11 @@ def comm(kind: type[CommThread] = CommThread, **machine: Any) -> CommThread:
 
 
 def test_an_order_is_queued_whatever_fails_after_its_interrupt() -> None:
-    """The link thread swallows the error and asks for the order again. The abort flag stayed
-    raised, and each reduction from then on was given up."""
+    """Let the interrupt of the other ranks fail.
+
+    The link thread swallows the error and asks for the order again. The abort flag used to stay
+    raised, and each later reduction was abandoned.
+    """
     thread = comm(Lead)
     with pytest.raises(OSError, match="closed"):
         thread.order(Dismiss("over"))
@@ -55,7 +58,11 @@ def test_an_order_that_never_interrupted_leaves_the_count_alone() -> None:
 
 @pytest.mark.parametrize("read", ["registration", "heartbeat", "figures"])
 def test_what_the_link_thread_says_of_the_state_is_as_of_one_event(read: str) -> None:
-    """It read the state while an event changed it, and swallowed what came of that."""
+    """Read while an event is handled.
+
+    The link thread used to read the state while an event changed it, and swallowed the errors that
+    this caused.
+    """
     begun, goes_on = threading.Event(), threading.Event()
     state: Any = SimpleNamespace(version=1, reducing=None)
     state.registration = lambda: state.version

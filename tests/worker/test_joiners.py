@@ -1,4 +1,4 @@
-"""What a start and a join cost the rank that gives its state to the others (D15)."""
+"""What a start and a join cost the rank that is the donor of the state (D15)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ WEIGHING: Any = SimpleNamespace(
 
 
 class Donor:
-    """Its communication thread's work, done by the test's own thread; nobody reads its mail."""
+    """A donor; the test's own thread does its communication thread's work, nobody reads its mail.
+    """
 
     def __init__(self) -> None:
         model = nn.Linear(64, 64)
@@ -50,17 +51,20 @@ class Donor:
         self.comm._do(ev.SendState(joiner, state))
 
     def hear(self, state: Any, payload: tuple[bytes, ...]) -> None:
-        """As a joiner: `state` has come."""
+        """Stage `state` as a joiner that has received it."""
         self.comm._staged[state.generation] = payload
 
     def bytes_kept(self) -> int:
-        """Of all that waits to be sent, what lies in one place counted once."""
+        """Return the bytes that wait to be sent, counting memory that is shared once."""
         parts = [memoryview(part) for sent in self.sent.values() for part in sent[1:]]
         return sum({id(part.obj): part.nbytes for part in parts}.values())
 
 
 def test_all_joiners_of_a_version_are_sent_the_same_memory() -> None:
-    """It was copied for each: seven joiners of 4 GB kept 28 GB on one rank."""
+    """Serve seven joiners.
+
+    The state used to be copied for each: seven joiners of 4 GB kept 28 GB on one rank.
+    """
     donor = Donor()
     donor.update()
     donor.serve(JOINERS[0], 1)
@@ -99,7 +103,10 @@ def test_a_joiner_of_a_later_version_gets_that_one() -> None:
 
 
 def test_a_joiner_that_cannot_take_the_state_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It said Fatal(RuntimeBroken), which ended the job of all ranks."""
+    """Let the model of the joiner lack a buffer.
+
+    The joiner used to send Fatal(RuntimeBroken), which ended the job of all ranks.
+    """
     donor, joiner = Donor(), Donor()
     donor.committed._model.register_buffer("made_in_forward", torch.ones(3))
     donor.update()
@@ -122,7 +129,7 @@ def test_a_joiner_that_cannot_take_the_state_ends_alone(monkeypatch: pytest.Monk
 
 
 def test_states_of_generations_that_nobody_has_promised_do_not_pile_up() -> None:
-    """Whoever sends them: each may be as large as the model."""
+    """Send many states, each of which may be as large as the model."""
     joiner = Donor()
     rank: Any = SimpleNamespace(gen_id=GEN, promise=GEN._replace(counter=GEN.counter + 1))
     joiner.comm.machine = SimpleNamespace(state=rank)  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""Where every round waits for everybody, the model lies in the committed weights (D2).
+"""Where every round waits for all ranks, the model shares memory with the committed weights (D2).
 
-What may not be seen: a weight that changes under a forward or backward pass, a weight of the script
-in the committed state, and any other bit than with copies.
+Three things must never happen: a weight changes during a forward or backward pass, a weight that
+the script wrote gets into the committed state, or any bit differs from training with copies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACTS = ("update", "park", "lend", "copy", "own", "load", "point elsewhere", "wri
 
 
 def lent(rank: Rank) -> bool:
-    """Whether a weight of the model is one of the committed state."""
+    """Return True if a weight of the model shares memory with the committed state."""
     views = rank.committed._views
     pairs = zip(rank.model.parameters(), views, strict=True)
     return any(parameter.data_ptr() == view.data_ptr() for parameter, view in pairs)
@@ -55,7 +55,7 @@ def test_lending_changes_no_bit(acts: list[str]) -> None:
                 parked = False
                 assert same(lends.weights(), copies.weights())
                 assert lent(lends) == (act == "lend")
-            case "own":  # as in front of pl.evaluating()
+            case "own":  # as before pl.evaluating()
                 lends.committed.part_from_model()
                 assert not lent(lends)
             case "write while parted" if not parked and not lent(lends):
@@ -88,7 +88,10 @@ def test_lending_copies_nothing_and_takes_no_memory() -> None:
 
 
 def test_a_graph_that_the_script_keeps_over_a_step_is_refused() -> None:
-    """As with any optimizer: its backward() would mix the weights of two versions."""
+    """Keep a graph over a step, which fails with any optimizer.
+
+    Its backward() would mix the weights of two versions.
+    """
     rank = Rank()
     rank.committed.copy_to_model(lend=True)
     loss = rank.model(torch.ones(4, 5)).square().sum()
@@ -102,7 +105,7 @@ def test_a_graph_that_the_script_keeps_over_a_step_is_refused() -> None:
 
 
 def test_what_cannot_lie_there_is_copied() -> None:
-    """A master in float32, and memory in another order than the flat one."""
+    """Use a float32 master and memory whose order differs from the flat one."""
 
     def made(model: nn.Sequential) -> tuple[Committed, Gradients]:
         gradients = Gradients(model.named_parameters())
@@ -133,8 +136,11 @@ def test_what_cannot_lie_there_is_copied() -> None:
 
 @pytest.mark.parametrize("lend", [False, True])
 def test_only_copies_keep_what_scripts_write_out_of_weights_that_must_be_equal(lend: bool) -> None:
-    """Why nothing is lent where a round may go without a rank: that one misses a version, and with
-    it what its script does to the weights of each, as in `p.data.clamp_()` after step()."""
+    """Show why nothing is lent where a round may proceed without a rank.
+
+    That rank misses a version, and with it what its script does to the weights of each one, such as
+    `p.data.clamp_()` after step().
+    """
     ranks = present, late = Rank(), Rank()
 
     def goes_on(rank: Rank) -> None:

@@ -1,4 +1,4 @@
-"""Models in bfloat16 and float16: what is stepped, summed, handed over and kept is float32."""
+"""Models in bfloat16 and float16: steps, sums, snapshots and checkpoints use float32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 
 
 def make_model(dtype: torch.dtype) -> nn.Sequential:
-    """A half and, as models often have it, a norm in float32."""
+    """Make a half-precision layer and a norm in float32, as is common."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(6, 8).to(dtype), nn.LayerNorm(8))
 
@@ -37,7 +37,7 @@ class Rank:
         self.committed = Committed(self.model, self.optimizer, self.gradients)
 
     def round(self, seed: int, divisor: float = 3.0) -> list[torch.Tensor]:
-        """Returns the average of each parameter, float32."""
+        """Run a round and return the average of each parameter in float32."""
         fill(list(self.gradients.parameters), seed)
         self.gradients.load_results(BufferName.GRAD, 3.0)
         views = self.gradients.layout.views(self.gradients.result)
@@ -78,7 +78,7 @@ def test_a_half_is_stepped_as_plain_torch_steps_float32_masters(
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_updates_that_a_half_would_round_away_add_up(dtype: torch.dtype) -> None:
-    """4,000 steps of 2^-16 on a weight of 1, where the next bfloat16 is 2^-7 away."""
+    """Take 4,000 steps of 2^-16 on a weight of 1, where the next bfloat16 is 2^-7 away."""
     model = nn.Linear(4, 1, bias=False).to(dtype)
     nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-16)
@@ -104,7 +104,7 @@ def test_a_gradient_keeps_the_type_that_autograd_wants() -> None:
     assert [p.grad.dtype for p in rank.model.parameters() if p.grad is not None] == [
         torch.bfloat16, torch.bfloat16, torch.float32, torch.float32,
     ]  # fmt: skip
-    rank.gradients.swap()  # what is late waits in that type too
+    rank.gradients.swap()  # late gradients wait in that type too
     rank.gradients.load_results(BufferName.LATE)
     assert {flat.dtype for flat in rank.gradients.result} == {torch.float32}
 
@@ -136,7 +136,7 @@ def test_a_hash_sees_what_the_model_in_bfloat16_does_not_show() -> None:
 
 
 def test_what_an_optimizer_of_a_half_has_kept_goes_on_as_float32() -> None:
-    """An optimizer that stepped, or loaded its state, before training starts."""
+    """Use an optimizer that stepped, or loaded its state, before training starts."""
     rank = Rank(torch.bfloat16, "adamw")
     rank.optimizer = OPTIMIZERS["adamw"](list(rank.model.parameters()))
     fill(list(rank.model.parameters()), 4)
@@ -148,7 +148,7 @@ def test_what_an_optimizer_of_a_half_has_kept_goes_on_as_float32() -> None:
 
 
 def test_segments_are_as_long_as_their_sums() -> None:
-    """A parameter of a half takes four bytes in a sum, and on the wire."""
+    """Count four bytes for each half-precision element, in a sum and on the wire."""
     named = [(str(index), nn.Parameter(torch.ones(1000).half())) for index in range(8)]
     half = Gradients(named, segment_bytes=4 * 2100).layout
     single = Gradients([(n, nn.Parameter(p.float())) for n, p in named], 4 * 2100).layout

@@ -1,4 +1,4 @@
-"""What the main thread waits for comes first; what nobody waits for comes all the same."""
+"""The order of work after a round: first what the main thread waits for, then the rest."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_figures_of_a_round_come_when_the_main_thread_has_been_let_go(
         for _ in range(3):
             model(torch.ones(2, 2)).sum().backward()
             session.step(leases=(), samples=2, unit=1, metrics=())
-        for _ in range(3):  # the last one's without another step
+        for _ in range(3):  # those of the last round arrive without another step
             assert counted.acquire(timeout=PATIENCE_S)
     finally:
         session.close()

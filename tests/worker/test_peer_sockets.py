@@ -1,4 +1,4 @@
-"""Messages between ranks, over real sockets on this machine."""
+"""Messages between ranks over real sockets on this machine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from testing.makers import GEN_1, member
 
 
 def test_what_the_lanes_to_all_peers_take_is_what_is_counted(tmp_path: Path) -> None:
-    """Here the connections out and in are of the same process, so both are seen."""
-    # What the library opens once for a process that sends without a copy is none of a peer's.
+    """Count files in one process, which holds both the outgoing and the incoming connections."""
+    # The library opens some files once per process for zero-copy sends; they belong to no peer.
     exchange([PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "yz"])
-    gc.collect()  # files of earlier tests that would be closed meanwhile
+    gc.collect()  # closes files of earlier tests now rather than meanwhile
     ranks = [PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "abcd"]
     wait_closed()
     before = open_files()
@@ -34,14 +34,14 @@ def test_what_the_lanes_to_all_peers_take_is_what_is_counted(tmp_path: Path) -> 
 
 
 def wait_closed() -> None:
-    """The library closes connections in a thread of its own."""
+    """Wait until the library, which closes connections in its own thread, has closed them."""
     files, until_s = -1, time.monotonic() + 10
     while files != (files := open_files()) and time.monotonic() < until_s:
         time.sleep(0.2)
 
 
 def exchange(ranks: Sequence[PeerSockets]) -> int:
-    """Each sends to each over both lanes; the files that are open when all has come."""
+    """Let each rank send to each over both lanes; return the files open when all has arrived."""
     try:
         for index, rank in enumerate(ranks):
             note = AskState(GEN_1, member(index), at_least=3)
@@ -95,8 +95,10 @@ state("before")
 
 
 def test_a_state_may_go_while_the_script_ends(tmp_path: Path) -> None:
-    """A donor ends by an error of its script: the library may not refuse before the engine has
-    ended, and hide what the script said."""
+    """Send a state from an atexit handler, as a donor does whose script failed.
+
+    The library must not refuse before the engine has ended, which would hide the script's error.
+    """
     done = subprocess.run(
         [sys.executable, "-c", ENDS, str(tmp_path)],
         capture_output=True,
@@ -138,7 +140,10 @@ NOTE = AskState(GEN_1, member(0), at_least=3)
 
 
 def test_what_a_whole_generation_has_not_used_is_closed(tmp_path: Path) -> None:
-    """Else a rank would be linked to all in the end, since each change gives it other peers."""
+    """Bound the connections.
+
+    Each change gives a rank other peers, so it would end up connected to all.
+    """
     ranks = [PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "abc"]
     one = ranks[0]
     try:
@@ -160,7 +165,7 @@ def test_what_a_whole_generation_has_not_used_is_closed(tmp_path: Path) -> None:
 
 @pytest.fixture(params=["ipc", "tcp"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[PeerSockets, ...]]:
-    """A donor and a joiner; in a cluster what they say is encrypted."""
+    """Make a donor and a joiner; over tcp, as in a cluster, their messages are encrypted."""
     where = {"directory": tmp_path} if request.param == "ipc" else {"directory": None}
     both = [PeerSockets(**where, name=name, host="127.0.0.1", token="t") for name in "ab"]
     both[0].know(member(1), both[1].address)
@@ -180,7 +185,11 @@ def receive(sockets: PeerSockets) -> ReceivedMessage:
 def test_a_state_goes_in_pieces_and_arrives_as_it_was(
     pair: tuple[PeerSockets, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One frame of the whole size was encrypted, and copied with the interpreter's lock held."""
+    """Send a state of several pieces.
+
+    One frame of the whole size used to be encrypted and copied while holding the interpreter's
+    lock.
+    """
     monkeypatch.setattr(peer_sockets, "PIECE_BYTES", 1000)
     sizes: list[int] = []
     send = zmq.Socket.send_multipart
@@ -204,12 +213,12 @@ def test_a_state_goes_in_pieces_and_arrives_as_it_was(
 
 
 class State(bytearray):
-    """That can be watched."""
+    """A bytearray that weak references can watch."""
 
 
 @pytest.mark.long
 def test_a_state_that_is_under_way_gives_way_to_a_newer_one(pair: tuple[PeerSockets, ...]) -> None:
-    """A joiner that takes nothing asks again and again: each state stayed in memory."""
+    """Send to a joiner that reads nothing and asks again: each state used to stay in memory."""
     donor, joiner = pair
     joiner.close()
     alive = []
@@ -222,7 +231,7 @@ def test_a_state_that_is_under_way_gives_way_to_a_newer_one(pair: tuple[PeerSock
     while sum(each() is not None for each in alive) > 1 and tries:
         tries -= 1
         gc.collect()
-        donor.wait(20)  # the I/O thread gives them back
+        donor.wait(20)  # lets the I/O thread release them
     assert [each() is not None for each in alive] == [False, False, False, True]
 
 

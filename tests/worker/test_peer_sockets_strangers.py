@@ -1,4 +1,4 @@
-"""What others send to the sockets of a rank: dropped and counted, and messages of peers arrive."""
+"""Data of strangers on a rank's sockets is dropped and counted; messages of peers still arrive."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def refused(*reasons: Reason) -> int:
 
 
 def until_refused(pair: Pair, count: int, *reasons: Reason) -> None:
-    """The test's own timeout ends it else."""
+    """Wait until `count` messages were refused; only the test's own timeout bounds it."""
     while refused(*reasons) < count:
         pair[1].wait(100)
     assert refused(*reasons) == count
@@ -80,7 +80,7 @@ def lanes(sockets: PeerSockets) -> dict[str, str]:
 
 
 def sender_to(pair: Pair, lane: str) -> zmq.Socket[bytes]:
-    """A socket with the rights of a peer: this user's, and the job's key where one is needed."""
+    """Open a socket with a peer's rights: this user's, and the job's key where one is needed."""
     there = pair[0]._context.socket(zmq.PUSH)
     there.set(zmq.LINGER, 0)
     if pair[0]._key is not None:
@@ -174,7 +174,7 @@ def test_random_frames_never_end_a_rank(pair: Pair, lane: str, seed: int) -> Non
 
 
 def test_a_message_of_many_frames_arrives_whole(pair: Pair) -> None:
-    """A GO of a large job is longer than a frame, and so is the log of a state."""
+    """Send messages longer than a frame, like a GO of a large job or the log of a state."""
     long = AskState(GEN_1._replace(coordinator="c" * (3 * PIECE_BYTES + 5)), member(0), at_least=3)
     pair[0].send(member(1), long)
     assert receive(pair[1]).message == long
@@ -227,7 +227,10 @@ def greeted(pair: Pair, lane: str) -> socket.socket:
 def test_the_header_of_a_large_frame_closes_the_connection(
     pair: Pair, lane: str, size: int, flags: int
 ) -> None:
-    """A greeting and a header of 1 GiB took a rank from 15 to 1,037 MiB."""
+    """Send a greeting and the header of a large frame.
+
+    A header of 1 GiB used to grow a rank from 15 to 1,037 MiB.
+    """
     before, counted = own_bytes(), refused(Reason.MALFORMED)
     with greeted(pair, lane) as stranger:
         chunk = bytes(1 * MIB)
@@ -277,7 +280,10 @@ def test_a_program_that_speaks_another_protocol_is_no_peer(pair: Pair, data: byt
 
 
 def test_what_a_peer_sends_and_nobody_reads_stays_with_it(pair: Pair) -> None:
-    """Else one peer could fill the memory of a rank that is in a long reduction."""
+    """Send without a reader.
+
+    Otherwise one peer could fill the memory of a rank that is in a long reduction.
+    """
     before = own_bytes()
     stranger = sender_to(pair, "bulk")
     stranger.set(zmq.SNDHWM, 1)
@@ -290,7 +296,7 @@ def test_what_a_peer_sends_and_nobody_reads_stays_with_it(pair: Pair) -> None:
         stranger.send_multipart([sizes(len(PACKED), len(state)), PACKED, *pieces])
         sent += 1
     assert sent < 40
-    assert own_bytes() - before < 2 * RSS_BYTES_MAX  # both ends are of this process
+    assert own_bytes() - before < 2 * RSS_BYTES_MAX  # both ends are in this process
     stranger.close(linger=0)
 
 
@@ -312,7 +318,7 @@ except ConnectionError:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("lane", ["fast", "bulk"])
 def test_another_user_is_not_even_greeted(lane: str) -> None:
-    """Wherever the folder of a rank is, and whoever may enter it."""
+    """Check it whatever the permissions of the rank's folder are."""
     with tempfile.TemporaryDirectory(prefix="paceline-test-") as folder:
         Path(folder).chmod(0o777)
         rank = PeerSockets(directory=Path(folder), name="a", host="", token="t")

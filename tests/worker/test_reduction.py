@@ -1,7 +1,8 @@
-"""The reductions of one rank: when a segment is contributed, and what makes a round void (R27-R31).
+"""The reductions of one rank: when it contributes a segment and what aborts a round (R27-R31).
 
-A rank has three segments here, one parameter each, and a channel whose transfers the test sees and
-ends. Two of them over the data channel of the simulation show that the sums agree.
+The rank here has three segments with one parameter each, and a channel whose transfers the test
+observes and completes. Tests with several ranks use the data channel of the simulation and show
+that the sums agree.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from paceline.worker.state.gradients import Gradients
 
 PATIENCE_S = 60.0
 QUIET_S = 0.05
-"""Nothing happens for so long."""
+"""How long nothing must happen for the channel to count as idle."""
 SEGMENTS = 3
 NUMEL = 16
-"""A cache line: each parameter is a segment."""
+"""The elements of a cache line, so that each parameter is a segment."""
 LAST = SEGMENTS - 1
 GEN = GenerationId(1, "a", 1)
 COMING = ev.Coming(leases=(7,), samples=4, unit=4)
@@ -54,7 +55,7 @@ def order(
 
 
 class ToldChannel:
-    """Instead of a `DataChannel`: a transfer lasts until the test ends it."""
+    """Replaces a `DataChannel`: a transfer lasts until the test completes it."""
 
     def __init__(self) -> None:
         self._begun: queue.Queue[torch.Tensor] = queue.Queue()
@@ -77,14 +78,14 @@ class ToldChannel:
         return None
 
     def end(self, answer: Answer = None, *, others: float = 0.0, flag: bool = False) -> None:
-        """The transfer under way, or the next one."""
+        """Complete the transfer in flight, or the next one."""
         self._answers.put((answer, others, flag))
 
     def abort(self) -> None:
         self.end(ev.ChannelFailed("the test is over", aborted=True))
 
     def begun(self) -> tuple[float, bool]:
-        """What this rank contributes to the next transfer, and its flag."""
+        """Return this rank's contribution to the next transfer, and its flag."""
         buffer = self._begun.get(timeout=PATIENCE_S)
         assert buffer[0] == buffer[NUMEL - 1]
         assert not buffer[NUMEL:-1].any()
@@ -123,7 +124,7 @@ class OneRank:
     # ---- the main thread
 
     def write(self, segment: int, value: float) -> None:
-        """backward() makes the gradient of this segment, `value` everywhere."""
+        """Let backward() make the gradient of this segment, with `value` everywhere."""
         (self.parameters[-1 - segment] * value).sum().backward()
 
     def compute(self, *values: float) -> None:
@@ -143,7 +144,7 @@ class OneRank:
         return self.posted.get(timeout=PATIENCE_S)
 
     def outcome(self) -> ev.Reduced | ev.Voided | ev.ChannelFailed | None:
-        """Of the streamed round; what was said to come before does not matter."""
+        """Return the outcome of the streamed round, skipping earlier announcements."""
         while self.heard() is not None:
             pass
         return self.reducer.outcome()
@@ -154,7 +155,7 @@ class OneRank:
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., OneRank]]:
-    """Makes ranks; no thread of theirs lives longer than the test."""
+    """Yield a function that makes ranks; check that none of their threads outlives the test."""
     before, made = set(threading.enumerate()), ExitStack()
 
     def make(channel: Any = None, segments: int = SEGMENTS) -> OneRank:
@@ -227,7 +228,7 @@ def test_the_link_does_not_wait_while_the_next_segment_is_made_ready(
         assert time.monotonic() < until, "it waits for the transfer before it"
         time.sleep(0.001)
     assert rank.channel.is_quiet()
-    if gives_up:  # what is there already is flagged all the same
+    if gives_up:  # the segment that is ready is flagged all the same
         rank.reducer.give_up(GivenUp.LATE)
     rank.channel.end()
     assert rank.channel.begun() == (2.0, gives_up)
@@ -248,7 +249,7 @@ def test_segments_that_are_ready_in_another_order_go_out_in_theirs(rank: OneRank
 def test_a_rank_with_no_batch_in_hand_keeps_nobody_waiting(
     rank: OneRank, source: BufferName | None
 ) -> None:
-    """What it computes meanwhile is of a later round."""
+    """Let it compute meanwhile: that batch belongs to a later round."""
     rank.compute(1.0, 2.0, 3.0)
     rank.gradients.swap()
     rank.reducer.begin(COMING)
@@ -301,7 +302,7 @@ def test_what_earlier_batches_of_the_lease_have_left_goes_out_with_the_last_one(
 
 
 def test_gradients_that_the_script_has_taken_away_are_copied_in(rank: OneRank) -> None:
-    """`model.zero_grad()` before backward()."""
+    """Call `model.zero_grad()` before backward()."""
     rank.reducer.begin(COMING)
     for parameter in rank.parameters:
         parameter.grad = None
@@ -358,7 +359,7 @@ def erase_and_compute_again(rank: OneRank, parameter: torch.nn.Parameter) -> Non
 def test_a_gradient_that_is_assigned_after_it_was_contributed_voids_the_round(
     rank: OneRank, change: Callable[[OneRank, torch.nn.Parameter], None], want: list[float]
 ) -> None:
-    """The next round has it, with what an earlier step of the same contribution left."""
+    """Expect the gradient in the next round, with what an earlier step of the contribution left."""
     for segment in range(SEGMENTS):
         rank.write(segment, 8.0)
     rank.gradients.lay_by()
@@ -415,7 +416,7 @@ def test_buffers_are_averaged_behind_the_last_segment(rank: OneRank) -> None:
 
 
 def end_of(rank: OneRank, first: int) -> ev.Reduced | ev.Voided | ev.ChannelFailed | None:
-    """This rank contributes zeros and its flag to segment `first`, which nobody goes beyond."""
+    """Check that this rank contributes zeros and its flag to segment `first`, the last one sent."""
     assert rank.channel.begun() == (0.0, True), f"segment {first}"
     rank.channel.end(others=1.0)
     assert rank.channel.is_quiet()
@@ -423,7 +424,7 @@ def end_of(rank: OneRank, first: int) -> ev.Reduced | ev.Voided | ev.ChannelFail
 
 
 def stream_until(rank: OneRank, segment: int) -> None:
-    """The segments before this one are ready and reduced."""
+    """Make and reduce the segments before this one."""
     rank.reducer.begin(COMING)
     rank.reducer.reduce(order(in_hand=True))
     for ready in range(segment):
@@ -454,7 +455,7 @@ def test_a_first_segment_with_a_nan_is_never_said_to_come(rank: OneRank) -> None
 
 @pytest.mark.parametrize("segment", range(LAST))
 def test_a_segment_that_is_written_after_it_was_handed_over(rank: OneRank, segment: int) -> None:
-    """Two backward() passes, or a script that scales p.grad."""
+    """Cover two backward() passes and a script that scales p.grad."""
     stream_until(rank, LAST)
     rank.write(LAST, 3.0)
     rank.write(segment, 1.0)
@@ -482,7 +483,10 @@ def test_a_segment_that_is_written_by_a_script_with_inference_mode(rank: OneRank
 
 
 def test_a_write_beside_autograd_goes_unnoticed(rank: OneRank) -> None:
-    """As docs/limits.md says of `p.grad.data`: the segment goes out as backward() left it."""
+    """Write to `p.grad.data`, as described in docs/limits.md.
+
+    The segment is sent as backward() left it.
+    """
     stream_until(rank, LAST)
     rank.write(LAST, 3.0)
     grad = rank.parameters[-1].grad
@@ -535,8 +539,10 @@ def test_a_round_whose_batch_was_dropped_before_it_began(rank: OneRank) -> None:
 
 
 def test_the_batch_after_a_dropped_one_is_not_taken_for_it(rank: OneRank) -> None:
-    """GO comes before the word that the batch was dropped, and finds the next one in hand: that
-    word is handled before any step of the next one."""
+    """Let GO arrive before the report that the batch was dropped, with the next batch in hand.
+
+    That report is handled before any step of the next batch.
+    """
     rank.compute(1.0)
     rank.reducer.close(dropped=True)
     rank.gradients.zero(BufferName.GRAD)
@@ -611,8 +617,11 @@ def test_a_void_round_leaves_the_gradient_whole_for_the_next_one(rank: OneRank) 
 
 
 def test_a_step_says_nothing_of_the_batch_that_its_script_has_begun_since(rank: OneRank) -> None:
-    """Some steps let the main thread go on at once: it is at the next batch when the communication
-    thread has carried out all that the step brought."""
+    """Let the main thread start the next batch early.
+
+    Some steps let it continue at once, so it can be at the next batch when the communication thread
+    has completed the step.
+    """
     rank.compute(1.0, 2.0, 3.0)
     assert rank.heard() == COMING
     rank.reducer.close()
@@ -642,7 +651,7 @@ def stop(rank: OneRank) -> threading.Thread:
 
 
 def stop_in_transfer(rank: OneRank, segment: int) -> threading.Thread:
-    """The whole batch is announced, and this segment under way when the round is stopped."""
+    """Stop the round while this segment is in flight and the whole batch is announced."""
     rank.compute(1.0, 2.0, 3.0)
     rank.step()
     rank.reducer.reduce(order())
@@ -673,7 +682,7 @@ def test_a_new_generation_ends_the_wait_for_a_segment(rank: OneRank, segment: in
 
 @pytest.mark.parametrize("segment", range(SEGMENTS))
 def test_a_new_generation_ends_a_transfer(rank: OneRank, segment: int) -> None:
-    """The abort flag of the channel does; the segments behind it are not begun."""
+    """End the transfer by the channel's abort flag; the segments behind it are not started."""
     stops = stop_in_transfer(rank, segment)
     time.sleep(QUIET_S)
     assert stops.is_alive(), "the transfer may still write"
@@ -688,10 +697,10 @@ def test_a_new_generation_ends_a_transfer(rank: OneRank, segment: int) -> None:
 def test_a_transfer_that_no_abort_ends_breaks_the_rank(
     rank: OneRank, monkeypatch: pytest.MonkeyPatch, segment: int
 ) -> None:
-    """A driver that hangs: the communication thread waited for it for ever."""
+    """Simulate a driver that hangs: the communication thread used to wait for it forever."""
     monkeypatch.setattr(reduction, "PATIENCE_S", QUIET_S)
     stops = ThreadPoolExecutor(1).submit(rank.reducer.stop)
-    stops.result(PATIENCE_S)  # nothing is under way
+    stops.result(PATIENCE_S)  # nothing is in flight
     rank.compute(1.0, 2.0, 3.0)
     rank.step()
     rank.reducer.reduce(order())
@@ -702,7 +711,7 @@ def test_a_transfer_that_no_abort_ends_breaks_the_rank(
 
     def stop_and_ask() -> None:
         rank.reducer.stop()
-        rank.reducer.outcome()  # where the thread that sums has lost its patience first
+        rank.reducer.outcome()  # raises if the summing thread has timed out first
 
     stops = ThreadPoolExecutor(1).submit(stop_and_ask)
     try:
@@ -716,7 +725,7 @@ def test_a_pass_over_memory_that_hangs_breaks_the_rank(
     rank: OneRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reduction, "PATIENCE_S", QUIET_S)
-    rank.compute(1.0)  # from the first batch on there is a thread for it
+    rank.compute(1.0)  # starts the thread for it
     hangs = threading.Event()
 
     def hang() -> None:
@@ -795,11 +804,11 @@ def test_an_error_of_the_data_thread_is_the_communication_threads(rank: OneRank)
     rank.channel.end(BrokenError("in the transport"))
     with pytest.raises(BrokenError):
         rank.outcome()
-    rank.reducer.stop()  # ends
+    rank.reducer.stop()  # must return
 
 
 def test_a_hook_of_the_script_that_raises(rank: OneRank) -> None:
-    """The script catches it and drops the batch, whose gradient came half way."""
+    """Let the script catch the error and drop the batch, whose gradient is incomplete."""
 
     def fail(_: torch.Tensor) -> None:
         raise BrokenError("in a hook")
@@ -848,7 +857,7 @@ class SimChannel:
 
 
 def play(rank: OneRank, values: list[torch.Tensor], draw: random.Random, trouble: str) -> Any:
-    """One round of one rank; backward() pauses now and then."""
+    """Play one round of one rank, whose backward() pauses now and then."""
     rank.channel.open()
     at, reducer = draw.randrange(SEGMENTS), rank.reducer
     reducer.begin(COMING)
@@ -879,7 +888,7 @@ def play(rank: OneRank, values: list[torch.Tensor], draw: random.Random, trouble
 def play_together(
     make: Callable[..., OneRank], seed: int, *troubles: str
 ) -> tuple[list[Any], list[OneRank]]:
-    """What the round came to on each rank."""
+    """Play one round on several ranks; return the outcome on each, and the ranks."""
     draw, hub = random.Random(seed), Hub()
     ranks = [make(SimChannel(hub, me, len(troubles))) for me in range(len(troubles))]
     numbers = torch.Generator().manual_seed(seed)

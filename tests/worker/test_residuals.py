@@ -1,6 +1,7 @@
-"""What rounding takes away travels with the next round: once, whatever becomes of rounds (D18).
+"""Rounding residuals are added to the next round exactly once, whatever happens to rounds (D18).
 
-All numbers are whole and small enough that each float32 sum is exact, and most are no bfloat16.
+All numbers are integers small enough that each float32 sum is exact; most cannot be represented in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def new_rank() -> Gradients:
 
 @dataclass
 class Group:
-    """Ranks and what has become of their gradients, in sums of per-sample gradients."""
+    """Ranks and an account of their gradients, in sums of per-sample gradients."""
 
     algorithm: str
     ranks: list[Gradients]
@@ -41,7 +42,7 @@ class Group:
         self.given, self.applied, self.lost = (torch.zeros(numel) for _ in range(3))
 
     def load(self, named: set[int], unit: int, seed: int) -> torch.Tensor:
-        """What is new in the scratch of the ranks that GO names; the others add zeros."""
+        """Load and return the new gradients of the ranks that GO names; the others add zeros."""
         draw, new = torch.Generator().manual_seed(seed), torch.zeros_like(self.given)
         for index, rank in enumerate(self.ranks):
             rank.zero(BufferName.GRAD)
@@ -56,7 +57,7 @@ class Group:
         return new
 
     def reduce(self) -> torch.Tensor:
-        """As over the data channel."""
+        """Sum the results of all ranks like the data channel."""
         chunks = schedule(self.algorithm, len(self.ranks), 0).chunks
         total = torch.empty_like(self.given)
         for chunk, there in enumerate(torch.arange(len(total)).tensor_split(chunks)):
@@ -79,20 +80,20 @@ class Group:
     def commit(self, named: set[int], unit: int, seed: int) -> None:
         new = self.load(named, unit, seed)
         total = self.reduce() if len(self.ranks) > 1 else self.ranks[0].result[0]
-        if named:  # else the log says that nothing is applied
+        if named:  # otherwise the log applies nothing
             self.given += new
             self.applied += total * unit
         for rank in self.ranks:
             rank.keep_residuals(unit if named else 0)
 
     def abandon(self, named: set[int], unit: int, seed: int, *, void: bool) -> None:
-        """It came to nothing: a segment was flagged, or a rank died and the round is made anew."""
+        """Abort a round: a segment was flagged, or a rank died and the round is repeated."""
         self.load(named, unit, seed)
         if void:
             self.reduce()
 
     def replace(self, index: int) -> None:
-        """A rank is lost; another one joins."""
+        """Lose a rank and let another one join in its place."""
         self.lost += self.residual(self.ranks[index])
         self.ranks[index] = new_rank()
 
@@ -129,7 +130,7 @@ def test_applied_and_residuals_are_all_that_was_given(
 
 
 def test_a_residual_is_at_most_half_a_step_of_bfloat16_of_a_sum() -> None:
-    """It does not grow with the number of rounds."""
+    """Check that it does not grow with the number of rounds."""
     group = Group("ring", [new_rank() for _ in range(4)])
     for seed in range(50):
         group.commit({0, 1, 2, 3}, 1, seed)

@@ -1,4 +1,4 @@
-"""How long a script may be away from step(), and what is said of one that is for too long."""
+"""How long a script may stay away from step(), and how a script that exceeds it is reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_process_that_was_stopped_has_not_had_the_time() -> None:
 
 
 def test_stuck_scripts_are_alike_if_they_are_in_one_file() -> None:
-    """An endless loop is seen at any of its lines."""
+    """Compare by file, because an endless loop can be observed at any of its lines."""
     one = ScriptError(STUCK, "", "train.py", 7)
     assert one.is_same(ScriptError(STUCK, "", "train.py", 8))
     assert not one.is_same(ScriptError(STUCK, "", "data.py", 7))

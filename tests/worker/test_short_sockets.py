@@ -1,4 +1,4 @@
-"""Sockets of `multiprocessing` have room, however long the path of TMPDIR is."""
+"""Unix sockets of `multiprocessing` work however long the path of TMPDIR is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ print(short_sockets.use_folder(sys.argv[1]))
 
 @pytest.mark.parametrize("depth", [0, 3])
 def test_sockets_are_made_where_there_is_room(tmp_path: Path, depth: int) -> None:
-    """Workers of a loader could not send their batches, and the script waited for ever."""
+    """Use a long TMPDIR.
+
+    Loader workers used to fail to send their batches, and the script waited forever.
+    """
     long = tmp_path.joinpath(*["x" * 30] * depth) if depth else Path("/tmp")
     long.mkdir(parents=True, exist_ok=True)
     short = tmp_path / "s"

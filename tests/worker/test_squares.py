@@ -1,4 +1,4 @@
-"""Squared norms that ranks of a measured run tell: of whole gradients, and of few rounds only."""
+"""Squared gradient norms that ranks of a measured run report: of whole gradients, in few rounds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_nothing_is_said_before_both_are_known() -> None:
 def test_of_a_step_that_is_looked_at_and_before_it_is_clipped() -> None:
     rank = Rank()
     for number in range(1, EVERY + 1):
-        # A sum over the samples divided by half of them: twice the mean.
+        # The sum over the samples is divided by half their number, which makes twice the mean.
         rank.announce(torch.full((32, 32), 2.0 * number), unit=SAMPLES // 2)
         rank.apply(torch.full((32, 32), 6.0), samples=2 * SAMPLES, divisor=2.0, unit=SAMPLES)
     facts = rank.squares.facts()

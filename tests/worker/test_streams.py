@@ -1,7 +1,7 @@
-"""Order on a device that works through queues, shown without one (D5).
+"""The order of work on a device with queues, shown without such a device (D5).
 
-A stand-in for torch's streams keeps a record of what is entered, marked and awaited, next to every
-operation on a tensor. What would be a race on a GPU is a wrong order in that record.
+A stand-in for torch's streams records what is entered, marked and awaited, together with every
+operation on a tensor. A race on a GPU would be a wrong order in that record.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ GEN = GenerationId(1, "c", 1)
 MAIN, OWN = "main", "own"
 COMING = ev.Coming(leases=(7,), samples=4, unit=4)
 WAIT_S = 60.0
-"""A bound for a hang."""
+"""A timeout, so that a hang fails the test."""
 
 
 class Record:
-    """(thread, what, on which stream), in order."""
+    """Records (thread, operation, stream) in order."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, str, str]] = []
@@ -64,11 +64,11 @@ class Record:
         self.entries.append((thread, what, on or self.stack[-1]))
 
     def operations(self) -> list[tuple[str, str]]:
-        """Those on tensors, with the stream that they were queued in."""
+        """Return the operations on tensors, with the stream that they were queued in."""
         return [(what, on) for _, what, on in self.entries if what.startswith("aten.")]
 
     def before(self, what: str) -> str:
-        """The last thing that happened before `what` was first done."""
+        """Return the last entry before `what` first occurred."""
         names = [entry[1] for entry in self.entries]
         return names[names.index(what) - 1]
 
@@ -128,7 +128,7 @@ class RecordedQueues:
 
 
 class Watch(TorchDispatchMode):
-    """Notes each operation of this thread on tensors."""
+    """Records each operation of this thread on tensors."""
 
     def __init__(self, record: Record) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -140,7 +140,7 @@ class Watch(TorchDispatchMode):
 
 
 class Deaf:
-    """Takes every call, of its parts as well."""
+    """Accepts every call, also on its attributes."""
 
     def __getattr__(self, name: str) -> Deaf:
         return self
@@ -150,7 +150,7 @@ class Deaf:
 
 
 class Rank:
-    """The communication thread's work, done by the test's own thread."""
+    """A rank whose communication thread's work the test's own thread does."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -211,7 +211,7 @@ READING = {
     "the state for a joiner": ev.SendState(TO, STATE),
 }
 CHECK = "aten.linalg_vector_norm.out"
-"""By which a segment is checked on a device."""
+"""The operation that checks a segment on a device for non-finite values."""
 WRITING = {
     "contribute": ev.Reduce(GO, BufferName.GRAD, 0.5),
     "contribute nothing": ev.Reduce(GO, None, 1.0),
@@ -225,7 +225,10 @@ WRITING = {
 
 @pytest.mark.parametrize("name", READING | WRITING)
 def test_the_communication_thread_works_on_its_own_stream(record: Record, name: str) -> None:
-    """Beside it, a sum is read before it is there, or a weight while it is written."""
+    """Check every operation.
+
+    On another stream, a sum could be read too early, or a weight while it is written.
+    """
     rank = Rank(record)
     rank.do((READING | WRITING)[name])
     assert record.operations()
@@ -234,7 +237,11 @@ def test_the_communication_thread_works_on_its_own_stream(record: Record, name: 
 
 @pytest.mark.parametrize("name", READING)
 def test_bytes_leave_the_device_when_all_updates_are_in_memory(record: Record, name: str) -> None:
-    """Else two ranks with the same weights tell two hashes, and a joiner gets a torn state."""
+    """Check that a synchronization precedes the read.
+
+    Otherwise two ranks with equal weights could report two hashes, and a joiner could get a torn
+    state.
+    """
     rank = Rank(record)
     rank.do(READING[name])
     names = [what for _, what, _ in record.entries]
@@ -266,7 +273,7 @@ def test_the_evidence_of_a_journal_and_a_copy_of_the_state_are_whole(record: Rec
 
 
 def test_a_transport_is_called_in_the_stream_that_fills_the_buffers(record: Record) -> None:
-    """It takes them in that order, so that nobody waits for the host in between."""
+    """Check that it uses the buffers in stream order, so the host waits for nothing in between."""
     rank = Rank(record)
     rank.do(ev.Reduce(GO, BufferName.GRAD, 1.0))
     (sums,) = {on for _, what, on in record.entries if what == "sum"}
@@ -284,7 +291,7 @@ def test_the_main_thread_goes_on_after_everything_was_marked(record: Record) -> 
 
 
 def host_waits(record: Record) -> list[tuple[str, str, str]]:
-    """What holds a thread up until a device has done something, or reads from it."""
+    """Return the operations that block a thread until a device has finished, or read from it."""
     waits = ("synchronize", "aten._local_scalar_dense", "aten.item", "aten.is_nonzero")
     return [entry for entry in record.entries if entry[1].startswith(waits)]
 
@@ -312,8 +319,11 @@ class Queued:
 def test_no_step_waits_for_its_device_before_it_is_announced(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole job of one rank. Order is the device's business: the check of the gradients is queued
-    behind what makes them, and who has to know of its end looks."""
+    """Run a whole job of one rank.
+
+    The device keeps the order: the check of the gradients is queued behind the operations that make
+    them, and whoever needs its result polls for it.
+    """
     Queued(record, monkeypatch)
     say = rounds._say
 
@@ -351,8 +361,10 @@ def test_no_step_waits_for_its_device_before_it_is_announced(
 def test_a_segment_is_handed_on_and_forecast_while_its_kernels_are_queued(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """COMING, the fill and the sum of a streamed round: each follows the hook's event on the own
-    stream, in that order."""
+    """Check COMING, the fill and the sum of a streamed round.
+
+    Each follows the hook's event on the rank's own stream, in that order.
+    """
     Queued(record, monkeypatch)
     summed: queue.Queue[torch.Tensor] = queue.Queue()
 
@@ -378,8 +390,11 @@ def test_a_segment_is_handed_on_and_forecast_while_its_kernels_are_queued(
 def test_what_a_device_finds_travels_with_the_segment_and_is_told_in_time(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A NaN in the first segment: nobody has looked before COMING, so its number makes the round
-    void on all ranks, and the Step says it."""
+    """Put an Inf into the first segment.
+
+    Nobody has checked it before COMING, so its flag aborts the round on all ranks, and the Step
+    reports it.
+    """
     Queued(record, monkeypatch)
     summed: queue.Queue[torch.Tensor] = queue.Queue()
     rank = Streamed(SimpleNamespace(sum=lambda buffers, _: summed.put(buffers[0].clone())))
@@ -450,8 +465,11 @@ class Streamed:
 def test_a_main_thread_parks_when_its_kernels_have_run_and_adopts_what_it_gets(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole job of one rank: weights are overwritten while it is parked, whatever it waits for,
-    and its end is a change like any other."""
+    """Run a whole job of one rank.
+
+    Weights are overwritten while the main thread is parked, whatever it waits for, and the end of
+    the job is a change like any other.
+    """
     queues: Any = RecordedQueues(record)
     monkeypatch.setattr(
         "paceline.worker.state.gradients.Streams", lambda devices: Streams(devices, queues)

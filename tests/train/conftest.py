@@ -1,4 +1,4 @@
-"""Every test of the training API starts and ends without a job."""
+"""Fixtures of the training API: every test starts and ends without a job."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def _no_job() -> Iterator[None]:
     yield
     if context._context is not None:
         context._context.changes.close()
-    for name, function in reductions.items():  # a job refuses them for good
+    for name, function in reductions.items():  # a job replaces them by refusals permanently
         setattr(dist, name, function)
     context.install(None)
-    if dist.is_initialized():  # by pl.group()
+    if dist.is_initialized():  # pl.group() makes one
         dist.destroy_process_group()
 
 
 @pytest.fixture
 def group_of_one() -> Iterator[None]:
-    """What `init_process_group()` makes in a job."""
+    """Make the process group that `init_process_group()` makes in a job."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

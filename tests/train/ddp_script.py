@@ -1,4 +1,4 @@
-"""What a DDP script has before it calls `pl.ddp`."""
+"""The parts of a DDP script that come before its call of `pl.ddp`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLES, BATCH, EPOCHS = 48, 4, 2
 
 
 class Net(nn.Module):
-    """One part takes no part in every second forward pass."""
+    """A model with a layer that only every second forward pass uses."""
 
     def __init__(self) -> None:
         super().__init__()

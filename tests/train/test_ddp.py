@@ -1,4 +1,4 @@
-"""A DDP script with `pl.ddp` trains bit for bit as it would without, for one rank (D14)."""
+"""For one rank, a DDP script with `pl.ddp` trains bit for bit as it would without (D14)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 def without_paceline(accumulate: int, wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """The same batches, in a script that knows nothing of a job."""
+    """Train on the same batches in a plain script, and return the model."""
     net, samples = Net(), data()
     model = wrap(net)
     optimizer = sgd(model)
@@ -98,7 +98,7 @@ def by_attribute(model: DistributedDataParallel, last: bool) -> Any:
 @pytest.mark.parametrize("micro", [no_sync, by_attribute])
 @pytest.mark.parametrize("as_view", [False, True])
 def test_accumulation(micro: Micro, as_view: bool) -> None:
-    """K backward passes of loss / K, all but the last in no_sync(), and one step."""
+    """Run K backward passes of loss / K, all but the last in no_sync(), and one step."""
     accumulate = 3
     session = started(LoneSession())
     net = Net()
@@ -120,7 +120,7 @@ def test_accumulation(micro: Micro, as_view: bool) -> None:
 
 
 def test_a_script_whose_count_runs_beside_the_leases_loses_nothing() -> None:
-    """After a revoked lease the script's `index % K` and the leases are out of step for good."""
+    """Revoke a lease, after which the script's `index % K` and the leases stay out of step."""
     accumulate = 2
     taken: list[int] = []
 
@@ -133,7 +133,7 @@ def test_a_script_whose_count_runs_beside_the_leases_loses_nothing() -> None:
     model = DistributedDataParallel(Net(), find_unused_parameters=True)
     optimizer = sgd(model)
     loader = pl.ddp(model, optimizer, script_loader(), epochs=1, accumulate=accumulate)
-    count = 1  # out of step from the first batch on
+    count = 1  # out of step from the first batch
     for _ in range(1):
         for x, y in loader:
             count += 1
@@ -156,7 +156,7 @@ def test_a_rank_that_joins_late_finds_the_loops_of_past_epochs_empty() -> None:
 
     def begin_late(*arguments: Any) -> None:
         begin(*arguments)
-        for lease in range(SAMPLES // BATCH):  # epoch 0 was done by others
+        for lease in range(SAMPLES // BATCH):  # other ranks have done epoch 0
             if lease in session.held:
                 session.held.remove(lease)
             else:
@@ -167,7 +167,7 @@ def test_a_rank_that_joins_late_finds_the_loops_of_past_epochs_empty() -> None:
     setattr(session, "begin", begin_late)  # noqa: B010
     loader = pl.ddp(model, optimizer, script_loader(), epochs=EPOCHS)
     batches = []
-    for _ in range(EPOCHS + 1):  # a loop too many gives nothing
+    for _ in range(EPOCHS + 1):  # the extra loop yields nothing
         batches.append(0)
         for x, y in loader:
             loss_of(model, x, y).backward()
@@ -178,7 +178,10 @@ def test_a_rank_that_joins_late_finds_the_loops_of_past_epochs_empty() -> None:
 
 
 def test_a_look_at_one_batch_is_no_epoch() -> None:
-    """As in the official tutorial: `b_sz = len(next(iter(self.train_data))[0])` in each epoch."""
+    """Look at a batch in each epoch, as the official tutorial does.
+
+    It calls `b_sz = len(next(iter(self.train_data))[0])`.
+    """
     session = started(LoneSession())
     model = DistributedDataParallel(Net(), find_unused_parameters=True)
     optimizer = sgd(model)

@@ -1,4 +1,4 @@
-"""What `pl.ddp` refuses, by name and with a way out."""
+"""What `pl.ddp` refuses, with a message that names it and a way out."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def hooked() -> nn.Module:
 
 def with_sync_batch_norm() -> nn.Module:
     model = DistributedDataParallel(Net())
-    model.module.normal = nn.SyncBatchNorm(2)  # afterwards: DDP itself wants a GPU for it
+    model.module.normal = nn.SyncBatchNorm(2)  # set afterwards, because DDP itself requires a GPU for it
     return model
 
 

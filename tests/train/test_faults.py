@@ -1,4 +1,4 @@
-"""Injected faults of a rank: whom they strike, how often and for how long."""
+"""Injected faults of a rank: which ranks they hit, how often and for how long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.train.faults import Faults
 
 
 class Sleeps:
-    """A clock that notes how long was slept."""
+    """A clock that records the pauses in ms."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ms: list[float] = []
@@ -24,7 +24,7 @@ def sleeps(monkeypatch: pytest.MonkeyPatch) -> Sleeps:
 
 
 def announce(faults: Faults, version: int, *, rank: int = 0, size: int = 4) -> int:
-    """How often the gradient was poisoned."""
+    """Announce a batch and return how often its gradient was poisoned."""
     poisoned: list[None] = []
     faults.before_announcing(
         version=version, rank=rank, size=size, poison=lambda: poisoned.append(None)

@@ -1,4 +1,4 @@
-"""The text with which a script ends that met an error."""
+"""The text that a script prints when an error ends it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.train.refusals import check_optimizer
 def end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[Callable[[], object]], tuple[int, str, list[str]]]:
-    """What ends a script: exit code, stderr, and what its agent is told."""
+    """Return a function that runs a script: exit code, stderr, and what its agent was told."""
     told: list[str] = []
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     explain_errors(lambda why, _: told.append(why))
@@ -84,7 +84,8 @@ def test_a_fault_of_our_own_is_shown_as_it_is(end: Any) -> None:
 
 
 def test_what_a_worker_of_the_loader_raised_has_its_own_line() -> None:
-    """torch hands it on as text, from the line of the loop over the loader."""
+    """Parse the text in which torch passes the error on, from the line of the loop over the loader.
+    """
     text = (
         "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
         'last):\n  File "/venv/lib/python3.11/site-packages/torch/utils/fetch.py", line 54, in '

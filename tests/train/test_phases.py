@@ -1,4 +1,4 @@
-"""Which part of a step the script is at: heard by hooks, which leave nothing behind."""
+"""The phases of a step that hooks on loader and model report; the hooks are removed afterwards."""
 
 from __future__ import annotations
 

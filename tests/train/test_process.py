@@ -1,4 +1,4 @@
-"""What a job changes in the script's process is as before once the job is over."""
+"""What a job changes in the script's process is restored once the job is over."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def state_of_process(model: nn.Module) -> dict[str, Any]:
 @pytest.mark.parametrize("end", ["stop", "the loop"])
 def test_the_process_is_as_before_when_the_job_is_over(end: str) -> None:
     def shows(*_: object) -> None:
-        """A hook of the script's own."""
+        """Stand in for the script's own hook."""
 
     own, sys.excepthook = sys.excepthook, shows
-    sys.setswitchinterval(0.005)  # a job of an earlier test may not have come to its end
+    sys.setswitchinterval(0.005)  # a job of an earlier test may not have ended
     try:
         # Large enough for several segments, which have hooks.
         model = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600))
-        importlib.import_module("torch._dynamo")  # what it sets in the environment is not of a job
+        importlib.import_module("torch._dynamo")  # it sets variables that a job does not restore
         before = state_of_process(model)
         pl.init()
         optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -96,7 +96,7 @@ def test_the_process_is_as_before_when_the_job_is_over(end: str) -> None:
 
 @pytest.mark.usefixtures("_ends")
 def test_a_rank_alone_that_finishes_early_is_told_so() -> None:
-    """Its script would end here, without a word of what stands behind."""
+    """Finish early; the script would otherwise end there without a message."""
     model = nn.Linear(2, 1)
     pl.init()
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)

@@ -1,4 +1,4 @@
-"""The names of `import paceline`, and what importing them costs."""
+"""The public names of `import paceline`, and which modules importing them loads."""
 
 from __future__ import annotations
 

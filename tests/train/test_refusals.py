@@ -1,4 +1,4 @@
-"""What Paceline does not train with is refused by name, with the reason and a way out (D2, D9)."""
+"""Unsupported training setups are refused by name, with the reason and a way out (D2, D9)."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_refused_once_training_has_started(
 
 
 def halves(model: nn.Sequential) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """A GAN's habit: an optimizer for each part of one model."""
+    """Make an optimizer for each part of one model, as scripts that train a GAN do."""
     one = torch.optim.SGD(model[0].parameters(), lr=0.1)
     return one, torch.optim.Adam(model[1].parameters(), lr=0.1)
 
@@ -257,7 +257,7 @@ def test_a_frozen_parameter_needs_no_optimizer() -> None:
 
 
 class Growing(nn.Module):
-    """Makes a layer in its first forward()."""
+    """A model that makes a layer in its first forward()."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -394,7 +394,10 @@ def test_bfloat16_autocast_needs_no_scaler() -> None:
 
 
 def test_an_optimizer_that_wraps_another_is_refused_by_name() -> None:
-    """accelerate's has no parameter groups of its own: it was a KeyError."""
+    """Use the form of accelerate's optimizer, which has no parameter groups of its own.
+
+    It used to end in a KeyError.
+    """
 
     class AcceleratedOptimizer(torch.optim.Optimizer):
         def __init__(self, inner: torch.optim.Optimizer) -> None:
@@ -420,7 +423,7 @@ def test_the_closure_of_lightning_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("by_name", [True, False])
 def test_clipping_left_in_place_is_refused(by_name: bool) -> None:
-    """It clipped what one rank has, without a word."""
+    """Clip in the script, which used to clip the gradient of one rank silently."""
     started(LoneSession())
     model, other = net(), net()
     optimizer = wrap(model)
@@ -442,7 +445,7 @@ def test_clipping_left_in_place_is_refused(by_name: bool) -> None:
 
 def sharded_in_the_old_way() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch: world size 1, and deprecated
+        warnings.simplefilter("ignore")  # torch warns of world size 1 and deprecation
         model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"))
     wrap(model)
 
@@ -497,7 +500,7 @@ def test_what_is_spread_over_ranks_is_refused_by_name(make: Callable[[], None]) 
 
 @pytest.mark.usefixtures("group_of_one")
 def test_a_tensor_parallel_model_trains_like_the_plain_one() -> None:
-    """Alone, its only rank has all of each DTensor (D20)."""
+    """Train on one rank, which holds all of each DTensor (D20)."""
     ends = []
     for spread in (False, True):
         session = started(LoneSession(stop_at=3))
@@ -515,7 +518,7 @@ def test_a_tensor_parallel_model_trains_like_the_plain_one() -> None:
 
 
 class Norms(torch.optim.SGD):
-    """Steps by the norm of the whole gradient, as LAMB does."""
+    """An optimizer that scales its step by the norm of the whole gradient, like LAMB."""
 
 
 @pytest.mark.parametrize("kind", [Norms, torch.optim.Adafactor, torch.optim.Muon])
@@ -546,7 +549,7 @@ def test_ddp_holds_all_of_the_model() -> None:
 
 @pytest.mark.parametrize("compiled_first", [True, False])
 def test_a_compiled_model_trains_like_a_plain_one(compiled_first: bool) -> None:
-    """Under the plain names, so that ranks and checkpoints do not care who compiles."""
+    """Check that the plain names are kept, so that ranks and checkpoints need not compile alike."""
     ends, prints = [], []
     for compiles in (False, True):
         session = started(LoneSession(stop_at=3))
@@ -586,7 +589,7 @@ def test_unequal_sums_without_our_loader_are_fine() -> None:
 
 
 def test_a_sparse_gradient_that_no_module_announces_counts_as_a_dense_one() -> None:
-    """`functional.embedding(sparse=True)` adds into the flat buffer like any other."""
+    """Use `functional.embedding(sparse=True)`, whose gradient is added to the flat buffer."""
     ends = []
     for sparse in (False, True):
         started(LoneSession(stop_at=3))
@@ -613,7 +616,7 @@ def test_a_sparse_gradient_that_no_module_announces_counts_as_a_dense_one() -> N
 def test_a_process_that_no_agent_started_is_no_rank(
     env: dict[str, str], child: bool, names: str
 ) -> None:
-    """Copies of one rank trained beside each other, without a word."""
+    """Check the environment; copies of one rank used to train side by side silently."""
     with pytest.raises(UsageError, match=re.escape(names)) as refused:
         check_process(env, child=child)
     assert "procsPerReplica" in refused.value.hint

@@ -1,4 +1,4 @@
-"""A script with Paceline trains bit for bit as plain torch does (I10 for one rank)."""
+"""A script with Paceline trains bit for bit like plain torch (I10 for one rank)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def plain_torch(
     *,
     per_sample: bool = False,
 ) -> list[torch.Tensor]:
-    """The reference, written with nothing of Paceline but the order of the samples."""
+    """Train the reference, which shares only the order of the samples with Paceline."""
     model, data = make_model(), make_data()
     optimizer = make(model.parameters())
     scheduler = decay(optimizer)
@@ -57,7 +57,7 @@ def plain_torch(
         unit, samples = 0, 0
         for numbers in batches_of(plan, lease):
             size = 1 if per_sample else len(numbers)
-            if unit not in (0, size):  # the mean of a smaller batch: weigh what is there
+            if unit not in (0, size):  # the mean of a smaller batch: rescale the sum so far
                 for parameter in model.parameters():
                     assert parameter.grad is not None
                     parameter.grad.mul_(unit / size)
@@ -123,7 +123,7 @@ def model_zero_grad(
     index: int, optimizer: pl.DistributedOptimizer, model: nn.Module, go: Callable[[], None]
 ) -> None:
     if index % 2 == 0:
-        model.zero_grad()  # detaches the views; gradients come in tensors of their own
+        model.zero_grad()  # detaches the views, so gradients get tensors of their own
     go()
     optimizer.step()
 
@@ -231,7 +231,7 @@ def test_one_weight_with_a_changed_gradient_steps_as_in_plain_torch(
 def test_a_changed_gradient_leaves_what_earlier_batches_added(
     change: Callable[[nn.Parameter], None], accumulate: int, announce_every: int, step_each: bool
 ) -> None:
-    """The reference keeps what each step stands for in a tensor of its own."""
+    """Compare with a reference that keeps the gradient of each step in a tensor of its own."""
     started(LoneSession(announce_every=announce_every, scheduler_steps=0))
     model, other = make_model(), make_model()
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -264,7 +264,7 @@ def test_a_changed_gradient_leaves_what_earlier_batches_added(
 @pytest.mark.parametrize("erase", ["optimizer", "optimizer, in place", "model", "model, in place"])
 @pytest.mark.parametrize("accumulate", [0, 1, 2])
 def test_zero_grad_between_two_backward_passes_drops_the_first(erase: str, accumulate: int) -> None:
-    """`accumulate` 0: the script feeds itself."""
+    """Erase the first gradient; with `accumulate` 0, the script feeds itself."""
     session = started(LoneSession())
     model, other = make_model(), make_model()
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -315,7 +315,7 @@ def test_a_step_after_zero_grad_has_erased_the_gradient_is_an_error() -> None:
 
 
 def test_late_gradients_that_wait_are_weighed_by_their_samples() -> None:
-    """Two steps are announced as one; at an epoch's end their batches differ in size (D3)."""
+    """Announce two steps as one; at an epoch's end their batches differ in size (D3)."""
     session = started(LoneSession(announce_every=2, scheduler_steps=0))
     model, reference = make_model(), make_model()
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -363,7 +363,7 @@ def test_a_script_that_feeds_itself() -> None:
 
 def test_the_loop_over_steps_follows_the_job() -> None:
     session = started(LoneSession())
-    session.version, session.progress = 3, Progress(step=3)  # it comes late
+    session.version, session.progress = 3, Progress(step=3)  # it joins late
     model = make_model()
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
     with pytest.raises(UsageError, match="before training has started"):
@@ -400,7 +400,10 @@ def test_a_loop_that_begins_anew_in_a_running_job_is_warned_about(
 def test_a_first_gradient_on_other_weights_is_dropped_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """I1: it was zeroed and counted as applied."""
+    """Compute the first gradient on weights that the job replaces (I1).
+
+    It used to be zeroed and counted as applied.
+    """
 
     class Elsewhere(LoneSession):
         def begin(
@@ -468,7 +471,7 @@ def test_a_script_may_end_its_job_anywhere_in_the_loop(place: str) -> None:
             steps += 1
             if steps == (5 if place == "part" else 4) and place in ("part", "stepped"):
                 pl.stop()
-                pl.stop()  # twice is once
+                pl.stop()  # a second call has no effect
         if epoch == 1 and place == "epoch":
             pl.stop()
     pl.finish()
@@ -531,7 +534,7 @@ def test_param_groups_show_the_models_parameters_and_the_jobs_learning_rate() ->
             loss_of(model, x, y).backward()
             shown = {id(p) for group in optimizer.param_groups for p in group["params"]}
             assert shown == {id(p) for p in model.parameters()}
-            nn.utils.clip_grad_norm_(model.parameters(), float("inf"))  # reads the norm
+            nn.utils.clip_grad_norm_(model.parameters(), float("inf"))  # only reads the norm
             optimizer.step()
     assert rates == [[0.2, 0.5], [0.1, 0.25]]
 
@@ -588,7 +591,7 @@ def test_evaluating_gives_leases_back() -> None:
     session = started(LoneSession())
     model = make_model()
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    with pl.evaluating():  # before the start it is nothing special
+    with pl.evaluating():  # before the start it has no effect
         assert pl.is_publisher()
     loader = pl.DataLoader(make_data(), 10)
     for _ in loader.epochs(2):

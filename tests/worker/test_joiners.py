@@ -26,8 +26,7 @@ WEIGHING: Any = SimpleNamespace(
 
 
 class Donor:
-    """A donor; the test's own thread does its communication thread's work, nobody reads its mail.
-    """
+    """A donor whose communication thread's work the test does; nobody reads its mail."""
 
     def __init__(self) -> None:
         model = nn.Linear(64, 64)

@@ -69,7 +69,7 @@ def hooked() -> nn.Module:
 
 def with_sync_batch_norm() -> nn.Module:
     model = DistributedDataParallel(Net())
-    model.module.normal = nn.SyncBatchNorm(2)  # set afterwards, because DDP itself requires a GPU for it
+    model.module.normal = nn.SyncBatchNorm(2)  # DDP itself requires a GPU for it
     return model
 
 

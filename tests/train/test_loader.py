@@ -1,4 +1,4 @@
-"""The loader deals each sample once, whatever leases come and go, with workers and without."""
+"""The loader deals each sample once, with and without workers, whatever leases come and go."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLES = 44
 
 
 class Numbers(Dataset[Any]):
-    """Sample number i is i."""
+    """A dataset whose sample number i is i."""
 
     def __init__(self, samples: int = SAMPLES) -> None:
         self.samples = samples
@@ -38,7 +38,7 @@ class Numbers(Dataset[Any]):
 
 
 class Job:
-    """A session, a model of one number, its optimizer, and what the user's loop has trained on."""
+    """A session, a one-number model, its optimizer, and the samples that it has trained on."""
 
     def __init__(self, session: LoneSession, loader: DataLoader[Any]) -> None:
         self.session = session
@@ -59,7 +59,7 @@ class Job:
             self.stepped += numbers
 
     def check(self) -> None:
-        """Each lease has one end, and what was applied is what its samples are."""
+        """Check that each lease ended once and that its samples are those that were applied."""
         session, plan = self.session, self.loader._plan
         assert session.ledger() == list(range(total_leases(plan)))
         applied = [batches_of(plan, lease) for lease in session.applied]
@@ -94,8 +94,11 @@ def test_every_sample_once_per_epoch(workers: int, accumulate: int) -> None:
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_leases_that_others_take_are_left_to_them(workers: int, accumulate: int) -> None:
-    """Prefetched batches of a revoked lease never reach the user; the step of a lease that went
-    while it was in hand does not count; nothing is trained twice and nobody waits for ever."""
+    """Revoke leases at random.
+
+    Prefetched batches of a revoked lease never reach the user, a step of a lease that was revoked
+    meanwhile does not count, nothing is trained twice, and nobody waits forever.
+    """
     dice = random.Random(workers * 10 + accumulate)
 
     def revoke(version: int, held: list[int]) -> list[int]:
@@ -122,7 +125,7 @@ def test_leases_that_others_take_are_left_to_them(workers: int, accumulate: int)
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_rank_without_leases_waits_and_goes_on(workers: int) -> None:
-    """With one lease at a time the sampler is dry after each batch (D1)."""
+    """Grant one lease at a time, so that the sampler is exhausted after each batch (D1)."""
 
     class Poor(LoneSession):
         def begin(self, gradients, committed, plan, lookahead):  # type: ignore[no-untyped-def]
@@ -224,7 +227,7 @@ def test_leaving_an_epoch_early_drops_its_rest(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_look_at_one_batch_costs_nothing(workers: int, accumulate: int) -> None:
-    """The official DDP tutorial looks up the batch size so, in each epoch."""
+    """Look at a batch in each epoch, as the official DDP tutorial does to find the batch size."""
     job = make_job(LoneSession(), 4, num_workers=workers, accumulate=accumulate)
     for _ in job.loader.epochs(2):
         looks = [next(iter(job.loader)).tolist() for _ in range(2)]
@@ -285,7 +288,10 @@ def test_a_skipped_batch_leaves_waiting_work_alone() -> None:
 
 
 def test_a_skipped_lease_that_is_one_sum_with_waiting_work_drops_both() -> None:
-    """What an earlier step of the lease has added cannot be told from what waits."""
+    """Skip a lease whose first step is already part of a waiting sum.
+
+    It cannot be subtracted from that sum again.
+    """
     job = make_job(LoneSession(announce_every=2), 6, accumulate=2)
     for _ in job.loader.epochs(1):
         for index, batch in enumerate(job.loader):
@@ -300,7 +306,10 @@ def test_a_skipped_lease_that_is_one_sum_with_waiting_work_drops_both() -> None:
 
 
 def test_skipping_leaves_waiting_work_as_it_was() -> None:
-    """The work waits in the unit in which it was announced, whatever batch came in between."""
+    """Check that the work keeps the unit in which it was announced.
+
+    Batches of another size that come in between do not change it.
+    """
     waiting: list[tuple[int, list[torch.Tensor]]] = []
 
     def look(session: LoneSession) -> None:
@@ -351,7 +360,10 @@ def test_accumulating_by_hand_is_an_error() -> None:
 def test_a_batch_that_is_taken_ahead_of_the_step_is_named(
     ahead: str, size: int, accumulate: int
 ) -> None:
-    """Its step would count for the batch after it, and the last one would have none."""
+    """Fetch the next batch early.
+
+    The step would count for the batch after it, and the last batch would have none.
+    """
     job = make_job(LoneSession(), size, accumulate=accumulate)
 
     def train() -> None:
@@ -488,7 +500,7 @@ def test_the_plan_is_what_the_loader_was_told() -> None:
 
 
 class Watched(Numbers):
-    """Remembers what the session was told before each sample was loaded."""
+    """Records what the session was working on before each sample was loaded."""
 
     def __init__(self, session: LoneSession) -> None:
         super().__init__()
@@ -502,7 +514,10 @@ class Watched(Numbers):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_rank_notes_the_batch_before_it_loads_its_samples(accumulate: int) -> None:
-    """R55: a sample that cannot be loaded is told by its batch, whatever ends the process."""
+    """Check that a sample that cannot be loaded is reported by its batch.
+
+    This must hold whatever ends the process (R55).
+    """
     session = started(LoneSession())
     data = Watched(session)
     job = Job(session, DataLoader(data, 4, accumulate=accumulate))

@@ -84,8 +84,7 @@ def test_a_fault_of_our_own_is_shown_as_it_is(end: Any) -> None:
 
 
 def test_what_a_worker_of_the_loader_raised_has_its_own_line() -> None:
-    """Parse the text in which torch passes the error on, from the line of the loop over the loader.
-    """
+    """Parse the text that torch raises in the loop over the loader."""
     text = (
         "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
         'last):\n  File "/venv/lib/python3.11/site-packages/torch/utils/fetch.py", line 54, in '

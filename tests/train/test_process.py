@@ -67,7 +67,7 @@ def test_the_process_is_as_before_when_the_job_is_over(end: str) -> None:
     try:
         # Large enough for several segments, which have hooks.
         model = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600))
-        importlib.import_module("torch._dynamo")  # it sets variables that a job does not restore
+        importlib.import_module("torch._dynamo")  # its variables are not the job's
         before = state_of_process(model)
         pl.init()
         optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)

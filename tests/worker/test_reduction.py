@@ -412,7 +412,7 @@ def test_buffers_are_averaged_behind_the_last_segment(rank: OneRank) -> None:
     assert isinstance(rank.outcome(), ev.Reduced)
 
 
-# ---- aborted rounds ---------------------------------------------------------------------------------
+# ---- aborted rounds ------------------------------------------------------------------------------
 
 
 def end_of(rank: OneRank, first: int) -> ev.Reduced | ev.Voided | ev.ChannelFailed | None:

@@ -1,4 +1,4 @@
-"""One fork server for all tests that need processes with torch."""
+"""The fork server for all tests that need processes with torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The training script of a job whose ranks hold shards of a model, as a user would write it.
 
-Two layers with a ReLU between: in a tensor-parallel group each rank has some columns of the first
-and rows of the second, in a pipeline each has one layer. Every shard prints what it ends with.
+The model has two layers with a ReLU between them. In a tensor-parallel group, each rank has some
+columns of the first layer and rows of the second; in a pipeline, each rank has one layer. Every
+shard prints its final weights.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def full(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def misbehave(step: int) -> None:
-    """What the configuration says of this shard, once."""
+    """Do once what the configuration orders for this shard and step."""
     what = CONFIG.get("at", {}).get(f"{MEMBER}/{SHARD}/{step}")
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -67,8 +68,10 @@ def misbehave(step: int) -> None:
 
 
 def misbehave_in_a_reduction(call: int) -> None:
-    """kill -9 of this process when it is about to sum for the `call`th time: its peers have begun,
-    and so have the other shards with theirs."""
+    """Kill this process with SIGKILL when it starts its `call`th reduction.
+
+    Its peers have started theirs by then, and the other shards theirs with their own peers.
+    """
     at_call("allreduce", call, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 

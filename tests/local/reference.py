@@ -1,11 +1,12 @@
-"""Synchronous data-parallel training by hand, in one process: mode Full must equal it to the bit.
+"""Synchronous data-parallel training by hand in one process; mode Full must give its exact bits.
 
-Batches go round robin to the ranks, each rank's gradients are added up, the ranks' sums are added
-in the order of the data channel, the mean over their samples is clipped, the optimizer steps;
-of a bfloat16 model it steps float32 masters, as in plain torch. Where sums travel as bfloat16 each
-rank adds what rounding took away from it in the round before.
-Nothing here is Paceline's but the order of the samples, the places of the parameters in the buffer
-and the order of additions of its own MPI algorithms; gloo's allreduce is torch's own.
+Batches are dealt round-robin to the ranks. Each rank's gradients are summed, the ranks' sums are
+added in the order of the data channel, the mean over their samples is clipped, and the optimizer
+steps. For a bfloat16 model it steps float32 masters, as in plain torch. Where sums are sent as
+bfloat16, each rank adds the rounding residual of the round before.
+
+Only the order of the samples, the places of the parameters in the buffer and the order of additions
+of its own MPI algorithms come from Paceline; gloo's allreduce is torch's own.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MEMBERS = "members"
 
 
 def train(config: dict[str, Any], folder: Path) -> str:
-    """The final weights."""
+    """Train and return a digest of the final weights."""
     torch.set_num_threads(1)
     ranks, step_samples = config["ranks"], config["batch"] * config["accumulate"]
     nominal = ranks * step_samples
@@ -61,7 +62,7 @@ def train(config: dict[str, Any], folder: Path) -> str:
     before = _weights(model)
     for first in range(0, len(leases), ranks):
         now = _weights(model)
-        # With a pipeline a gradient lacks the update before it; not behind the end of an epoch.
+        # With a pipeline a gradient lacks the last update, except in the first round of an epoch.
         lags = config["pipeline"] and first % leases_per_epoch(plan)
         _set(model, before if lags else now)
         parts = [_gradient(model, layout, data, plan, x) for x in leases[first : first + ranks]]
@@ -120,7 +121,7 @@ def _set(model: torch.nn.Module, weights: list[torch.Tensor]) -> None:
 def _gradient(
     model: torch.nn.Module, layout: FlatLayout, data: Any, plan: DataPlan, lease: int
 ) -> tuple[list[torch.Tensor], int, int]:
-    """(sum of the per-sample gradients / unit, unit, samples) of one step of one rank."""
+    """Return (sum of per-sample gradients / unit, unit, samples) of one step of one rank."""
     model.zero_grad()
     unit, samples = 0, 0
     for numbers in batches_of(plan, lease):
@@ -140,7 +141,7 @@ def _gradient(
 
 
 class _AllReduce:
-    """Adds one buffer per rank; `algorithm` empty: by gloo, all ranks of it in this process."""
+    """Adds one buffer per rank; with an empty `algorithm`, all ranks use gloo in this process."""
 
     def __init__(self, algorithm: str, ranks: int, folder: Path) -> None:
         self._algorithm = algorithm
@@ -149,7 +150,7 @@ class _AllReduce:
             self._groups = _gloo_groups(ranks, folder)
 
     def __call__(self, parts: list[torch.Tensor], residuals: list[torch.Tensor]) -> torch.Tensor:
-        """With `residuals` what travels is bfloat16, and what that takes away is added there."""
+        """Return the sum; with `residuals`, send bfloat16 and add the rounding error to them."""
         if self._groups:
             works = [g.allreduce([p]) for g, p in zip(self._groups, parts, strict=True)]
             for work in works:

@@ -1,4 +1,4 @@
-"""What a job and its hand-written reference have in common: model, data, optimizer, schedule."""
+"""What a job and its hand-written reference share: model, data, optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 
 def digest_of(model: torch.nn.Module) -> str:
-    """Of the weights, bit by bit."""
+    """Return a hash of the exact bits of the weights."""
     parameters = [p.detach().reshape(-1) for p in model.parameters()]
     return blake2b(
         torch.cat(parameters).view(torch.uint8).numpy().tobytes(), digest_size=16

@@ -26,7 +26,7 @@ CONFIG = json.loads(os.environ["CONFIG"])
 
 
 def pause_in_backward(model: Any) -> None:
-    """Behind the gradients of the last layer, so that there is something to overlap with."""
+    """Pause after the gradients of the last layer, so that communication can overlap."""
 
     def pause(_: object) -> None:
         time.sleep(CONFIG["pause_s"])
@@ -35,7 +35,7 @@ def pause_in_backward(model: Any) -> None:
 
 
 def evaluate() -> None:
-    """Ranks take different times for it; in Full that changes no bit."""
+    """Evaluate for a different time on each rank, which changes no bit in Full."""
     if CONFIG["evaluates"]:
         with pl.evaluating():
             time.sleep(0.02 * pl.rank())
@@ -44,7 +44,7 @@ def evaluate() -> None:
 def main() -> None:
     torch.set_num_threads(1)
     if CONFIG["algorithm"] and CONFIG["algorithm"] != MEMBERS:
-        # Else the size of a segment decides, and the reference would have to know that too.
+        # Otherwise the size of a segment decides, and the reference would have to know it, too.
         MpiTransport.algorithms = (CONFIG["algorithm"],)
     pl.init()
     model = make_model(CONFIG["hidden"], CONFIG["dtype"])

@@ -1,4 +1,4 @@
-"""A script that trains a little, and hangs where and how a test says."""
+"""A script that trains a little, then hangs where and how a test configures it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def stuck_script(
     Args:
         how: The statement that hangs, inside or behind the loop.
         before: Condition, of RANK and ATTEMPT, of hanging before `pl.init()`.
-        inside: Likewise after a step; may read `epoch`.
-        behind: Likewise after the loop.
+        inside: Condition of hanging after a step; may read `epoch`.
+        behind: Condition of hanging after the loop.
     """
     places = {"BEFORE": before, "INSIDE": inside, "BEHIND": behind, "HOW": how}
     text = _SCRIPT

@@ -1,4 +1,4 @@
-"""A job that everybody on the machine attacks while its membership changes ends Complete."""
+"""A job completes although every process of the machine attacks it while its membership changes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ while os.getppid() > 1:
 
 
 class Attack:
-    """Attacks every rendezvous and every lane of the ranks, again and again, until it is ended."""
+    """Attacks every rendezvous and every lane of the ranks repeatedly until it is ended."""
 
     def __init__(self, folder: Path, attacked: str) -> None:
         self.folder, self.attacked, self.sent = folder, attacked, 0
@@ -184,7 +184,7 @@ class Attack:
 def test_a_job_under_attack_changes_its_membership_and_completes(
     tmp_path: Path, backend: str, attacked: str
 ) -> None:
-    """One frame of another user failed a job at its next change of membership."""
+    """Send frames of strangers; one from another user used to fail the next membership change."""
     addresses = tmp_path / "addresses"
     addresses.mkdir()
     (tmp_path / "job.yaml").write_text(JOB)

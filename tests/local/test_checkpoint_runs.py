@@ -56,7 +56,7 @@ print(f"SLOWEST {{slowest}}", flush=True)
 
 
 class Job(ForkedRun):
-    """A run whose job has checkpoints; `text` is all that it says."""
+    """A run whose job writes checkpoints."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Job(ForkedRun):
         )
 
     def kill(self) -> None:
-        """SIGKILL to everything at once, as if the machine had lost its power."""
+        """Send SIGKILL to all processes at once, like a power failure."""
         self.process.kill()
         self.process.close()
 
@@ -113,8 +113,11 @@ def figure(said: str, name: str) -> str:
 
 
 def test_a_job_goes_on_from_its_checkpoint_until_it_is_finished(tmp_path: Path) -> None:
-    """All ranks die; then the whole run does, and its newest checkpoint is torn; then it goes on
-    with another number of ranks to its end, which stays the end."""
+    """Kill all ranks, then the whole run, and tear its newest checkpoint.
+
+    The job then resumes with another number of ranks and completes; running it again changes
+    nothing.
+    """
     (tmp_path / "brake").touch()
     first = Job(tmp_path)
     seen(lambda: newest(tmp_path) >= 10, "a second checkpoint")
@@ -171,7 +174,7 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, disk_at: Path)
 
 
 def test_a_slow_disk_holds_no_round(tmp_path: Path) -> None:
-    """A checkpoint takes seconds to reach the disk; what is due meanwhile is skipped."""
+    """Let a checkpoint take seconds to reach the disk; those due meanwhile are skipped."""
     (tmp_path / "slow-disk").touch()
     (tmp_path / "brake").touch()
     code, said = Job(tmp_path).wait()

@@ -1,4 +1,4 @@
-"""A DDP script in a real job: as exact as any other, and as elastic (D14)."""
+"""A DDP script in a real job is as exact and as elastic as any other (D14)."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def run(folder: Path, script: str, *words: str, **env: str) -> tuple[int, str]:
 
 
 def test_full_mode_gives_the_bits_of_a_script_with_a_plain_model(tmp_path: Path) -> None:
-    """And its rounds are streamed, other than those of the plain model."""
+    """Stream its rounds, unlike those of the plain model."""
     segments = "--set=spec.collective.segmentBytes=65536"
     code, said = run(tmp_path, DDP, segments, "--run-dir=run", HIDDEN="9000")
     assert code == 0, said
@@ -150,7 +150,7 @@ def test_a_kill_and_a_join(tmp_path: Path, pipeline: int) -> None:
         DDP,
         f"--set=spec.collective.pipeline={pipeline}",
         *("--set", "spec.collective.mode=Quorum", "--set", "spec.collective.quorum=2"),
-        *("--set", "spec.collective.maxAge=0"),  # however late: nothing is dropped
+        *("--set", "spec.collective.maxAge=0"),  # no gradient is dropped, however late
         *("--inject", "kill:rank=1,at=round:50", "--inject", "join:at=round:50"),
         EPOCHS="10",
         WAIT_FOR="4",

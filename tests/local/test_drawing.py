@@ -1,4 +1,4 @@
-"""The tables from which histories are drawn: complete, as large as promised, the same each time."""
+"""The tables from which histories are drawn are complete, large enough and reproducible."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ print(repr([*HISTORIES, soak_history(17)]))
 
 @pytest.mark.processes
 def test_a_seed_says_everything() -> None:
-    """In another process too, where sets have another order: several processes share the tests."""
+    """Draw in another process, with another hash seed: several processes share the tests."""
     other = subprocess.run(
         [sys.executable, "-c", DRAW],
         env=os.environ

@@ -1,4 +1,4 @@
-"""A run ends soon after its last round, whatever some processes are still busy with."""
+"""A run ends soon after its last round, whatever some processes are still doing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_rank_that_is_still_importing_does_not_hold_up_the_end(tmp_path: Path)
     assert "still importing" in said
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["outcome"]["complete"]
-    # Else the agent would have given it 10 s to end by itself.
+    # Otherwise the agent would have given it 10 s to exit by itself.
     log = (tmp_path / "run" / "agent-2-0.log").read_text()
     assert "killing rank 2.0#0: all ranks are released" in log
     assert "did not leave in time" not in log
@@ -44,7 +44,10 @@ FOREVER = {
 def test_a_script_that_does_not_return_is_named_and_ended_and_the_job_is_complete(
     tmp_path: Path, how: str
 ) -> None:
-    """The run waited for it for ever, and said nothing after "Released"."""
+    """Hang after training.
+
+    The run used to wait forever, and printed nothing after "Released".
+    """
     (tmp_path / "train.py").write_text(stuck_script(FOREVER[how], behind="RANK == 1"))
     options = ["--set", "spec.finishDeadlineSeconds=4", "--run-dir", "run"]
     code, said = ForkedRun(tmp_path, "[python, train.py]", *options).wait()
@@ -58,7 +61,10 @@ def test_a_script_that_does_not_return_is_named_and_ended_and_the_job_is_complet
 
 
 def test_the_bound_of_a_script_holds_when_the_run_is_killed(tmp_path: Path) -> None:
-    """Agent, launcher and rank stayed for good, one of them using a core."""
+    """Kill the run while a script is stuck.
+
+    Agent, launcher and rank used to stay forever, one of them using a core.
+    """
     (tmp_path / "train.py").write_text(stuck_script(LOOP, behind="RANK == 1"))
     run = ForkedRun(tmp_path, "[python, train.py]", "--set", "spec.finishDeadlineSeconds=6")
     try:
@@ -91,7 +97,7 @@ for step in pl.steps(10**9):
 
 
 def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path: Path) -> None:
-    """SIGHUP is SIGTERM; a second one, which often follows, does not cut the drain short."""
+    """Send SIGHUP, which is handled like SIGTERM; a second one does not cut the drain short."""
     (tmp_path / "train.py").write_text(ENDLESS)
     keep = "spec.checkpoint={path: kept, everyRounds: 1000000}"
     run = ForkedRun(tmp_path, "[python, train.py]", "--set", keep)
@@ -107,8 +113,10 @@ def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path: Path) -> None:
 def test_deaths_after_the_release_change_nothing_and_start_nothing(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    """An agent dies while the coordinator, which knows that the ranks are released, is restarted;
-    if another one took its place it would die too."""
+    """Kill an agent while the coordinator, which knows of the release, is restarted.
+
+    A replacement would be killed too.
+    """
     history = History(
         *("gloo", 2, "Deadline", "at the end", 1),
         at_the_end=(
@@ -126,7 +134,7 @@ def test_deaths_after_the_release_change_nothing_and_start_nothing(
 def test_an_agent_that_is_stopped_for_good_at_the_end_is_not_waited_for(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    """Its rank ends, and nobody reaps it. The run waited for ten minutes."""
+    """Stop an agent, so that nobody reaps its rank; the run used to wait for ten minutes."""
     history = History(
         *("gloo", 2, "Full", "at the end", 1),
         at_the_end=(("agent", 1, SIGSTOP, 0),),
@@ -163,7 +171,7 @@ print("saved", flush=True)
 
 
 def until_taken(pid: int, number: int) -> None:
-    """Wait until a process has taken a signal: two that are pending at the same time are one."""
+    """Wait until a process has taken a signal, because two pending signals count as one."""
     end = time.monotonic() + 30
     while time.monotonic() < end:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -178,8 +186,10 @@ def until_taken(pid: int, number: int) -> None:
 def test_an_interrupt_of_a_job_that_is_complete_leaves_it_complete(
     tmp_path: Path, interrupts: int, seconds: int
 ) -> None:
-    """The first one lets the scripts end, the second one ends them; neither changes how the job
-    has ended. Afterwards its status shows nothing that was under way."""
+    """Interrupt once, which lets the scripts end, or twice, which ends them.
+
+    Neither changes the outcome of the job, and its status shows nothing in progress afterwards.
+    """
     (tmp_path / "train.py").write_text(SAVES.replace("HOW_LONG", str(seconds)))
     run = ForkedRun(tmp_path, "[python, train.py]", "--quiet", "--run-dir", "runs/one")
     run.until("saving")

@@ -1,4 +1,4 @@
-"""Each sample exactly once per epoch under two kills, a join and a permanent straggler, by ids."""
+"""Each sample counts exactly once per epoch, by ids, under kills, a join and a slow rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_two_kills_a_join_and_a_straggler(
     check(history, result)
     assert channel in result["transports"]
     log = result["log"]
-    # `check` has compared the count of every sample with the epochs; here: it was not easy.
+    # `check` has compared the count of every sample with the epochs. Make sure that the run was
+    # hard.
     assert log["exact"] == history.epochs, log
     assert log["late"] > 0, "the straggler was never late"
     assert log["redealt"] > 0, "nobody who died held a lease"
@@ -46,7 +47,7 @@ def test_two_kills_a_join_and_a_straggler(
 def test_two_kills_and_a_join_with_a_pipeline(
     fork_server: ForkServer, mode: str, ranks: int, tmp_path: Path
 ) -> None:
-    """R36; a rank that dies has one gradient under way and computes another one."""
+    """Kill ranks that have one gradient in flight while they compute another one (R36)."""
     history = History(
         "mpi" if mode == "Full" else "gloo",
         ranks,

@@ -1,4 +1,4 @@
-"""The tables of docs/faults.md and docs/mistakes.md name tests that exist, and every fault."""
+"""The tables of docs/faults.md and docs/mistakes.md cover every fault and name existing tests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""Mode Full equals synchronous training by hand, bit for bit, and Quorum(P) equals Full (I10),
-whether rounds are streamed or not (R27); a model in bfloat16 equals plain torch with float32
-masters. Ranks evaluate in the middle of each epoch and behind it, each for another time."""
+"""Mode Full equals synchronous training by hand, bit for bit, and Quorum(P) equals Full (I10).
+
+This holds whether rounds are streamed or not (R27), and a model in bfloat16 equals plain torch with
+float32 masters. Ranks evaluate in the middle and at the end of each epoch, each for a different
+time.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ KINDS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("AdamW", RICH, ONE_SEGMENT),
 )
 HALF_KINDS = (("AdamW", HALF, ONE_SEGMENT), ("SGD", HALF, SEVERAL_SEGMENTS))
-# Each channel meets each number of ranks and each kind, and each number of ranks each kind.
+# Combine each channel with each number of ranks and each kind, and each number with each kind.
 JOBS = [
     (channel, ranks, KINDS[(i + j) % len(KINDS)])
     for i, channel in enumerate(CHANNELS)
@@ -97,8 +100,10 @@ def weights_of(
     mode: str = "Full",
     overlap: str = "Auto",
 ) -> str:
-    """The final weights, which are equal on all ranks. With several segments some rounds are
-    streamed, if they may be."""
+    """Return the digest of the final weights, which are equal on all ranks.
+
+    With several segments, check that some rounds are streamed where that is allowed.
+    """
     at.mkdir()
     nothing = {"steps": [], "at_the_end": [], "inject": "", "slow_log": "", "small_disk": False}
     order = {"job": job(backend, config, mode, overlap), **nothing}
@@ -130,10 +135,13 @@ def test_full_equals_the_reference(
     kind: tuple[str, dict[str, Any], dict[str, Any]],
     tmp_path: Path,
 ) -> None:
-    """All channels, `auto` too, which takes shm on one machine. SGD with momentum and AdamW; models
-    and wires in float32 and bfloat16; plain, and with accumulation, clipping and a scheduler; in
-    one segment and in several. The last step of an epoch is smaller, with a last batch that is
-    smaller still."""
+    """Vary channel, number of ranks, optimizer and model.
+
+    All channels are covered, including `auto`, which takes shm on one machine; SGD with momentum
+    and AdamW; models and wires in float32 and bfloat16; plain training and training with
+    accumulation, clipping and a scheduler; one segment and several. The last step of an epoch is
+    smaller, and its last batch is smaller still.
+    """
     (backend, algorithm), (optimizer, more, segments) = channel, kind
     config = {
         "ranks": ranks,
@@ -153,9 +161,12 @@ def test_full_equals_the_reference(
 def test_an_epoch_that_does_not_divide_by_the_ranks_equals_the_reference(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    """714 samples are 45 batches of 16: ranks come to the end of an epoch, and so to their
-    evaluation, in different rounds. `auto` took what was the fastest in that run, and ranks went on
-    without those that evaluated: three of four runs had other bits."""
+    """Use 714 samples, which are 45 batches of 16.
+
+    Ranks reach the end of an epoch, and so their evaluation, in different rounds. `auto` used to
+    take what was fastest in that run, and ranks continued without those that evaluated: three of
+    four runs had other bits.
+    """
     config = {"ranks": 4, "optimizer": "SGD", "batch": 16, "samples": 714, "epochs": 3}
     config |= {"algorithm": MEMBERS, **PLAIN, **ONE_SEGMENT}
     (tmp_path / "by-hand").mkdir()
@@ -176,7 +187,7 @@ def test_a_quorum_of_all_equals_full_streamed_or_not(
         "algorithm": "ring" if backend == "mpi" else "",
         **RICH,
         **SEVERAL_SEGMENTS,
-        "evaluates": False,  # in Quorum the others go on meanwhile
+        "evaluates": False,  # in Quorum the others would continue meanwhile
     }
     full = weights_of(fork_server, backend, config, tmp_path / "full")
     assert weights_of(fork_server, backend, config, tmp_path / "not", overlap="Never") == full
@@ -195,7 +206,7 @@ def test_with_a_pipeline_full_equals_training_with_gradients_that_lack_one_updat
     ranks: int,
     tmp_path: Path,
 ) -> None:
-    """R36; Quorum of all is the same there too."""
+    """Compare with the reference; Quorum of all ranks gives the same bits, too (R36)."""
     optimizer, more, segments = kind
     config = {
         "ranks": ranks,
@@ -212,5 +223,5 @@ def test_with_a_pipeline_full_equals_training_with_gradients_that_lack_one_updat
     wanted = fork_server.call("tests.local.reference:train", config, tmp_path / "by-hand")
     assert weights_of(fork_server, "mpi", config, tmp_path / "full") == wanted
     if ranks == 3:
-        config |= {"evaluates": False}  # in Quorum the others go on meanwhile
+        config |= {"evaluates": False}  # in Quorum the others would continue meanwhile
         assert weights_of(fork_server, "mpi", config, tmp_path / "quorum", mode="Quorum") == wanted

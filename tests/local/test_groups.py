@@ -1,4 +1,4 @@
-"""Groups of ranks that hold one copy of a model together, on real processes (R50 to R54)."""
+"""Groups of ranks that hold one copy of a model together, with real processes (R50 to R54)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(
 
 
 def weights_of(result: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """What the shards ended with; each the same on all groups."""
+    """Return the final weights of the shards, which must be the same on all groups."""
     assert result["complete"], result
     assert not result["left_over"]
     found: dict[int, list[str]] = {}
@@ -77,7 +77,7 @@ def weights_of(result: dict[str, Any]) -> dict[str, torch.Tensor]:
         assert len(states) == len(found[0])
         assert len(set(states)) == 1, f"shard {shard} differs between groups"
     named = [json.loads(found[shard][0]) for shard in range(M)]
-    if set(named[0]) == {"0.weight", "0.bias"} == set(named[1]):  # stages of the pipeline
+    if set(named[0]) == {"0.weight", "0.bias"} == set(named[1]):  # the stages of a pipeline
         named[1] = {name.replace("0.", "2."): value for name, value in named[1].items()}
     return {name: torch.tensor(value) for one in named for name, value in one.items()}
 
@@ -85,7 +85,7 @@ def weights_of(result: dict[str, Any]) -> dict[str, torch.Tensor]:
 def one_process(
     epochs: int, *, clip_norm: float | None, groups: int = 2
 ) -> dict[str, torch.Tensor]:
-    """The same training by hand, of the whole model: a round is the batches of all groups."""
+    """Train the whole model by hand: a round is the batches of all groups."""
     model = group_script.whole_model()
     optimizer = group_script.optimizer_of(model)
     dataset = group_script.data()
@@ -110,10 +110,10 @@ def one_process(
 def test_full_equals_one_process(
     fork_server: ForkServer, kind: str, backend: str, clip_norm: float | None, tmp_path: Path
 ) -> None:
-    """R53 and R54: the shards together are what one process with the whole model trains."""
+    """Check that the shards together equal one process that trains the whole model (R53, R54)."""
     config = {"kind": kind, "epochs": 3, "clip_norm": clip_norm}
     spec: dict[str, Any] = {}
-    if backend == "shm":  # of one pod
+    if backend == "shm":  # shared memory needs one pod
         spec = {"replicas": 1, "procsPerReplica": 2 * M}
     result = run(fork_server, tmp_path, config, {"backend": backend}, **spec)
     weights, wanted = weights_of(result), one_process(3, clip_norm=clip_norm)
@@ -125,9 +125,9 @@ def test_full_equals_one_process(
 
 LONG = {"kind": "tensor", "epochs": 40}
 BENCH_AFTER = "3s"
-"""Of a job with a shard that freezes. The script of its group hangs in the forward pass, which
-counts as slow until the group is benched; only the round that the others then begin finds it stuck.
-The default, 60 s, would be most of the test."""
+"""benchAfter of a job with a shard that freezes. The script of its group hangs in the forward pass,
+which counts as slow until the group is benched; only the round that the others then begin finds
+it stuck. The default, 60 s, would be most of the test."""
 IN_REDUCTION = {"a shard is killed in a reduction": "1.0#0/1", "a lead too": "0.0#0/0"}
 FAULTS: dict[str, tuple[list[list[Any]], dict[str, str]]] = {
     **{fault: ([], {}) for fault in IN_REDUCTION},
@@ -150,8 +150,10 @@ IN_MAKE_TEST = ("a shard is killed in a reduction", "a group joins and a pod dra
 def test_a_group_comes_and_goes_as_one(
     fork_server: ForkServer, mode: str, fault: str, tmp_path: Path
 ) -> None:
-    """R50: whatever happens to one of its ranks happens to the group, which begins again in its
-    place with the state of another one, shard by shard; and every sample counts once."""
+    """Let a fault hit one rank: the whole group restarts in its place (R50).
+
+    It gets the state of another group, shard by shard, and every sample counts once.
+    """
     steps, at = FAULTS[fault]
     config = {**LONG, "at": at}
     if fault in IN_REDUCTION:
@@ -192,7 +194,7 @@ TWO: dict[str, tuple[list[list[Any]], dict[str, Any]]] = {
 def test_two_faults_at_groups(
     fork_server: ForkServer, mode: str, first: str, second: str, tmp_path: Path
 ) -> None:
-    """Each two, of different groups out of three: one that keeps its state is left."""
+    """Combine each two faults, at different groups out of three, so that one keeps its state."""
     (some, config), (more, other) = TWO[first], TWO[second]
     goes_on(fork_server, tmp_path, {**LONG, **config, **other}, mode, [*some, *more], replicas=3)
 
@@ -201,7 +203,7 @@ def test_two_faults_at_groups(
 def test_all_groups_die_and_go_on_from_a_checkpoint(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    """R26: each rank loads its own shard of it."""
+    """Kill both groups: each rank loads its own shard of the checkpoint (R26)."""
     steps: list[list[Any]] = [["kill", 0, 0, 400], ["kill", 1, 0, -1]]
     checkpoint = {"path": str(tmp_path / "kept"), "everyRounds": 4}
     result = run(fork_server, tmp_path, LONG, {}, steps, checkpoint=checkpoint)
@@ -213,7 +215,7 @@ def test_all_groups_die_and_go_on_from_a_checkpoint(
 def test_shards_are_restored_by_another_number_of_groups(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    """R53: what two groups have saved is the beginning of three."""
+    """Save with two groups and restore with three (R53)."""
     config: dict[str, Any] = {"kind": "tensor", "epochs": 12}
     checkpoint = {"path": str(tmp_path / "kept"), "everyRounds": 4}
     failing = {**config, "at": {"0.0#0/1/20": "exit"}}

@@ -1,13 +1,13 @@
-"""Histories on real processes: the matrix of faults, over MPI, gloo, shared memory and two levels.
+"""Histories of faults on real processes, over MPI, gloo, shared memory and two levels.
 
-After each history the job is complete, weights and optimizer are the same bits on all ranks, the
-weights themselves tell that each sample was applied exactly once per epoch (or the ledger says what
-became of it), and nothing is left over. The set covers each pair of (fault, ranks, mode, data
-channel, pacing, straggler); see `drawing`. `make test` runs one history of each fault,
-`make test-all` the whole set.
+After each history the job is complete, weights and optimizer have the same bits on all ranks, the
+weights themselves prove that each sample was applied exactly once per epoch (or the ledger says
+what became of it), and nothing is left over. The set covers each pair of (fault, ranks, mode, data
+channel, pacing, straggler); see `drawing`. `make test` runs one history per fault, `make test-all`
+the whole set.
 
-`make soak` goes through the full matrix and on with random variations of it: SOAK_SECONDS=3600 for
-so long, SOAK_SEED=n to begin with history n. It does not stop at a failure, but names its seed.
+`make soak` runs the full matrix, then random variations of it: SOAK_SECONDS=3600 sets how long,
+SOAK_SEED=n starts with history n. It does not stop at a failure but prints its seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HISTORIES = [draw_history(row, SEED) for row in covering(MATRIX, SEED) + coverin
 
 
 def one_per_fault(histories: Sequence[History]) -> list[History]:
-    """Return one history of each fault: few ranks, and channels and modes in turn."""
+    """Return one history of each fault, with few ranks and with channels and modes in turn."""
     chosen: list[History] = []
     used: Counter[str] = Counter()
     for fault in FAULTS:
@@ -65,7 +65,7 @@ def test_history(fork_server: ForkServer, history: History, tmp_path: Path) -> N
 @pytest.mark.processes
 @pytest.mark.timeout(0)
 def test_soak(fork_server: ForkServer, tmp_path: Path) -> None:
-    """As long as one likes; one history without SOAK_SECONDS."""
+    """Run for SOAK_SECONDS, or one history without it."""
     until = time.monotonic() + float(os.environ.get("SOAK_SECONDS", "0"))
     first = seed = int(os.environ.get("SOAK_SEED", "0"))
     failed: list[int] = []

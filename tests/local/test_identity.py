@@ -1,4 +1,4 @@
-"""Who a rank is before training has started, in a real run below a folder with a space in it."""
+"""Rank and size before training starts, in a real run in a folder whose name has a space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runner does with the processes that a killed agent leaves."""
+"""The runner kills the processes that a killed agent leaves."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ time.sleep(600)
 
 
 def left_by(rank: str, held: int | None = None) -> str:
-    """Have a runner clean up after an agent with this rank; returns what it says."""
+    """Let a runner clean up after an agent with this rank, and return its output."""
     agent = AGENT.replace("RANK", repr(rank))
     ran = subprocess.run(
         [sys.executable, "-c", RUNNER.replace("AGENT", repr(agent))],

@@ -1,4 +1,4 @@
-"""Other users of a machine read nothing of a run, and get no verb to work on a folder of theirs."""
+"""Other users can read nothing of a run, and no verb works on a folder that they may change."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHECKPOINTS = ("--set", "spec.checkpoint.path=kept", "--set", "spec.checkpoint.e
 
 
 def readable_by_others(folder: Path) -> list[str]:
-    """The files and folders that somebody else could look into, were it not for those above."""
+    """Return the paths that others could access if their parent folders allowed it."""
     found = (folder, *folder.rglob("*"))
     return [str(p) for p in found if not p.is_symlink() and stat.S_IMODE(p.stat().st_mode) & 0o077]
 
@@ -57,7 +57,7 @@ def usual_umask() -> object:
 @pytest.mark.processes
 @pytest.mark.usefixtures("usual_umask")
 def test_only_its_user_reads_what_a_run_leaves(tmp_path: Path) -> None:
-    """Journals, checkpoints, logs, job, samples; the script's own files are as it makes them."""
+    """Check the files of a run; those that the script itself makes keep their mode."""
     (tmp_path / "train.py").write_text(SCRIPT)
     code, said = ForkedRun(
         tmp_path, "[python, train.py]", "--record", "--quiet", *CHECKPOINTS
@@ -99,7 +99,7 @@ def test_a_checkpoint_folder_that_is_shared_stays_shared(tmp_path: Path) -> None
     assert all(stat.S_IMODE(path.parent.stat().st_mode) == 0o755 for path in weights)
 
 
-# ---- folders of somebody else ----------------------------------------------------------------
+# ---- folders of other users ----------------------------------------------------------------
 
 Verb = Callable[[LocalJobs, str], object]
 VERBS: dict[str, Verb] = {

@@ -93,7 +93,10 @@ def record(folder: Path, *words: str, backend: str = "mpi", dropout: str = "0", 
 
 
 def test_a_run_that_its_script_has_ended_is_replayed_to_its_own_end(tmp_path: Path) -> None:
-    """The replay makes the steps of all ranks, and so comes to the script's number much earlier."""
+    """End the run by a count in the script.
+
+    The replay makes the steps of all ranks, so it reaches that count much earlier.
+    """
     record(tmp_path, backend="gloo", STOP="40")
     code, said = call(tmp_path, "replay", "run", STOP="40")
     assert code == 0, said
@@ -131,8 +134,11 @@ def test_a_slow_rank_a_kill_and_joins_replay_to_the_same_state(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_sums_of_two_levels_replay_to_the_same_state(tmp_path: Path, backend: str) -> None:
-    """Two ranks on one machine and one on another, then one on each, then two on each; slices of a
-    mebibyte and more."""
+    """Change the machines during the run.
+
+    First two ranks are on one machine and one on another, then one on each, then two on each. The
+    slices have a mebibyte and more.
+    """
     large = {"HIDDEN": "90000", "LEVELS": "yes"}
     record(
         tmp_path,
@@ -152,7 +158,7 @@ def test_sums_of_two_levels_replay_to_the_same_state(tmp_path: Path, backend: st
 
 
 def test_streamed_rounds_and_void_ones_replay_to_the_same_state(tmp_path: Path) -> None:
-    """Some batches need two passes of backward(), the second of which writes what was summed."""
+    """Run backward() twice for some batches; the second pass writes what was already summed."""
     settings = ("mode=Full", "quorum=3", "segmentBytes=65536")
     words = [f"--set=spec.collective.{setting}" for setting in settings]
     large = {"HIDDEN": "9000", "TWICE": "yes"}
@@ -167,7 +173,7 @@ def test_streamed_rounds_and_void_ones_replay_to_the_same_state(tmp_path: Path) 
 
 @pytest.mark.exhaustive
 def test_rounds_beside_the_next_batch_replay_to_the_same_state(tmp_path: Path) -> None:
-    """R36; with a rank that is late now and then, and a kill and a join."""
+    """Use a pipeline (R36), a rank that is sometimes late, a kill and a join."""
     record(
         tmp_path,
         "--set=spec.collective.pipeline=1",
@@ -182,7 +188,7 @@ def test_rounds_beside_the_next_batch_replay_to_the_same_state(tmp_path: Path) -
     assert "same: the state of version" in said
 
 
-@pytest.mark.timeout(900)  # six programs one after the other, each of which imports torch
+@pytest.mark.timeout(900)  # six programs in turn, each of which imports torch
 def test_what_replay_notices(tmp_path: Path) -> None:
     record(tmp_path)
     run = tmp_path / "run"
@@ -194,9 +200,9 @@ def test_what_replay_notices(tmp_path: Path) -> None:
     assert "other data than in the run" in said
 
     journals = read_journals(run)
-    # One contribution was twice as large: the first hash after it tells. Which rank has something
-    # for which round is a matter of who is faster; the one that has the log from its beginning is
-    # needed further down.
+    # Double one contribution: the first hash after it must differ. Which rank contributed to which
+    # round depends on timing. The rank whose journal has the log from its beginning is needed
+    # below.
     others = {
         member: journal
         for member, journal in journals.items()
@@ -240,7 +246,10 @@ def test_a_run_whose_sums_were_rounded_is_refused_by_name(tmp_path: Path) -> Non
 
 
 def test_what_a_replay_cannot_do_is_one_line_before_the_script_starts(tmp_path: Path) -> None:
-    """It was a traceback of the script, after torch was imported."""
+    """Replay unsupported runs.
+
+    The error used to be a traceback of the script, after torch was imported.
+    """
     job = json.loads((Path(__file__).parents[1] / "api/golden/job.json").read_text())
     here = {"command": [sys.executable, "-c", "print('started')"], "workingDir": str(tmp_path)}
     run = tmp_path / "run"
@@ -259,7 +268,7 @@ def test_what_a_replay_cannot_do_is_one_line_before_the_script_starts(tmp_path: 
 
 
 def test_an_error_of_the_script_is_one_line_in_a_replay(tmp_path: Path) -> None:
-    """Such as one whose environment is not that of the run; also before it has called `init()`."""
+    """Change the environment of the script, or let it fail before it calls `init()`."""
     record(tmp_path, backend="gloo", STOP="40")
     code, said = call(tmp_path, "replay", "run", STOP="40", HIDDEN="none")
     assert code == 1
@@ -283,7 +292,7 @@ def test_random_numbers_of_the_script_are_found_out(tmp_path: Path) -> None:
 
 
 def test_the_death_of_a_journal_leaves_no_gap_in_the_log(tmp_path: Path) -> None:
-    """Each rank writes the whole log; what is cut off at the end of one does no harm."""
+    """Truncate one journal: each rank writes the whole log, so nothing is missing."""
     record(tmp_path)
     journals = read_journals(tmp_path / "run")
     first, *others = sorted(journals)

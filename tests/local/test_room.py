@@ -1,4 +1,4 @@
-"""A job that this machine cannot hold is refused before a process is started."""
+"""A job that this machine cannot hold is refused before any process starts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_shared_memory_that_is_too_small_for_mpi_is_refused(job: ResolvedJob) ->
     assert "8.1 MiB of shared memory for 8 ranks" in refused.value.message
     assert "/dev/shm" in refused.value.message
     assert "gloo" in refused.value.hint
-    check_shared_memory(job, 2, 0)  # gloo takes none
+    check_shared_memory(job, 2, 0)  # gloo uses none
 
 
 def test_what_fits_is_let_through(job: ResolvedJob) -> None:
@@ -75,7 +75,7 @@ def test_more_memory_than_the_machine_has(job: ResolvedJob) -> None:
 
 
 def scaled(job: ResolvedJob, run_dir: Path, replicas: int) -> Refusal | None:
-    """What a run of the job answers to `paceline scale`."""
+    """Return the answer of a run of the job to `paceline scale`."""
     runner: Any = SimpleNamespace(view=lambda: SimpleNamespace(replicas=2))
     control = Control(job, run_dir, runner, sockets=run_dir, warn=print)
     return control._check(replicas)
@@ -84,7 +84,7 @@ def scaled(job: ResolvedJob, run_dir: Path, replicas: int) -> Refusal | None:
 def test_a_run_is_scaled_within_the_room_of_the_machine_only(
     job: ResolvedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It started what it was asked for, and answered nobody for a while."""
+    """Scale beyond the machine's memory, which used to start all ranks and block the runner."""
     small = replace(ROOMY, memory_bytes=3000 * MIB)
     monkeypatch.setattr(Room, "of_this_machine", lambda: small)
     refused = scaled(job, tmp_path, 20)

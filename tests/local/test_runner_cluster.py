@@ -1,7 +1,7 @@
-"""The local runner's processes: kept alive, replaced, scaled and ended; with real agents.
+"""The processes of the local runner are kept alive, replaced, scaled and ended; with real agents.
 
-The ranks only sleep, so what is shown here needs no training: who is started again, what the
-coordinator is told, and that nothing is left over.
+The ranks only sleep, because nothing here needs training: the tests show which processes are
+restarted, what the coordinator is told, and that nothing is left over.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ spec:
 
 
 def with_cluster(folder: Path, act: Callable[[Cluster, Client], Coroutine[Any, Any, None]]) -> None:
-    """Run `act` against a living cluster; afterwards none of its processes may be left."""
+    """Run `act` against a living cluster; no process of it may be left afterwards."""
     before = set(children_of(os.getpid()))
 
     async def go() -> None:
@@ -65,7 +65,7 @@ def with_cluster(folder: Path, act: Callable[[Cluster, Client], Coroutine[Any, A
 
 
 async def _follow(cluster: Cluster, client: Client) -> None:
-    """What the runner does with each status, so that a new coordinator learns the inventory."""
+    """Handle each status like the runner, so that a new coordinator learns the inventory."""
     seq = None
     while True:
         try:
@@ -94,7 +94,7 @@ async def seen(client: Client, want: Callable[[Status], bool]) -> Status:
 
 
 def living(status: Status) -> dict[tuple[int, int], int]:
-    """pid by (slot, attempt of the pod)."""
+    """Return the pids of living ranks by (slot, attempt of the pod)."""
     return {
         (rank.member.slot, rank.member.attempt // 1000): rank.pid
         for rank in status.ranks
@@ -110,7 +110,7 @@ def test_a_killed_agent_is_replaced_and_its_frozen_rank_ends_with_it(tmp_path: P
     async def act(cluster: Cluster, client: Client) -> None:
         status = await seen(client, lambda s: set(living(s)) == {(0, 0), (1, 0)})
         rank = living(status)[1, 0]
-        # A stopped process does not notice the end of its agent, so it has to be killed.
+        # A stopped process cannot react to the end of its agent, so it must be killed.
         os.kill(rank, signal.SIGSTOP)
         agent = next(child for child in cluster.agents if child.name == "agent-1-0")
         agent.signal(signal.SIGKILL)
@@ -161,12 +161,12 @@ def test_scaling_up_starts_agents_and_scaling_down_lets_the_coordinator_choose(
 def test_many_replicas_are_started_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """50 at once on two cores left runner and coordinator without an answer for 20 s."""
+    """Limit the starts: 50 at once on two cores used to block runner and coordinator for 20 s."""
     monkeypatch.setattr(cluster_module, "STARTING_MAX", 1)
 
     async def act(cluster: Cluster, client: Client) -> None:
         assert len(cluster.agents) == 1
-        # The task that follows the coordinator may not have had this status yet.
+        # The task that follows the coordinator may not have received this status yet.
         cluster.heard(await seen(client, lambda s: len(living(s)) == 2))
         cluster.scale(3)
         assert len(cluster.agents) == 3, "the two before are up"
@@ -197,7 +197,7 @@ def test_everything_ends_with_the_block_even_in_the_first_moment(tmp_path: Path)
 
 
 def test_what_an_ended_agent_leaves_is_not_left_over_at_the_end(tmp_path: Path) -> None:
-    """The end of the run may come while its processes are being reaped."""
+    """End the run while the processes of an agent are being reaped."""
 
     async def act(cluster: Cluster, client: Client) -> None:
         await seen(client, lambda s: len(living(s)) == 2)
@@ -213,7 +213,7 @@ def test_what_an_ended_agent_leaves_is_not_left_over_at_the_end(tmp_path: Path) 
 
 @pytest.mark.parametrize("away", exhaustive_except(["stopped"], ["killed", "stopped"]))
 def test_nothing_is_started_after_the_release(tmp_path: Path, away: str) -> None:
-    """R17: neither a coordinator that is new nor one that does not answer knows that it is over."""
+    """Restart or stop the coordinator, which then does not know of the release (R17)."""
 
     async def act(cluster: Cluster, client: Client) -> None:
         status = await seen(client, lambda s: set(living(s)) == {(0, 0), (1, 0)})

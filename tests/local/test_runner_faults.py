@@ -1,4 +1,4 @@
-"""Injected faults are done to the right process, once, when they are due; with real processes."""
+"""Injected faults hit the right process, once, when they are due; with real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 
 class Told:
-    """Stands for the cluster: records what it is asked for."""
+    """Stands in for the cluster and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -58,7 +58,7 @@ def test_a_kill_waits_for_its_round_and_happens_once(process: subprocess.Popen[b
     faults.look(status(6, 0, 0, process.pid), 0)
     assert process.wait(60) == -signal.SIGKILL
     assert said == ["injected kill:rank=2,at=round:5 at round 6"]
-    # Its successor in the same place is left alone.
+    # Its successor in the same place is not killed.
     faults.look(status(7, 0, 0, os.getpid()), 0)
     assert len(said) == 1
 

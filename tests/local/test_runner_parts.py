@@ -1,4 +1,4 @@
-"""The parts of the local runner that only compute: run folders, timeline, summary, table."""
+"""The parts of the local runner that only compute: run folders, timeline, summary and table."""
 
 from __future__ import annotations
 
@@ -161,8 +161,10 @@ def test_a_restarted_coordinator_that_knows_nothing_yet_does_not_change_the_spee
 
 
 def test_a_resumed_run_counts_its_own_rounds_and_gradients_alone() -> None:
-    """Its log goes on from version 7 and 14 gradients: these came on top of the first seconds, in
-    which the ranks had told nothing yet."""
+    """Resume at version 7 with 14 gradients.
+
+    They used to be counted in the first seconds, before the ranks had reported anything.
+    """
     timeline = Timeline()
     started = replace(change(FIRST, "it goes on from a checkpoint"), reason="First")
     assert started.version == 7

@@ -1,4 +1,4 @@
-"""What a run refuses, or names, before it starts a process: scripts, launchers, the network."""
+"""What a run refuses or warns about before it starts: scripts, launchers, the network."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_command_that_starts_ranks_itself(command: list[str], launcher: str) -
 
 
 def test_a_long_command_takes_linear_time() -> None:
-    """A copy of the words for each wrapper would move 80 GB here."""
+    """Nest 100,000 wrappers: a copy of the words for each would move 80 GB."""
     assert launcher_in(["nohup"] * 100_000 + ["torchrun"]) == "torchrun"
 
 
@@ -151,14 +151,14 @@ def test_a_launcher_counts_in_command_position_of_a_line(line: str, launcher: st
 
 @pytest.mark.parametrize("line", ['"$@"', '"$@"; ' * 1_000, '"$@" "$@"; exec "$@"'])
 def test_shells_within_shells_have_an_end(line: str) -> None:
-    """The time of one that is told to run its arguments a thousand times was exponential."""
+    """Nest shells that run their arguments many times; the time used to be exponential."""
     assert launcher_in(["sh", "-c", line, "sh"] * 4_000 + ["torchrun"]) == ""
     assert launcher_in(["sh", "-c", line, "sh"] * 4 + ["torchrun"]) == "torchrun"
 
 
 @pytest.mark.parametrize("word", ["torchrun", "/opt/venv/bin/torchrun", "mytorchrun", "python"])
 def test_the_cluster_and_the_command_line_agree_on_the_first_word(word: str) -> None:
-    """The API server sees no more of a command than that."""
+    """Compare only the first word, because the API server inspects no more of a command."""
     [rule] = [rule for rule in TEMPLATE_RULES if "starts ranks itself" in rule.problem]
     assert rule.cel is not None
     equal = re.findall(r"c\.command\[0\] == '(.*?)'", rule.cel)
@@ -167,7 +167,10 @@ def test_the_cluster_and_the_command_line_agree_on_the_first_word(word: str) -> 
 
 
 def test_a_loopback_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run waited for its coordinator for 30 s, and said that it did not answer."""
+    """Disable the loopback.
+
+    The run used to wait for its coordinator for 30 s and then reported that it did not answer.
+    """
     check_loopback()
 
     def unreachable(*_: Any) -> None:
@@ -182,7 +185,7 @@ def test_a_loopback_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_death_by_sigbus_names_shared_memory() -> None:
-    """Seven ranks died of it one after the other, and nothing said why."""
+    """Explain SIGBUS; seven ranks once died of it in turn, and nothing said why."""
     told = how_it_ended(-7)
     assert "signal 7 (SIGBUS)" in told
     assert "/dev/shm" in told
@@ -193,7 +196,7 @@ def test_a_death_by_sigbus_names_shared_memory() -> None:
 def test_validate_names_a_script_that_is_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is valid all the same: in a cluster it is in the image."""
+    """Expect a warning only, because in a cluster the script is in the image."""
     file = tmp_path / "job.yaml"
     file.write_text(JOB.format(name="job", command="[python, train.py]", mark=""))
     validate(file)

@@ -1,4 +1,4 @@
-"""allowedSizes and stabilizationSeconds in real runs: who stands by, who joins with whom."""
+"""Elasticity settings allowedSizes and stabilizationSeconds in real runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 
 def finished(folder: Path, *options: str) -> dict[str, Any]:
-    """The last status of a run with three replicas."""
+    """Return the last status of a run with three replicas."""
     (folder / "train.py").write_text(even_steps(2400, together=3))
     words = ("--set=spec.replicas=3", "--run-dir=run", *options)
     code, said = ForkedRun(folder, "[python, train.py]", *words).wait()
@@ -27,7 +27,7 @@ def finished(folder: Path, *options: str) -> dict[str, Any]:
 
 
 def test_a_loss_goes_on_with_those_that_live_and_grows_to_an_allowed_size(tmp_path: Path) -> None:
-    """Two die; the one that comes back alone would make two."""
+    """Kill two of three ranks: the first one to return would make two, which is not allowed."""
     status = finished(
         tmp_path,
         "--set=spec.elasticity.allowedSizes=[1, 3]",

@@ -1,4 +1,4 @@
-"""A rank that is slow for long, and what Shadow says of it, in a real run: status and summary."""
+"""A rank that stays slow, and what Shadow reports about it, in a real run: status and summary."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_it_is_named_started_again_once_and_shadow_says_what_it_cost(tmp_path: P
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     named = [h["message"] for h in status["happenings"] if h["reason"] == "RankSlow"]
     assert any("1.0#0" in message for message in named), named
-    # A restarted process is a new member, whose ladder goes on: it is restarted once only. (The
-    # other rank may be slow too, on a machine that is busy with something else.)
+    # A restarted process is a new member that keeps its place on the ladder, so it is restarted
+    # only once. (The other rank may be slow too if the machine is busy.)
     died = [
         h["message"].partition(":")[0] for h in status["happenings"] if h["reason"] == "RankDied"
     ]

@@ -1,4 +1,4 @@
-"""A script that draws its own batches (nanoGPT does), in real runs: the job counts its steps."""
+"""A script that draws its own batches, like nanoGPT, in real runs: the job counts its steps."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def test_whoever_dies_and_comes_the_job_makes_so_many_steps(
     assert status["log"]["progress"] == 1.0
     if mode == "Full":
         assert status["log"]["updates"] == STEPS
-        # The rank that was killed, its successor and the one that joined; two from the beginning.
+        # Two ranks start at step 0; the successor of the killed one and the joiner start later.
         first = sorted(int(step) for step in re.findall(r"FIRST (\d+)", said))
         assert first[:2] == [0, 0]
         assert all(50 <= step < STEPS for step in first[2:])
-        assert len(first) <= 4  # who joins may still be getting the state at the last step
+        assert len(first) <= 4  # a joiner may still be receiving the state at the last step
 
 
 def test_a_loop_that_nobody_counts_begins_anew_and_is_named(tmp_path: Path) -> None:
@@ -99,7 +99,10 @@ while True:
 def test_a_script_that_counts_for_itself_says_when_the_job_is_over(
     tmp_path: Path, mode: str
 ) -> None:
-    """As nanoGPT: `if iter_num > max_iters: break`; in Solo the slow one is far behind then."""
+    """End it like nanoGPT, by `if iter_num > max_iters: break`.
+
+    In Solo, the slow rank is far behind then.
+    """
     (tmp_path / "train.py").write_text(SCRIPT.format(loop=OWN_COUNT).replace(WAITS, "while False:"))
     words = (f"--set=spec.collective.mode={mode}", "--run-dir=run")
     code, said = ForkedRun(tmp_path, "[python, train.py]", *words).wait()
@@ -112,7 +115,7 @@ def test_a_script_that_counts_for_itself_says_when_the_job_is_over(
 
 
 def test_one_rank_ends_the_job_and_the_others_may_know_nothing_of_it(tmp_path: Path) -> None:
-    """A loop without an end of its own: its script ends there, and nothing fails."""
+    """Loop forever on the other rank: its script ends there, and nothing fails."""
     loop = "while True:\n    made == 20 and pl.rank() == 0 and (pl.stop(), exit())"
     (tmp_path / "train.py").write_text(SCRIPT.format(loop=loop).replace(WAITS, "while False:"))
     code, said = ForkedRun(tmp_path, "[python, train.py]", "--run-dir=run").wait()

@@ -1,4 +1,4 @@
-"""A script that does not come back to step() is named, and ended after its bound."""
+"""A script that does not return to step() is reported, and ended after its deadline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(folder: Path, where: str, how: str, *words: str) -> tuple[int, str]:
 def test_a_rank_that_is_stuck_in_a_batch_is_named_and_ended_and_its_batch_is_made_by_others(
     tmp_path: Path, how: str, mode: str
 ) -> None:
-    """The others waited for its last batch for ever, without a word."""
+    """Hang in a batch; the others used to wait for it forever without a message."""
     where = "RANK == 1 and ATTEMPT == 0 and epoch == 1"
     code, said = run(tmp_path, where, how, f"--set=spec.collective.mode={mode}")
     assert code == 0, said
@@ -48,7 +48,7 @@ def test_a_rank_that_is_stuck_in_a_batch_is_named_and_ended_and_its_batch_is_mad
 
 
 def test_a_script_that_is_stuck_on_all_ranks_ends_the_job_with_its_line(tmp_path: Path) -> None:
-    """Nobody is left to go on: the run never ended."""
+    """Hang on all ranks; the run used to never end."""
     code, said = run(tmp_path, "epoch == 1", READ, "--quiet")
     assert code == 1, said
     assert "Failed (ScriptFailed)" in said

@@ -14,7 +14,7 @@ from tests.transport.harness import FAILED, ProcessPool
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Tell the fixtures whether the test failed: its ranks may be anywhere and are not reused."""
+    """Mark a failed test, because the state of its ranks is unknown and they cannot be reused."""
     report = yield
     item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
     return report

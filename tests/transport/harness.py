@@ -1,8 +1,8 @@
-"""Ranks that tests command: as processes (mpi, gloo) or as threads (sim), behind one face.
+"""Ranks that tests control, as processes (mpi, gloo) or as threads (sim), with one interface.
 
 Importing torch costs seconds of CPU, so one pool of processes serves all modules, and they are
-forked from one that has imported it; a rank that a test kills is replaced by a fresh process when
-it is needed. Every wait has a deadline.
+forked from one that has imported it. A rank that a test kills is replaced by a fresh process when
+one is needed. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from testing.processes import forked_call
 from tests.transport.rank_body import ROUNDED, Entered, Outcome, RankBody
 
 FAILED = pytest.StashKey[bool]()
-"""On a test item: it has failed."""
+"""Key on a test item: True if the test has failed."""
 ANSWER_S = 60.0
 START_S = 60.0
 ROOT = Path(__file__).parents[2]
@@ -48,20 +48,20 @@ class Rank(ABC):
 
     @abstractmethod
     def start(self, command: str, *arguments: Any) -> None:
-        """Send a command; `result` waits for it."""
+        """Send a command, whose end `result` awaits."""
 
     @abstractmethod
     def _hear(self, timeout_s: float) -> Outcome | Entered:
-        """Return what the rank says next. Raises AssertionError if it says nothing in time."""
+        """Return the next message of the rank, or raise AssertionError if it times out."""
 
     def result(self, timeout_s: float = ANSWER_S) -> Outcome:
-        """Wait until the command is over."""
+        """Wait until the command has ended and return its outcome."""
         while isinstance(heard := self._hear(timeout_s), Entered):
             pass
         return heard
 
     def wait_entered(self, number: int = 1, timeout_s: float = ANSWER_S) -> None:
-        """Wait until a command that `tells` is about to call its transport so many times."""
+        """Wait until a command that `tells` is about to make its `number`th transport call."""
         heard: Outcome | Entered = Entered(0)
         while isinstance(heard, Entered) and heard.number < number:
             heard = self._hear(timeout_s)
@@ -72,7 +72,7 @@ class Rank(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """It is gone, at once, whatever it is doing."""
+        """End the rank at once, whatever it is doing."""
 
     def call(self, command: str, *arguments: Any) -> Outcome:
         self.start(command, *arguments)
@@ -80,12 +80,15 @@ class Rank(ABC):
 
 
 class RankEndedError(AssertionError):
-    """A process is gone that nobody killed; the message has what it said last."""
+    """A process ended that no test killed; the message has its last output."""
 
 
 class ProcessRank(Rank):
-    """A process under its own `mpiexec -n 1`; `inside`: a command that executes it elsewhere, where
-    no fork server is, and where it has the address `host`."""
+    """A process under its own `mpiexec -n 1`.
+
+    `inside` is a command that runs it on another machine, where there is no fork server; its
+    address there is `host`.
+    """
 
     def __init__(
         self, pool: ProcessPool, name: str, inside: Sequence[str] = (), host: str = "127.0.0.1"
@@ -98,7 +101,7 @@ class ProcessRank(Rank):
             "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
             "OMP_NUM_THREADS": "1",
             "RANK_HOST": host,
-            ENV_HWLOC: str(pool.folder / "no-hwloc.xml"),  # else hydra writes into /tmp
+            ENV_HWLOC: str(pool.folder / "no-hwloc.xml"),  # otherwise hydra writes into /tmp
         }
         command = [*inside, str(Path(sys.executable).parent / "mpiexec"), "-n", "1", sys.executable]
         if inside:
@@ -170,24 +173,24 @@ class ProcessPool:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="paceline-test-"))
         self.held: set[str] = set()
-        """Shared memory and temporary files that its ranks had when they were killed."""
+        """Shared memory and temporary files that ranks had when they were killed."""
         self.address = str(self.folder / "ranks")
         self._listener = Listener(self.address, "AF_UNIX", backlog=32)
-        # A process that cannot start must fail the test, not hang it; there is no public name.
+        # A process that cannot start must fail the test, not hang it. There is no public attribute.
         inner: Any = self._listener._listener  # type: ignore[attr-defined]
         inner._socket.settimeout(START_S)
         self._idle: list[ProcessRank] = []
         self._all: list[ProcessRank] = []
-        """All that were started. A test that fails gives none back."""
+        """All ranks that were started; a failed test returns none."""
 
     def take(self, count: int) -> list[ProcessRank]:
-        """`count` ranks that are in no group; starts those that are missing, at the same time."""
+        """Return `count` ranks that are in no group, starting the missing ones concurrently."""
         self._idle += self.started([self._launch() for _ in range(count - len(self._idle))])
         taken, self._idle = self._idle[:count], self._idle[count:]
         return taken
 
     def started(self, fresh: list[ProcessRank]) -> list[ProcessRank]:
-        """The same ranks, once they listen."""
+        """Return the same ranks once they have connected."""
         by_name = {rank.name: rank for rank in fresh}
         for _ in fresh:
             connection = self._listener.accept()
@@ -212,14 +215,14 @@ class ProcessPool:
 
 
 class FarTransport(SimTransport):
-    """Reaches no memory but its own, as mpi reaches no GPU's."""
+    """A transport that reaches only host memory of its own, as mpi reaches no GPU's."""
 
     def moves(self, device: torch.device) -> bool:  # noqa: ARG002
         return False
 
 
 INSIDE_S = 0.05
-"""Until the others have seen that all are inside; else they wait until the time is over."""
+"""The time for the others to see that all are inside; else they wait until they time out."""
 
 
 class FirstTransport(SimTransport):
@@ -231,7 +234,7 @@ class SecondTransport(SimTransport):
 
 
 class BrokenFirst(FirstTransport):
-    """The others get inside; this one does not, as where a limit of one machine is reached."""
+    """A transport that fails after the others are inside, like one at a limit of its machine."""
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
         super().open(group, abort, timeout_s)
@@ -247,7 +250,7 @@ class BrokenSecond(SecondTransport):
 
 
 class Hubs:
-    """One for each in-memory transport of a rank that has two."""
+    """A hub for each in-memory transport of a rank that has two."""
 
     def __init__(self) -> None:
         self.one, self.first, self.second = Hub(), Hub(), Hub()
@@ -258,7 +261,7 @@ class Hubs:
 
 
 BROKEN = "t1"
-"""The thread rank that cannot wire one of two transports."""
+"""The thread rank that cannot connect one of two transports."""
 
 
 def in_memory(kind: str, hubs: Hubs, name: str) -> Transport:
@@ -274,8 +277,11 @@ def in_memory(kind: str, hubs: Hubs, name: str) -> Transport:
 
 
 class ThreadRank(Rank):
-    """A rank of the in-memory transport; `staged`: of one that needs host buffers;
-    `without-...`: of two transports, one of which the rank BROKEN cannot wire."""
+    """A rank of an in-memory transport in a thread.
+
+    Kind `staged` is a transport that needs host buffers; `without-...` are two transports, one of
+    which the rank BROKEN cannot connect.
+    """
 
     def __init__(self, hubs: Hubs, name: str) -> None:
         self.name = name
@@ -315,12 +321,12 @@ class ThreadRank(Rank):
 
 @dataclass
 class Crew:
-    """The ranks of one test and the groups they form."""
+    """The ranks of one test and the groups that they form."""
 
     kind: str
     ranks: list[Rank]
     open_s: float = 10.0
-    """Until a group must stand."""
+    """The time within which a group must be connected."""
     _addresses: dict[str, str] = field(default_factory=dict)
     _number: int = 0
 
@@ -342,8 +348,10 @@ class Crew:
         timeout_s: float | None = None,
         tells: bool = False,
     ) -> None:
-        """Begin a new generation of `members`; `only` those come, the others stay away. `tells`:
-        for `Rank.wait_entered`."""
+        """Begin a new generation of `members`, of whom only those in `only` take part.
+
+        They report to `Rank.wait_entered` if `tells` is set.
+        """
         peers = self.peers(members)
         self._number += 1
         key = f"{self.kind}-{id(self)}-{self._number}"

@@ -1,4 +1,4 @@
-"""The mpi transport in a group where every other rank is one without a compiler."""
+"""The mpi transport in a group where every other rank has no compiler."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What one rank of the conformance suite does on command, in a process or in a thread.
+"""The commands that one rank of the conformance suite executes, in a process or in a thread.
 
-A rank owns its transports and one abort flag. Its data follow from (seed, rank, buffer), so that
-the test can compute what the sum must be without moving any data itself.
+A rank owns its transports and one abort flag. Its data are a function of (seed, rank, buffer), so
+that the test can compute the expected sum without moving any data.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Payload:
     numels: tuple[int, ...]
     dtype: str = "float32"
     exact: bool = True
-    """Small whole numbers, whose sum is the same in any order; else any floats."""
+    """Use small integers, whose sum is the same in any order, instead of arbitrary floats."""
     calls: int = 1
     one_by_one: bool = False
-    """Each buffer in a call of its own, as the segments of a streamed round."""
+    """Reduce each buffer in a call of its own, like the segments of a streamed round."""
     in_turn: bool = False
-    """The same, but the transport is told of all of them and may begin one early."""
+    """Reduce one buffer after another in one call, so that the transport may start one early."""
     in_place: bool = False
-    """Buffers lie where the transport wants them, as those of gradients do."""
+    """Allocate buffers where the transport wants them, like those of gradients."""
     tells: bool = False
-    """The rank tells when it enters each reduction, for `Rank.wait_entered`."""
+    """Report each reduction when the rank enters it, for `Rank.wait_entered`."""
 
     def parts(self, rank: int, call: int = 0) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(self.seed * 1009 + rank * 31 + call)
@@ -56,7 +56,7 @@ class Payload:
 
 
 def digest(buffers: Sequence[torch.Tensor]) -> str:
-    """The bits of some buffers, in short."""
+    """Return a hash of the bits of some buffers."""
     sha = hashlib.sha256()
     for buffer in buffers:
         sha.update(buffer.cpu().view(torch.uint8).numpy().tobytes() if buffer.numel() else b"")
@@ -66,7 +66,7 @@ def digest(buffers: Sequence[torch.Tensor]) -> str:
 
 @dataclass
 class Outcome:
-    """How one command ended."""
+    """The result of one command."""
 
     value: Any = None
     error: str = ""
@@ -77,19 +77,19 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Entered:
-    """A rank is about to call its transport, for the `number`th time in this command."""
+    """The rank is about to call its transport for the `number`th time in this command."""
 
     number: int
 
 
 def tell_nobody(_: Entered) -> None:
-    """Stand in for the line to a test."""
+    """Discard the report."""
 
 
 ROUNDED = "-bfloat16"
-"""A kind that ends so before its algorithm sends float32 as bfloat16."""
+"""The suffix of a kind, before its algorithm, that sends float32 as bfloat16."""
 LARGEST_BYTES = 1 << 20
-"""What the model of a test is taken to need: so no large classes are measured."""
+"""The largest buffer of a test's model, so that no large size classes are measured."""
 
 
 @dataclass
@@ -100,9 +100,9 @@ class RankBody:
     abort: Abort = field(default_factory=Abort)
     transports: dict[str, Transport] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where its buffers lie."""
+    """The device of its buffers."""
     tell: Callable[[Entered], None] = tell_nobody
-    """Sends a word to the test while a command is under way."""
+    """Sends a report to the test while a command is running."""
 
     def run(self, command: str, *arguments: Any) -> Outcome:
         start = time.monotonic()
@@ -153,7 +153,7 @@ class RankBody:
         self._of(kind).open(group, self.abort, timeout_s)
 
     def do_break(self, kind: str, name: str) -> None:
-        """From now on this rank cannot wire one of the transports of a selected one."""
+        """Make this rank unable to connect one of the candidates of a selected transport."""
 
         def refuse(*_: Any) -> None:
             raise TransportError(f"{name} does not work here")
@@ -163,13 +163,13 @@ class RankBody:
         setattr(selected._transports[name], "open", refuse)  # noqa: B010
 
     def do_forget(self, kind: str) -> None:
-        """What this rank and others have measured."""
+        """Forget the measurements of this rank and of others."""
         selected = self._of(kind)
         assert isinstance(selected, SelectedTransport)
         selected._measured.clear()
 
     def do_allreduce(self, kind: str, rank: int, payload: Payload) -> list[str]:
-        """The digests of the sums, one per call."""
+        """Return the digests of the sums, one per call."""
         digests, entered = [], 0
         for call in range(payload.calls):
             buffers = [part.to(self.device) for part in payload.parts(rank, call)]
@@ -206,13 +206,13 @@ class RankBody:
         return residuals
 
     def do_allreduce_rounded(self, kind: str, rank: int, payload: Payload) -> tuple[str, str]:
-        """The digests of the sums, and of what rounding took away here."""
+        """Return the digests of the sums and of the local rounding residuals."""
         buffers = payload.parts(rank)
         residuals = self._reduce_rounded(kind, buffers)
         return digest(buffers), digest(residuals)
 
     def do_resident_mib(self) -> float:
-        """Memory of this process."""
+        """Return the resident memory of this process in MiB."""
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE / 2**20
 
     def do_close(self, kind: str) -> None:
@@ -234,7 +234,7 @@ class RankBody:
         self.abort.clear()
 
     def do_idle_cpu(self, seconds: float) -> float:
-        """CPU seconds that this process uses while nothing is under way."""
+        """Return the CPU seconds that this process uses while nothing is running."""
         before = time.process_time()
         time.sleep(seconds)
         return time.process_time() - before

@@ -1,7 +1,7 @@
-"""What mpiexec starts as a rank of the conformance suite: it has the rank forked by a fork server.
+"""The process that mpiexec starts as a rank: it has the rank forked by a fork server.
 
-Run by path with `python -I -S`; the words are the name of the fork server, then those of
-`rank_main`. It hands its environment and PMI's connection over and ends with the rank, as if it
+Run by path with `python -I -S`. The arguments are the name of the fork server, then those of
+`rank_main`. It passes on its environment and PMI's connection, and ends with the rank, as if it
 were the rank.
 """
 

@@ -1,8 +1,8 @@
-"""A rank in its own process below `mpiexec -n 1`, forked (`rank_guard`), or executed as
-`python rank_main.py ADDRESS NAME`.
+"""A rank in its own process below `mpiexec -n 1`.
 
-Commands come over a socket. One thread reads them, so that an abort reaches a rank that is inside a
-call; the main thread, which is the communication thread here, carries them out.
+It is forked (`rank_guard`), or executed as `python rank_main.py ADDRESS NAME`. Commands come over a
+socket. One thread reads them, so that an abort reaches a rank that is inside a call; the main
+thread, which is the communication thread here, executes them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def make(kind: str) -> Transport:
             from paceline.transport.shm.hier import HierTransport
             from paceline.transport.shm.memory import SharedMemory
 
-            # On loopback two machines are played: two or three of the ranks of a test are on each.
+            # Simulate two machines on loopback: two or three of the ranks of a test are on each.
             place = f"machine-{int(sys.argv[2][1:]) % 2}" if host == LOOPBACK else ""
             return HierTransport(SharedMemory(), make(name.removeprefix("hier:")), place=place)
         case name:
@@ -72,7 +72,7 @@ def main(*words: str) -> None:
             try:
                 command = connection.recv()
             except (EOFError, OSError):
-                os._exit(0)  # the test is gone: so are we, without a word to MPI (D6)
+                os._exit(0)  # the test has ended: exit without finalizing MPI (D6)
             if command[0] == "raise_abort":
                 body.raise_abort()
             else:

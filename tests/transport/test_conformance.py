@@ -1,7 +1,7 @@
-"""One suite for every data channel, the in-memory one of the simulation included.
+"""One suite for every data channel, including the in-memory one of the simulation.
 
-Each test is a promise of `paceline.transport.base`. Data are functions of (seed, rank), so sums are
-checked by the digest of their bits, not by moving them to the test.
+Each test checks a promise of `paceline.transport.base`. Data are functions of (seed, rank), so sums
+are checked by the digest of their bits without moving them to the test.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ALGORITHMS = ["ring", "recursive_doubling", "halving_doubling"]
 MPI = [*(f"mpi:{name}" for name in ALGORITHMS), "mpi-mixed:ring"]
 AS_BFLOAT16 = [*(f"mpi{ROUNDED}:{name}" for name in ALGORITHMS), f"mpi-mixed{ROUNDED}:ring"]
 LEVELS = [*(f"hier:mpi:{name}" for name in ALGORITHMS), f"hier:mpi{ROUNDED}:ring", "hier:gloo"]
-"""Every other rank elsewhere."""
+"""Two levels, with every other rank on another machine."""
 SHARED = ["shm", "shm-mixed", *LEVELS]
-"""The second: every other rank without a compiler."""
+"""Shared memory; in the second kind, every other rank has no compiler."""
 REAL = ["gloo", *MPI, *AS_BFLOAT16, *SHARED, "auto"]
 IN_MEMORY = [
     "sim",
@@ -39,19 +39,19 @@ IN_MEMORY = [
     "without-first",
     "without-second",
 ]
-"""The last two: of two transports one is left out, since one rank cannot wire it."""
+"""Transports in memory; in the last two, one of two candidates is left out by one rank."""
 ON_GPUS = ["nccl"]
 KINDS = [*IN_MEMORY, *REAL, *ON_GPUS]
 IN_MAKE_TEST = [
     *(*IN_MEMORY, *ON_GPUS, "gloo", "shm"),
     *("mpi:ring", f"mpi{ROUNDED}:recursive_doubling", "hier:mpi:halving_doubling"),
 ]
-"""Each transport, each algorithm and both precisions once. Ranks without a compiler (`mixed`), gloo
-between machines, and `auto`, which takes one of the others (`test_selected`), are exhaustive."""
+"""Each transport, each algorithm and both precisions once. Exhaustive are ranks without a compiler
+(`mixed`), gloo between machines, and `auto`, which takes one of the others (`test_selected`)."""
 RANKS = 5
 INTO_IT_S = 0.05
-"""How far into a call that a rank has entered a fault strikes, so that data are under way. Any
-moment would do: no test depends on it."""
+"""The time between the start of a call and a fault, so that data are in flight. No test depends on
+the exact moment."""
 SMALL = (0, 1, 7, 70_001)
 
 pytestmark = pytest.mark.processes
@@ -67,7 +67,8 @@ def crew(kind: str, pool: ProcessPool, request: pytest.FixtureRequest) -> Iterat
     if kind in IN_MEMORY:
         hubs = Hubs()
         threads = [ThreadRank(hubs, f"t{index}") for index in range(RANKS)]
-        # A joiner does not know yet that a transport is left out, and waits there for half of it.
+        # A joiner does not know yet that a transport is left out, and waits for it for half the
+        # time.
         yield Crew(kind, list(threads), open_s=3.0 if kind == "without-first" else 10.0)
         for thread in threads:
             thread.end()
@@ -84,7 +85,7 @@ def crew(kind: str, pool: ProcessPool, request: pytest.FixtureRequest) -> Iterat
             rank.kill()
         return
     alive = [rank for rank in taken if rank.connection is not None]
-    # The next test may give a rank another GPU, on which its transport is made anew.
+    # The next test may give a rank another GPU, which requires a new transport.
     crew.all(list(alive), "shutdown" if kind in ON_GPUS else "close", kind)
     crew.all(list(alive), "clear_abort")
     crew.all(list(alive), "use", "cpu")
@@ -92,7 +93,7 @@ def crew(kind: str, pool: ProcessPool, request: pytest.FixtureRequest) -> Iterat
 
 
 def exact_sum(payload: Payload, size: int, call: int = 0) -> str:
-    """The digest that every rank must report when the sum is the same in any order."""
+    """Return the digest that every rank must report when the sum is the same in any order."""
     parts = [payload.parts(rank, call) for rank in range(size)]
     return digest(
         [torch.stack(column).sum(0).to(column[0].dtype) for column in zip(*parts, strict=True)]
@@ -119,15 +120,18 @@ def abort(crew: Crew, members: Sequence[Rank]) -> None:
 
 
 def wait_inside(*ranks: Rank, call: int = 1) -> None:
-    """Wait until these ranks are in a reduction, the `call`th of a payload that tells."""
+    """Wait until these ranks are in a reduction, the `call`th of a payload that `tells`."""
     for rank in ranks:
         rank.wait_entered(call)
     time.sleep(INTO_IT_S)
 
 
 def linked(crew: Crew) -> list[Rank]:
-    """The ranks, so that the first of each machine come first: they sum the same slice, and so the
-    one learns of the death of the other while it still waits for those of its machine."""
+    """Return the ranks, starting with the first rank of each machine.
+
+    Those sum the same slice, so that one learns of the death of the other while it still waits for
+    those of its own machine.
+    """
     if not crew.kind.startswith(HIERARCHICAL):
         return crew.ranks
     machines: dict[str, list[Rank]] = {}
@@ -147,7 +151,7 @@ def test_sums_are_exact(crew: Crew, size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_all_ranks_hold_the_same_bits(crew: Crew, size: int) -> None:
-    """R23: any floats, whose sum depends on the order of additions."""
+    """Sum arbitrary floats, whose sum depends on the order of additions (R23)."""
     members = crew.ranks[:size]
     crew.open(members)
     for dtype in ["float32", "float64", "bfloat16"]:
@@ -158,11 +162,11 @@ def test_all_ranks_hold_the_same_bits(crew: Crew, size: int) -> None:
 
 
 SEGMENTS = (262_160, 5_008, 262_160, 16, 100_000)
-"""Elements, the flag of each included."""
+"""Elements of each segment, including its flag."""
 
 
 def test_segments_one_by_one_have_the_bits_of_one_call(crew: Crew) -> None:
-    """R27: whether a round is streamed changes no bit."""
+    """Reduce in several ways: streaming a round must change no bit (R27)."""
     members = crew.ranks[:3]
     crew.open(members)
     found = set()
@@ -177,7 +181,7 @@ def test_segments_one_by_one_have_the_bits_of_one_call(crew: Crew) -> None:
 
 @pytest.mark.parametrize(("end", "reached"), [("killed", 3), ("aborted", 1)])
 def test_a_round_may_end_inside_any_segment(crew: Crew, end: str, reached: int) -> None:
-    """One rank is still in its backward pass: the others wait inside the segment that it lacks."""
+    """Keep one rank in its backward pass, so that the others wait for its segment."""
     a, victim, late = linked(crew)[:3]
     group = [a, victim, late]
     crew.open(group)
@@ -214,9 +218,9 @@ def test_an_absent_peer_at_open_holds_nobody(crew: Crew) -> None:
     wait_inside(a, b)
     abort(crew, [a, b])
     outcomes = [a.result(), b.result()]
-    # With two levels a rank may have no link to the one that is absent, and be through at once.
+    # With two levels, a rank may have no link to the absent one and finish at once.
     through = {""} if crew.kind.startswith(HIERARCHICAL) else set()
-    # Who is told second may have lost the first one before.
+    # The rank that is aborted second may have lost the first one before.
     errors = {outcome.error for outcome in outcomes}
     may_be = {"TransportAborted", "PeerLost"} | through
     assert {"TransportAborted"} <= errors <= may_be, outcomes
@@ -224,7 +228,7 @@ def test_an_absent_peer_at_open_holds_nobody(crew: Crew) -> None:
 
     crew.start_open([a, b, absent], only=[a, b], timeout_s=0.5)
     outcomes = [a.result(), b.result()]
-    # Not both need it: a rank whose own links stand may be inside already.
+    # One is enough: a rank whose own links are connected may be inside already.
     assert {"PeerLost"} <= {outcome.error for outcome in outcomes} <= {"PeerLost", ""}, outcomes
 
     crew.open([a, b])
@@ -232,7 +236,7 @@ def test_an_absent_peer_at_open_holds_nobody(crew: Crew) -> None:
 
 
 def test_a_peer_killed_inside_a_reduction(crew: Crew) -> None:
-    """It is surely inside: the third rank does not come, so that nobody can finish."""
+    """Keep the third rank away, so that nobody can finish and the victim is certainly inside."""
     a, victim, c, d = linked(crew)[:4]
     group = [a, victim, c, d]
     crew.open(group)
@@ -260,7 +264,7 @@ def test_a_peer_killed_at_any_moment_of_many_reductions(crew: Crew) -> None:
     wait_inside(victim, call=8)
     victim.kill()
     first = a.result()
-    crew.all([a], "close", crew.kind)  # what the engine does; it wakes who has no link to the dead
+    crew.all([a], "close", crew.kind)  # as the engine does; wakes ranks without a link to it
     second = b.result()
     for outcome in [first, second]:
         assert outcome.error in ("PeerLost", "TransportAborted"), outcome
@@ -288,8 +292,8 @@ def test_a_stopped_peer_is_left_behind_and_comes_back(crew: Crew) -> None:
     crew.open([a, c])
     check_sum(crew, [a, c], Payload(3, (1 << 18,), calls=3, in_place=True))
 
-    # What the others sent to it is still on its links, and where it reads in their memory other
-    # numbers are now; none of it may match what comes now.
+    # Its links still hold old messages, and the memory of the others has changed since. None of
+    # that may match what is sent now.
     if isinstance(stopped, ProcessRank):
         stopped.go_on()
     for seed in range(3):
@@ -298,7 +302,7 @@ def test_a_stopped_peer_is_left_behind_and_comes_back(crew: Crew) -> None:
 
 
 def test_an_abandoned_generation_leaves_nothing_behind(crew: Crew) -> None:
-    """I13: every time somebody else is missing, every time the others have already sent."""
+    """Let another rank be missing each time, after the others have sent (I13)."""
     members = crew.ranks[:3]
     for seed in range(6):
         crew.open(members)
@@ -344,7 +348,7 @@ def test_ports_are_local_and_given_back(crew: Crew) -> None:
 
 
 def test_nccl(pool: ProcessPool) -> None:
-    """Where there are GPUs the suite runs on them; here: it refuses clearly."""
+    """Check the refusal on a machine without a GPU; on GPUs the whole suite runs instead."""
     from paceline.transport.base import TransportError
     from paceline.transport.torch.nccl import NcclTransport
 
@@ -353,4 +357,4 @@ def test_nccl(pool: ProcessPool) -> None:
     with pytest.raises(TransportError, match=r"nccl needs a GPU.*hint: .*request"):
         NcclTransport(host="127.0.0.1", local=False)
     with pytest.raises(TransportError, match=r"hint: .*or use backend: auto"):
-        NcclTransport(host="127.0.0.1", local=True)  # what a template requests is ignored there
+        NcclTransport(host="127.0.0.1", local=True)  # requests of the template are ignored there

@@ -1,6 +1,6 @@
-"""Where the gradients lie decides what moves them; what nobody reaches goes through host memory.
+"""The device of the gradients decides the transport; unreachable memory is staged on the host.
 
-There is no GPU here: devices are names, and what a transport reaches is what a stand-in says.
+No GPU is needed: devices are names, and stand-ins define what a transport reaches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HostTransport(SimTransport):
 
 
 class GpuTransport(SimTransport):
-    """As nccl, without a GPU: `card` is the identity of the one that this rank would use."""
+    """Stands in for nccl without a GPU; `card` identifies the GPU that this rank would use."""
 
     name = "nccl"
 
@@ -71,7 +71,7 @@ class GpuTransport(SimTransport):
 
 
 class CardlessTransport(SelectedTransport):
-    """Its votes lie on the host, since there is no GPU to lay them on."""
+    """A selected transport whose votes lie on the host, because there is no GPU."""
 
     def _device_for(self, transport: Transport) -> torch.device:  # noqa: ARG002
         return CPU
@@ -178,7 +178,7 @@ def test_ranks_that_share_a_gpu_cannot_use_nccl_alone() -> None:
 
 def test_auto_goes_on_without_nccl_where_there_is_no_gpu() -> None:
     transport = make_transport("auto", local=True)
-    transport.begin([GPU])  # and gloo moves it through host memory
+    transport.begin([GPU])  # gloo moves it through host memory
     assert "nccl=" not in transport.address
     assert "left out.nccl" in transport.describe()
     assert transport.moves(GPU)
@@ -200,7 +200,7 @@ def test_what_is_not_reached_goes_through_host_memory_and_that_is_said_once(
 
 
 def test_host_buffers_are_kept_between_calls_and_given_up_with_a_call() -> None:
-    """Promise 3: what an abandoned reduction may still write to is nobody's any more."""
+    """Check promise 3: memory that an abandoned reduction may still write to is never reused."""
     staging, seen = Staging(), []
 
     def double(buffers: Sequence[torch.Tensor]) -> None:

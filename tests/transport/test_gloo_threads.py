@@ -1,4 +1,4 @@
-"""How many threads gloo has for sums; what that costs was measured (`transport.torch.gloo`)."""
+"""How many threads gloo uses for sums; the cost was measured (see `transport.torch.gloo`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pair() -> Iterator[list[GlooTransport]]:
 
 
 def summing() -> set[str]:
-    """Threads of this process that name themselves so, which they do a moment after they begin."""
+    """Return the threads with gloo's name, which they set soon after they have started."""
     tasks = Path("/proc/self/task")
     found = set()
     for task in tasks.iterdir():
@@ -36,7 +36,7 @@ def summing() -> set[str]:
 
 
 def test_a_sum_need_not_wait_for_the_thread_of_the_one_before(pair: list[GlooTransport]) -> None:
-    before = summing()  # of other tests, and perhaps about to end
+    before = summing()  # threads of other tests, which may be about to end
     peers = tuple(Peer(str(rank), t.address) for rank, t in enumerate(pair))
 
     def opens(rank: int) -> None:

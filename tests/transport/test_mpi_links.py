@@ -21,14 +21,14 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def stranger() -> Iterator[Rendezvous]:
-    """This test as a peer that meets but never makes a link."""
+    """Make the test a peer that meets the others but never makes a link."""
     point = Rendezvous("127.0.0.1")
     yield point
     point.close()
 
 
 def predicted(algorithm: str, payload: Payload, size: int) -> str:
-    """What the schedule must give, bit for bit, by the slow and obvious `fold`."""
+    """Compute the expected bits of the schedule with the slow and obvious `fold`."""
     sums = []
     for parts in zip(*(payload.parts(rank) for rank in range(size)), strict=True):
         total = torch.empty_like(parts[0])
@@ -50,7 +50,7 @@ def predicted(algorithm: str, payload: Payload, size: int) -> str:
 def test_the_order_of_additions_is_the_schedules(
     pool: ProcessPool, name: str, algorithm: str, size: int
 ) -> None:
-    """R23, I10: not only equal on all ranks, but known in advance; natively as in Python."""
+    """Check that the bits are known in advance, in C and in Python (R23, I10)."""
     kind = f"{name}:{algorithm}"
     ranks = pool.take(size)
     crew = Crew(kind, list(ranks))
@@ -84,11 +84,11 @@ def test_links_survive_the_generations(pool: ProcessPool) -> None:
 
 @pytest.mark.exhaustive
 def test_the_dead_cost_no_memory(pool: ProcessPool) -> None:
-    """What was on its way to a dead rank never arrives; it is not kept for each of them."""
+    """Kill many peers: messages that were in flight to a dead rank must not pile up."""
     try:
         outlive_many(pool)
     except RankEndedError as ended:
-        # Rarely MPICH ends the process with its peer (docs/limits.md): that costs no memory.
+        # In rare cases MPICH ends the process with its peer (docs/limits.md). That costs no memory.
         if "OFI poll failed" not in str(ended):
             raise
         outlive_many(pool)
@@ -122,7 +122,10 @@ def outlive_many(pool: ProcessPool) -> None:
 def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
     pool: ProcessPool, stranger: Rendezvous
 ) -> None:
-    """Neither holds a rank too long, and both leave MPI usable (docs/design/data-channel.md)."""
+    """Check that neither blocks a rank for long and that both leave MPI usable.
+
+    See docs/design/data-channel.md.
+    """
     kind = "mpi:ring"
     acceptor, dialer, friend = ranks = pool.take(3)
     crew = Crew(kind, list(ranks))
@@ -140,7 +143,7 @@ def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
     connection.close()
     assert outcome.error == "PeerLost", outcome
     assert outcome.seconds < 9
-    acceptor.kill()  # from now on its port is dead
+    acceptor.kill()  # its port is dead from now on
 
     ((_, address),) = crew.peers([dialer])
     peers = (Peer(dialer.name, address), Peer(*own))
@@ -152,7 +155,7 @@ def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
     assert outcome.error == "PeerLost", outcome
     assert outcome.seconds < 9
 
-    # The Connect that was given up ends after a number of tries, later on a busy machine.
+    # The abandoned Connect ends after a number of attempts, which takes longer on a busy machine.
     crew.open([dialer, friend], timeout_s=60.0)
     for index, rank in enumerate([dialer, friend]):
         rank.start("allreduce", kind, index, Payload(1, (100,)))
@@ -162,14 +165,17 @@ def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
 
 
 def test_a_send_to_the_dead_fails_at_once(pool: ProcessPool) -> None:
-    """MPICH would try again for 3 s or for ever, and hold its lock: long enough to seem frozen."""
+    """Send to a dead rank.
+
+    MPICH would retry for 3 s or forever while holding its lock, so that the rank would look frozen.
+    """
     kind = "mpi:recursive_doubling"
     ranks = pool.take(2)
     crew = Crew(kind, list(ranks))
     crew.open(crew.ranks)
     survivor, victim = ranks
     victim.kill()
-    for _ in range(2):  # during the first one MPICH sees that the connection is gone
+    for _ in range(2):  # MPICH notices the lost connection during the first one
         survivor.start("allreduce", kind, 0, Payload(1, (100_000,)))
         outcome = survivor.result()
         assert outcome.error == "PeerLost", outcome

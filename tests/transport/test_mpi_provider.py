@@ -1,4 +1,4 @@
-"""A libfabric provider that the environment names: it is used, or its absence is explained."""
+"""A libfabric provider that the environment names is used, or the error explains its absence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_one_that_does_not_is_named_with_mpi_s_own_words_and_a_way_out() -> None
 
 
 def made(backend: str, provider: str) -> subprocess.CompletedProcess[str]:
-    """A rank's data channel, in a process under its own mpiexec."""
+    """Make a rank's data channel in a process under its own mpiexec."""
     return subprocess.run(
         [find_mpiexec(), "-n", "1", sys.executable, "-c", MAKE, backend],
         env=environment(provider),

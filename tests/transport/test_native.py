@@ -1,4 +1,4 @@
-"""A native loop is built once, kept, and done without where it cannot be built."""
+"""A native loop is built once and cached, and replaced where it cannot be built."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_is_built_once_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(REDUCE).paceline_reduce
-    (built,) = cache.iterdir()  # and no draft beside it
+    (built,) = cache.iterdir()  # and no temporary file
     monkeypatch.setenv("CC", "false")
     assert load(REDUCE).paceline_reduce
     assert list(cache.iterdir()) == [built]

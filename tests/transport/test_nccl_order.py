@@ -1,7 +1,7 @@
 """What the NCCL transport asks of streams, events and process groups, and in which order.
 
-There is no GPU here: stand-ins for torch.cuda and for NCCL's process group keep a record. They show
-the order, not that a GPU does what was asked.
+No GPU is needed: stand-ins for torch.cuda and for NCCL's process group record the calls. They show
+the order of the calls, not that a GPU executes them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch._C._distributed_c10d import ErrorType
 
 CPU = torch.device("cpu")
 WAIT_S = 10.0
-"""A bound for a hang."""
+"""A timeout, so that a hang fails the test."""
 
 
 class Machine:
-    """A GPU and NCCL, as far as they are asked for anything."""
+    """A GPU and NCCL, as far as the transport uses them."""
 
     def __init__(self) -> None:
         self.record: list[str] = []
         self.looks_left = 3
-        """So often an event has not passed yet."""
+        """How often an event still reports that it has not completed."""
         self.error = ErrorType.SUCCESS
         self.on_look: Callable[[], None] = lambda: None
         self.aborted = threading.Event()
@@ -137,7 +137,7 @@ def test_it_follows_the_callers_stream_and_only_looks_until_the_sum_is_there(
         "allreduce in own",
         "own waits nccl",
         "mark own",
-        "wait",  # of a work that is done: it raises what went wrong
+        "wait",  # the work is done; this raises its errors
     ]
 
 
@@ -211,7 +211,7 @@ def test_an_error_beside_one_of_several_ends_the_wait(
 def test_a_launch_that_fails_leaves_those_before_it_behind(
     machine: Machine, transport: NcclTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Promise 3: their buffers may still be written to."""
+    """Check promise 3: buffers of earlier launches may still be written to."""
     machine.looks_left = 10**9
     launched = machine.record.append
 
@@ -244,7 +244,10 @@ def test_where_one_rank_reduces_segments_are_summed_one_after_the_other(
 def test_a_group_that_was_left_is_aborted_when_the_next_one_stands(
     machine: Machine, transport: NcclTransport
 ) -> None:
-    """Destroying it would wait for its ranks, and one of them may be the reason for the change."""
+    """Abort it instead of destroying it.
+
+    Destroying would wait for its ranks, and one of them may be the reason for the change.
+    """
     transport.close()
     assert "abort" not in machine.record, "a peer may still read what was sent"
     transport.open(group(2, transport), Abort(), 5.0)
@@ -254,7 +257,10 @@ def test_a_group_that_was_left_is_aborted_when_the_next_one_stands(
 
 
 def test_the_keys_of_a_generation_cannot_be_guessed_without_the_token() -> None:
-    """A store of torch asks nobody for a proof: whoever knows a key can read and change it."""
+    """Check the key prefix.
+
+    A store of torch does not authenticate: whoever knows a key can read and change it.
+    """
     peers = (Peer("r0", "here"),)
     groups = [
         Group(key, 1, peers, 0, secret) for key in ("1.1@c", "1.2@c") for secret in (b"a", b"b")

@@ -1,4 +1,4 @@
-"""Where ranks meet before they move data: messages of any total size, descriptors of any number."""
+"""The rendezvous of ranks: messages of any total size, and any number of open descriptors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def exchange(rendezvous: Rendezvous, group: Group, value: bytes) -> dict[str, by
 def test_the_addresses_of_all_ranks_may_be_larger_than_a_message(
     meetings: list[Rendezvous], value_bytes: int
 ) -> None:
-    """The second size is that of some 450 ranks: before, an assertion ended rank 0."""
+    """Use values as large as those of some 450 ranks, which used to end rank 0 by an assertion."""
     peers = tuple(Peer(f"r{rank}", meeting.address) for rank, meeting in enumerate(meetings))
     values = [os.urandom(value_bytes) for _ in peers]
     with ThreadPoolExecutor(len(peers)) as pool:
@@ -53,7 +53,7 @@ def test_the_addresses_of_all_ranks_may_be_larger_than_a_message(
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """More descriptors than select() can name; a rank of a large job has them."""
+    """Open more descriptors than select() supports, as a rank of a large job does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     null = os.open(os.devnull, os.O_RDONLY)
@@ -81,7 +81,7 @@ def test_a_rank_with_a_thousand_open_files_meets_the_others() -> None:
 def test_too_few_files_for_a_caller_is_an_error_with_a_way_out(
     meetings: list[Rendezvous], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, the rank asked the kernel for the same caller for ever."""
+    """Run out of descriptors; the rank used to retry to accept the same caller forever."""
     caller, answerer, _ = meetings
     peers = (Peer("r0", caller.address), Peer("r1", answerer.address))
 

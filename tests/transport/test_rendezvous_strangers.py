@@ -1,4 +1,4 @@
-"""What strangers send to the socket where ranks meet: refused, counted, and the peers meet."""
+"""Data of strangers on the rendezvous socket is refused and counted, and the peers still meet."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Meetings = tuple[Rendezvous, Rendezvous]
 
 @pytest.fixture(params=["tcp", "unix"])
 def meetings(request: pytest.FixtureRequest) -> Iterator[Meetings]:
-    """A rank that calls and one that answers."""
+    """Yield a rank that calls and one that answers."""
 
     def make() -> Rendezvous:
         return Rendezvous(HOST) if request.param == "tcp" else LocalRendezvous("here")
@@ -108,12 +108,12 @@ def refused_in_all() -> int:
 
 
 def framed(body: bytes) -> bytes:
-    """A nonce, and a message with a MAC that nobody who lacks the token can make."""
+    """Frame data with a nonce and a random MAC, which nobody without the token can make."""
     return os.urandom(NONCE_BYTES) + struct.pack("!I", len(body)) + os.urandom(32) + body
 
 
 def plain(body: bytes) -> bytes:
-    """As a program would send it that knows the length in front and no more."""
+    """Frame data with its length only, as a program of another protocol might send it."""
     return struct.pack("!I", len(body)) + body
 
 
@@ -167,7 +167,7 @@ def test_any_bytes_of_any_number_of_strangers_are_refused(meetings: Meetings, se
 
 
 def test_a_rank_without_the_token_meets_nobody(meetings: Meetings) -> None:
-    """Not as the caller, and not as who is called."""
+    """Check it as the caller and as the one that is called."""
     before = refused(Reason.UNAUTHENTICATED)
     forger = group_of(meetings, 0, secret_of("guess"))
     with ThreadPoolExecutor(1) as pool:
@@ -183,7 +183,7 @@ def test_a_rank_without_the_token_meets_nobody(meetings: Meetings) -> None:
 
 
 class Recorder(threading.Thread):
-    """A relay in front of a rank, which keeps what a caller sends."""
+    """A relay in front of a rank that records what a caller sends."""
 
     def __init__(self, target: Rendezvous) -> None:
         super().__init__(daemon=True)
@@ -215,7 +215,7 @@ class Recorder(threading.Thread):
 
 
 def test_a_hello_that_was_recorded_is_worth_nothing_on_another_connection() -> None:
-    """Not in a later generation, and not in the one that it was recorded in."""
+    """Replay it in the generation in which it was recorded and in a later one."""
     meetings = Rendezvous(HOST), Rendezvous(HOST)
     relay = Recorder(meetings[1])
     peers = Peer("r0", meetings[0].address), Peer("r1", relay.address)
@@ -244,7 +244,7 @@ def test_a_hello_that_was_recorded_is_worth_nothing_on_another_connection() -> N
 
 
 def test_a_hello_that_is_meant_for_another_rank_is_refused(meetings: Meetings) -> None:
-    """A port may have been another rank's a moment ago."""
+    """Misdirect a hello: a port may have been another rank's a moment ago."""
     before = refused(Reason.UNKNOWN_PEER)
     peers = Peer("r0", meetings[0].address), Peer("r7", meetings[1].address)
     with ThreadPoolExecutor(1) as pool:
@@ -261,7 +261,7 @@ def test_a_hello_that_is_meant_for_another_rank_is_refused(meetings: Meetings) -
 
 
 def test_a_peer_that_was_stopped_in_an_older_generation_calls_again(meetings: Meetings) -> None:
-    """A hello of an older generation is honest, so its sender is let go and not refused."""
+    """Send a hello of an older generation, which is genuine: its sender is dropped, not refused."""
     before = refused_in_all()
     assert meet(meetings, "g1") == "hi"
     with ThreadPoolExecutor(1) as pool:
@@ -278,7 +278,7 @@ def test_a_peer_that_was_stopped_in_an_older_generation_calls_again(meetings: Me
 
 @pytest.mark.parametrize("head", [plain, framed], ids=["length alone", "nonce and MAC"])
 def test_half_frames_cost_no_memory(meetings: Meetings, head: Callable[[bytes], bytes]) -> None:
-    """500 of 1 MiB took 504 MiB before anybody had said who he is."""
+    """Send 500 half frames of 1 MiB, which used to take 504 MiB before any authentication."""
     half = head(bytes(HELD_BYTES))[: HELD_BYTES // 2]
     before = own_bytes()
     strangers = []
@@ -322,7 +322,7 @@ def test_a_caller_that_does_not_finish_its_hello_in_time_is_closed(
         meetings[1]._collect(group)
         assert meetings[1]._strangers == []
         assert len(stranger.recv(4096)) == len(GREETING) + NONCE_BYTES
-        with suppress(ConnectionError):  # what it had sent was not read to its end
+        with suppress(ConnectionError):  # what it had sent was not fully read
             assert stranger.recv(1) == b""
     assert refused(Reason.TOO_SLOW) == before + 1
 
@@ -336,7 +336,7 @@ def test_peers_meet_while_strangers_call_without_end(meetings: Meetings) -> None
             stranger, target = meetings[1]._target(meetings[1].address)
             calls.append(stranger)
             stranger.setblocking(False)
-            with suppress(OSError):  # no room is left to wait in
+            with suppress(OSError):  # the backlog is full
                 stranger.connect_ex(target)
                 stranger.send(b"x" * 40)
             if len(calls) > 300:
@@ -360,7 +360,7 @@ def test_peers_meet_while_strangers_call_without_end(meetings: Meetings) -> None
 def test_a_message_of_a_peer_that_is_none_closes_its_connection_only(
     meetings: Meetings, body: bytes
 ) -> None:
-    """A peer with the token may run another release, or the user's own idea of it."""
+    """Send it with the token: the peer may run another release or modified code."""
 
     def call() -> None:
         dialing = group_of(meetings, 0)
@@ -383,7 +383,7 @@ def test_a_message_of_a_peer_that_is_none_closes_its_connection_only(
 
 
 def test_a_message_cannot_be_taken_out_or_sent_twice() -> None:
-    """Each carries its number and its direction under the MAC."""
+    """Check the MAC, which covers the number and the direction of each message."""
     here, there = socket.socketpair()
     one, other = PeerConnection(here, "one"), PeerConnection(there, "other")
     one._key = other._key = bytes(32)
@@ -394,7 +394,7 @@ def test_a_message_cannot_be_taken_out_or_sent_twice() -> None:
     here.sendall(recorded)
     with pytest.raises(PeerClosedError, match="unauthenticated"):
         other.poll(Offer)
-    there.sendall(recorded)  # back to who made it
+    there.sendall(recorded)  # back to its sender
     with pytest.raises(PeerClosedError, match="unauthenticated"):
         one.poll(Offer)
     one.close()
@@ -429,7 +429,7 @@ print("closed")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("data", [b"", b"\0\1\x86\xa0" + b"[" * 50_000], ids=["silent", "nested"])
 def test_a_caller_of_another_user_is_closed_unread(data: bytes) -> None:
-    """Its name is in /proc/net/unix, so everybody on the machine can call."""
+    """Call by the name in /proc/net/unix, which every user of the machine can read."""
     meetings = LocalRendezvous("here"), LocalRendezvous("here")
     before = refused(Reason.OTHER_USER)
     name = meetings[1].address.rpartition("/")[2]

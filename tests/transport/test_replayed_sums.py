@@ -1,4 +1,4 @@
-"""What a data channel has summed is summed again in one process, to the bit (I15)."""
+"""The sums of a data channel can be computed again in one process, bit for bit (I15)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ METHODS = ["gloo", "shm", *(f"mpi:{name}" for name in ALGORITHMS)]
 LEVELS = ["hier:gloo", *(f"hier:mpi:{name}" for name in ALGORITHMS)]
 IN_MAKE_TEST = ["gloo", "shm", "hier:mpi:ring"]
 NUMELS = (1, 7, 1000, 100_001, 1_300_007)
-"""The last two: slices that are cut into several pieces, and are not."""
+"""Buffer sizes; the last one has slices that are cut into several pieces."""
 
 
 def machine_of(rank: ProcessRank) -> int:
-    """As `rank_main` plays it."""
+    """Return the machine that `rank_main` assigns to this rank."""
     return int(rank.name[1:]) % 2
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("method", exhaustive_except(IN_MAKE_TEST, [*METHODS, *LEVELS]))
 def test_the_sums_of_a_group_can_be_made_again(pool: ProcessPool, method: str) -> None:
-    """Any floats. Of two levels: three ranks on one machine and two on another one; then one on
-    each, and then all on one."""
+    """Sum arbitrary floats.
+
+    With two levels, three ranks are on one machine and two on another; then one is on each, and
+    then all are on one.
+    """
     ranks = pool.take(5)
     while len({machine_of(rank) for rank in ranks}) == 1:
         ranks += pool.take(1)

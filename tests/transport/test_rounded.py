@@ -1,4 +1,4 @@
-"""Sums of float32 that travel as bfloat16: the bits that `fold` says, and nothing is lost."""
+"""Sums of float32 sent as bfloat16 have the bits of `fold`, and their residuals lose nothing."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.processes
 
 SIZES = (2, 3, 4, 5)
 NUMELS = (1, 7, 300_001)
-"""The last one is more than a piece."""
+"""Buffer sizes; the last one is larger than a piece."""
 Summed = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 def by_hand(algorithm: str, parts: list[torch.Tensor]) -> Summed:
-    """The sum, and the residual of each rank, with torch's own conversions."""
+    """Compute the sum and the residual of each rank with torch's own conversions."""
     total = torch.empty_like(parts[0])
     residuals = [torch.zeros_like(part) for part in parts]
     chunks, length = schedule(algorithm, len(parts), 0).chunks, PIECE_BYTES // 4
@@ -52,7 +52,7 @@ def by_hand(algorithm: str, parts: list[torch.Tensor]) -> Summed:
 
 
 def added(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """In the order of the ranks."""
+    """Add the tensors in the order of the ranks."""
     return reduce(torch.add, parts)
 
 
@@ -68,7 +68,7 @@ def crew(pool: ProcessPool) -> Iterator[Crew]:
 def test_bits_and_residuals_are_those_of_the_schedule(
     crew: Crew, kind: str, algorithm: str
 ) -> None:
-    """In C, and where the loops in C and in Python work together."""
+    """Check the loop in C, and groups in which the loops in C and in Python work together."""
     crew.kind = f"{kind}{ROUNDED}:{algorithm}"
     for size in SIZES:
         members = crew.ranks[:size]
@@ -89,7 +89,7 @@ def test_bits_and_residuals_are_those_of_the_schedule(
 @pytest.mark.parametrize("size", range(2, 9))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sum_and_residuals_make_what_came_in(algorithm: str, size: int) -> None:
-    """Whole numbers below 2^20, so that every float32 sum is exact, and no bfloat16 is."""
+    """Use integers below 2^20, which float32 sums exactly and bfloat16 cannot hold."""
     draw = torch.Generator().manual_seed(size)
     parts = [
         torch.randint(-(1 << 20), 1 << 20, (997,), generator=draw).float() for _ in range(size)
@@ -102,7 +102,7 @@ def test_sum_and_residuals_make_what_came_in(algorithm: str, size: int) -> None:
 
 @pytest.mark.parametrize("kind", ["sim", "staged"])
 def test_nothing_is_lost_in_memory_either(kind: str) -> None:
-    """`staged`: by way of buffers that stand in for those of a device."""
+    """Sum in memory; `staged` goes through buffers that stand in for those of a device."""
     hubs, draw = Hubs(), torch.Generator().manual_seed(1)
     ranks = [in_memory(kind, hubs, f"t{index}") for index in range(3)]
     parts = [torch.randint(-(1 << 20), 1 << 20, (99,), generator=draw).float() for _ in ranks]
@@ -130,7 +130,7 @@ def test_a_transport_that_cannot_is_refused_by_name() -> None:
 @pytest.mark.parametrize("owned", [True, False], ids=["in place", "not in place"])
 @pytest.mark.parametrize("places", ["abab", "abbab"])
 def test_two_levels_round_once_for_each_slice(places: str, owned: bool) -> None:
-    """On the rank that has the slice; inside the machines nothing is rounded."""
+    """Check that only the rank that has a slice rounds it, and nothing inside a machine."""
     hub, draw = Hub(), torch.Generator().manual_seed(1)
     ranks = [
         HierTransport(SharedMemory(), SimTransport(hub, f"r{i}"), place=place)

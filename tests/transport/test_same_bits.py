@@ -1,4 +1,4 @@
-"""A library whose allreduce is not known to give equal bits is asked when a group is made (R23).
+"""A library whose allreduce may give unequal bits is tested when a group is formed (R23).
 
 gloo stands in for NCCL, so that the sums are real; one rank's allreduce is made to differ.
 """
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.processes
 
 
 class _Changed:
-    """A work whose result has one other bit than the library's."""
+    """A work whose result differs from the library's in one bit."""
 
     def __init__(self, work: Any, buffer: torch.Tensor) -> None:
         self._work, self._buffer = work, buffer
@@ -43,7 +43,7 @@ class _Changed:
 
 
 class Doubted(GlooTransport):
-    """gloo, as if nobody had shown that its sums have equal bits."""
+    """The gloo transport, as if nobody had shown that its sums have equal bits."""
 
     same_bits = False
 
@@ -119,7 +119,7 @@ def test_one_other_bit_on_one_rank_makes_one_rank_reduce_for_this_group_only(
 
 
 def test_how_many_are_under_way_changes_no_bit(crew: list[Doubted]) -> None:
-    """R27, with ranks that differ in it, too."""
+    """Let the ranks differ in the number, too (R27)."""
     open_all(crew, 1)
     given = [make_probes(rank, CPU) * 3 for rank in range(RANKS)]
     found = set()
@@ -140,7 +140,7 @@ def test_how_many_are_under_way_changes_no_bit(crew: list[Doubted]) -> None:
 
 
 def test_a_peer_that_never_compares_holds_nobody(crew: list[Doubted]) -> None:
-    """Promise 2: until the time to connect is over, or the abort flag is raised."""
+    """Check promise 2: wait until the timeout or the abort flag."""
     peers = tuple(Peer(f"r{i}", rank.address) for i, rank in enumerate(crew[:2]))
     setattr(crew[1], "_compare", lambda *_: None)  # noqa: B010
     for number, abort_after_s, error in [(1, None, PeerLost), (2, 0.5, TransportAborted)]:

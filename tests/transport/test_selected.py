@@ -1,4 +1,4 @@
-"""The transport of a job: all ranks choose alike, joiners included, and say what they chose."""
+"""The selected transport: all ranks, joiners included, make the same choice and report it."""
 
 from __future__ import annotations
 
@@ -46,12 +46,15 @@ def choices(crew: Crew, members: list[Rank]) -> list[list[str]]:
 
 
 def test_a_joiner_gets_the_table_that_the_others_measured(pool: ProcessPool) -> None:
-    """Three ranks of one machine are the same topology, whoever they are; four are another."""
+    """Open groups of three and four ranks of one machine.
+
+    Any three ranks are the same topology; four are another one.
+    """
     ranks = pool.take(4)
     crew = Crew("auto", list(ranks))
     a, b, c, d = crew.ranks
     crew.peers(crew.ranks)
-    crew.all(crew.ranks, "forget", crew.kind)  # what they have measured for other tests
+    crew.all(crew.ranks, "forget", crew.kind)  # measurements of other tests
     crew.open([a, b, c])
     three = choices(crew, [a, b, c])
     assert three[0] == three[1] == three[2]
@@ -67,7 +70,7 @@ def test_a_joiner_gets_the_table_that_the_others_measured(pool: ProcessPool) -> 
         rank.start("allreduce", "auto", index, Payload(1, (10, 100_000), calls=3))
     assert len({tuple(rank.result().value) for rank in ranks}) == 1
     assert "regret_us.64KiB" in ranks[0].call("describe", "auto").value
-    crew.open([b, c, d])  # of those three only two know what three have measured
+    crew.open([b, c, d])  # only two of these know the measurements of three
     assert choices(crew, [b, c, d]) == [three[0]] * 3
     crew.all([b, c, d], "close", "auto")
     pool.give_back(ranks)
@@ -102,11 +105,11 @@ def test_how_the_chosen_transport_sums_is_told() -> None:
 def test_a_transport_that_one_rank_cannot_wire_is_left_out_by_all(
     pool: ProcessPool, broken: str
 ) -> None:
-    """Joiners too; it comes back when that rank has gone."""
+    """Include joiners; the transport is used again when that rank has left."""
     ranks = pool.take(4)
     crew = Crew("auto", list(ranks), open_s=5.0)
     crew.peers(crew.ranks)
-    crew.all(crew.ranks, "forget", "auto")  # else what wins nothing is not wired at all
+    crew.all(crew.ranks, "forget", "auto")  # otherwise a slow candidate is not connected at all
     a, b, c, d = crew.ranks
     assert not b.call("break", "auto", broken).error
     for members in ([a, b, c], [a, b, c, d]):
@@ -130,7 +133,7 @@ def test_a_transport_that_one_rank_cannot_wire_is_left_out_by_all(
 def test_a_transport_is_left_out_once_and_the_next_group_does_not_wait_for_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Before, one transport that one rank could not wire failed the group for all."""
+    """Break one transport on one rank, which used to fail the group for all."""
     hubs = Hubs()
     ranks = [in_memory("without-second", hubs, name) for name in ("t0", BROKEN, "t2")]
     with caplog.at_level(logging.WARNING, "paceline.rank"):
@@ -166,7 +169,7 @@ def open_all(ranks: Sequence[Transport], number: int) -> list[BaseException | No
 
 
 def test_a_job_that_grows_beyond_the_files_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start it is an error of the rank; later one of the channel, which the job tells."""
+    """Check it at the start, as an error of the rank, and later, as an error of the channel."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     with pytest.raises(LimitError, match=r"a rank needs up to \d+ open files .* limit is 1024"):
         make_transport("gloo", local=True, ranks=400)
@@ -177,7 +180,7 @@ def test_a_job_that_grows_beyond_the_files_of_a_rank(monkeypatch: pytest.MonkeyP
 
 
 class Queueing(FirstTransport):
-    """Takes segments in turn; notes how many it is given."""
+    """A transport that takes segments in turn and records how many it is given."""
 
     def __init__(self, hub: Hub, own_name: str) -> None:
         super().__init__(hub, own_name)
@@ -214,7 +217,7 @@ def test_segments_go_to_the_only_candidate_together_and_else_each_to_that_of_its
 
 @pytest.mark.parametrize("told_by", [("t0", "t1", "t2"), ("t1",)])
 def test_where_bits_have_to_be_the_same_nothing_is_measured(told_by: tuple[str, ...]) -> None:
-    """One rank says it for all, such as one of a job that was switched to Full meanwhile."""
+    """Let all ranks or a single one require it, as in a job that was switched to Full meanwhile."""
     hubs = Hubs()
     ranks = [
         SelectedTransport(
@@ -239,7 +242,7 @@ def test_a_forced_backend_is_the_only_candidate() -> None:
 
 
 def test_auto_says_what_it_left_out_and_why() -> None:
-    """Outside mpiexec there is no MPI; gloo remains."""
+    """Run outside mpiexec, where there is no MPI; gloo remains."""
     transport = make_transport("auto", local=True)
     assert transport.address.startswith("gloo=")
     assert "mpiexec -n 1" in transport.describe()["left out.mpi"]

@@ -1,6 +1,6 @@
-"""Sums in shared memory: both loops alike, buffers in place or not, and what goes wrong by name.
+"""Sums in shared memory: both loops, buffers in place or not, and errors that name their cause.
 
-Ranks are threads here, each with memory, sockets and descriptors of its own, as processes have.
+Ranks are threads here, each with its own memory, sockets and descriptors, like processes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Ranks = list[ShmTransport]
 
 
 def on_all(work: Callable[[int], object], ranks: int) -> list[object]:
-    """What each rank's work comes to, an error included."""
+    """Run the work of each rank and return the results, exceptions included."""
     with ThreadPoolExecutor(ranks) as threads:
         futures = [threads.submit(work, rank) for rank in range(ranks)]
         return [future.exception() or future.result() for future in futures]
@@ -127,7 +127,7 @@ def test_both_loops_add_in_member_order(
 
 
 def test_two_levels_with_unequal_machines() -> None:
-    """Two ranks on one machine and three on the other: two slices, and one rank only copies."""
+    """Put two ranks on one machine and three on the other: two slices, and one rank only copies."""
     hub = Hub()
     places = ("a", "b", "b", "a", "b")
     ranks = [
@@ -230,7 +230,10 @@ def test_refused_memory_is_named_and_auto_goes_on(monkeypatch: pytest.MonkeyPatc
 def test_a_machine_without_room_for_the_addresses_is_named_and_auto_goes_on(
     monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    """As with `ulimit -v`, or a kernel that does not seal. Nothing of the attempt stays open."""
+    """Refuse the mapping, like `ulimit -v` or a kernel without seals.
+
+    Nothing of the attempt stays open.
+    """
 
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
@@ -256,7 +259,7 @@ def test_a_rank_that_cannot_map_the_others_holds_nobody_and_keeps_nothing(
     poor = threading.local()
 
     def map_others(fd: int, nbytes: int) -> object:
-        # Another size than it has stands for a mapping that the kernel refuses.
+        # A wrong size stands for a mapping that the kernel refuses.
         return shm_memory.map_others(fd, nbytes + getattr(poor, "bytes", 0))
 
     def open_(rank: int) -> None:
@@ -276,7 +279,7 @@ def test_a_rank_that_cannot_map_the_others_holds_nobody_and_keeps_nothing(
     assert len(summed(ranks, parts, [True] * 3)) == 3
     for rank in ranks:
         rank.close()
-    del found  # errors keep what was mapped where they were raised
+    del found  # the tracebacks keep mapped memory alive
     gc.collect()
     assert open_files() == before
 
@@ -285,10 +288,10 @@ def test_a_rank_that_cannot_map_the_others_holds_nobody_and_keeps_nothing(
 def one_descriptor_left() -> Iterator[None]:
     """Leave this process room for one more open file, whatever other tests have left open."""
     gc.collect()
-    gc.disable()  # what is closed meanwhile would make more room
+    gc.disable()  # files closed meanwhile would make more room
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = [os.open(os.devnull, os.O_RDONLY)]
-    # A limit above every open file. Below it all numbers are taken, free ones in between as well.
+    # Set a limit above every open file. Then take all numbers below it, gaps included.
     highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, before[1]))
     try:
@@ -314,14 +317,14 @@ def test_a_rank_at_its_limit_of_open_files_takes_no_half_of_the_descriptors() ->
     with one_descriptor_left():
         with pytest.raises(TransportError, match=r"no room for the descriptors.*ulimit -n"):
             _take(connection, Deadline(Abort(), 5.0), "taking", 1)
-        os.close(os.dup(here.fileno()))  # OSError if the one that fitted was kept
+        os.close(os.dup(here.fileno()))  # raises OSError if the one that fitted was kept
     assert open_files() == files
     connection.close()
     here.close()
 
 
 def test_a_pod_that_may_not_hold_a_buffer_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the kernel ends the process, which it does for a page that is not allowed."""
+    """Check the limit before the kernel kills the process for a page that is not allowed."""
     memory = SharedMemory()
     monkeypatch.setattr(shm_memory, "cgroup_limits", lambda _: iter([64 << 20]))
     memory.zeros(1 << 20, torch.float32)
@@ -334,7 +337,7 @@ def test_a_pod_that_may_not_hold_a_buffer_is_told_so(monkeypatch: pytest.MonkeyP
 def test_a_pod_without_room_for_a_group_goes_on_where_it_may(
     made: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A transport that cannot be opened is left out by `auto`; another error would end the rank."""
+    """Raise TransportError, which makes `auto` leave the transport out; others end the rank."""
     [rank] = made(True)
     monkeypatch.setattr(shm_memory, "cgroup_limits", lambda _: iter([1 << 20]))
     group = Group("g", 1, (Peer("r0", rank.address),), 0)
@@ -402,13 +405,13 @@ def test_nobody_else_may_write() -> None:
 
 
 def open_files() -> list[str]:
-    gc.collect()  # what tests before this one have left to it is closed then, and not in between
+    gc.collect()  # closes files of earlier tests now rather than meanwhile
     found = []
     for fd in Path("/proc/self/fd").iterdir():
         try:
             found.append(str(fd.readlink()))
         except FileNotFoundError:
-            continue  # the one that lists
+            continue  # the descriptor of the listing itself
     return sorted(name for name in found if "memfd:paceline" in name or "eventfd" in name)
 
 

@@ -1,7 +1,7 @@
-"""Device memory through a ring of host buffers: the cuts, and the order of the three stages.
+"""Device memory through a ring of host buffers: the pieces, and the order of the three stages.
 
-There is no GPU here: stand-ins for streams do what is queued only when somebody waits for it, or
-looks often enough. So a copy that is used before it is done has other numbers.
+No GPU is needed: stand-ins for streams execute queued work only when somebody waits for it or polls
+often enough. A copy that is used too early therefore has wrong numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUMEL = PIECE_BYTES // 4
 
 
 class LazyStream:
-    """Does what is queued in order, and no sooner than it must."""
+    """A stream that executes its queue in order, and as late as possible."""
 
     def __init__(self, name: str) -> None:
         self.name, self.queue = name, list[Callable[[], object]]()
@@ -63,7 +63,7 @@ class LazyEvent:
 
 
 class LazyQueues:
-    """Pretends that the CPU works through queues; the copies of the ring go there."""
+    """Pretends that the CPU works through queues, and queues the copies of the ring."""
 
     def __init__(self) -> None:
         self.main = LazyStream("main")
@@ -152,9 +152,9 @@ def test_the_three_stages_overlap_and_no_number_is_used_too_early(
     staging = Staging(queues)
     far = torch.zeros(count * NUMEL)
     kernel = torch.arange(count, dtype=torch.float32).repeat_interleave(NUMEL)
-    for turn in (1, 2):  # the second one takes the ring of the first
+    for turn in (1, 2):  # the second turn reuses the ring of the first
         queues.log.clear()
-        queues.main.queue.append(lambda: far.add_(kernel))  # queued by the caller, not done yet
+        queues.main.queue.append(lambda: far.add_(kernel))  # queued by the caller, not executed yet
 
         def by(hosts: Sequence[torch.Tensor]) -> None:
             queues.log.append("sum")
@@ -169,7 +169,7 @@ def test_the_three_stages_overlap_and_no_number_is_used_too_early(
         if count > 2:
             ups = [i for i, what in enumerate(queues.log) if what == "up"]
             assert not ups or ups[0] > sums[0], "nobody waits for what goes back"
-        queues.main.run(len(queues.main.queue))  # what the caller does next
+        queues.main.run(len(queues.main.queue))  # the caller continues
         want = kernel * 10 if turn == 1 else (kernel * 10 + kernel) * 10
         assert torch.equal(far, want)
 
@@ -185,7 +185,7 @@ def test_a_device_that_hangs_does_not_hold_an_abort(queues: LazyQueues) -> None:
 
 
 class HostTransport(SimTransport):
-    """As mpi; keeps what it was given."""
+    """Stands in for mpi and records the sizes that it is given."""
 
     name = "mpi"
 
@@ -202,7 +202,7 @@ class HostTransport(SimTransport):
 def test_ranks_beside_one_with_a_gpu_cut_as_it_does(
     devices: list[torch.device], pieces: int
 ) -> None:
-    """Else ranks on the host would reduce one buffer where the others reduce three."""
+    """Mix devices: all ranks must reduce the same number of buffers."""
     hub = Hub()
     inner = [HostTransport(hub, f"r{i}") for i in range(2)]
     ranks = [SelectedTransport([transport], {}) for transport in inner]

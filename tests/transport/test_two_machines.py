@@ -13,7 +13,7 @@ from tests.transport.test_conformance import check_sum
 NUMEL = 4 << 20
 CALLS = 4
 FRAMES = 1.1
-"""Headers and acknowledgements beside the bytes of the buffers."""
+"""The overhead of headers and acknowledgements over the bytes of the buffers."""
 
 pytestmark = pytest.mark.processes
 

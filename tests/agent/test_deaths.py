@@ -1,4 +1,4 @@
-"""How an agent learns of a rank's death and reports it, with real processes (D6, R25)."""
+"""An agent learns of a rank's death and reports it, with real processes (D6, R25)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the end of a group of ranks is reported: as the end of the rank that ended first (R50)."""
+"""The end of a group of ranks is reported as the end of the rank that ended first (R50)."""
 
 from __future__ import annotations
 

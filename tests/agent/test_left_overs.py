@@ -1,4 +1,4 @@
-"""What a killed rank, launcher or agent leaves behind, and which process removes it."""
+"""Agents remove what a killed rank, launcher or agent leaves behind."""
 
 from __future__ import annotations
 
@@ -183,9 +183,9 @@ def shown(out: bytes) -> list[str]:
 def test_shared_memory_of_multiprocessing_goes_with_a_killed_rank(
     tmp_path: Path, tmpdir: Path, backend: str, *, detached: bool
 ) -> None:
-    """Check that it ends with the agent at the latest.
+    """Check that the memory is removed after the rank, or after its agent at the latest.
 
-    That is the case of a worker that uses the memory and has left the rank's process group.
+    The latter is the case of a worker that uses the memory and has left the rank's process group.
     """
     script = USES_MULTIPROCESSING.replace("{detached}", str(detached))
 

@@ -1,4 +1,4 @@
-"""How an agent starts, drains and ends the ranks of its pod, with real processes."""
+"""The start, the drain and the end of the ranks of a pod, with real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent reads from /proc, /sys, the records and NCCL's log, with made-up trees."""
+"""The data that an agent reads from /proc, /sys, the records and NCCL's log, with made-up trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job and its hand-written reference share: model, data, optimizer and schedule."""
+"""The parts that a job and its hand-written reference share: model, data, optimizer, schedule."""
 
 from __future__ import annotations
 

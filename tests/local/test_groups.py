@@ -125,9 +125,9 @@ def test_full_equals_one_process(
 
 LONG = {"kind": "tensor", "epochs": 40}
 BENCH_AFTER = "3s"
-"""benchAfter of a job with a shard that freezes. The script of its group hangs in the forward pass,
-which counts as slow until the group is benched; only the round that the others then begin finds
-it stuck. The default, 60 s, would be most of the test."""
+"""The benchAfter of a job with a shard that freezes. The script of its group hangs in the forward
+pass, which counts as slow until the group is benched; only the round that the others then begin
+finds it stuck. The default, 60 s, would be most of the test."""
 IN_REDUCTION = {"a shard is killed in a reduction": "1.0#0/1", "a lead too": "0.0#0/0"}
 FAULTS: dict[str, tuple[list[list[Any]], dict[str, str]]] = {
     **{fault: ([], {}) for fault in IN_REDUCTION},

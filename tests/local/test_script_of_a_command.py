@@ -1,4 +1,4 @@
-"""What a run refuses or warns about before it starts: scripts, launchers, the network."""
+"""The checks of a run before it starts a process: scripts, launchers and the network."""
 
 from __future__ import annotations
 

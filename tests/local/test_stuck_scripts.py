@@ -48,7 +48,7 @@ def test_a_rank_that_is_stuck_in_a_batch_is_named_and_ended_and_its_batch_is_mad
 
 
 def test_a_script_that_is_stuck_on_all_ranks_ends_the_job_with_its_line(tmp_path: Path) -> None:
-    """Hang on all ranks; the run used to never end."""
+    """Hang on all ranks; such a run used to go on forever."""
     code, said = run(tmp_path, "epoch == 1", READ, "--quiet")
     assert code == 1, said
     assert "Failed (ScriptFailed)" in said

@@ -1,4 +1,4 @@
-"""What `pl.ddp` refuses, with a message that names it and a way out."""
+"""The errors of `pl.ddp` for unsupported scripts, which name the cause and a way out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job changes in the script's process is restored once the job is over."""
+"""A job that is over has restored what it changed in the script's process."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ class FarTransport(SimTransport):
 
 
 INSIDE_S = 0.05
-"""The time for the others to see that all are inside; else they wait until they time out."""
+"""The time for the others to see that all are inside; otherwise they would time out."""
 
 
 class FirstTransport(SimTransport):

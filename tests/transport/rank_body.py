@@ -25,7 +25,7 @@ OPEN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Payload:
-    """What every rank reduces: `numels` buffers of one dtype, `calls` times in a row."""
+    """The data that every rank reduces: `numels` buffers of one dtype, `calls` times in a row."""
 
     seed: int
     numels: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""How many threads gloo uses for sums; the cost was measured (see `transport.torch.gloo`)."""
+"""The number of threads that gloo uses for sums; see `transport.torch.gloo` for their cost."""
 
 from __future__ import annotations
 

@@ -122,9 +122,9 @@ def outlive_many(pool: ProcessPool) -> None:
 def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
     pool: ProcessPool, stranger: Rendezvous
 ) -> None:
-    """Check that neither blocks a rank for long and that both leave MPI usable.
+    """Meet a peer that never connects and one that is dead.
 
-    See docs/design/data-channel.md.
+    Neither may block a rank for long, and both leave MPI usable (docs/design/data-channel.md).
     """
     kind = "mpi:ring"
     acceptor, dialer, friend = ranks = pool.take(3)

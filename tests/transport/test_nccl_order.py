@@ -1,4 +1,4 @@
-"""What the NCCL transport asks of streams, events and process groups, and in which order.
+"""The order of the NCCL transport's calls to streams, events and process groups.
 
 No GPU is needed: stand-ins for torch.cuda and for NCCL's process group record the calls. They show
 the order of the calls, not that a GPU executes them.
@@ -244,9 +244,9 @@ def test_where_one_rank_reduces_segments_are_summed_one_after_the_other(
 def test_a_group_that_was_left_is_aborted_when_the_next_one_stands(
     machine: Machine, transport: NcclTransport
 ) -> None:
-    """Abort it instead of destroying it.
+    """Expect an abort of the old group.
 
-    Destroying would wait for its ranks, and one of them may be the reason for the change.
+    Destroying it would wait for its ranks, and one of them may be the reason for the change.
     """
     transport.close()
     assert "abort" not in machine.record, "a peer may still read what was sent"

@@ -167,7 +167,7 @@ def test_any_bytes_of_any_number_of_strangers_are_refused(meetings: Meetings, se
 
 
 def test_a_rank_without_the_token_meets_nobody(meetings: Meetings) -> None:
-    """Check it as the caller and as the one that is called."""
+    """Let a rank with a guessed token call another one: both must fail."""
     before = refused(Reason.UNAUTHENTICATED)
     forger = group_of(meetings, 0, secret_of("guess"))
     with ThreadPoolExecutor(1) as pool:
@@ -215,7 +215,7 @@ class Recorder(threading.Thread):
 
 
 def test_a_hello_that_was_recorded_is_worth_nothing_on_another_connection() -> None:
-    """Replay it in the generation in which it was recorded and in a later one."""
+    """Replay a hello in the generation in which it was recorded and in a later one."""
     meetings = Rendezvous(HOST), Rendezvous(HOST)
     relay = Recorder(meetings[1])
     peers = Peer("r0", meetings[0].address), Peer("r1", relay.address)
@@ -360,7 +360,7 @@ def test_peers_meet_while_strangers_call_without_end(meetings: Meetings) -> None
 def test_a_message_of_a_peer_that_is_none_closes_its_connection_only(
     meetings: Meetings, body: bytes
 ) -> None:
-    """Send it with the token: the peer may run another release or modified code."""
+    """Send an invalid message with the token, as a peer of another release might."""
 
     def call() -> None:
         dialing = group_of(meetings, 0)

@@ -169,7 +169,7 @@ def open_all(ranks: Sequence[Transport], number: int) -> list[BaseException | No
 
 
 def test_a_job_that_grows_beyond_the_files_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check it at the start, as an error of the rank, and later, as an error of the channel."""
+    """Check the limit at the start, as an error of the rank, and later, of the channel."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     with pytest.raises(LimitError, match=r"a rank needs up to \d+ open files .* limit is 1024"):
         make_transport("gloo", local=True, ranks=400)

@@ -479,7 +479,7 @@ while True:
 
 @pytest.mark.processes
 def test_a_killed_writer_leaves_the_one_before(tmp_path: Path, rank: Rank) -> None:
-    """Kill it at a random moment, several times, each time on top of what the last one left."""
+    """Kill the writer at random moments, each time on top of what the last one left."""
     path, rng, version = tmp_path / "saved", random.Random(7), 1
     (tmp_path / "writes.py").write_text(WRITES)
     for _ in range(2):

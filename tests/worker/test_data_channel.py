@@ -1,4 +1,4 @@
-"""What the data channel asks of a transport, and what it reports to the metrics."""
+"""The calls of the data channel to a transport, and its reports to the metrics."""
 
 from __future__ import annotations
 

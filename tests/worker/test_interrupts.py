@@ -58,10 +58,10 @@ def test_an_order_that_never_interrupted_leaves_the_count_alone() -> None:
 
 @pytest.mark.parametrize("read", ["registration", "heartbeat", "figures"])
 def test_what_the_link_thread_says_of_the_state_is_as_of_one_event(read: str) -> None:
-    """Read while an event is handled.
+    """Read the state while an event is handled.
 
-    The link thread used to read the state while an event changed it, and swallowed the errors that
-    this caused.
+    The link thread used to read it while an event changed it, and swallowed the errors that this
+    caused.
     """
     begun, goes_on = threading.Event(), threading.Event()
     state: Any = SimpleNamespace(version=1, reducing=None)

@@ -1,4 +1,4 @@
-"""What a start and a join cost the rank that is the donor of the state (D15)."""
+"""The costs of a start and a join for the rank that is the donor of the state (D15)."""
 
 from __future__ import annotations
 

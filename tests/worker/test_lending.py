@@ -1,4 +1,4 @@
-"""Where every round waits for all ranks, the model shares memory with the committed weights (D2).
+"""The model shares memory with the committed weights if every round waits for all ranks (D2).
 
 Three things must never happen: a weight changes during a forward or backward pass, a weight that
 the script wrote gets into the committed state, or any bit differs from training with copies.

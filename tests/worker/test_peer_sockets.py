@@ -140,9 +140,9 @@ NOTE = AskState(GEN_1, member(0), at_least=3)
 
 
 def test_what_a_whole_generation_has_not_used_is_closed(tmp_path: Path) -> None:
-    """Bound the connections.
+    """Use only some of the connections in a generation.
 
-    Each change gives a rank other peers, so it would end up connected to all.
+    Each change of membership gives a rank other peers, so it would end up connected to all.
     """
     ranks = [PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "abc"]
     one = ranks[0]

@@ -318,7 +318,7 @@ except ConnectionError:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("lane", ["fast", "bulk"])
 def test_another_user_is_not_even_greeted(lane: str) -> None:
-    """Check it whatever the permissions of the rank's folder are."""
+    """Connect as another user to a socket in a folder that every user may enter."""
     with tempfile.TemporaryDirectory(prefix="paceline-test-") as folder:
         Path(folder).chmod(0o777)
         rank = PeerSockets(directory=Path(folder), name="a", host="", token="t")

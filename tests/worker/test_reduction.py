@@ -249,7 +249,7 @@ def test_segments_that_are_ready_in_another_order_go_out_in_theirs(rank: OneRank
 def test_a_rank_with_no_batch_in_hand_keeps_nobody_waiting(
     rank: OneRank, source: BufferName | None
 ) -> None:
-    """Let it compute meanwhile: that batch belongs to a later round."""
+    """Let the rank compute meanwhile: that batch belongs to a later round."""
     rank.compute(1.0, 2.0, 3.0)
     rank.gradients.swap()
     rank.reducer.begin(COMING)

@@ -130,7 +130,7 @@ def test_applied_and_residuals_are_all_that_was_given(
 
 
 def test_a_residual_is_at_most_half_a_step_of_bfloat16_of_a_sum() -> None:
-    """Check that it does not grow with the number of rounds."""
+    """Check that a residual does not grow with the number of rounds."""
     group = Group("ring", [new_rank() for _ in range(4)])
     for seed in range(50):
         group.commit({0, 1, 2, 3}, 1, seed)

@@ -1,4 +1,4 @@
-"""How long a script may stay away from step(), and how a script that exceeds it is reported."""
+"""The deadline of a script that stays away from step(), and the report of one that exceeds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of somebody else are read up to a bound, and only from what has an end."""
+"""Bounded reads: untrusted bytes are read up to a limit, and only from regular files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline_api.bounded import TooLargeError, read_at_most, read_file
 
 
 class Counting(io.BytesIO):
-    """Remembers how much was asked for."""
+    """A stream that counts how many bytes were requested from it."""
 
     asked = 0
 

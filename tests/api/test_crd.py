@@ -1,4 +1,4 @@
-"""The generated CRD: fresh, complete, small, and with every rule of the models in it."""
+"""The generated CRD is up to date, complete and small, and contains every rule of the models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from testing.bad_specs import BAD
 MANIFESTS = Path(__file__).parents[2] / "crds" / "manifests"
 MANIFEST = MANIFESTS / "trainingjobs.yaml"
 ANNOTATION_BYTES_MAX = 262_144
-"""Limit of all annotations of an object; a client-side apply keeps the whole object in one."""
+"""Limit for all annotations of an object. A client-side apply stores the whole object in one."""
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Each field of a TrainingJob that the runtime obeys reaches the settings of the runtime.
 
-What the settings then do is tested where they act; docs/testing.md names the test of each field.
+The effect of each setting is tested where it is used; docs/testing.md names the test of each field.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPERATORS_ALONE = {
     *("scheduling.topologyKey", "template.metadata.labels", "template.metadata.annotations"),
     *("template.spec.containers.image", "template.spec.restartPolicy"),
 }
-"""The operator reads these in the spec, and no setting of the runtime follows from them."""
+"""Fields that only the operator reads, from the spec; no setting of the runtime depends on them."""
 BEYOND_OVERRIDES = {
     "scheduling.provider": "test_kueue_fixes_the_size",
     "template.spec.containers.name": "test_gpus_of_another_container_are_not_for_ranks",
@@ -29,7 +29,7 @@ BEYOND_OVERRIDES = {
         "test_each_gpu_of_a_worker_gets_a_rank"
     ),
 }
-"""Tests of tests/api/test_values.py, for what one override cannot show."""
+"""Fields that one override cannot cover, with their tests in tests/api/test_values.py."""
 NOT_OF_ROUNDS = ("backend", "freezeTimeout", "segmentBytes", "wire")
 """Fields of `spec.collective` that are set once for the whole job."""
 

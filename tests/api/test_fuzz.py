@@ -1,4 +1,4 @@
-"""Whatever stands in a job file: a job comes out or an error that helps, never a traceback."""
+"""Fuzz tests: any job file yields a job or an error with a hint, never a traceback."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_junk_anywhere_gives_a_job_or_errors_that_help(
                 place = place[part]
             place[path[-1]] = junk
         except (KeyError, IndexError, TypeError):
-            continue  # an earlier edit has removed this place
+            continue  # An earlier edit removed this place.
     try:
         job = job_from_mapping(mapping)
     except InvalidJobError as error:

@@ -1,4 +1,4 @@
-"""The file that a job is frozen in: its text, and what a reader makes of other files."""
+"""The file that a resolved job is frozen in: its text, and the errors for other files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RESOLVED = resolve(parse_job(JOB))
 
 
 def test_the_text_is_this() -> None:
-    """Agents and ranks of another release read it too."""
+    """Check the text itself, because agents and ranks of other releases read it too."""
     trainer = RESOLVED.trainer
     made = JobFile.of(
         RESOLVED,

@@ -1,4 +1,4 @@
-"""A job file: what is accepted, what is refused, and what the user reads then."""
+"""Reading a job file: what is accepted, what is rejected, and the errors that the user sees."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def test_paths_are_shown_and_read_back() -> None:
     ],
 )
 def test_a_file_of_something_else_is_named(tmp_path: Path, name: str, text: str, told: str) -> None:
-    """The advice was to rewrite its apiVersion, or to look for an indentation."""
+    """The hint once advised rewriting apiVersion or checking the indentation (regression test)."""
     (tmp_path / name).write_text(text)
     with pytest.raises(PacelineError) as caught:
         load_job(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Who is slow, since when, and which step of the ladder that means."""
+"""Straggler detection: which rank is slow, since when, and which response applies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def test_slow_for_the_whole_window_and_then_up_the_ladder() -> None:
 
 
 def test_steps_of_a_few_milliseconds_are_never_slow() -> None:
-    """Ranks that share processors: a factor of 8, and nothing to gain."""
+    """Ranks that share processors can differ by a factor of 8 over a few milliseconds.
+
+    A response would gain nothing there.
+    """
     since = {"b": 1.0, "c": 1.0}
     assert look(50.0, since, a=0.001, b=0.002, c=0.008).slow == ()
     [slow] = look(50.0, since, a=0.001, b=0.002, c=0.013).slow

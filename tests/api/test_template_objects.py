@@ -1,4 +1,4 @@
-"""A pod template made of the classes of the package `kubernetes` is the same as one in YAML."""
+"""A pod template built from classes of the `kubernetes` package equals the same one in YAML."""
 
 from __future__ import annotations
 

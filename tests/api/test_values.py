@@ -1,4 +1,4 @@
-"""Defaults, durations, quorum, and the settings that the runtime gets."""
+"""Defaults, durations, quorums, and the settings that the runtime receives."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_names_fit_into_a_label() -> None:
     uid = "0f8fad5b-d9cb-469f-a165-70867728950e"
     names = (worker_name(longest, 9_999, 99_999), coordinator_name(longest, 99_999))
     assert max(map(len, names)) <= 63
-    assert len(secret_name(longest, uid, "0a0b0c0d")) <= 253  # no label, but a DNS subdomain
+    assert len(secret_name(longest, uid, "0a0b0c0d")) <= 253  # A DNS subdomain, not a label.
     assert worker_name("a", 1, 2) == "a-1-2"
     assert secret_name("a", uid, "0a0b0c0d") == "a-0f8fad5b-0a0b0c0d-2"
     assert coordinator_host("a", "ns") == "a-coordinator.paceline-jobs.ns"

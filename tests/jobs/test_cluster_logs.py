@@ -1,4 +1,4 @@
-"""What is followed of a cluster's job whose end and whose pods are told in any order."""
+"""Following the logs of a cluster job whose end and pods are reported in any order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def pod(rank: int, phase: str, state: str) -> dict[str, Any]:
-    """`state`: of its container; "" where the node has said nothing yet."""
+    """Build a worker pod; `state` is its container's, or "" if the node has not reported it yet."""
     name = f"job-{rank}-0"
     labels = {
         "paceline.dev/role": "worker",

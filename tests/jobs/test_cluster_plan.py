@@ -1,4 +1,4 @@
-"""`paceline plan` of a cluster's job: rows from its agents, kept for the next size that it has."""
+"""`paceline plan` for a cluster job: rows come from its agents and are kept for its next size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def job(replicas: int, state: str = "Training") -> dict[str, Any]:
 
 
 def train(server: ScriptedServer, replicas: int) -> None:
-    """Every rank computes 40 ms of a step of 100 ms."""
+    """Let every rank compute for 40 ms in a step of 100 ms."""
     server.answers["GET", f"{JOBS}/job"] = 200, job(replicas)
     server.answers["GET", PODS] = listed(*map(pod, range(replicas)))
     for own in sampled(*(rank(slot, 40, 10) for slot in range(replicas))):
@@ -91,7 +91,7 @@ def test_a_job_that_is_scaled_shows_what_was_said_before(
     assert [one["source"] for one in found["compared"]] == ["job, 1.2", "job, 1.4"]
     assert found["compared"][1]["by"] == "plan before"
     assert [line["own"] for line in found["lines"] if line["mode"] == "Quorum 2"] == [True]
-    # What is true in this cluster is not of a job of the file on this machine.
+    # Measurements of this cluster do not apply to the same job file on this machine.
     (book,) = Path("runs").iterdir()
     Path("job.yaml").write_text(json.dumps(job(4)))
     with pytest.raises(PacelineError, match="too little was measured"):
@@ -120,7 +120,7 @@ def test_nothing_is_known_of_one_that_never_trained(server: ScriptedServer) -> N
 
 
 def test_a_worker_that_does_not_answer_is_not_left_out(server: ScriptedServer) -> None:
-    """A row without it would be one of another size."""
+    """A row without that worker would describe a job of another size."""
     train(server, 2)
     server.refuses("GET", steps_of(1), 503, "ServiceUnavailable", REFUSED)
     with pytest.raises(NoSamplesError, match=r"1 of the 2 workers .* job-1-0: dial tcp"):

@@ -1,4 +1,4 @@
-"""What the agents of a cluster's job are asked for its report, and what they may answer."""
+"""Collecting samples from the agents of a cluster job for its report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def steps_of(slot: int) -> str:
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
-    """Of a job with three workers that all answer."""
+    """Yield a server with a job of three workers that all answer."""
     made = ScriptedServer()
     made.answers["GET", f"{JOBS}/job"] = 200, job("Training")
     made.answers["GET", PODS] = listed(*map(pod, range(3)))
@@ -72,7 +72,10 @@ def jobs(server: ScriptedServer, tmp_path: Path) -> ClusterJobs:
 
 
 def test_each_worker_that_runs_is_asked(server: ScriptedServer, jobs: ClusterJobs) -> None:
-    """At the port that its agent was told; not those that wait for a node or have ended."""
+    """Requests go to the metrics port in the pod's environment.
+
+    Pods that are pending or have ended are not asked.
+    """
     server.answers["GET", PODS] = listed(pod(0), pod(1, "Pending"), pod(2), pod(3, "Failed"))
     found = jobs.samples("job")
     assert [own.slot for own in found.pods] == [0, 2]
@@ -111,7 +114,7 @@ def test_an_answer_without_end(
 
 
 def test_a_pod_tells_of_its_own_ranks_only(server: ScriptedServer, jobs: ClusterJobs) -> None:
-    """And of no more than its processes can have: the others are named, and the report goes on."""
+    """The pods that answer wrongly are named, and the others are still used."""
     first, second, third = sampled()
     claimed = replace(third, slot=1, ranks=(replace(third.ranks[0], member="1.0#0"),))
     hostile = replace(second, ranks=(replace(second.ranks[0], member="<img src=x onerror=y>"),))
@@ -157,7 +160,10 @@ def test_who_has_no_right_to_ask_pods(server: ScriptedServer, jobs: ClusterJobs)
 def test_each_agent_is_shown_the_token_that_follows_from_the_one_in_the_secret(
     server: ScriptedServer, jobs: ClusterJobs
 ) -> None:
-    """And never that one itself: it would open the coordinator to whoever overhears plain HTTP."""
+    """The secret's own token is never sent.
+
+    Anyone who reads the plain HTTP traffic could use it to connect to the coordinator.
+    """
     jobs.samples("job")
     for slot in range(3):
         (headers,) = server.headers["GET", steps_of(slot)]
@@ -188,7 +194,7 @@ def test_an_agent_that_refuses_the_token_is_named_and_the_others_are_read(
 def test_a_secret_without_a_token_is_no_fault_of_the_command(
     server: ScriptedServer, jobs: ClusterJobs, data: object
 ) -> None:
-    """The agents decide whether to answer; old ones ask for none."""
+    """The agents decide whether to answer; old agents require no token."""
     server.answers["GET", SECRET] = 200, {"data": data} if data is not None else {}
     assert [own.slot for own in jobs.samples("job").pods] == [0, 1, 2]
     (headers,) = server.headers["GET", steps_of(0)]
@@ -229,7 +235,6 @@ def test_the_report_is_that_of_a_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The same lines and files; what is missing is named in both."""
     monkeypatch.chdir(tmp_path)
     server.refuses("GET", steps_of(1), 503, "ServiceUnavailable", REFUSED)
     where = Where("team", None, server.kubeconfig(tmp_path))

@@ -1,4 +1,4 @@
-"""Whatever has become of the files of a run: an answer or an error that names the file."""
+"""Damaged files of a run: every command gives an answer or an error that names the file."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def jobs(tmp_path: Path) -> LocalJobs:
 
 
 def assert_end_unknown(jobs: LocalJobs, run_dir: Path) -> None:
-    """Every verb that tells of the end says that it is not known, names the file and a remedy."""
+    """Assert that every verb reports the unknown outcome and names the file and a remedy."""
     found = jobs.status("job")
     assert (found.state, found.ended, found.name) == (ENDED, True, "job")
     assert str(run_dir / STATUS) in found.message
@@ -178,7 +178,7 @@ def test_a_wait_for_a_damaged_run_exits_with_1(
 
 @contextmanager
 def answering(run_dir: Path, answer: bytes, job: str = "job") -> Iterator[index.Entry]:
-    """A runner that lives and answers each request with these bytes."""
+    """Run a listener that answers each request with these bytes, like a live runner."""
     entry = index.Entry(job, str(run_dir), str(run_dir / "s"), os.getpid())
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(entry.socket)

@@ -1,4 +1,4 @@
-"""What `paceline explain` says, and how lines, lists and ages look."""
+"""Output of `paceline explain`, and the rendering of log lines, columns and ages."""
 
 from __future__ import annotations
 

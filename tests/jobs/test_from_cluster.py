@@ -1,4 +1,4 @@
-"""A job's status and events from objects of the API server, as plain data."""
+"""The status and events of a job, decoded from plain objects of the API server."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_job_is_suspended_when_its_pods_are_gone() -> None:
 
 
 def test_a_row_is_of_one_attempt_of_a_pod() -> None:
-    """Of the pod that was replaced nothing is taken over, and a running pod is as its rank says."""
+    """The state of a running pod is the one that its rank reports."""
     rows = [
         {"member": "0.0#1002", "state": "joining", "stepMicroseconds": 12_300, "round": 8},
         {"member": "1.0#1000", "state": "active", "lagMicroseconds": 5, "sharePercent": 40},
@@ -186,7 +186,6 @@ def test_what_was_asked_for_is_told_before_the_operator_says_so(
     st.sampled_from(list(Until)),
 )
 def test_waiting(state: str, ready: int, until: Until) -> None:
-    """Whoever waits goes on at the job's end or at what was waited for, and at no other time."""
     spec = {"suspend": state == "Suspended"}
     found = job_status(job(state, spec=spec, readyReplicas=ready), None, NOW_S)
     wanted = {
@@ -264,7 +263,7 @@ def test_a_job_at_rest_shows_how_its_ranks_ended_and_nothing_that_was_under_way(
 
 @pytest.mark.parametrize(("state", "end"), [("Complete", "finished"), ("Failed", "dead")])
 def test_without_a_note_pods_tell_how_ranks_ended(state: str, end: str) -> None:
-    """An operator of an earlier release has left what the ranks did last."""
+    """An operator of an earlier release leaves the last states of the ranks in the status."""
     rows = [{"member": "0.0#1000", "state": "active"}, {"member": "2.0#1000", "state": "active"}]
     body = job(state, spec={"procsPerReplica": 1}, ranks=rows)
     leaving = pod(1, 1, metadata={"deletionTimestamp": CREATED})

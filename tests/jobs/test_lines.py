@@ -1,4 +1,4 @@
-"""Lines of many replicas in order of time: parsed, merged, and put in order while they come."""
+"""Log lines of many replicas are parsed, merged, and put in order of time while they arrive."""
 
 from __future__ import annotations
 
@@ -95,8 +95,10 @@ HOLD_NS = 10
 def test_shuffled_loses_nothing_and_swaps_nothing(
     times: list[list[int]], data: st.DataObject
 ) -> None:
-    """Whatever the delays: each replica's lines in its order, each exactly once, and none held for
-    longer than promised."""
+    """Each line comes exactly once, in its replica's order, and is held no longer than promised.
+
+    This holds for any delays.
+    """
     shuffle, now_ns, found = Shuffle(hold_ns=HOLD_NS), 0, []
     queues = {str(n): list(enumerate(own)) for n, own in enumerate(times)}
     added_ns: dict[tuple[str, str], int] = {}
@@ -114,7 +116,7 @@ def test_shuffled_loses_nothing_and_swaps_nothing(
         found += shuffle.ready(now_ns)
         told = {(one.source, one.text) for one in found}
         late = [key for key, at_ns in added_ns.items() if key not in told]
-        # What is held longer waits for a line that itself came less than that ago.
+        # A line that is held longer waits for a line that arrived within the last HOLD_NS.
         if (next_ns := shuffle.next_ns()) is not None:
             assert next_ns > now_ns
         else:
@@ -130,13 +132,13 @@ def test_shuffled_loses_nothing_and_swaps_nothing(
 def test_lines_within_the_hold_come_in_order_of_time(
     times: list[list[int]], data: st.DataObject
 ) -> None:
-    """Whose delay is less than the hold comes in order over all replicas: the oracle is a sort."""
+    """The oracle is a sort of all lines of all replicas."""
     sources = {str(n): sorted(own) for n, own in enumerate(times)}
     arrivals: list[Any] = []
     for source, own in sources.items():
         came = 0
         for at in own:
-            # On its way for less than the hold, and behind the line before it.
+            # The line is delayed by less than the hold, and arrives after the line before it.
             came = max(came, at + data.draw(st.integers(0, HOLD_NS - 1)))
             came = min(came, at + HOLD_NS - 1) if came - at >= HOLD_NS else came
             heapq.heappush(arrivals, (came, len(arrivals), source, at))

@@ -1,4 +1,4 @@
-"""An API server that is away is borne for a while, and told of once."""
+"""An unreachable API server is tolerated for a while, and reported once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""The table of a job is the same on a laptop and in a cluster: what the coordinator tells goes
-through the operator, the TrainingJob and its pods, and comes out as the text that a run shows."""
+"""The table of a job is the same on a laptop and in a cluster.
+
+The coordinator's status goes through the operator, the TrainingJob and its pods, and must give the
+same text as for a local run.
+"""
 
 from __future__ import annotations
 

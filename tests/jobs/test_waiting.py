@@ -1,4 +1,4 @@
-"""When what `wait` waits for is there."""
+"""Conditions under which `paceline wait` returns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from paceline_api.reasons import ConditionType
 def test_a_job_that_was_just_scaled_does_not_train_with_all_that_are_wanted(
     wanted: int, all_take_part: bool
 ) -> None:
-    """The run knows at once; its coordinator, which tells of two, hears of it a moment later."""
+    """The run knows the new size at once, but its coordinator learns of it a moment later.
+
+    Until then the coordinator reports two replicas.
+    """
     ranks = tuple(RankStatus(MemberId(slot, 0, 0), RankPhase.ACTIVE) for slot in range(2))
     ring = Condition(ConditionType.RING_READY, "", "", 0.0)
     status = Status("first", "uid", replicas=2, ranks=ranks, conditions=(ring,))

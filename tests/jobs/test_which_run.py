@@ -1,4 +1,4 @@
-"""Which run of this machine a name means, and that a verb which changes one says so."""
+"""Which local run a job name means, and that verbs which change a run name its folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.local.rundir import LOCK
 
 
 class Runs:
-    """Run folders of several working folders; those that run listen, and answer nothing."""
+    """Run folders in several working folders. Running ones have a listener that never answers."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.env = root, {"XDG_RUNTIME_DIR": str(root / "user")}
@@ -57,7 +57,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
 
 @pytest.mark.parametrize("here_runs", [True, False])
 def test_a_run_of_this_folder_comes_before_one_of_another(runs: Runs, *, here_runs: bool) -> None:
-    """`scale`, `delete` and `suspend` found the run of another folder, and changed that one."""
+    """`scale`, `delete` and `suspend` once changed the run of another folder (regression test)."""
     here = runs.add("a/runs/job-3", runs=here_runs)
     other = runs.add("b/runs/job-1", runs=True)
     assert runs.seen_from("a").folder("job") == str(here)
@@ -77,7 +77,7 @@ def test_what_has_ended_here_is_not_changed_elsewhere(runs: Runs) -> None:
 
 @pytest.mark.parametrize("seen_from", ["a", "c"])
 def test_several_that_run_are_listed(runs: Runs, seen_from: str) -> None:
-    """Of this folder; else of all."""
+    """The candidates are the running ones of this folder, or of all folders if it has none."""
     one, two = (runs.add(f"a/runs/job-{n}", runs=True) for n in (1, 2))
     three = runs.add("b/runs/job-1", runs=True)
     with pytest.raises(AmbiguousJobError) as refused:

@@ -1,5 +1,8 @@
-"""Jobs that are large enough for heads by themselves: promises with heads that die and freeze, and
-how long a start and a change take. Weights are looked at on a sample of the ranks."""
+"""Simulations of jobs large enough to use heads, with heads that die and freeze.
+
+They also measure how long a start and a membership change take. Weights are checked on a sample of
+the ranks.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,10 @@ from testing.simulation.world import World
 
 @pytest.mark.exhaustive
 def test_256_ranks_lose_nothing_with_heads_that_die_and_freeze() -> None:
-    """One dies with announcements in its hands, one freezes for ever with a GO, one with
-    announcements."""
+    """One head dies holding announcements.
+
+    Two freeze for ever: one holding a GO, one holding announcements.
+    """
     ranks = 256
     sim = large(ranks, leases_each=5)
     sim.start()
@@ -40,8 +45,10 @@ def test_256_ranks_lose_nothing_with_heads_that_die_and_freeze() -> None:
 
 @pytest.mark.long
 def test_a_start_and_a_change_take_as_long_as_the_hops_and_states_in_them() -> None:
-    """Limits of a job of 1,024 ranks (docs/scale.md); states go in a tree, so that the eighth part
-    of the ranks takes three steps of it less."""
+    """The limits are those of a job of 1,024 ranks (docs/scale.md).
+
+    States travel in a tree, so an eighth of the ranks needs three tree steps less.
+    """
     took = measure(2 * TREE_ABOVE, state_ms=STATE_MS)
     assert took.start_s <= 10 - 3 * 2 * STATE_MS / 1000
     assert took.still_s <= 1
@@ -52,6 +59,6 @@ def test_a_start_and_a_change_take_as_long_as_the_hops_and_states_in_them() -> N
 def test_the_promises_hold_where_even_small_jobs_have_heads(
     world: World, seed: int, what: list[Fault]
 ) -> None:
-    """R41 at 3 to 9 ranks, whatever happens."""
+    """Use heads at 3 to 9 ranks (R41), with any faults."""
     sim = run(dataclasses.replace(world, tree_above=0), seed, what)
     assert sim.finished or sim.outcomes & {"StateLost", "Interrupted"}, sim.story()

@@ -1,6 +1,6 @@
-"""A pipeline: R36 to R38, each with what goes wrong without it.
+"""The pipeline (R36 to R38): each rule is tested, and what breaks if it is switched off.
 
-The histories of `test_simulation` draw it as well; here every job has it.
+The histories of `test_simulation` draw pipelined jobs as well; here every job is one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from testing.simulation.world import MS, World
 from tests.sim.test_simulation import event_times, kill_at
 
 SEEDS = 20
-"""A rule that is switched off is noticed in one of so many histories."""
+"""Number of histories within which a switched-off rule must break an invariant."""
 FULL = RoundSettings(pipeline=1, bench_after_ns=300 * MS)
 QUORUM = replace(FULL, mode=Mode.QUORUM, quorum=2)
 CLEAN = World(replicas=3, settings=FULL, leases=40, until_ms=8_000)
@@ -78,7 +78,7 @@ def test_in_full_each_gradient_lacks_exactly_one_update() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.QUORUM])
 def test_a_round_takes_the_longer_of_a_batch_and_a_reduction(mode: Mode) -> None:
-    """On the virtual clock; and the same samples are applied."""
+    """Compare times on the virtual clock; the same samples must be applied."""
     ends = []
     for pipeline in (0, 1):
         rules = replace(QUORUM, mode=mode, pipeline=pipeline, max_age=0)
@@ -148,7 +148,7 @@ def test_a_change_at_every_step_of_a_round_loses_nothing(kind: Kind) -> None:
 
 
 def breaks(world: World, *faults: Fault) -> bool:
-    """Whether some history of such a job ends with a broken promise."""
+    """Return True if any history of such a job violates an invariant."""
     for seed in range(SEEDS):
         try:
             run(world, seed, list(faults))
@@ -192,7 +192,7 @@ def test_r37_the_next_step_waits_for_the_gradient_before(monkeypatch: pytest.Mon
 
 
 def most_ahead(world: World) -> int:
-    """The most gradients of one rank in a round of Full."""
+    """Return the largest number of gradients of one rank in a round of mode Full."""
     changes = [Fault(150.0 + 7 * n, Kind.JOIN, 30, 1) for n in range(3)]
     counts = [
         share.count
@@ -208,7 +208,7 @@ def most_ahead(world: World) -> int:
 def test_r37_arrive_names_what_is_under_way_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also when it is said again, after a change of the membership."""
+    """This also holds when ARRIVE is sent again after a membership change."""
     world = dataclasses.replace(CLEAN, slow={0: 4.0}, leases=90)
     assert most_ahead(world) == 1
     monkeypatch.setattr(rounds, "is_for_later", lambda _: False)
@@ -232,7 +232,7 @@ def test_r37_who_evaluates_has_nothing_under_way(monkeypatch: pytest.MonkeyPatch
 def test_r38_the_next_batch_of_a_fresh_rank_is_of_the_version_of_its_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else a round that should wait for it lets it become too old (I7)."""
+    """Without the rule, a round that should wait for a gradient lets it become too old (I7)."""
     rules = replace(QUORUM, late=MaxAgePolicy.WAIT, max_age=2)
     world = dataclasses.replace(CLEAN, settings=rules, slow={0: 3.0})
     assert not breaks(world)

@@ -1,5 +1,7 @@
-"""One voice per pod (R43): agents that are stopped, die, or get another connection, and what would
-happen without the rule's protections."""
+"""One connection per pod (R43): agents that are stopped, die or reconnect.
+
+The tests also show what happens without the protections of the rule.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ SETTINGS = RoundSettings(mode=Mode.QUORUM, quorum=3, bench_after_ns=300 * MS)
 
 
 def pods(*what: Fault, leases: int = 60, seed: int = 1) -> Simulation:
-    """Three pods of two ranks."""
+    """Start a simulation of three pods with two ranks each."""
     world = World(replicas=3, procs=2, settings=SETTINGS, leases=leases, until_ms=10_000)
     sim = Simulation(world, seed)
     sim.start()
@@ -41,7 +43,7 @@ def happened(sim: Simulation, reason: str) -> int:
 
 
 def all_agents_stop(seed: int = 1) -> Simulation:
-    """For longer than `freezeTimeout`: nobody is heard of who is well."""
+    """Stop all agents for longer than `freezeTimeout`, so that no healthy rank is heard."""
     sim = pods(seed=seed, leases=90)
 
     def stop() -> None:
@@ -74,7 +76,7 @@ def test_without_the_rule_they_would_kill_the_whole_job(monkeypatch: pytest.Monk
 
 
 def one_rank_stops() -> Simulation:
-    """For ever, in a pod whose agent and other rank are well."""
+    """Freeze one rank for ever, in a pod whose agent and other rank are healthy."""
     return pods(Fault(200, Kind.FREEZE, FOR_EVER_MS, 2))
 
 
@@ -106,7 +108,10 @@ def test_a_pod_whose_agent_dies_is_replaced_as_a_whole() -> None:
 
 
 def test_another_connection_costs_no_membership() -> None:
-    """The greeting has all ranks; nothing that the one before has lost is missed."""
+    """The greeting lists all ranks.
+
+    No message that the previous connection lost is missed.
+    """
     for seed in range(5):
         faults = [Fault(at, Kind.RECONNECT, 0, seed) for at in (160, 190, 230, 280)]
         sim = run(pods(*faults, seed=seed))

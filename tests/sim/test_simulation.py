@@ -1,7 +1,7 @@
-"""The promises I1-I18 on whole jobs, on a virtual clock.
+"""The invariants I1 to I18 on whole jobs, on a virtual clock.
 
-The checkers look after every event, so most tests only say what kind of history is drawn. A failure
-prints the history and its story; PACELINE_SOAK=20000 searches longer (see sim.histories).
+The checkers run after every event, so most tests only say what kind of history is drawn. A failure
+prints the history and its story. PACELINE_SOAK=20000 searches longer (testing/simulation).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from testing.simulation.world import MS, World
 
 UNREST = script._unrest
 TRUE_VERDICTS = {"StateLost", "Interrupted"}
-"""How a job may fail without a fault of its own: `Checkers.job_failed` looks whether it is true."""
+"""Outcomes of a job that failed through no fault of its own; `Checkers.job_failed` verifies them.
+"""
 
 
 def rounds(sim: Simulation) -> list[Go]:
@@ -70,8 +71,10 @@ def test_whatever_happens_the_promises_hold(world: World, seed: int, what: list[
 def test_what_is_complete_stays_complete(
     world: World, seed: int, what: list[Fault], at_the_end: list[Fault]
 ) -> None:
-    """R17, C1: whatever happens while the ranks are released and afterwards. That no verdict speaks
-    against a rank that has finished is looked at when it is given."""
+    """Faults strike while the ranks are released and afterwards (R17, C1).
+
+    The checkers verify at each verdict that it does not contradict a rank that has finished.
+    """
     sim = run(dataclasses.replace(world, after_ms=150.0), seed, what, at_the_end)
     assert sim.finished or sim.outcomes & TRUE_VERDICTS, sim.story()
     assert sim.outcomes <= {"Complete", *TRUE_VERDICTS}, sim.story()
@@ -86,8 +89,11 @@ def test_what_is_complete_stays_complete(
 def test_a_mistake_of_the_script_ends_the_job_on_the_second_rank_that_meets_it(
     world: World, seed: int, what: list[Fault]
 ) -> None:
-    """R55: whatever dies beside it, and with coordinators that come and go. A mistake that one rank
-    alone has met ends a job only before it has trained, or if that rank had the weights alone."""
+    """This holds beside other deaths and with coordinators that restart (R55).
+
+    An error that only one rank has met ends a job only before it has trained, or if that rank alone
+    had the weights.
+    """
     sim = run(world, seed, what)
     failures = [dead for pod in sim.pods.values() for dead in pod.failures]
     places = {dead.member[:2] for dead in failures}
@@ -121,9 +127,11 @@ def test_a_mistake_of_the_script_ends_the_job_on_the_second_rank_that_meets_it(
 def test_a_batch_with_which_scripts_fail_is_given_up_and_counted(
     world: World, seed: int, most: int, what: list[Fault]
 ) -> None:
-    """R56: exactly the samples of these batches are missing, whatever happens beside it, and with
-    coordinators and checkpoints that come and go. The checkers compare the ledger with what was
-    applied."""
+    """Exactly the samples of these batches are missing, under any other faults (R56).
+
+    Coordinators restart and checkpoints are restored. The checkers compare the ledger with what was
+    applied.
+    """
     sim = run(dataclasses.replace(world, max_skipped=most), seed, what)
     assert sim.finished or sim.outcomes & {"ScriptFailed", *TRUE_VERDICTS}, sim.story()
     failures = [dead for pod in sim.pods.values() for dead in pod.failures]
@@ -143,8 +151,11 @@ GIVES_UP = World(replicas=4, leases=40, max_skipped=2, until_ms=20_000)
 
 @pytest.mark.long
 def test_a_bad_batch_costs_its_samples_and_not_the_job() -> None:
-    """Whichever lease it is, the last one too, and also over a new coordinator, or from a
-    checkpoint of before or after."""
+    """This holds for any lease, including the last one.
+
+    It also holds across a new coordinator, and after a restore from a checkpoint made before or
+    after.
+    """
     world, plan = dataclasses.replace(GIVES_UP, save_every=1), GIVES_UP.plan
     for lease in (0, 1, 17, 38, 39):
         for more in (
@@ -173,7 +184,6 @@ def test_one_bad_batch_more_than_allowed_ends_the_job() -> None:
 def test_a_bad_batch_that_nobody_drops_kills_one_rank_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without R56."""
     monkeypatch.setattr(script, "drop_given_up", lambda _: None)
     try:
         sim = run(GIVES_UP, 1, [Fault(0, Kind.BAD, pick=17)])
@@ -195,7 +205,7 @@ def test_a_script_that_ends_the_job_ends_it_for_all(
 
 
 def test_without_a_coordinator_rounds_go_on_and_changes_wait() -> None:
-    """R10. The coordinator comes back, and a joiner that has waited for it comes in."""
+    """When a coordinator comes back, it admits a joiner that has waited for it (R10)."""
     sim = Simulation(World(replicas=2, leases=400), 2)
     sim.start()
     sim.run_until(200 * MS)
@@ -213,7 +223,7 @@ def test_without_a_coordinator_rounds_go_on_and_changes_wait() -> None:
 
 
 def test_one_rank_of_three_ends_the_job_and_publishes() -> None:
-    """In each mode, long before its data are through, and although the others go on stepping."""
+    """This holds in each mode, long before the data end, although the other ranks keep stepping."""
     for mode in Mode:
         settings = RoundSettings(mode=mode, quorum=2, deadline_ns=5 * MS, bench_after_ns=10**9)
         sim = Simulation(World(replicas=3, settings=settings, leases=500), 3)
@@ -230,7 +240,7 @@ def test_one_rank_of_three_ends_the_job_and_publishes() -> None:
 
 @pytest.mark.parametrize("when", ["all evaluate", "benched", "draining"])
 def test_the_word_that_ends_the_job_is_heard_wherever_the_rank_stands(when: str) -> None:
-    mode = Mode.SOLO if when == "all evaluate" else Mode.FULL  # Full waits for who evaluates
+    mode = Mode.SOLO if when == "all evaluate" else Mode.FULL  # Full waits for ranks that evaluate.
     patience = RoundSettings(mode, bench_after_ns=(100 if when == "benched" else 10**6) * MS)
     sim = Simulation(World(replicas=3, leases=500, settings=patience), 5)
     sim.start()
@@ -260,7 +270,7 @@ def test_the_word_that_ends_the_job_is_heard_wherever_the_rank_stands(when: str)
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_fault_found_while_no_coordinator_listens_ends_the_job_with_its_reason(seed: int) -> None:
-    """Any rank finds it at any time between two coordinators; the second one hears it."""
+    """Any rank may report it at any time between two coordinators; the second one receives it."""
     sim = Simulation(World(replicas=3, leases=500), seed)
     sim.start()
     sim.run_until((150 + 10 * seed) * MS)
@@ -275,8 +285,10 @@ def test_a_fault_found_while_no_coordinator_listens_ends_the_job_with_its_reason
 
 
 def test_evaluation_is_a_common_pause_in_full() -> None:
-    """Each rank evaluates after a third of its steps, for another time each; no round of Full lacks
-    one, so there are as many as without. Before, the others went on."""
+    """Each rank evaluates after a third of its steps, for a different time.
+
+    No round of mode Full lacks a rank, so there are as many rounds as without evaluation.
+    """
     for mode in (Mode.FULL, Mode.SHADOW):
         for seed in range(4):
             settings = RoundSettings(mode=mode, bench_after_ns=10**9)
@@ -288,8 +300,11 @@ def test_evaluation_is_a_common_pause_in_full() -> None:
 
 @pytest.mark.long
 def test_back_from_resting_a_rank_has_nothing_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for the round that names what it had before, and what it announces when that round
-    begins anew, after a death, is as old as it is (R8, R11, I6)."""
+    """It waits for the round that includes its earlier gradient.
+
+    If that round starts again after a death, the rank announces the gradient with its true age (R8,
+    R11, I6).
+    """
     settings = RoundSettings(mode=Mode.SOLO, bench_after_ns=300 * MS)
     world = World(replicas=3, rest=0.3, slow={0: 4.0}, settings=settings, until_ms=8_000)
 
@@ -355,7 +370,7 @@ def test_only_allowed_sizes_train(world: World, seed: int, what: list[Fault]) ->
 def test_all_ranks_die_and_a_checkpoint_brings_the_job_to_its_end(
     world: World, seed: int, what: list[Fault]
 ) -> None:
-    """R26: a job that has a checkpoint is never lost, and every sample counts once in the end."""
+    """A job with a checkpoint is never lost, and every sample counts once in the end (R26)."""
     sim = run(dataclasses.replace(world, save_every=2), seed, what)
     after_the_end = any("Released" in c.reasons for c in sim.all_coordinators)
     lost = not (sim.finished or after_the_end or "Interrupted" in sim.outcomes)
@@ -366,7 +381,7 @@ def test_all_ranks_die_and_a_checkpoint_brings_the_job_to_its_end(
 
 
 def event_times(world: World, seed: int, what: list[Fault], start: float, end: float) -> list[int]:
-    """When anything happened between two moments of a history, in nanoseconds."""
+    """Return the times of all events between two moments of a history, in nanoseconds."""
     sim = Simulation(world, seed)
     sim.start()
     plant(sim, what)
@@ -431,7 +446,7 @@ def test_a_death_at_every_step_of_a_generation_change(kind: Kind) -> None:
 def test_ages_weights_and_sums_under_every_policy(
     late: MaxAgePolicy, normalisation: Normalisation, pacing: Pacing
 ) -> None:
-    """I7 and I12 with a rank that is late all the time."""
+    """One rank is late all the time (I7, I12)."""
     settings = RoundSettings(
         mode=Mode.SOLO,
         max_age=2,
@@ -451,7 +466,7 @@ def test_ages_weights_and_sums_under_every_policy(
 
 @pytest.mark.parametrize("mode", [Mode.SOLO, Mode.QUORUM, Mode.MAJORITY, Mode.FULL, Mode.DEADLINE])
 def test_a_main_thread_that_hangs_for_ever_blocks_nobody(mode: Mode) -> None:
-    """I9, and I8 with its bound: one benchAfter and the rounds that remain."""
+    """The bound is one `benchAfter` plus the rounds that remain (I8, I9)."""
     settings = RoundSettings(mode=mode, quorum=2, deadline_ns=10 * MS, bench_after_ns=300 * MS)
     world = World(replicas=3, settings=settings, leases=40)
     sim = Simulation(world, 3)
@@ -466,7 +481,7 @@ def test_a_main_thread_that_hangs_for_ever_blocks_nobody(mode: Mode) -> None:
 
 
 def stuck_for_ever(seed: int) -> Simulation:
-    """One of three communication threads, at any point of a round."""
+    """Run a job in which one of three communication threads gets stuck at some point of a round."""
     settings = RoundSettings(bench_after_ns=300 * MS)
     world = World(replicas=3, settings=settings, leases=40, until_ms=10_000)
     sim = Simulation(world, seed)
@@ -478,7 +493,7 @@ def stuck_for_ever(seed: int) -> Simulation:
 
 
 def test_a_communication_thread_that_is_stuck_for_ever_is_replaced() -> None:
-    """R35, and I8 with its bound: the longest work, an answer to PREPARE, and the rounds left."""
+    """The bound is the longest work, an answer to PREPARE, and the rounds left (R35, I8)."""
     for seed in range(20):
         sim = stuck_for_ever(seed)
         reasons = [r for c in sim.all_coordinators for r in c.reasons]
@@ -494,7 +509,7 @@ def test_without_r35_a_stuck_thread_hangs_the_job(monkeypatch: pytest.MonkeyPatc
 
 
 def one_stands_by() -> Simulation:
-    """Of four replicas one never comes, so two train and slot 2 stands by."""
+    """Start four replicas of which one never comes, so two train and slot 2 is on standby."""
     settings = RoundSettings(bench_after_ns=10**9)
     world = World(replicas=4, allowed=(2, 4), leases=90, settle_ms=100, settings=settings)
     sim = Simulation(world, 3)
@@ -539,7 +554,7 @@ def test_a_benched_rank_returns() -> None:
 
 
 def test_quorum_of_all_is_full() -> None:
-    """I10: the same rounds with the same contributions."""
+    """The rounds and their contributions are the same (I10)."""
     for seed in range(8):
         full = RoundSettings(mode=Mode.FULL, bench_after_ns=500 * MS)
         quorum = replace(full, mode=Mode.QUORUM, quorum=4, grace_ns=0)
@@ -550,7 +565,7 @@ def test_quorum_of_all_is_full() -> None:
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_a_slow_rank_keeps_its_share(factor: int) -> None:
-    """I16: a rank slower by f keeps about 1/f of what another one has."""
+    """The share is relative to that of another rank (I16)."""
     settings = RoundSettings(mode=Mode.QUORUM, quorum=3, max_age=0, bench_after_ns=1000 * MS)
     world = World(replicas=4, settings=settings, leases=300, slow={3: float(factor)})
     sim = run(world, 1, [])
@@ -560,7 +575,7 @@ def test_a_slow_rank_keeps_its_share(factor: int) -> None:
 
 
 def test_nobody_evaluating_ends_a_job_that_feeds_itself() -> None:
-    """All ranks rest at the same time; the job ends when all loops have ended, and only then."""
+    """All ranks evaluate at the same time; the job ends only when all loops have ended."""
     world = World(
         replicas=2, leases=0, steps=12, rest=0.5, settings=RoundSettings(bench_after_ns=10**9)
     )
@@ -571,7 +586,7 @@ def test_nobody_evaluating_ends_a_job_that_feeds_itself() -> None:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_the_job_counts_the_steps_of_a_script_that_feeds_itself(mode: Mode) -> None:
-    """Whoever dies and comes back: the end is where so many steps are made, whatever the mode."""
+    """The end does not depend on the mode or on ranks that die and come back."""
     settings = RoundSettings(mode=mode, quorum=2, deadline_ns=5 * MS, bench_after_ns=10**9)
     world = World(replicas=3, leases=0, quota=40, settings=settings)
     for seed in range(4):
@@ -587,7 +602,7 @@ def test_the_job_counts_the_steps_of_a_script_that_feeds_itself(mode: Mode) -> N
 
 
 def test_nobody_publishes_whose_loop_has_ended() -> None:
-    """A quick rank that feeds itself waits for the others with old weights in its model."""
+    """A fast self-fed rank waits for the others with old weights in its model."""
     world = World(
         replicas=3, leases=0, steps=20, settings=RoundSettings(mode=Mode.SOLO), slow={2: 6.0}
     )
@@ -621,7 +636,7 @@ def test_a_stop_request_ends_the_job_at_one_round() -> None:
 
 
 def test_a_request_that_is_older_than_the_ranks_is_not_lost() -> None:
-    """R18: a new coordinator hears the request first and the log's numbers later."""
+    """A new coordinator receives the request before the numbers in the log (R18)."""
     world = World(replicas=2, leases=400)
     sim = Simulation(world, 4)
     sim.start()
@@ -656,7 +671,7 @@ def test_the_same_seed_is_the_same_history(world: World, seed: int, at_ms: int) 
 
 
 def test_memory_stays_bounded_while_rounds_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that a rank keeps per round outlives the round (R7, R15)."""
+    """Nothing that a rank stores per round outlives the round (R7, R15)."""
     world = World(replicas=3, leases=300, settings=RoundSettings(mode=Mode.SOLO), slow={2: 5.0})
     sim = Simulation(world, 6)
     sim.start()

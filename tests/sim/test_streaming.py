@@ -1,7 +1,7 @@
-"""Streamed rounds: R28 to R34, each with what goes wrong without it.
+"""Streamed rounds (R28 to R34): each rule is tested, and what breaks if it is switched off.
 
-The histories of `test_simulation` draw them as well; here every job has them, and scripts that drop
-a batch inside backward(), write a gradient twice, compute a NaN or stop in the middle.
+The histories of `test_simulation` draw streamed rounds as well; here every job has them, and
+scripts that drop a batch inside backward(), write a gradient twice, compute a NaN or stop halfway.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from testing.simulation.simulation import BrokenPromiseError, Simulation
 from testing.simulation.world import MS, World
 
 SEEDS = 20
-"""A rule that is switched off is noticed in one of so many histories."""
+"""Number of histories within which a switched-off rule must break an invariant."""
 CLEAN = World(replicas=3, segments=4, leases=40, until_ms=8_000)
 HARD = RoundSettings(mode=Mode.QUORUM, quorum=2, bench_after_ns=300 * MS)
 
@@ -38,7 +38,7 @@ def records(sim: Simulation) -> list[Go]:
 
 
 def troubled(seed: int) -> tuple[World, list[Fault]]:
-    """A job whose rounds are begun too hopefully again and again."""
+    """Build a job whose rounds start too optimistically again and again."""
     draw = random.Random(seed)
     world = World(
         replicas=draw.choice([2, 3, 5]),
@@ -110,7 +110,7 @@ def test_after_each_void_round_all_are_quiet_for_longer() -> None:
 
 
 def rounds_with_somebody_late() -> list[Go]:
-    """In most of them: somebody stops for three steps in the middle of backward()."""
+    """Return the rounds of a job in which some rank often stops for three steps in backward()."""
     settings = RoundSettings(mode=Mode.QUORUM, quorum=3)
     world = World(
         replicas=4, settings=settings, segments=8, leases=1000, step_ms=(95, 105), late=0.25
@@ -134,7 +134,7 @@ def test_where_somebody_is_late_in_each_round_few_are_void() -> None:
 
 
 def breaks(world: World, *faults: Fault) -> bool:
-    """Whether some history of such a job ends with a broken promise."""
+    """Return True if any history of such a job violates an invariant."""
     for seed in range(SEEDS):
         try:
             run(world, seed, list(faults))
@@ -144,7 +144,7 @@ def breaks(world: World, *faults: Fault) -> bool:
 
 
 def never(*_: object, **__: object) -> bool:
-    """The rule is off."""
+    """Return False: replaces a rule that is switched off."""
     return False
 
 
@@ -201,8 +201,8 @@ def test_r31_what_does_not_come_as_named_makes_the_round_void(
     world = dataclasses.replace(CLEAN, **dict[str, Any]({trouble: 0.3}))
     assert not breaks(world)
     monkeypatch.setattr(SimRank, "_flags", never)
-    # A gradient that was rewritten leaves no trace in sums of labels; that it ends the round is
-    # shown by `tests/worker/test_reduction.py`.
+    # A rewritten gradient leaves no trace in sums of labels. `tests/worker/test_reduction.py`
+    # shows that it ends the round.
     assert breaks(world) or trouble == "rewrite"
 
 
@@ -223,7 +223,10 @@ def test_r32_a_void_round_makes_nobody_late(monkeypatch: pytest.MonkeyPatch) -> 
 def test_r32_nobody_says_coming_in_the_round_after_a_void_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the log, which a joiner has as well; backing off, which hides it, is left out here."""
+    """The ranks know it from the log, which a joiner has as well.
+
+    The backoff would hide the effect, so it is switched off here.
+    """
 
     def forgets(log: Log, go: Go) -> None:
         APPEND(log, go)
@@ -251,7 +254,7 @@ def test_r32_nobody_says_coming_in_the_round_after_a_void_one(
 
 
 def test_r33_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that stops for ever inside backward(), after COMING."""
+    """The script stops for ever inside backward(), after COMING."""
     world = dataclasses.replace(CLEAN, settings=HARD)
     hang = [Fault(at_ms, Kind.HANG, 10**7, 1) for at_ms in (153.0, 157.0, 161.0)]
     assert not breaks(world, *hang)
@@ -277,7 +280,7 @@ def test_r33_whoever_gave_it_up_all_back_off(monkeypatch: pytest.MonkeyPatch) ->
 def test_r33_patience_is_not_learnt_from_waiting_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the length of whole rounds nobody gives up: each of them holds somebody's lateness."""
+    """Each whole round includes some rank's lateness, so with that length no rank gives up."""
     ended = streaming.ended
 
     def takes_the_round(rank: RankState, go: Go, *, transfer_ns: int) -> None:

@@ -1,9 +1,8 @@
-"""Announcements and GO by way of heads (R41), states by way of joiners (R45): nothing is lost with
-one of them, whatever the size.
+"""Announcements and GO travel through heads (R41), states through joiners (R45).
 
-The histories of test_simulation.py draw small jobs with and without heads; here are the moments
-that matter, jobs that are large enough for heads by themselves, and what goes wrong where a head
-does not do its part.
+Nothing is lost when one of them fails, at any size. The histories of test_simulation.py draw small
+jobs with and without heads. This module covers the critical moments, jobs that are large enough to
+use heads, and what fails if a head does not do its part.
 """
 
 from __future__ import annotations
@@ -40,7 +39,10 @@ def gos(sim: Simulation) -> dict[int, Go]:
 def test_a_head_that_never_passes_go_on_costs_a_generation_and_no_gradient(
     how: Kind, seed: int
 ) -> None:
-    """Killed: its agent tells. Frozen for ever: silence, the agent kills it, which is evidence."""
+    """If the head is killed, its agent reports the death.
+
+    If it freezes for ever, it is silent until its agent kills it, and that is the evidence.
+    """
     world = World(replicas=7, settings=SETTINGS, leases=90, tree_above=0)
     sim = Simulation(world, seed)
     sim.start()
@@ -91,7 +93,7 @@ SMALL = World(replicas=7, settings=FULL, leases=70, tree_above=0)
 
 
 def only_by_time(self: Collector) -> int | None:
-    """It does not look whether its group is complete."""
+    """Return when the head sends by time alone, without checking if its group is complete."""
     return self._since_ns + self._patience_ns if self._held else None
 
 
@@ -104,7 +106,7 @@ def test_a_head_must_pass_on_what_completes_its_group(monkeypatch: pytest.Monkey
 
 @pytest.mark.long
 def test_a_head_tells_the_starter_in_few_messages() -> None:
-    """Where everybody is needed: one with the whole group, and those of slow ranks in between."""
+    """Every rank is needed; slow ranks may add messages in between."""
     ranks = TREE_ABOVE + 17
     world = World(replicas=ranks, settings=FULL, leases=3 * ranks)
     sim = Simulation(world, 2)
@@ -130,7 +132,7 @@ def start_of_seven() -> Simulation:
 
 
 def test_the_first_state_leaves_its_donor_twice() -> None:
-    """R45: whoever has it passes it on."""
+    """A rank that has received the state passes it on (R45)."""
     sim = start_of_seven()
     send_state, senders = sim.links.send_state, Counter[MemberId]()
 

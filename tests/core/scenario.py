@@ -11,13 +11,13 @@
     ...
 
 `end` says how the job ends, `finish` which ranks have to be released. `at MS:` runs a command at
-that time, `when "TEXT":` once a line of the trace contains the text. Times are fixed, no dice are
-thrown, so the trace is always the same. PACELINE_GOLDEN=write writes the traces anew.
+that time, `when "TEXT":` once a line of the trace contains the text. Times are fixed and nothing is
+random, so the trace is always the same. PACELINE_GOLDEN=write writes the traces again.
 
     kill RANK | lose SLOT | start SLOT | drain SLOT | join | cut SLOT | heal SLOT | hang SLOT |
     wake SLOT | crash | coordinator NAME | stop | mode MODE QUORUM | never RANK ROUND (the reduction
     does not complete there) | break RANK (its data channel fails) |
-    hold MESSAGE FROM TO | drop MESSAGE FROM TO | let (what is held arrives)
+    hold MESSAGE FROM TO | drop MESSAGE FROM TO | let (deliver the held messages)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FOLDER = Path(__file__).parent / "scenarios"
 
 
 class Calm(random.Random):
-    """Always the middle; what happens only now and then does not happen."""
+    """A random generator that always returns the middle, so that rare events do not happen."""
 
     def uniform(self, a: float, b: float) -> float:
         return (a + b) / 2
@@ -94,7 +94,7 @@ class Scenario:
         return found
 
     def run(self) -> list[str]:
-        """The trace; raises BrokenPromiseError with the story if a promise breaks."""
+        """Return the trace, or raise BrokenPromiseError with the story if an invariant breaks."""
         return Play(self).run()
 
 
@@ -134,10 +134,10 @@ class Play:
         self._spy()
 
     def _spy(self) -> None:
-        """Commits become lines of the trace, and lines may trigger commands."""
+        """Add commits to the trace, and run the commands that its lines trigger."""
         tell, committed = self.sim.tell, self.sim.checkers.committed
         self.named: dict[Go, str] = {}
-        """Who is in each round."""
+        """The slots that contribute to each round."""
 
         def told(line: str) -> None:
             tell(line)
@@ -148,7 +148,7 @@ class Play:
 
         def commits(rank: SimRank, go: Go, weighing: Weighing) -> None:
             committed(rank, go, weighing)
-            if go not in self.named:  # a joiner that was behind has gone on since
+            if go not in self.named:  # A joiner that was behind may have moved on since.
                 named = [s for s in rank.state.log.read(go).shares if s.count]
                 self.named[go] = " ".join(f"{s.member.slot}{'' if s.fresh else '~'}" for s in named)
             self.sim.tell(f"{rank.me} commits {go.round} ({go.trigger}: {self.named[go]})")
@@ -244,7 +244,7 @@ class Play:
         self.sim.set_targets(m.Targets(settings=rules))
 
     def _do_ask(self, name: str, number: str, mode: str) -> None:
-        """As a coordinator that has not heard of newer requests would."""
+        """Set a mode as a coordinator that has not received newer requests would."""
         state = self.sim.coordinators[name].state
         state.request_number = int(number) - 1
         rules = RoundSettings(mode=Mode(mode), bench_after_ns=10**12, grace_ns=0)

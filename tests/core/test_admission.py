@@ -1,4 +1,4 @@
-"""Places of an HTTP server: no address can use up those of the others."""
+"""Connections of an HTTP server: no address can use up those of the others."""
 
 from __future__ import annotations
 

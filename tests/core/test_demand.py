@@ -1,4 +1,4 @@
-"""The most that the processes of a job may have open, against what they really open."""
+"""Upper bounds on the open files of a job's processes, against what they really open."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_each_process_may_have_open() -> None:
 
 @pytest.mark.parametrize("ranks", [65, 100, 128, 256, 300])
 def test_no_rank_has_more_peers_in_a_generation_than_counted(ranks: int) -> None:
-    """With every tenth rank passive, so that others stand in."""
+    """Every tenth rank is passive, so that others stand in for it."""
     everybody = members(*range(ranks))
     active = {x for x in everybody if x.slot % 10}
     grid, peers = Grid(everybody, active), {x: set[MemberId]() for x in everybody}

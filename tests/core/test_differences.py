@@ -1,4 +1,4 @@
-"""COMMIT as what changes against the one before (R44): the receiver has the same record."""
+"""COMMIT as the difference from the previous one (R44): the receiver gets the same record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grammar of --inject: what it means, and what is said about a text that means nothing."""
+"""The grammar of --inject, and the errors for invalid texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ shares = st.floats(0, 1, exclude_min=True)
 
 @st.composite
 def loads(draw: st.DrawFn) -> Load:
-    """Any that can be drawn from: half of the largest deviation is within reach of each mean."""
+    """Draw a valid load: its deviation is small enough for its mean and limits."""
     least, above, room = (draw(st.integers(10**5, 10**10)) for _ in range(3))
     sd = max(1, round(draw(st.floats(0.01, 0.5)) * min(above, room) / 3))
     return Load(least + above, sd, least, least + above + room)

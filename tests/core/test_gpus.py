@@ -1,4 +1,4 @@
-"""Which GPU a rank takes, and what a rank is told that can take none."""
+"""Which GPU a rank uses, and the error for a rank that can use none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads: what is drawn has the mean, the deviation and the bounds that were asked for."""
+"""Loads: draws have the requested mean, deviation and limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NORMAL = NormalDist()
 
 
 def quantiles(load: Load, count: int = 4000) -> list[float]:
-    """Of what is drawn, evenly in probability: their moments are those of the load."""
+    """Return evenly spaced quantiles of a load; their moments are those of the load."""
     curve = load.curve()
     points = [(i + 0.5) / count * curve.kept for i in range(count)]
     return [
@@ -39,8 +39,11 @@ def test_published_loads_are_met(name: str) -> None:
     width=st.integers(10**6, 10**11),
 )
 def test_the_cut_is_accounted_for(share: float, part: float, least: int, width: int) -> None:
-    """`share`: of the mean between the bounds. `part`: of the largest deviation that a power law,
-    which a wide lognormal becomes, has with that mean."""
+    """`share` is the position of the mean between the limits.
+
+    `part` is the fraction of the largest deviation that a power law can have with that mean; a wide
+    lognormal approaches a power law.
+    """
     above = share * width
     exponent = share / (1 - share)
     sd = part * above / math.sqrt(exponent * (exponent + 2))

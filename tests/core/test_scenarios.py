@@ -1,8 +1,8 @@
-"""The 24 ways in which the first protocol broke, each as a story that ends well now.
+"""The 24 ways in which the first protocol failed, each as a scenario that ends well now.
 
-`test_the_trace` compares with the golden text; `test_its_rule_is_needed` runs the same story with
-the one decision that repairs it switched off, and wants a broken promise. Where no decision can be
-switched off, since the structure rules the violation out, the structure is tested (V22, V23).
+One test compares each trace with the golden text. Another runs the same scenario without the one
+decision that repairs it, and expects a broken invariant. If the structure rules a violation out and
+no decision can be switched off, the structure is tested (V22, V23).
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def test_every_violation_has_a_story_or_a_structure() -> None:
 
 
 def lone_rank() -> Rank:
-    """In round 0, with its reduction under way."""
+    """Build a rank in round 0 with its reduction in flight."""
     me, ends = member(0), Endpoints("t", "d")
     rank = Rank(me, pid=1, host="h", endpoints=ends)
     plan = DataPlan(samples=40, batch=4, epochs=1, seed=1)
@@ -224,7 +224,7 @@ def lone_rank() -> Rank:
 
 
 def test_v22_only_a_release_by_record_and_version_lets_a_result_out() -> None:
-    """R19. What `Publish` lets out before the release is in test_saving."""
+    """`test_saving` covers what `Publish` makes visible before the release (R19)."""
     rank = lone_rank()
     rank.handle(0, ev.Reduced())
     for release in (Release(GEN_1, 1), Release(replace_counter(2), 1)):
@@ -241,7 +241,7 @@ def _finishes(rank: Rank, release: Release) -> bool:
 
 
 def test_v23_a_promise_falls_between_two_updates() -> None:
-    """R3: one machine answers PREPARE and commits rounds, one event after the other."""
+    """One machine answers PREPARE and commits rounds, one event after the other (R3)."""
     rank = lone_rank()
     newer = replace_counter(2)
     answers = rank.handle(0, Prepare(newer))

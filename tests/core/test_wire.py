@@ -1,4 +1,4 @@
-"""Every message survives its way, and nothing else is taken for one."""
+"""Every message survives encoding, and other data are rejected."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
 
 
 def build(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
-    """Any value that the types allow."""
+    """Return a strategy for any value that the types allow."""
     fields = msgspec.structs.fields(kind)
     return st.builds(kind, **{f.name: of(f.type) for f in fields})
 
@@ -107,7 +107,7 @@ def test_slow_path(kind: type[msgspec.Struct], decode: Any) -> None:
 @CI
 @given(build(get_args(Record)[0]))
 def test_equal_records_have_equal_bytes(record: Go) -> None:
-    """The digest of the log is made of them."""
+    """The digest of the log is computed from these bytes."""
     again = msgspec.msgpack.decode(pack_record(record), type=Go)
     assert again == record
     assert pack_record(again) == pack_record(record)
@@ -126,7 +126,7 @@ def test_bodies(kind: type[msgspec.Struct]) -> None:
 
 
 def test_an_agent_hands_over_what_it_does_not_open() -> None:
-    """R43: a COMMIT is packed once for all pods, and unpacked by the ranks."""
+    """A COMMIT is packed once for all pods, and unpacked by the ranks (R43)."""
     order = m.Dismiss("over")
     packed = msgspec.Raw(msgspec.json.encode(order))
     sent = wire.to_json(m.ToPod((MemberId(0, 1, 0), MemberId(0, 2, 0)), packed))
@@ -172,7 +172,7 @@ GEN_BYTES_BEFORE_SETTINGS = (
 
 
 def test_the_bytes_of_a_record_are_these() -> None:
-    """Ranks of two releases may share a log, and their digests are made of these bytes."""
+    """Ranks of two releases may share a log, and their digests are computed from these bytes."""
     a, b = MemberId(0, 0, 1000), MemberId(1, 0, 2000)
     gen = Gen(
         GenerationId(1, "c", 2),

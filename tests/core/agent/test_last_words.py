@@ -1,4 +1,4 @@
-"""The exception that a process has left on stderr."""
+"""The exception that a process left on stderr."""
 
 from __future__ import annotations
 

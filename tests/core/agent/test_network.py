@@ -1,4 +1,4 @@
-"""What carries the data channel: verdicts from readings that are written down."""
+"""Which network carries the data channel: verdicts from recorded readings."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ NEW = RankReading(
 def after(
     rank: RankReading, mib: float, reductions: int = 4, transport: str = "mpi"
 ) -> RankReading:
-    """`rank`, when its channel has reduced so much more."""
+    """Return the reading of `rank` after its channel has reduced `mib` MiB more."""
     before = rank.reduced.get(transport, 0.0)
     reduced = {**rank.reduced, transport: before + mib * MIB}
     return replace(rank, reduced=reduced, reductions=rank.reductions + reductions)
 
 
 def pod(sent_mib: float, *ranks: RankReading, beside_mib: float | None = None) -> PodReading:
-    """`beside_mib`: sent by interfaces; by default nobody can see it."""
+    """Build a pod's reading; `beside_mib` was sent by interfaces, None if it cannot be read."""
     beside = None if beside_mib is None else int(beside_mib * MIB)
     ports = {"mlx5_0/1": int(sent_mib * MIB)}
     return PodReading(ports, beside, dict(zip((A, B), ranks, strict=False)))
@@ -49,7 +49,7 @@ def judged(first: PodReading, *later: PodReading) -> Network:
 
 
 def twice(first: PodReading, last: PodReading) -> Network:
-    """The same window once more: one that looks like TCP is not believed alone."""
+    """Judge the same window twice, because a single window that looks like TCP is not trusted."""
     rank, ports = last.ranks[A], dict(last.ports)
     more = replace(
         rank,
@@ -78,7 +78,10 @@ def test_the_ports_have_sent_less_than_half_of_it() -> None:
 
 
 def test_what_goes_out_once_beside_is_not_taken_for_the_channel() -> None:
-    """The state for a joiner goes over TCP; where pods share an adapter there are no counters."""
+    """The state for a joiner goes over TCP.
+
+    Pods that share an adapter have no port counters.
+    """
 
     def reading(beside_mib: int, rank: RankReading) -> PodReading:
         return PodReading({}, beside_mib * MIB, {A: rank})
@@ -95,7 +98,10 @@ def test_what_goes_out_once_beside_is_not_taken_for_the_channel() -> None:
 
 
 def test_an_adapter_hands_to_a_pod_of_its_node_what_no_port_counts() -> None:
-    """Nor does an interface then; over TCP it would."""
+    """An adapter passes data to a pod of its own node without counting it at a port.
+
+    An interface does not count it either, but over TCP it would.
+    """
     first, last = pod(0, NEW, beside_mib=0), after(NEW, 8)
     assert judged(first, pod(0, last, beside_mib=3.9)) is Network.RDMA
     assert twice(first, pod(0, last, beside_mib=4)) is Network.TCP
@@ -168,7 +174,7 @@ def test_each_window_is_judged_by_itself() -> None:
 
 
 def test_nothing_is_judged_within_one_pod_nor_across_a_change_of_the_membership() -> None:
-    """The bytes of the time alone must not count as carried by nobody's RDMA."""
+    """Bytes reduced while a rank was alone must not count as bytes that RDMA did not carry."""
     alone = replace(NEW, alone=True)
     assert judged(pod(0, alone), pod(0, after(alone, 80))) is Network.UNKNOWN
     grown = replace(after(alone, 80), alone=False, generation=(1.0, 2.0))
@@ -201,7 +207,7 @@ def test_gpudirect_is_said_by_every_connection_of_the_pod() -> None:
 
 
 def test_connections_in_lines_of_nccl() -> None:
-    """The forms that versions from 2.4 to 2.27 write."""
+    """The lines have the forms that NCCL 2.4 to 2.27 write."""
     direct = [
         "node-0:70:81 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA",
         "node-0:70:81 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/IBext_v8/3/GDRDMA",

@@ -1,4 +1,4 @@
-"""One voice per pod (R43): what is passed on, what is dropped, and what a beat of the pod tells."""
+"""One connection per pod (R43): what the relay forwards, what it drops, and its heartbeats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def beat(who: MemberId, version: int = 5, at: GenerationId = GEN, **facts: Any) 
 
 
 class Pod:
-    """A relay whose ranks answer as ranks do, unless they are stopped."""
+    """A relay whose ranks answer as real ones do, unless they are stopped."""
 
     def __init__(self, *ranks: MemberId) -> None:
         self.relay = Relay(4, 1)
@@ -64,7 +64,7 @@ def test_one_greeting_has_all_who_introduce_themselves() -> None:
 
 
 def test_who_is_late_is_passed_on_and_not_waited_for_the_first_time() -> None:
-    """A script that has not called `pl.init()` reads nothing yet."""
+    """A script that has not called `pl.init()` does not read messages yet."""
     pod = Pod(A)
     pod.stopped.add(B)
     pod.open(B)
@@ -99,7 +99,10 @@ def test_what_was_said_for_an_older_connection_is_dropped() -> None:
 
 
 def test_nothing_passes_to_a_rank_that_this_coordinator_does_not_know() -> None:
-    """It may be an order of the one before: the rank introduces itself, and is asked again."""
+    """A message may be an order of the previous coordinator.
+
+    The rank registers and is asked again.
+    """
     pod = Pod(A, B)
     pod.greeted()
     assert pod.relay.listeners((A, B, C)) == [A, B]
@@ -163,7 +166,7 @@ def test_a_beat_says_once_what_all_say_alike() -> None:
 
 
 def test_who_is_not_heard_is_not_said_to_be() -> None:
-    """A beating agent cannot hide a rank that does not beat."""
+    """The heartbeats of an agent cannot hide a rank that sends none."""
     pod = Pod(A, B)
     pod.greeted()
     for who in (A, B):

@@ -1,4 +1,4 @@
-"""The life cycle of a rank process as its agent sees it: table, back-off, verdicts."""
+"""The life cycle of a rank process in its agent: transitions, backoff and verdicts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ REACH: dict[Phase, list[Event]] = {
     Phase.KILLED: [Tick(), Up(7), Kill("silent")],
     Phase.ENDED: [Tick(), Up(7), Exited(2, "")],
 }
-"""How to bring a new place into a phase, at time 0."""
+"""Events that bring a new place into a phase at time 0."""
 
 CUE_EVENTS: dict[Cue, list[Event]] = {
     Cue.UP: [Up(8)],
@@ -102,7 +102,7 @@ def feed(place: Place, now_ns: int, *events: Event) -> list[Effect]:
 def test_every_pair_of_phase_and_cue(phase: Phase, cue: Cue) -> None:
     place = make_place(phase)
     events = CUE_EVENTS[cue]
-    if (phase, cue) == (Phase.RUNNING, Cue.TIME):  # only what is done has a bound
+    if (phase, cue) == (Phase.RUNNING, Cue.TIME):  # Only a finished rank has a deadline.
         feed(place, 0, ReportedOutcome(RankOutcome.FINISHED, ""))
     now_ns = place.wake_at_ns if cue is Cue.TIME and place.wake_at_ns is not None else 0
     if (phase, cue) in NEXT:
@@ -113,7 +113,7 @@ def test_every_pair_of_phase_and_cue(phase: Phase, cue: Cue) -> None:
         assert feed(place, 10**18, Tick()) == []
         assert place.phase is phase
     elif (phase, cue) == (Phase.DRAINING, Cue.DEAD_AGAIN):
-        feed(place, now_ns, *events)  # nothing is started in a pod that leaves
+        feed(place, now_ns, *events)  # No process is started in a pod that drains.
         assert place.phase is Phase.ENDED
     else:
         with pytest.raises(AssertionError):
@@ -179,7 +179,7 @@ def test_a_rank_that_its_agent_has_killed_has_not_failed_by_its_script() -> None
 
 
 def test_a_rank_that_has_ended_before_it_was_killed_keeps_its_own_reason() -> None:
-    """Its launcher may be seen to end before the rank itself."""
+    """The end of its launcher may be observed before the rank's own."""
     place = Place(0, 0, 0, LIMITS)
     said = ReportedOutcome(RankOutcome.FAILED, "KeyError: 1", error=ScriptError("KeyError", "1"))
     effects = feed(place, 0, Tick(), Up(1), said, Kill("its launcher ended"), Exited(1, ""))
@@ -198,7 +198,7 @@ def test_the_back_off_doubles_up_to_its_bound(failures: int) -> None:
 
 
 def failing(code: int, *rules: FailureRuleSettings, times: int = 4) -> Place:
-    """A place with backoffLimit 1 whose processes end with this code."""
+    """Build a place with backoffLimit 1 whose processes end with this code."""
     place = Place(0, 0, 0, Limits(1, 0, rules))
     for _ in range(times):
         if place.ended is None and place.wake_at_ns is not None:
@@ -240,7 +240,7 @@ def test_what_does_not_count_is_followed_more_and_more_slowly_all_the_same() -> 
 
 @given(lives=st.lists(st.integers(0, 2 * HEALTHY_NS), max_size=12), limit=st.integers(0, 5))
 def test_only_failures_in_a_row_count(lives: list[int], limit: int) -> None:
-    """An oracle: the number of deaths since the last process that lived long enough."""
+    """The oracle is the number of deaths since the last process that lived long enough."""
     place = Place(0, 0, 0, Limits(limit, 0))
     now_ns = row = 0
     for life_ns in lives:
@@ -322,7 +322,10 @@ def test_the_end_of_the_job_shortens_a_drain() -> None:
 
 
 def test_the_end_of_the_job_ends_a_rank_that_took_no_part_at_once() -> None:
-    """Its script still imports: nothing of it is awaited, and it is no failure."""
+    """Its script is still importing.
+
+    Nothing is expected from it, so this is not a failure.
+    """
     for before in (Phase.RUNNING, Phase.DRAINING):
         place = Place(1, 0, 0, LIMITS)
         feed(place, 0, Tick(), Up(4))
@@ -353,8 +356,10 @@ PRESENT = ReportedOutcome(RankOutcome.PRESENT, "")
 def test_the_script_of_a_released_rank_has_its_time_and_no_more(
     phase: Phase, events: list[Event]
 ) -> None:
-    """Nothing shortens it, and nothing takes the bound away: an endless loop behind the training
-    kept the agent of a killed run for good."""
+    """No event shortens or removes the deadline.
+
+    An endless loop after the training once kept the agent of a killed run alive.
+    """
     place = make_place(phase, Limits(3, 30 * S, finish_ns=100 * S))
     feed(place, 50 * S, *events)
     assert feed(place, 150 * S - 1, Tick()) == []
@@ -426,7 +431,7 @@ def test_attempts_of_one_pod_never_reach_those_of_the_next() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.STARTING, Phase.RUNNING])
 def test_nothing_is_started_after_the_release(phase: Phase) -> None:
-    """R17: what waits for its start, or has just begun, is of no use any more."""
+    """A process that waits for its start or has just started is no longer needed (R17)."""
     place = make_place(phase)
     effects = feed(place, 0, Closing())
     if phase is not Phase.WAITING:
@@ -531,7 +536,7 @@ def test_the_first_failure_speaks_for_the_pod() -> None:
 
 
 def test_what_a_rank_wrote_before_it_was_killed_is_no_reason() -> None:
-    """SIGKILL leaves no time for a word: the last lines may be hours old."""
+    """SIGKILL leaves no time for a message, so the last lines may be hours old."""
     killed = why_it_ended(death(code=-9, text="UserWarning: a warning from the first epoch"))
     assert "SIGKILL" in killed
     assert "UserWarning" not in killed

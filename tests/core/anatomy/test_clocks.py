@@ -1,4 +1,4 @@
-"""Clocks of hosts that count from different moments are brought to one, with a true bound."""
+"""Clocks of hosts that count from different moments are aligned, with a true error bound."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ DAY_MS = 24 * 3600 * 1000
 
 @st.composite
 def stories(draw: st.DrawFn) -> tuple[list[int], list[dict[int, Sum]]]:
-    """What has to be added to each host's clock, and what it has noted of rounds 0 to 9: each
-    begins to give at some moment and ends after the last one has begun."""
+    """Draw the clocks of some hosts and what the hosts recorded of rounds 0 to 9.
+
+    In each round, a host begins to contribute at some moment and ends after the last host has
+    begun.
+
+    Returns:
+        The nanoseconds to add to each host's clock, and the recorded sums of each host by round.
+    """
     shifts = draw(st.lists(st.integers(-DAY_MS, DAY_MS), min_size=2, max_size=4))
     noted: list[dict[int, Sum]] = [{} for _ in shifts]
     for number in range(10):
@@ -41,7 +47,7 @@ def test_no_moment_is_further_off_than_is_said(
 def test_hosts_that_were_asked_one_after_the_other(
     story: tuple[list[int], list[dict[int, Sum]]],
 ) -> None:
-    """The first and the last share no round, and come together by way of those between."""
+    """The first and the last host share no round, and are linked by those between."""
     shifts, noted = story
     windows = {
         str(host): {n: own[n] for n in range(2 * host, 2 * host + 3)}
@@ -54,7 +60,7 @@ def test_hosts_that_were_asked_one_after_the_other(
 
 
 def test_one_round_that_was_made_twice_moves_nothing() -> None:
-    """The second host repeated round 1 a second later."""
+    """The second host repeats round 1 a second later."""
     first = {n: Sum(100 * n * MS, (100 * n + 5) * MS) for n in range(5)}
     second = first | {1: Sum(1100 * MS, 1105 * MS)}
     assert align({"a": first, "b": second})["b"] == Clock(0, 5 * MS)

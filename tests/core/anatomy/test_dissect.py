@@ -1,4 +1,4 @@
-"""The parts of a step sum to the step; exposed and hidden sum to the reduction."""
+"""The parts of a step sum to the step; exposed and hidden time sum to the reduction."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_gaps_lie_between_neighbouring_updates() -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[StepSample], list[RoundSample]]:
-    """Steps one behind the other; rounds anywhere among them, each in order in itself."""
+    """Draw consecutive steps, and rounds anywhere among them, each in order within itself."""
     at = sorted(draw(st.lists(TIMES, min_size=3, max_size=13, unique=True)))
     moments = at[: len(at) - (len(at) + 1) % 2]
     steps = []
@@ -102,7 +102,7 @@ def histories(draw: st.DrawFn) -> tuple[list[StepSample], list[RoundSample]]:
             now + x for x in sorted(draw(st.lists(TIMES, min_size=11, max_size=11)))
         )
         if draw(st.booleans()):
-            last += draw(TIMES)  # as another clock tells it
+            last += draw(TIMES)  # Recorded by another clock.
         segments = tuple(
             SegmentSample(draw(st.sampled_from([1, 1 << 20])), 0, 0, begun, ended, ended - begun)
             for begun, ended in pairwise(rest[:4])

@@ -1,4 +1,4 @@
-"""A job from the samples of its ranks: one clock, the late rank is blamed, advice follows."""
+"""Analysis of a job from the samples of its ranks: one clock, blame for late ranks, advice."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_clocks_of_other_hosts_change_nothing(shift_ms: int) -> None:
 
 
 def test_a_pod_that_does_not_answer_costs_only_what_takes_all() -> None:
-    """The late one is blamed by name all the same."""
+    """The late rank is still blamed by name."""
     known, silent = pods()[:2], [SilentPod("job-2-0", "no answer within 10 s")]
     job = analyse(known, silent)
     (blame,) = job.blame

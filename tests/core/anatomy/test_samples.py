@@ -1,4 +1,4 @@
-"""What a pod may tell of its ranks: everything that it tells has a bound, and a name is a name."""
+"""Validation of the samples a pod sends: every value has a limit, and names are checked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def told(change: Change) -> bytes:
-    """The samples of a pod, changed."""
+    """Return the samples of a pod as JSON, after applying `change`."""
     plain = json.loads(msgspec.json.encode(pods()[0]))
     change(plain)
     return json.dumps(plain).encode()
@@ -133,7 +133,7 @@ NUMBERS = st.integers(0, 2**63 - 1) | st.integers(0, 5)
 @pytest.mark.long
 @given(st.data())
 def test_a_report_is_made_of_whatever_holds_the_bounds(data: st.DataObject) -> None:
-    """Numbers that no rank would tell make a strange page, and no endless work and no traceback."""
+    """Impossible numbers give a strange page, but no endless work and no traceback."""
 
     def change(pod: dict[str, Any]) -> None:
         for own in pod["ranks"]:

@@ -1,4 +1,4 @@
-"""How a transport sums, in words that fit into a status."""
+"""Description of how a transport sums, short enough for a status."""
 
 from __future__ import annotations
 

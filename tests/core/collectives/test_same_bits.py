@@ -1,4 +1,4 @@
-"""All ranks learn alike at which sizes their bits differ (R23)."""
+"""All ranks agree on the sizes at which their bits differ (R23)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Schedules: every rank ends with the sum of all parts, paired as `fold` says, for any size.
+"""Schedules: every rank ends with the sum of all parts, paired as in `fold`, for any size.
 
-The messages are moved by a small in-memory network that delivers in any order between pairs, so a
-schedule that waits in a circle or matches a wrong part does not pass by luck.
+A small in-memory network moves the messages and delivers them in any order between pairs, so a
+schedule that deadlocks or matches a wrong part cannot pass by luck.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.core.collectives.schedules import (
 )
 
 Term = frozenset[object]
-"""A sum as the unordered pair of its operands: equal terms have equal bits."""
+"""A sum as the unordered pair of its operands, so equal terms have equal bits."""
 
 
 def add(left: Term, right: Term) -> Term:
@@ -42,12 +42,15 @@ def rounded(term: Term) -> Term:
 
 
 Kept = Counter[tuple[int, int, Term]]
-"""(rank, chunk, part): a rank that keeps what rounding this part takes away."""
+"""Counts by (rank, chunk, part) the ranks that keep the rounding residual of this part."""
 
 
 def run(plans: list[Schedule], order: list[int], kept: Kept | None = None) -> list[list[Term]]:
-    """Move all messages; `order` says who is looked at next. Returns every rank's chunks. `kept`:
-    what travels is rounded."""
+    """Return every rank's chunks after all messages are delivered.
+
+    `order` gives the order in which ranks take turns. If `kept` is given, messages are rounded and
+    the residuals are counted in it.
+    """
     size = len(plans)
 
     def round_part(rank: int, low: int, width: int, how: Rounding) -> None:
@@ -146,7 +149,7 @@ def test_partners_are_mutual_and_few(size: int) -> None:
     for rank in range(size):
         assert rank not in mine[rank]
         assert all(rank in mine[other] for other in mine[rank])
-        # Two neighbours in the ring, one partner per doubling, one to fold with.
+        # Two neighbors in the ring, one partner per doubling, one to fold with.
         assert len(mine[rank]) <= 2 + size.bit_length() + 1
 
 
@@ -164,7 +167,7 @@ def test_numbers_of_steps() -> None:
 
 @pytest.mark.parametrize(("size", "power"), [(2, 2), (3, 2), (4, 4), (6, 4), (8, 8), (13, 8)])
 def test_halving_doubling_moves_as_little_as_the_ring(size: int, power: int) -> None:
-    """Twice (P-1)/P of the buffer for the ranks that halve, whatever hangs on to them."""
+    """Ranks that halve move 2 (P-1)/P of the buffer, P being the largest power of two."""
     for rank in range(size):
         plan = schedule(HALVING_DOUBLING, size, rank)
         assert plan.chunks == power
@@ -185,7 +188,10 @@ def test_halving_doubling_adds_in_the_order_of_recursive_doubling(size: int) -> 
 
 
 def test_golden_halving_doubling_of_four() -> None:
-    """2 keeps the first half with 3's part, then its second quarter with 0's; and back."""
+    """Rank 2 reduces the first half with rank 3's part, then its second quarter with rank 0's.
+
+    Then it gathers in the reverse order.
+    """
     steps = schedule(HALVING_DOUBLING, 4, 2).steps
     assert [(s.send_to, s.send_chunk, s.recv_chunk, s.width, s.reduce) for s in steps] == [
         (3, 2, 0, 2, True),
@@ -196,7 +202,7 @@ def test_golden_halving_doubling_of_four() -> None:
 
 
 def test_golden_recursive_doubling_of_three() -> None:
-    """0 hands its part to 1; 1 and 2 double; 1 hands the result back."""
+    """Rank 0 sends its part to 1, ranks 1 and 2 double, and 1 returns the result to 0."""
     text = [
         [(s.send_to, s.recv_from, s.reduce) for s in schedule(RECURSIVE_DOUBLING, 3, rank).steps]
         for rank in range(3)

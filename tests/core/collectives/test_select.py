@@ -1,4 +1,4 @@
-"""The choice of a transport: fastest measured, names break ties, reason and regret as data."""
+"""The choice of a transport: fastest measured, ties broken by name, reason and regret as data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_regret_compares_what_one_rank_measured_at_one_size() -> None:
     choice = choose({"a": 1.0, "b": 1.5}, 1)
     assert choice.regret({"a": 1.0, "b": 1.5}) == 0.0
     assert choice.regret({"a": 1.5, "b": 1.0, "c": 1.2}) == 0.5
-    assert choice.regret({}) == 0.0  # a joiner takes over the table and has measured nothing
+    assert choice.regret({}) == 0.0  # A joiner takes over the table and has measured nothing.
     assert choice.regret({"a": 0.0, "b": 1.0}) == 0.0
 
 
@@ -88,7 +88,7 @@ def test_every_class_has_its_own_choice() -> None:
     choices = choose_all({"a": [1.0, 2.0, 3.0], "b": [3.0, 2.0, 1.0]})
     assert [choice.candidate for choice in choices] == ["a", "a", "b", "b", "b"]
     assert len(choices) == len(CLASS_NAMES)
-    assert choices[3].why == choices[2].why  # what it was measured with
+    assert choices[3].why == choices[2].why  # The payload that was measured.
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=6))

@@ -1,8 +1,8 @@
-"""Sums in shared memory: no order of the ranks' loads and stores, and no death, gives a wrong one.
+"""Sums in shared memory are correct for every order of loads and stores, and for every death.
 
-The acts of each rank are taken apart into single steps on single cells. All orders in which the
-steps of two or three ranks can happen are gone through, together with the death of a rank between
-any two of its steps, and with one that gives up between any two and writes over all it has shown.
+The acts of each rank are split into single steps on single cells. The tests explore all orders of
+the steps of two or three ranks, with the death of a rank between any two of its steps, and with a
+rank that aborts between any two and overwrites all memory that it has shared.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from paceline.core.collectives.shared import (
 )
 
 BOUNCE = 2
-"""Cells of a bounce buffer here; a buffer of more goes through in pieces."""
+"""Cells of a bounce buffer in these tests; a larger buffer is sent in pieces."""
 WASTE = -999_999
-"""What who has given up writes over everything."""
+"""Value that a rank writes over everything after it has aborted."""
 
 Step = tuple[str, int, int]
-"""What, and two numbers."""
+"""The name of an action, and two numbers."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the ranks sum, one call after the other."""
+    """The reductions of a job: ranks, cells of each call, and which buffers are in place."""
 
     ranks: int
     cells: tuple[int, ...]
     in_place: tuple[bool, ...]
     small: int = 0
     carried: bool = False
-    """Cell by cell, and taken early; all buffers are in place."""
+    """True if slices are passed on cell by cell and taken early; all buffers are in place."""
 
     def part(self, rank: int, call: int, cell: int) -> int:
-        """No other sum of parts is the same."""
+        """Return a rank's value of a cell, such that no other sum of parts is the same."""
         return int(10 ** (rank + 1)) * (call * 3 + cell + 1)
 
     def total(self, call: int, cell: int) -> int:
@@ -58,7 +58,7 @@ class Job:
 
 @cache
 def steps(job: Job, rank: int) -> tuple[Step, ...]:
-    """All single steps of one rank."""
+    """Return all single steps of one rank."""
     return tuple(_steps(job, rank))
 
 
@@ -100,7 +100,7 @@ def _steps(job: Job, rank: int) -> Iterator[Step]:
 
 def _arithmetic(job: Job, rank: int, act: Act, use: int, low: int, small: bool) -> Iterator[Step]:
     def source(who: int, cell: int) -> int:
-        """Of a cell in the memory of a rank: bounce buffers first, then its buffer."""
+        """Return the index of a cell in a rank's memory: bounce buffers first, then its buffer."""
         if job.in_place[who] and not small:
             return 2 * BOUNCE + cell
         return (use % 2) * BOUNCE + cell - low
@@ -121,7 +121,7 @@ def _arithmetic(job: Job, rank: int, act: Act, use: int, low: int, small: bool) 
 
 
 def _carried(job: Job, rank: int, act: Act) -> Iterator[Step]:
-    """What goes to other machines is told cell by cell, and taken as soon as it was told."""
+    """Yield the steps for slices that are announced cell by cell and taken at once."""
     at = slices(act.low, act.high, job.ranks, line=1)
     others = [
         (who, cell)
@@ -144,7 +144,7 @@ def _carried(job: Job, rank: int, act: Act) -> Iterator[Step]:
 
 @dataclass(frozen=True)
 class One:
-    """One rank at one moment."""
+    """The state of one rank at one moment."""
 
     at: int = 0
     step: int = 0
@@ -152,7 +152,7 @@ class One:
     register: int = 0
     cells: tuple[int, ...] = ()
     carried: int = 0
-    """So far its slice is complete."""
+    """Number of the first cell of its slice that is not complete yet."""
     taken: frozenset[int] = frozenset()
     ended: str = ""
 
@@ -165,7 +165,7 @@ World = tuple[One, ...]
 
 
 def after(job: Job, world: World, rank: int) -> World | None:
-    """The world after the next step of a rank; None if it waits. Wrong sums are assertions."""
+    """Return the world after the next step of a rank, or None if it waits; assert correct sums."""
     one = world[rank]
     what, a, b = steps(job, rank)[one.at]
     match what:
@@ -206,8 +206,11 @@ def after(job: Job, world: World, rank: int) -> World | None:
 
 
 def explore(job: Job, *, kill: int | None = None, leave: int | None = None) -> set[tuple[str, ...]]:
-    """How it ended for the ranks, in all orders there are. `kill`: this rank may die at any moment;
-    `leave`: this one may give up at any moment and write over its memory."""
+    """Return how each rank ended, over all possible orders.
+
+    Rank `kill` may die at any moment; rank `leave` may abort at any moment and overwrite its
+    memory.
+    """
     fresh = One(cells=(0,) * (2 * BOUNCE + max(job.cells)))
     todo: list[World] = [(fresh,) * job.ranks]
     seen, ends = set(todo), set()
@@ -259,7 +262,10 @@ def test_every_order_gives_every_rank_the_sum(job: Job) -> None:
 @pytest.mark.parametrize("job", [*TWO, *THREE], ids=str)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_death_between_any_two_stores_leaves_nothing_half_read(job: Job, victim: int) -> None:
-    """Whoever is done has the sum; the others wait, and the peer connection tells them of whom."""
+    """A rank that has finished has the sum.
+
+    The others wait until the peer connection reports the death.
+    """
     ends = explore(job, kill=victim)
     assert {end[victim] for end in ends} == {"done", "dead"}
     for end in ends:
@@ -269,7 +275,10 @@ def test_a_death_between_any_two_stores_leaves_nothing_half_read(job: Job, victi
 
 @pytest.mark.parametrize("job", [*TWO, *THREE], ids=str)
 def test_who_gives_up_may_write_over_all_it_has_shown(job: Job) -> None:
-    """As a rank that was stopped finds when it goes on: it has no sum rather than a wrong one."""
+    """A rank that was stopped may find on its return that it was left out.
+
+    It then has no sum rather than a wrong one.
+    """
     ends = explore(job, leave=1)
     assert {end[1] for end in ends} == {"done", "left"}
     assert any(end[1] == "left" and "done" in end for end in ends), "the last one may be through"

@@ -1,7 +1,6 @@
-"""What the coordinator does per heartbeat, status and change grows as it should: counted, not
-timed.
+"""Cost of the coordinator per heartbeat, status and membership change, counted in steps, not time.
 
-What a step is, testing/steps.py says.
+testing/steps.py defines a step.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from testing.steps import count_steps
 
 SIZES = (64, 256, 1024)
 LINEAR = 1.3
-"""Four times the ranks may cost so many times as much per rank: sorting is in it."""
+"""Allowed growth of the cost per rank for four times the ranks; it includes sorting."""
 FRAME_BYTES = 35
-"""Of a message on its way: header and mask of the web socket, record of TLS."""
+"""Overhead of a message on the network: WebSocket header and mask, and the TLS record."""
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +44,10 @@ def test_a_beat_of_a_pod_costs_the_same_for_any_number_of_pods(crowds: dict[int,
 
 @pytest.mark.long
 def test_a_second_of_beats_is_bounded(crowds: dict[int, Crowd]) -> None:
-    """The looks at all ranks that time alone asks for are in it: in this span everybody would be
-    silent for too long."""
+    """The count includes the scans of all ranks that the passing of time triggers.
+
+    Without heartbeats, every rank would be silent for too long in this span.
+    """
     counts = {}
     for ranks, crowd in crowds.items():
         state = crowd.coordinator.state
@@ -97,10 +98,13 @@ def test_a_change_of_the_membership_costs_a_bounded_amount_per_rank(
 
 @pytest.mark.long
 def test_a_start_costs_a_bounded_amount_per_rank() -> None:
-    """All register within a second: a fixed number of looks at all of them (R42), each linear."""
+    """All ranks register within a second.
+
+    That takes a fixed number of scans of all ranks (R42), each linear.
+    """
     counts = {ranks: count_steps(Crowd(ranks).start) for ranks in SIZES}
     cost = per_rank(counts)
-    # Up to 64 ranks each registration is looked at, which is quadratic and small.
+    # Up to 64 ranks each registration triggers a scan, which is quadratic but small.
     assert cost[2] < LINEAR * cost[1], counts
 
 

@@ -1,4 +1,4 @@
-"""What a coordinator makes of the carriers that its agents find out."""
+"""The network that carries a job's gradients, as the coordinator derives it from its agents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ A, B, C = MemberId(0, 0, 0), MemberId(1, 0, 0), MemberId(1, 1, 0)
 
 
 class Desk:
-    """A coordinator in power over these members, with an agent for each pod."""
+    """A coordinator with a committed generation of these members and an agent for each pod."""
 
     def __init__(self, *members: MemberId) -> None:
         self._now = 0
@@ -33,7 +33,7 @@ class Desk:
         self._coordinator.handle(self._now, coord.FromAgent(message))
 
     def told(self, *carriers: tuple[MemberId, Network]) -> Network:
-        """The agents beat twice, knowing this; the job's carrier."""
+        """Let all agents send two heartbeats with these networks, and return that of the job."""
         for slot in sorted({who.slot for who in self._members}) * 2:
             own = tuple((who, network) for who, network in carriers if who.slot == slot)
             self._post(m.PodBeat(slot, 0, carriers=own))

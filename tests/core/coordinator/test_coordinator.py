@@ -1,4 +1,4 @@
-"""Single decisions of the coordinator, each with the mistake that it once made."""
+"""Single decisions of the coordinator; many tests are regressions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_PART = "ScriptTakesNoPart"
 
 @dataclass
 class Desk:
-    """A coordinator with ranks that do what the test says."""
+    """A coordinator with ranks that act as the test says."""
 
     replicas: int = 2
     min_replicas: int = 1
@@ -70,7 +70,7 @@ class Desk:
         return self.coordinator.state
 
     def post(self, event: coord.Event, ms: int = 1) -> list[Struct]:
-        """What ranks and agents are told."""
+        """Handle an event and return the messages sent to ranks and agents."""
         self.now += ms * MS
         effects = self.coordinator.handle(self.now, event)
         return [e.message for e in effects if isinstance(e, coord.ToRank | coord.ToAgent)]
@@ -90,7 +90,7 @@ class Desk:
         self.post(coord.FromAgent(m.AgentHello(who.slot, 0, "h", "", (who,), ())))
 
     def form(self, *who: MemberId, plan: DataPlan = PLAN) -> GenerationId:
-        """A first generation of these, running."""
+        """Form and start a first generation of these ranks."""
         for each in who:
             self.agent(each)
         for each in who:
@@ -105,7 +105,7 @@ class Desk:
 
 
 SETS = ("members", "with_state", "active", "benched", "gen_active")
-"""Of members, in a report."""
+"""Fields of a report that are sets of members."""
 
 
 def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: Any) -> m.Register:
@@ -129,7 +129,7 @@ def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: Any) ->
 
 
 FORMED = dict.fromkeys(("members", "with_state", "active", "gen_active"), (A, B, C))
-"""Of a report after a generation of these three."""
+"""Fields of a report after a generation of A, B and C."""
 
 
 def prepared(who: MemberId, proposal: GenerationId, **facts: Any) -> m.Prepared:
@@ -171,7 +171,10 @@ def kinds(messages: list[Struct]) -> list[str]:
 
 
 def test_a_new_coordinator_begins_nothing_anew_while_a_pod_has_not_reported() -> None:
-    """R26: replicas is 1, a joiner registers first, the rank with the weights is slow."""
+    """The rank with the weights is slow to report.
+
+    `replicas` is 1, and a joiner registers first (R26).
+    """
     desk = Desk(replicas=1)
     desk.pods(0, 1, trained=True)
     desk.agent(B)
@@ -185,7 +188,10 @@ def test_a_new_coordinator_begins_nothing_anew_while_a_pod_has_not_reported() ->
 
 
 def test_who_begins_a_loop_anew_that_nobody_counts_is_named() -> None:
-    """A script that feeds itself and says no number of steps is not elastic: not in silence."""
+    """A self-fed script without a number of steps is not elastic.
+
+    A rank that joins late starts its loop at step 0, which must not pass in silence.
+    """
     for plan, starts_over in ((DataPlan(), True), (DataPlan(steps=9), False), (PLAN, False)):
         desk = Desk(replicas=1)
         desk.pods(0)
@@ -230,7 +236,10 @@ def no_part(desk: Desk) -> list[str]:
 
 
 def test_a_script_that_has_not_called_init_for_a_minute_is_named() -> None:
-    """It may compute for days on its own; the end, which says so too, would be too late."""
+    """The script may compute on its own for days.
+
+    The end of the job reports it as well, but that would be too late.
+    """
     desk = Desk()
     desk.pods(0, 1)
     for who in (A, B):
@@ -271,8 +280,11 @@ def pass_time(desk: Desk, tenths: int, *beating: MemberId) -> None:
 
 
 def test_one_of_two_that_hangs_before_init_is_what_the_job_waits_for() -> None:
-    """Half of the ranks may not begin (R26). The condition said that rank 1.0#0 was silent and not
-    known dead, and hid the one that names the script."""
+    """Half of the ranks may not begin (R26).
+
+    The condition once said that rank 1.0#0 was silent and not known dead, and hid the one that
+    names the script.
+    """
     desk = Desk()
     start(desk, A, B)
     desk.say(register(A))
@@ -412,7 +424,7 @@ def test_a_group_that_died_whole_does_not_wait_for_ever_for_all() -> None:
 
 
 def test_a_lost_commit_is_sent_again_over_the_new_connection() -> None:
-    """R3: the rank has promised, waits, and nobody else would tell it."""
+    """The rank has promised and waits, and no other rank would send it (R3)."""
     desk = Desk(replicas=1)
     desk.pods(0)
     desk.agent(A)
@@ -435,7 +447,10 @@ def test_a_lost_prepare_is_sent_again_over_the_new_connection() -> None:
 
 
 def test_a_heartbeat_is_no_answer() -> None:
-    """A stuck communication thread beside a living heartbeat does not hold the group for ever."""
+    """A rank with a stuck communication thread still sends heartbeats.
+
+    It must not hold up the group for ever.
+    """
     desk = Desk(replicas=3)
     desk.pods(0, 1, 2)
     at = desk.form(A, B, C)
@@ -454,7 +469,7 @@ def test_a_heartbeat_is_no_answer() -> None:
 
 
 def test_who_waits_for_a_peer_to_connect_is_not_killed_before_it_says_so() -> None:
-    """A peer that died between PREPARE and COMMIT holds up all others; that is its silence."""
+    """A peer that died between PREPARE and COMMIT is silent and holds up all others."""
     desk = Desk(replicas=3)
     desk.pods(0, 1, 2)
     for who in (A, B, C):
@@ -519,7 +534,7 @@ def test_complaints_back_off_as_long_as_no_round_is_committed() -> None:
 
 
 def complaints(desk: Desk, at: GenerationId, count: int, round_: int = 0) -> None:
-    """So many generations of A and B, each of which fails with this many rounds behind it."""
+    """Let `count` generations of A and B fail after `round_` rounds."""
     for _ in range(count):
         desk.say(m.Complain(desk.state.proposal, A, round_, "no link"))
         while desk.state.phase is Phase.RUNNING:
@@ -533,7 +548,7 @@ def complaints(desk: Desk, at: GenerationId, count: int, round_: int = 0) -> Non
 
 
 def test_the_same_ranks_do_not_fail_to_reduce_for_ever() -> None:
-    """As with a backend that cannot reach the memory of the gradients."""
+    """An example is a backend that cannot access the memory of the gradients."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -558,7 +573,7 @@ def test_a_round_in_between_makes_complaints_harmless() -> None:
 
 
 def test_a_complaint_about_an_older_generation_is_not_heard() -> None:
-    """R4: that one was given up already."""
+    """The older generation was already replaced (R4)."""
     desk, at = running()
     complaints(desk, at, 1)
     assert desk.state.proposal > at
@@ -597,7 +612,10 @@ def test_what_is_released_stays_complete_whoever_complains() -> None:
 
 
 def test_a_leaver_waits_for_somebody_with_the_state() -> None:
-    """No generation is formed for it before that: each would start the joiner's stream anew."""
+    """No generation is formed for it before that.
+
+    Each new generation would restart the transfer of the state to the joiner.
+    """
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -609,7 +627,10 @@ def test_a_leaver_waits_for_somebody_with_the_state() -> None:
 
 
 def test_who_talks_is_not_dead_whatever_the_inventory_says() -> None:
-    """C4: the inventory may be older than the pod; once it is silent the inventory counts."""
+    """The inventory may be older than the pod.
+
+    It counts only once the rank is silent (C4).
+    """
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     desk.form(A, B)
@@ -621,7 +642,7 @@ def test_who_talks_is_not_dead_whatever_the_inventory_says() -> None:
 
 
 def test_a_release_that_nobody_took_out_is_no_success() -> None:
-    """C1: the last rank reports the stop round and is lost before it is released."""
+    """The last rank reports the stop round and is lost before it is released (C1)."""
     desk = Desk(replicas=1)
     desk.pods(0)
     at = desk.form(A)
@@ -648,7 +669,7 @@ def test_a_released_rank_that_ended_well_is_a_success() -> None:
 
 
 def released() -> tuple[Desk, GenerationId]:
-    """Two ranks were released with version 9; neither has ended."""
+    """Return a desk whose two ranks were released with version 9; neither has ended."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -668,7 +689,7 @@ AFTER_THE_RELEASE: dict[str, Event] = {
 
 @pytest.mark.parametrize("event", AFTER_THE_RELEASE.values(), ids=AFTER_THE_RELEASE)
 def test_no_death_after_the_release_changes_the_outcome(event: Event) -> None:
-    """R17, C1: what is complete stays complete."""
+    """A complete job stays complete (R17, C1)."""
     desk, at = released()
     desk.post(event)
     assert desk.state.outcome is None
@@ -679,13 +700,13 @@ def test_no_death_after_the_release_changes_the_outcome(event: Event) -> None:
 
 
 def test_a_rank_that_comes_back_after_the_release_hears_it_again() -> None:
-    """R17: it may have been cut off when the others heard it."""
+    """It may have been disconnected when the others were released (R17)."""
     desk, at = released()
     assert m.Release(at, 9) in desk.say(register(A, last=at))
 
 
 def test_a_job_that_was_stopped_is_not_said_to_be_complete() -> None:
-    """Ctrl-C: the last lines said so, right before "stopped by the user"."""
+    """After Ctrl-C the last lines once said so, right before "stopped by the user"."""
     desk = Desk(replicas=1)
     desk.pods(0)
     at = desk.form(A)
@@ -700,7 +721,7 @@ def test_a_job_that_was_stopped_is_not_said_to_be_complete() -> None:
 
 
 def released_and_gone() -> Desk:
-    """Both have ended; the agent of A says so, that of B is stopped."""
+    """Return a desk whose two ranks have ended; the agent of A reports it, that of B is silent."""
     desk, at = released()
     desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
     desk.post(coord.FromAgent(m.RankGone(B)))
@@ -709,7 +730,10 @@ def released_and_gone() -> Desk:
 
 
 def test_an_agent_that_is_silent_after_the_release_does_not_hold_up_the_end() -> None:
-    """Nobody else can say that its rank has ended; R17: the others have what there is to have."""
+    """Only the silent agent could report that its rank has ended.
+
+    The other ranks have the complete result (R17).
+    """
     desk = released_and_gone()
     due_ns = desk.state.wake_ns
     assert due_ns is not None, "nothing else would bring the coordinator to look"
@@ -737,7 +761,10 @@ def test_an_agent_that_beats_is_waited_for() -> None:
 def test_a_checkpoint_that_cannot_be_written_is_an_error_where_it_is_required(
     *, required: bool, released: bool
 ) -> None:
-    """All of them failed on a full disk, also that of the end, and the exit code was 0."""
+    """A run once exited with code 0 although all checkpoints failed on a full disk.
+
+    Even the one of the end had failed.
+    """
     desk = Desk(replicas=1, checkpoint_required=required)
     desk.pods(0)
     at = desk.form(A)
@@ -759,14 +786,14 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_where_it_is_required(
         assert desk.state.outcome.complete
     told = status(desk.state)
     assert [x.reason for x in told.conditions if x.type == "Degraded"] == ["CheckpointFailed"]
-    told = replace(told, version=9, conditions=())  # at rest none is left
+    told = replace(told, version=9, conditions=())  # An ended job has no conditions.
     [warning] = [line for line in summary(told, Timeline()) if "WARNING" in line]
     assert "no space left on device" in warning
     assert "spec.checkpoint.required" in warning
 
 
 def test_who_holds_up_the_end_of_a_complete_job_is_named_once() -> None:
-    """Its script loops for ever behind the training: the run said nothing any more."""
+    """The script loops for ever after the training; the run once reported nothing about it."""
     desk, at = released()
     desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
     reason = "ScriptStillRuns"
@@ -810,7 +837,7 @@ def test_a_released_rank_that_still_works_is_waited_for_as_long_as_its_agent_spe
 
 
 def frozen_agent() -> tuple[Desk, GenerationId]:
-    """Of three pods one says nothing any more: not its agent, so neither its rank."""
+    """Return a desk of three pods of which one is silent: its agent and so its rank."""
     desk = Desk(replicas=3)
     desk.pods(0, 1, 2)
     at = desk.form(A, B, C)
@@ -834,7 +861,7 @@ def frozen_agent() -> tuple[Desk, GenerationId]:
 
 
 def test_the_ranks_of_a_silent_agent_are_suspect_and_come_back_with_it() -> None:
-    """R43: an agent that was stopped for a while must not kill its ranks when it goes on."""
+    """An agent that was stopped for a while must not kill its ranks when it continues (R43)."""
     desk, at = frozen_agent()
     told = desk.say(beat(C, at))
     assert not [x for x in told if isinstance(x, m.KillRank)]
@@ -842,7 +869,7 @@ def test_the_ranks_of_a_silent_agent_are_suspect_and_come_back_with_it() -> None
 
 
 def test_a_rank_that_stays_silent_behind_an_agent_that_is_back_is_killed() -> None:
-    """R43: a beating agent must not hide a rank that does not beat."""
+    """Heartbeats of an agent must not hide a rank that sends none (R43)."""
     desk, at = frozen_agent()
     told: list[Struct] = []
     for _ in range(6):
@@ -856,7 +883,7 @@ def test_a_rank_that_stays_silent_behind_an_agent_that_is_back_is_killed() -> No
 
 
 def test_who_comes_back_after_the_release_is_released_too_or_found_to_be_stuck() -> None:
-    """R17: it was told to those only who could be asked then."""
+    """The release was sent only to the ranks that were connected (R17)."""
     desk, at = frozen_agent()
     for who in (A, B):
         desk.say(m.Stopped(desk.state.proposal, who, 9))
@@ -868,7 +895,7 @@ def test_who_comes_back_after_the_release_is_released_too_or_found_to_be_stuck()
 
 
 def test_a_script_that_is_stuck_in_a_batch_is_named_once_with_where_it_is() -> None:
-    """All others waited for it, and nothing said for whom."""
+    """All other ranks once waited, and nothing said for which rank."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -897,7 +924,10 @@ def test_a_crash_before_the_first_round_ends_the_job_as_an_exception_does() -> N
 
 
 def test_what_all_ranks_of_a_pod_say_alike_is_said_once() -> None:
-    """R43: who is heard and not listed is where the pod is, and else as it said last."""
+    """A rank that is heard but not listed has the values of the pod.
+
+    Its other values are those that it reported last (R43).
+    """
     desk = Desk(replicas=1)
     desk.pods(0)
     at = desk.form(A)
@@ -909,7 +939,7 @@ def test_what_all_ranks_of_a_pod_say_alike_is_said_once() -> None:
 
 
 def test_when_a_pod_s_connection_ends_nobody_of_it_can_be_asked() -> None:
-    """R43: and the greeting over the next one says who can."""
+    """The greeting over the next connection lists the ranks that can be asked (R43)."""
     neighbour = MemberId(0, 1, 0)
     desk = Desk(replicas=1)
     desk.pods(0)
@@ -925,7 +955,7 @@ def test_when_a_pod_s_connection_ends_nobody_of_it_can_be_asked() -> None:
 
 
 def test_a_greeting_over_a_new_connection_replaces_what_the_old_one_said() -> None:
-    """The end of the old one may be noticed later than the new one comes, or never."""
+    """The end of the old connection may be noticed after the new one opens, or never."""
     desk = Desk(replicas=1)
     desk.pods(0)
     desk.form(A)
@@ -934,7 +964,7 @@ def test_a_greeting_over_a_new_connection_replaces_what_the_old_one_said() -> No
 
 
 def test_a_script_that_fails_after_its_release_is_told() -> None:
-    """Its own mistake, in what it does with the model: nobody else could tell the user."""
+    """It is an error in the script's own use of the model, and no other report would name it."""
     desk, at = released()
     desk.post(coord.FromAgent(m.RankDead(B, 1, "KeyError", False, (at, 9))))
     assert desk.state.outcome is not None
@@ -942,7 +972,7 @@ def test_a_script_that_fails_after_its_release_is_told() -> None:
 
 
 def test_nothing_is_started_after_the_release() -> None:
-    """R17: agents are told at the release, and whoever says hello later."""
+    """Agents are told at the release, or when they connect later (R17)."""
     desk, _ = released()
     told = [e for e in desk.state.effects if isinstance(e, coord.ToAgent)]
     assert [(e.slot, e.message) for e in told] == [(s, m.Closing()) for s in (0, 1)]
@@ -951,7 +981,7 @@ def test_nothing_is_started_after_the_release() -> None:
 
 
 def test_a_death_is_not_told_as_the_lost_channel_of_another_rank() -> None:
-    """The complaint of a peer comes before the word of the dead rank's agent."""
+    """The complaint of a peer arrives before the report of the dead rank's agent."""
     desk = Desk(replicas=3)
     desk.pods(0, 1, 2)
     generation = desk.form(A, B, C)
@@ -985,7 +1015,7 @@ def rule(action: FailureAction, *codes: int) -> FailureRuleSettings:
 def outcome_after(
     deaths: int, code: int, *rules: FailureRuleSettings, trained: bool = True
 ) -> str | None:
-    """Of a job with backoffLimit 1 of whose pods one rank dies so often."""
+    """Return the outcome of a job with backoffLimit 1 in which one rank dies `deaths` times."""
     desk = Desk(rules=rules, backoff_limit=1)
     desk.pods(0, 1)
     if trained:
@@ -1078,7 +1108,7 @@ def test_the_end_of_the_job_is_told_to_its_agents_and_outside() -> None:
 
 
 def test_a_report_for_an_older_proposal_is_not_counted() -> None:
-    """R4: it says nothing of what its rank has promised since."""
+    """It does not say what its rank has promised since (R4)."""
     desk, at = running()
     desk.say(m.Complain(at, A, 0, "no link"))
     while desk.state.phase is Phase.RUNNING:
@@ -1091,7 +1121,7 @@ def test_a_report_for_an_older_proposal_is_not_counted() -> None:
 
 
 def test_a_new_job_is_above_the_generations_of_its_checkpoint() -> None:
-    """R1: they were made by another coordinator."""
+    """Those generations were made by another coordinator (R1)."""
     desk = Desk(replicas=1)
     desk.pods(0)
     desk.agent(A)
@@ -1109,7 +1139,10 @@ def test_a_pod_that_comes_after_the_end_is_sent_home() -> None:
 
 
 def test_a_restarted_coordinator_drains_nobody_before_it_was_told_the_size() -> None:
-    """Its file still says 2: the job was scaled up to 3 while an earlier coordinator lived."""
+    """Its file still says 2 replicas.
+
+    The job was scaled to 3 under an earlier coordinator.
+    """
     desk = Desk(replicas=2)
     told: list[Struct] = []
     for each in (A, B, C):
@@ -1132,7 +1165,10 @@ def test_its_own_sleep_makes_nobody_suspect() -> None:
 
 
 def test_an_inventory_that_is_older_than_a_pod_does_not_bury_it() -> None:
-    """The pod reports before the inventory that names it; later it is gone from one."""
+    """The pod reports before an inventory lists it.
+
+    It is dead once a later inventory no longer lists it.
+    """
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     desk.form(A, B)
@@ -1150,7 +1186,7 @@ def resizing_of(desk: Desk) -> list[str]:
 
 
 def test_a_killed_pod_is_no_replica_that_runs() -> None:
-    """It never says that it has ended; only the inventory tells."""
+    """A killed pod never reports its end; only the inventory shows it."""
     desk, _ = running()
     desk.post(coord.SetTargets(m.Targets(replicas=2)))
     assert resizing_of(desk) == []
@@ -1199,7 +1235,7 @@ def running() -> tuple[Desk, GenerationId]:
     ],
 )
 def test_a_round_without_an_end_is_given_up(facts: dict[str, int], bound_ms: int) -> None:
-    """R35: not before an honest reduction would be through, be it the first one of a big model."""
+    """The limit leaves time for a healthy reduction, even the first one of a large model (R35)."""
     desk, at = running()
     assert desk.say(at_work(A, at, bound_ms - 1, **facts)) == []
     told = desk.say(at_work(A, at, bound_ms, **facts))
@@ -1226,7 +1262,7 @@ def test_who_is_stuck_and_does_not_answer_is_killed_by_its_agent() -> None:
 
 
 def test_a_bound_that_was_too_low_doubles_with_each_generation_without_a_round() -> None:
-    """Nobody is stuck, the links are only slower than anybody could guess."""
+    """No rank is stuck; the links are only slower than estimated."""
     desk, at = running()
     for doublings in range(4):
         assert desk.say(at_work(A, at, (FREEZE_MS << doublings) - 1)) == [], doublings
@@ -1266,7 +1302,10 @@ def test_who_is_stuck_after_the_release_does_not_hold_up_the_end() -> None:
 
 
 def test_the_status_has_each_rank_s_own_figures_and_the_log_s_once() -> None:
-    """Each rank tells a share of each: beside all of them the status would be their square."""
+    """Each rank reports a share for every rank.
+
+    With those in every row, the status would grow with the square of the number of ranks.
+    """
     desk = Desk()
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -1281,7 +1320,10 @@ def test_the_status_has_each_rank_s_own_figures_and_the_log_s_once() -> None:
 
 
 def test_many_ranks_beat_rarely_and_may_be_silent_for_longer() -> None:
-    """R42: 1,024 ranks beat every 4 s, so 400 ms of silence would make all of them suspect."""
+    """The 1,024 ranks send heartbeats every 4 s.
+
+    With a limit of 400 ms of silence, all of them would become suspect (R42).
+    """
     desk = Desk(replicas=1024)
     told = desk.post(coord.FromAgent(m.AgentHello(A.slot, 0, "h", "", (A,), ())))
     assert m.BeatEvery(4000, 7) in told
@@ -1304,7 +1346,7 @@ def test_all_hear_of_another_pace_when_the_job_grows() -> None:
 
 
 def test_only_a_rank_that_tells_of_the_log_speaks_for_it() -> None:
-    """The figures of one that told of it before, and does no longer, are older."""
+    """Figures of a rank that no longer reports the log are older."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -1317,7 +1359,10 @@ def test_only_a_rank_that_tells_of_the_log_speaks_for_it() -> None:
 
 
 def test_the_figures_of_a_rank_that_is_gone_are_told_until_there_are_newer_ones() -> None:
-    """A job that failed after 66 rounds had applied 0 samples: who counts them had died."""
+    """A job that failed after 66 rounds once showed 0 applied samples.
+
+    The rank that reported the log had died.
+    """
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     desk.form(A, B)
@@ -1330,7 +1375,7 @@ def test_the_figures_of_a_rank_that_is_gone_are_told_until_there_are_newer_ones(
 
 
 def test_all_are_there_and_none_has_trained_so_nobody_waits() -> None:
-    """Not even for the inventory, or for a pod more than the job wants."""
+    """It waits neither for the inventory nor for a pod beyond the requested replicas."""
     desk = Desk(replicas=2)
     assert desk.say(register(A)) == []
     assert kinds(desk.say(register(B))) == ["Prepare", "Prepare"]
@@ -1358,7 +1403,7 @@ def test_who_is_silent_is_found_in_time_beside_one_that_is_dead() -> None:
 
 
 def test_before_the_first_generation_a_leaver_goes_only_without_weights() -> None:
-    """R16: with weights it may be the only one that has them."""
+    """A rank with weights may be the only one that has them (R16)."""
     desk = Desk(replicas=2)
     assert kinds(desk.say(register(B, leaving=True))) == ["Dismiss"]
     assert "Dismiss" not in kinds(desk.say(register(A, GEN_1, leaving=True)))

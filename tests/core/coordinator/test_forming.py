@@ -1,4 +1,4 @@
-"""Who wins and who may be left out, against slow twins that spell the rules out (R5, R6, R16)."""
+"""Forming a generation: which ranks win or are left out, against slow oracles (R5, R6, R16)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def subsets(of: tuple[MemberId, ...]) -> list[tuple[MemberId, ...]]:
 
 
 def report(who: MemberId, **facts: Any) -> Prepared:
-    """A member of GEN_1 at version 5, in step with the others."""
+    """Build the report of a member of GEN_1 at version 5, in step with the others."""
     version = facts.get("version", 5)
     everybody = members(0, 1, 2)
     given_facts = {
@@ -113,7 +113,7 @@ def slow_may_commit(
     leaving: tuple[MemberId, ...],
     everybody_known: bool,
 ) -> bool:
-    """The rule as it is written, without arithmetic."""
+    """Apply the majority rule exactly as it is written, without arithmetic."""
     staying = [m for m in active if m in promised and m not in leaving]
     missing = [m for m in active if m not in staying]
     more_than_half = len(staying) > len(missing)
@@ -175,7 +175,7 @@ def test_the_greatest_last_record_wins_then_the_greatest_version(
 
 
 def test_a_newer_generation_beats_a_higher_version() -> None:
-    """V5: the update of a rank that was left out is not forced on the others."""
+    """The update of a rank that was left out is not forced on the others (V5)."""
     old = report(B, last=GEN_1, version=9)
     newer = GenerationId(1, "a", 2)
     ours = report(A, last=newer, members=(A,), with_state=(A,), active=(A,), gen_active=(A,))
@@ -185,7 +185,7 @@ def test_a_newer_generation_beats_a_higher_version() -> None:
 
 
 def test_a_state_that_the_last_record_does_not_list_is_a_joiners() -> None:
-    """V8: it was a member of the group without ever getting the group's state."""
+    """The rank was a member of the group but never received the group's state (V8)."""
     newer = GenerationId(1, "a", 2)
     ours = report(A, last=newer, members=(A, B), with_state=(A,), active=(A,), gen_active=(A,))
     commit = formed(ours, report(B, version=4))
@@ -201,7 +201,10 @@ def test_who_is_one_round_behind_is_repaired_by_the_holder() -> None:
 
 
 def test_a_rank_that_has_just_got_its_state_repairs_nobody() -> None:
-    """It has none of the records before; another rank with the same log has."""
+    """It has just received its state and lacks the earlier records.
+
+    Another rank with the same log has them.
+    """
     short = report(A, tail=((5, "log-5"),))
     commit = formed(short, report(B), report(C, version=4))
     assert commit.holder == B
@@ -226,13 +229,13 @@ def test_a_leaver_is_dismissed_and_the_others_stay() -> None:
 
 
 def test_a_leaver_counts_for_no_majority() -> None:
-    """V24."""
+    """The case is that of scenario V24."""
     pair = {"members": (A, B), "active": (A, B), "gen_active": (A, B), "with_state": (A, B)}
     assert isinstance(decide(report(A, leaving=True, **pair)), Wait)
 
 
 def test_the_only_holder_of_a_round_leaves_after_somebody_else_has_it() -> None:
-    """V12: no rank waits for a part that only a dismissed rank has."""
+    """No rank waits for a segment that only a dismissed rank has (V12)."""
     commit = formed(report(A, leaving=True), report(B, version=4), report(C, version=4))
     assert A in commit.gen.members
     assert commit.holder == A

@@ -1,4 +1,7 @@
-"""Who comes in, and when: together within stabilizationSeconds, and only to an allowed size."""
+"""Which ranks join, and when.
+
+They join together within stabilizationSeconds, and only up to an allowed size.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from tests.core.coordinator.test_forming import decide, formed, joiner, report
 
 D = MemberId(3, 0, 0)
 STABLE_MS = 100
-"""As the desk has it."""
+"""The stabilization time that `Desk` uses."""
 
 
 def wanting(replicas: int, *who: MemberId) -> Desk:
-    """A job of these that was scaled up."""
+    """Build a running job of these ranks that was scaled up."""
     desk = Desk(replicas=len(who))
     desk.pods(*(x.slot for x in who))
     desk.form(*who)
@@ -38,7 +41,7 @@ def comes(desk: Desk, who: MemberId, ms: int = 1) -> list[Struct]:
 
 
 def tick(desk: Desk, ms: int) -> bool:
-    """Whether a change begins after so long."""
+    """Let time pass and return True if a membership change begins."""
     return "Prepare" in kinds(desk.post(coord.Tick(), ms))
 
 
@@ -118,7 +121,10 @@ def test_the_largest_size_that_is_reached_trains(there: int, train: int) -> None
     ],
 )
 def test_others_join_up_to_the_next_size(inside: int, outside: int, join: int) -> None:
-    """Nobody is sent away where more than a size train; with nobody inside all take over."""
+    """No member is dismissed if more than an allowed size train.
+
+    If no rank is inside, ranks outside take over.
+    """
     ranks = members(*range(inside + outside))
     assert Sizes((2, 4)).join(ranks[:inside], ranks[inside:]) == set(ranks[inside:][:join])
 
@@ -178,7 +184,7 @@ def test_members_that_have_no_state_yet_are_not_sent_away() -> None:
 
 
 def test_who_stands_by_leaves_before_those_that_train_whoever_asks() -> None:
-    """Also where the coordinator is new and has formed nothing."""
+    """This also holds for a new coordinator that has formed no generation."""
     desk = Desk(replicas=2, allowed=(1, 2))
     desk.pods(0, 1)
     for who in (A, B):
@@ -190,7 +196,7 @@ def test_who_stands_by_leaves_before_those_that_train_whoever_asks() -> None:
 
 
 def test_who_waits_for_the_end_leaves_before_those_that_train() -> None:
-    """A script that feeds itself may be through on one rank, a quick one, while others train."""
+    """The loop of a self-fed script may end early on a fast rank while others still train."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -211,7 +217,7 @@ def test_the_slowest_replica_leaves_first_and_who_leaves_already_counts() -> Non
 
 
 def test_a_checkpoint_that_only_a_part_of_a_replica_sees_is_waited_for_in_peace() -> None:
-    """Not by asking everybody again at each heartbeat."""
+    """The coordinator must not ask all ranks again at each heartbeat."""
     kept = Kept(GEN_1, 5, "digest")
     able = {MemberId(slot, local, 0): None for slot in range(2) for local in range(2)}
     half = {**able, MemberId(2, 0, 0): kept}

@@ -1,4 +1,4 @@
-"""Which failures of scripts end a job, and that none is forgotten (R55)."""
+"""Which script failures end a job, and that none is forgotten (R55)."""
 
 from __future__ import annotations
 
@@ -76,8 +76,10 @@ def test_the_same_exception_at_the_same_line_on_a_second_rank_ends_the_job() -> 
 def test_a_second_end_with_the_same_batch_ends_the_job(
     first: tuple[m.ScriptError | None, int], second: tuple[m.ScriptError | None, int]
 ) -> None:
-    """By whatever: an exception at another line, a crash, an exit code. The same place may be the
-    second one, since its batch is dealt to it again."""
+    """The cause may be an exception at another line, a crash or an exit code.
+
+    The second failure may come from the same place, because its batch is dealt to it again.
+    """
     for who in (B, A._replace(attempt=1)):
         desk = trained()
         dies(desk, A, first[0], FIRST, first[1])
@@ -100,7 +102,7 @@ def test_a_second_end_with_the_same_batch_ends_the_job(
 def test_two_accidents_do_not_end_a_job(
     second: m.ScriptError | None, batch: m.DealtBatch | None, code: int
 ) -> None:
-    """Another line, another exception, a signal from outside."""
+    """The second failure has another line, another exception, or an external signal."""
     desk = trained()
     dies(desk, A, BAD, FIRST)
     dies(desk, B, second, batch, code)
@@ -108,7 +110,7 @@ def test_two_accidents_do_not_end_a_job(
 
 
 def test_one_place_alone_may_raise_at_the_same_line_again() -> None:
-    """backoffLimit bounds that."""
+    """The limit for such failures is backoffLimit."""
     desk = trained()
     dies(desk, A, BAD, FIRST)
     dies(desk, A._replace(attempt=1), BAD, SECOND)
@@ -133,7 +135,7 @@ def test_after_the_last_round_a_failure_takes_nothing_away() -> None:
 
 
 def test_a_mistake_of_the_user_ends_the_job_before_the_others_are_done() -> None:
-    """Its agent says so, too, but a small job may be complete by then."""
+    """Its agent reports it as well, but a small job may be complete by then."""
     desk = trained()
     dies(desk, A, None, None, EXIT_BAD_INPUT, restarts=False)
     assert end(desk) == ("RankFailed", f"rank {A}: exit code 2")
@@ -189,7 +191,7 @@ def test_a_new_coordinator_hears_of_the_failures_before_it() -> None:
     desk.pods(0, 1, 2)
     earlier = m.RankDead(A, 1, str(BAD), True, error=BAD)
     hello = m.AgentHello(0, 0, "h", "", (), (A,), failures=(earlier,))
-    for _ in range(2):  # and once only, however often a pod says hello
+    for _ in range(2):  # Counted once, however often a pod sends its hello.
         desk.post(coord.FromAgent(hello))
     assert desk.state.scripts_failed == 1
     desk.state.had_state = True
@@ -198,7 +200,7 @@ def test_a_new_coordinator_hears_of_the_failures_before_it() -> None:
 
 
 def test_rounds_that_no_heartbeat_has_told_of_count_before_a_crash() -> None:
-    """A crash in the fourth batch is none before the first round."""
+    """A crash in the fourth batch is not a crash before the first round."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     desk.form(A, B)
@@ -207,11 +209,11 @@ def test_rounds_that_no_heartbeat_has_told_of_count_before_a_crash() -> None:
     assert desk.state.had_state
 
 
-# ---- batches that are given up (R56) -------------------------------------------------------------
+# ---- skipped batches (R56) -----------------------------------------------------------------------
 
 
 def goes_on(desk: Desk, *who: MemberId, skips: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The ranks report what their log has given up; what the next generation gives up."""
+    """Let the ranks report what their log skips, and return what the next generation skips."""
     assert desk.state.gen is not None
     last = desk.state.gen.id
     desk.post(coord.Tick(), 200)
@@ -250,7 +252,10 @@ def test_a_rule_of_no_skipped_batches_ends_the_job() -> None:
 
 
 def test_failures_at_one_line_with_other_batches_cost_no_more_than_their_batches() -> None:
-    """Each may be the first failure with a bad batch. Outside of any batch it is a mistake."""
+    """Each may be the first failure on a bad batch.
+
+    A failure outside of any batch is an error of the script.
+    """
     desk = trained(max_skipped=1)
     dies(desk, A, BAD, FIRST)
     dies(desk, B, BAD, SECOND)
@@ -270,7 +275,7 @@ def test_one_batch_more_than_may_be_skipped_ends_the_job() -> None:
 
 
 def test_what_the_log_has_given_up_counts_over_coordinators_and_resumptions() -> None:
-    """A new coordinator knows the failures from the agents, and the rest from the log."""
+    """A new coordinator learns failures from the agents, and skipped batches from the log."""
     for skips, most, found in (((7,), 2, (FIRST.lease,)), ((FIRST.lease,), 1, ())):
         desk = trained(max_skipped=most)
         for slot, who in enumerate((A, B)):

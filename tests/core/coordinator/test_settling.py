@@ -1,8 +1,8 @@
-"""Decisions are made when something has changed: the same as if they were made after each event.
+"""Decisions made only after changes equal those made after every event.
 
-The oracle is the coordinator that looks at all ranks at every event. Both hear the same story,
-drawn at random: ranks that register, beat, promise, start, complain, leave and die, agents,
-inventories, targets, and time that passes.
+The oracle is a coordinator that scans all ranks at every event. Both receive the same random story:
+ranks that register, send heartbeats, promise, start, complain, leave and die, agents, inventories,
+targets, and time that passes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CONFIG = coord.Config(
 
 
 class Thorough(coord.Coordinator):
-    """Looks at everybody after each event."""
+    """A coordinator that scans all ranks after each event."""
 
     def _is_due(self) -> bool:
         return True
@@ -53,7 +53,7 @@ class Thorough(coord.Coordinator):
 
 @dataclass
 class Played:
-    """A rank as its answers show it."""
+    """The state of a rank, as far as its answers show it."""
 
     me: MemberId
     promise: GenerationId = NO_GENERATION
@@ -83,7 +83,7 @@ class Played:
 
 
 class Stage:
-    """Two coordinators side by side."""
+    """Two coordinators that receive the same events."""
 
     def __init__(self) -> None:
         self.now = 0

@@ -1,4 +1,7 @@
-"""The coordinator's verdict on slow ranks, and the one step against them that it takes itself."""
+"""The coordinator's verdict on slow ranks.
+
+The only response that it carries out itself is RestartInPlace.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from testing.makers import PLAN, member, pod_beat
 S = 10**9
 A, B, C = (member(slot) for slot in range(3))
 AGAIN = MemberId(2, 0, 1)
-"""The process after C in its place."""
+"""The process that follows C in its place."""
 
 
 class Job:
-    """Three ranks that train; what they say about their steps is the test's."""
+    """Three ranks that train with the step times that the test gives."""
 
     def __init__(self, *respond: Do) -> None:
         straggler = StragglerSettings(10, 1.5, respond, 20 * S)
@@ -89,7 +92,10 @@ class Job:
         self.gens += 1
 
     def train(self, seconds: int, **steps_s: float) -> Status:
-        """`train(5, a=0.1, c=0.3)`: five seconds of heartbeats with these steps."""
+        """Return the status after some seconds of heartbeats with these step times.
+
+        Example: `train(5, a=0.1, c=0.3)`.
+        """
         ranks = {"a": A, "b": B, "c": C, "again": AGAIN}
         gen = self.coordinator.state.gen
         assert gen is not None

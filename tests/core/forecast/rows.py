@@ -1,4 +1,4 @@
-"""Rows of a job that does exactly what the model of a forecast says."""
+"""Rows of a job that behaves exactly as the forecast model says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ MS: Final = 1e-3
 
 
 def ideal(members: int, *, model: int = 1) -> Row:
-    """1 ms a sample, 0.1 ms more for each rank; an update of 1 ms; a link of 1 ms and 10 ns."""
+    """Return the row of an ideal job with this number of members.
+
+    A sample takes 1 ms and 0.1 ms more for each rank; an update takes 1 ms; the link has 1 ms
+    latency and 10 ns per byte.
+    """
     setting = Setting(members, members, 32, model)
     computing_s = 32 * (1 * MS + 0.1 * MS * setting.ranks) / {1: 1.0, 2: 1.6}[model]
     link, payload = Link(1 * MS, 1e-8), 4_000_000 // model

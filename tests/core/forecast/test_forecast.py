@@ -1,4 +1,4 @@
-"""Forecasts move the way they must, and say of the measured what was measured."""
+"""Forecasts are monotonic where they must be, and reproduce measured values."""
 
 from __future__ import annotations
 
@@ -197,8 +197,11 @@ def test_where_the_batch_is_all_noise_replicas_win_and_where_it_is_none_groups_d
 def test_the_rule_gives_the_published_gains(
     network: str, speedup: float, more_epochs: float, published: float
 ) -> None:
-    """At least 26.5, 8 and 22 % with two GPUs to a copy. Those projections take SE(2N) = SE(N);
-    `more_epochs` = E(2N)/E(N) is what gain and speedup then imply, to two places."""
+    """The gains with two GPUs per copy are at least 26.5, 8 and 22 %.
+
+    Those projections take SE(2N) = SE(N). `more_epochs` = E(2N)/E(N) is what gain and speedup then
+    imply, to two places.
+    """
     found = gain(speedup=speedup, model=2, scaling=1.0, epochs=1 / more_epochs)
     assert found - 1 == pytest.approx(published, abs=0.005), network
     assert (speedup > 2 * 1.0 / more_epochs) == (found > 1), "the rule as it is printed"
@@ -209,5 +212,5 @@ def test_the_rule_gives_the_published_gains(
 def test_twice_the_batch_never_needs_more_than_twice_the_epochs(
     samples: float, scale: float
 ) -> None:
-    """So the 2.00 of BigLSTM is the end of what a noise scale can say: nothing is gained at all."""
+    """The 2.00 of BigLSTM is the limit of the noise-scale model, at which nothing is gained."""
     assert 1 < epochs(2 * samples, scale) / epochs(samples, scale) < 2

@@ -1,4 +1,4 @@
-"""A row holds what the samples of a run say, without its beginning and without its waiting."""
+"""Rows measured from the samples of a run, without its warm-up and waiting times."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def test_too_few_rounds_are_no_row(rounds: int) -> None:
 
 
 def test_the_noise_scale_is_that_of_the_norms() -> None:
-    """|G|² = 2 and tr(cov) = 2 x 100: a batch of B has the squared norm 2 x (1 + 100/B)."""
+    """The facts follow |G|² = 2 and tr(cov) = 2 x 100.
+
+    A batch of B then has the squared norm 2 x (1 + 100/B).
+    """
     facts: dict[str, float] = {
         Fact.OWN_BATCH: 32.0,
         Fact.OWN_SQUARE: 2 * (1 + 100 / 32),

@@ -1,4 +1,4 @@
-"""A plan shows what was asked for, beside what was measured, and keeps what it has said."""
+"""Plans show forecasts beside measurements, and the book keeps what was shown before."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_each_size_in_the_modes_that_differ_there() -> None:
 
 @pytest.mark.parametrize("quorum", [1, 2, 3])
 def test_of_two_quorums_of_one_size_the_job_has_its_own(quorum: int) -> None:
-    """The advice compared with the larger one, which is always forecast."""
+    """The advice once compared with the larger quorum, which is always forecast."""
     settings = RoundSettings(mode=Mode.QUORUM, quorum=quorum)
     plan = make(asked(settings=settings), BOOK)
     (own,) = (line for line in plan.lines if line.own)
@@ -69,7 +69,10 @@ def test_of_two_quorums_of_one_size_the_job_has_its_own(quorum: int) -> None:
 
 
 def test_two_quorums_that_were_measured_are_two_rows() -> None:
-    """The second one replaced the first, and stood beside what was forecast of the first."""
+    """The second measurement once replaced the first.
+
+    It was then compared with the forecast of the first.
+    """
     full = ideal(4)
     two, three = (replace(full, setting=replace(full.setting, quorum=q)) for q in (2, 3))
     book = show(BOOK, (x.forecast for x in make(asked(ranks=(4,)), BOOK).lines), at_s=1.0)
@@ -93,7 +96,7 @@ def test_rows_are_predicted_from_the_other_ones() -> None:
     assert [one.by for one in plan.compared] == [BY_ROWS] * 3
     assert [one.spread_s for one in plan.compared] == pytest.approx([0, 0, 0])
     assert plan.error is not None
-    # Nothing but the row of four tells the link's alpha from its beta.
+    # Only the row of four separates the link's alpha from its beta.
     assert plan.compared[0].error == pytest.approx(0, abs=1e-6)
 
 
@@ -111,7 +114,7 @@ def test_what_was_shown_stands_beside_what_is_measured_later() -> None:
     last = make(asked(), book).compared[-1]
     assert (last.by, last.predicted_s) == (BY_PLAN, forecasts(said)[8, "Full"])
     assert last.error == pytest.approx(-0.5)
-    # A plan that knows the run does not change what was said before it.
+    # A plan made after the run does not change the forecast made before it.
     later = make(asked(ranks=(8,)), book)
     book = show(book, (line.forecast for line in later.lines), at_s=30.0)
     book = enter(book, [measured(slower, "job-1, 1.1", at_s=20.0)])

@@ -1,5 +1,7 @@
-"""The trigger table once more, as one would write it down: all announcements looked at again for
-each question. Slow and obvious; test_arrivals.py compares it with the table that counts along."""
+"""An oracle for the trigger table that examines all announcements again for each decision.
+
+It is slow and obvious; test_arrivals.py compares it with the table that counts incrementally.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def share_of(arrival: Arrival) -> Share:
 
 
 def decide(log: Log, said: Said, *, opened_ns: int, now_ns: int, has_request: bool) -> Decision:
-    """Whether round `log.version` starts now."""
+    """Decide if round `log.version` starts now."""
     active = log.active
     here = {m: said[m] for m in active if m in said}
     fresh = sorted((a.at_ns, m) for m, a in here.items() if a.kind is AnnounceKind.ARRIVE)

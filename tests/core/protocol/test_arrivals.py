@@ -1,4 +1,4 @@
-"""The starter's counters say what all announcements together say, after each of them."""
+"""The starter's counters agree with all announcements together, after each announcement."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ rules = st.builds(
 
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
-    """Some rounds old, some ranks left behind, some resting."""
+    """Draw a log some rounds old, with some ranks left behind and some resting."""
     log = make_log(draw(st.integers(1, 6)), draw(rules), DataPlan())
     for seq in range(1, draw(st.integers(1, 4))):
         shares: list[Share] = []
@@ -100,7 +100,7 @@ def test_the_counters_say_what_all_announcements_say(
         if who not in log.active:
             kind = READY
         share = Share(who, upto=1, **facts)
-        # What came by way of another rank may have come there a little earlier.
+        # An announcement forwarded by another rank may have arrived there a little earlier.
         at_ns = max(0, now_ns - data.draw(st.sampled_from([0, 0, 3])))
         before = said.get(who)
         usual = ordinary_share(log, who)
@@ -118,7 +118,7 @@ def test_the_counters_say_what_all_announcements_say(
 
 
 def test_a_pending_that_was_overtaken_takes_nothing_back() -> None:
-    """It comes by way of another rank than what was said after it."""
+    """The PENDING was forwarded by another rank and overtaken by the ARRIVE sent after it."""
     log = make_log(2)
     table = Arrivals(log, 0)
     table.hear(ARRIVE, 5, fresh(log, 0))

@@ -1,4 +1,4 @@
-"""A GO that names ordinary ranks by a bit says what one says that lists all shares, but briefly."""
+"""A GO that names ordinary ranks by a bit means the same as one that lists all shares."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_times_come_back_nearly_and_in_their_order(offsets_us: list[int]) -> Non
     assert rounded(OFFSET_MAX_US + 10**9) == OFFSET_MAX_US
 
 
-# ---- both forms say the same ---------------------------------------------------------------------
+# ---- both forms are equivalent -------------------------------------------------------------------
 
 
 def said(data: st.DataObject, log: Log, slot: int) -> Share | None:
-    """What a rank may have in a round, the usual more often than anything else."""
+    """Draw the share of a rank in a round; usual ones are the most likely."""
     held, seq = log.held(member(slot)), log.upto.get(member(slot), 0) + 1
     kind = data.draw(st.sampled_from(["fresh"] * 6 + ["quiet", "rests", "late", "drops", ""]))
     if kind in ("fresh", "late") and (held or not log.plan.samples):
@@ -101,7 +101,7 @@ def said(data: st.DataObject, log: Log, slot: int) -> Share | None:
 
 
 def shortened(log: Log, record: Go) -> Go:
-    """As a starter writes it."""
+    """Return the GO in the compact form that a starter writes."""
     usual, listed, figures = {}, [], dict[str, tuple[float, float]]()
     for share in record.listed:
         kind = AnnounceKind.ARRIVE if share.fresh else AnnounceKind.IDLE
@@ -158,7 +158,7 @@ def test_both_forms_of_a_round_say_the_same(
 
 
 def test_the_round_appended_last_is_told_beside_the_one_that_comes_next() -> None:
-    """A rank may join the next round before it has applied what it has appended."""
+    """A rank may join the next round before it has applied the round it has appended."""
     log = make_log(3)
     last = go(log, fresh(log, 0), fresh(log, 1))
     made, weighing = log.read(last), log.weigh(last)
@@ -182,7 +182,10 @@ def test_a_go_that_does_not_fit_the_log_is_refused() -> None:
 
 @pytest.mark.parametrize("plan", PLANS[:3])
 def test_the_log_tells_the_samples_of_every_lease(plan: DataPlan) -> None:
-    """Also of the last one of an epoch: smaller, or whole where the rest is left out."""
+    """This includes the last lease of an epoch.
+
+    That one is smaller, or whole if the remainder is dropped.
+    """
     log = make_log(1, plan=plan)
     for lease in range(total_leases(plan)):
         log.deal.held[member(0)] = [lease]
@@ -194,7 +197,7 @@ def test_the_log_tells_the_samples_of_every_lease(plan: DataPlan) -> None:
 
 @pytest.mark.parametrize("ranks", [64, 256, 1024])
 def test_the_usual_go_is_small(ranks: int) -> None:
-    """At 1,024 ranks 4 kB; listed one by one it was 117 kB."""
+    """A GO of 1,024 ranks has 4 kB; with all shares listed it had 117 kB."""
     plan = DataPlan(samples=40 * ranks, batch=4, epochs=1, seed=1)
     log = make_log(ranks, plan=plan)
     usual = {m: (AnnounceKind.ARRIVE, 977 * n) for n, m in enumerate(log.active)}

@@ -1,4 +1,4 @@
-"""What the log counts of a share: late or fresh, dropped and why, discounted, dealt again."""
+"""What the ledger counts of a share: late, fresh, dropped and why, discounted, dealt again."""
 
 from __future__ import annotations
 
@@ -61,8 +61,10 @@ def test_of_a_fresh_gradient_that_carries_older_ones_the_older_ones_are_late() -
 
 
 def test_the_figures_of_the_last_epoch_are_those_of_its_rounds_alone() -> None:
-    """The mean over the whole run showed 0.743 where the last epoch had 0.221. A copy of the log,
-    such as a checkpoint's, goes on with the same figures."""
+    """The mean over the whole run once showed 0.743 where the last epoch had 0.221.
+
+    A copy of the log, such as that of a checkpoint, continues with the same figures.
+    """
     log = solo(1, DataPlan(samples=8, batch=4, epochs=3, seed=1))
     for seq, loss in enumerate((4.0, 2.0, 1.0, 0.5), 1):
         share = replace(fresh(log, 0, seq), metrics=(LoggedMetric("loss", 4 * loss, 4.0),))

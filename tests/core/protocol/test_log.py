@@ -1,4 +1,4 @@
-"""The round log: leases exactly once, the same log the same facts, weights, long counts."""
+"""The round log: leases exactly once, equal logs give equal facts, weights, long counts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CI = settings(max_examples=examples(80), derandomize=True, deadline=None, databa
 
 
 def all_leases(log: Log, gone: set[int]) -> list[int]:
-    """Everywhere that a lease can be, each as often as it is there."""
+    """Return every lease at each place where it is, so duplicates show."""
     held = [x for _, leases in log.deal.all_held() for x in leases]
     return sorted([*gone, *held, *log.deal.pool, *range(log.deal.next, total_leases(log.plan))])
 
@@ -52,7 +52,7 @@ def all_leases(log: Log, gone: set[int]) -> list[int]:
 @CI
 @given(st.data())
 def test_a_lease_is_in_exactly_one_place(data: st.DataObject) -> None:
-    """Random rounds, drops, returns, benches, joins and departures."""
+    """The history has random rounds, drops, returns, benches, joins and departures."""
     plan = DataPlan(samples=118, batch=4, epochs=2, seed=1)
     log = make_log(3, RoundSettings(mode=Mode.SOLO), plan)
     gone: set[int] = set()
@@ -194,7 +194,7 @@ def test_what_a_member_behind_lacks_is_found_by_its_end() -> None:
 
 
 def update(log: Log, record: Go, sums: dict[int, Fraction]) -> Fraction:
-    """What the optimizer gets if slot s contributes `sums[s]`, its sum of sample gradients."""
+    """Return the optimizer's gradient if slot s contributes `sums[s]`, its sum of gradients."""
     w = log.weigh(record)
     reduced = sum(
         (sums[s.member.slot] / s.unit * Fraction(w.factor(s)) for s in record.listed if s.count),
@@ -215,7 +215,7 @@ contributions = st.lists(
 def test_an_update_is_linear_and_does_not_depend_on_the_order(
     parts: list[tuple[int, Fraction]], normalisation: Normalisation, dice: Random
 ) -> None:
-    """I11 and I12: sum over samples / divisor, whatever the units and the order are."""
+    """It is the sum over samples divided by the divisor, for all units and orders (I11, I12)."""
     log = make_log(len(parts), RoundSettings(mode=Mode.SOLO, normalisation=normalisation))
     shares = [replace(fresh(log, slot), samples=n, unit=n) for slot, (n, _) in enumerate(parts)]
     sums = {slot: total for slot, (_, total) in enumerate(parts)}
@@ -235,7 +235,7 @@ def test_an_update_is_linear_and_does_not_depend_on_the_order(
 
 
 def test_equal_sample_counts_use_the_mean_of_means() -> None:
-    """D3: the bits of the plain reference, no multiplication before the sum."""
+    """The bits are those of the plain reference: no multiplication before the sum (D3)."""
     log = make_log(3)
     equal = go(log, *(fresh(log, slot) for slot in range(3)))
     assert log.weigh(equal).equal
@@ -260,9 +260,11 @@ def test_paced_by_samples_the_optimizer_steps_when_the_nominal_samples_are_in() 
 def test_in_every_mode_there_are_about_as_many_steps_for_the_samples_as_in_full(
     mode: Mode, ranks: int, quorum: int, data: st.DataObject
 ) -> None:
-    """Each step is the mean of between two and four thirds of a full round's samples where rounds
-    are alike, and of less than two full rounds in any case. Eight ranks with a quorum of seven made
-    half of the steps, each of 14 or 15 contributions."""
+    """Each step is the mean of two to four thirds of a full round's samples if rounds are alike.
+
+    In any case it has at most those of two full rounds. Eight ranks with a quorum of seven once
+    made half of the steps, each of 14 or 15 contributions.
+    """
     rules = RoundSettings(mode=mode, quorum=quorum, pacing=Pacing.SAMPLES, max_age=0)
     plan = DataPlan(samples=4 * 9 * 1000, batch=4, epochs=1, seed=1)
     log = make_log(ranks, rules, plan)
@@ -296,8 +298,10 @@ def test_a_quorum_of_seven_of_eight_steps_in_each_round() -> None:
 
 
 def test_age_counts_updates_of_the_weights_and_not_rounds() -> None:
-    """Three of four rounds of Solo change no weights, so a gradient does not age by them. A void
-    round counts for nothing, and a copy of the log has the same ages."""
+    """Three of four rounds of mode Solo change no weights, so a gradient does not age by them.
+
+    An aborted round does not count either, and a copy of the log has the same ages.
+    """
     log = make_log(4, RoundSettings(mode=Mode.SOLO, pacing=Pacing.SAMPLES))
     for seq in range(1, 13):
         log.append(go(log, fresh(log, 0, seq)))
@@ -319,7 +323,7 @@ def test_where_each_round_steps_an_age_is_a_number_of_rounds_however_old() -> No
 
 
 def test_a_gradient_that_missed_rounds_without_an_update_is_not_dropped() -> None:
-    """maxAge 1 in Solo with four ranks: a rank three times slower came to nothing."""
+    """With maxAge 1 in mode Solo, a rank three times slower once contributed nothing."""
     rules = RoundSettings(mode=Mode.SOLO, pacing=Pacing.SAMPLES, max_age=1)
     log = make_log(4, rules, DataPlan())
     log.append(go(log, *(Share(member(s), 1, 1, fresh=True, samples=1, unit=1) for s in range(4))))
@@ -340,7 +344,7 @@ def test_a_gradient_that_missed_rounds_without_an_update_is_not_dropped() -> Non
 
 
 def ddp_mean(sums: dict[int, Fraction], samples: dict[int, int]) -> Fraction:
-    """What DistributedDataParallel makes of it: the mean over the ranks of each rank's mean."""
+    """Return the update of DistributedDataParallel: the mean over the ranks of each rank's mean."""
     return sum((sums[r] / samples[r] for r in sums), Fraction(0)) / len(sums)
 
 
@@ -351,9 +355,12 @@ def ddp_mean(sums: dict[int, Fraction], samples: dict[int, int]) -> Fraction:
     RoundSettings(mode=Mode.QUORUM, quorum=3, pacing=Pacing.SAMPLES),
 ])  # fmt: skip
 def test_a_synchronous_round_is_the_mean_of_its_samples(rules: RoundSettings) -> None:
-    """As DDP, to the bit, where all ranks have batches of one size, short ones at the end of an
-    epoch too: those were divided by the samples of full batches. Where sizes differ each sample
-    weighs the same here, and each rank's mean in DDP."""
+    """The update has the bits of DDP if all ranks have batches of one size.
+
+    This includes short batches at the end of an epoch, which were once divided by the samples of
+    full batches. If sizes differ, each sample weighs the same here, but each rank's mean does in
+    DDP.
+    """
     sums = {slot: Fraction(7**slot, 3) for slot in range(3)}
     for sizes in ((4, 4, 4), (2, 2, 2), (4, 4, 1)):
         log = make_log(3, rules)
@@ -391,7 +398,10 @@ def test_what_is_accumulated_is_applied_with_the_last_round() -> None:
 
 
 def test_the_log_counts_the_steps_of_a_script_that_feeds_itself() -> None:
-    """As many steps of single ranks as are active make one; what was dropped was a step too."""
+    """Each rank's step counts as one over the number of active ranks.
+
+    A dropped step counts too.
+    """
     log = make_log(2, RoundSettings(mode=Mode.SOLO), DataPlan(steps=2))
     one = Share(member(0), upto=1, count=1, fresh=True, samples=1, unit=1)
     dropped = replace(one, count=0, samples=0, drops=(Drop(DropReason.NONFINITE, 1),))
@@ -430,7 +440,7 @@ def test_the_script_of_one_rank_ends_the_job(plan: DataPlan) -> None:
 def test_a_script_that_feeds_itself_may_say_how_many_samples_a_step_has(
     normalisation: Normalisation, pacing: Pacing
 ) -> None:
-    """`step(samples=16)` weighed 16 times as much, and the scheduler ran 16 times as fast."""
+    """`step(samples=16)` once weighed 16 times as much, and the scheduler ran 16 times as fast."""
     settings = RoundSettings(mode=Mode.SOLO, normalisation=normalisation, pacing=pacing)
     log = make_log(2, settings, DataPlan(steps=9))
     both = [Share(member(s), 1, count=1, fresh=True, samples=16, unit=16) for s in range(2)]
@@ -453,7 +463,10 @@ def test_loops_that_have_ended_do_not_end_a_job_with_steps_left() -> None:
 
 
 def test_a_generation_never_ends_a_job_that_feeds_itself() -> None:
-    """What is accumulated needs a round; only ranks that all say so end it."""
+    """Accumulated gradients need a round.
+
+    Only a round in which all ranks are done ends the job.
+    """
     log = make_log(2, plan=DataPlan())
     log.append(go(log, idle(0, resting=True, done=True), idle(1)))
     log.append(Gen(GenerationId(1, "a", 2), members(0), members(0), members(0), 1))
@@ -467,7 +480,7 @@ def test_a_generation_never_ends_a_job_that_feeds_itself() -> None:
 
 @pytest.mark.long
 def test_counters_run_past_two_to_the_sixteen() -> None:
-    """One rank on the fast path: machine, log, ledger and scheduler for 66,000 rounds."""
+    """One rank runs machine, log, ledger and scheduler on the fast path for 66,000 rounds."""
     rank = Rank(member(0), pid=1, host="h", endpoints=Endpoints("t", "d"))
     rounds = 2**16 + 500
     plan = DataPlan(samples=rounds, batch=1, epochs=1, seed=1)
@@ -499,7 +512,7 @@ def test_counters_run_past_two_to_the_sixteen() -> None:
 
 
 def _first_generation(me: MemberId, plan: DataPlan) -> list[ev.Event]:
-    """Of a job with this rank alone; the last one comes first."""
+    """Return the events that start a job with this rank alone, the last one first."""
     gen = Gen(
         GEN_1, (me,), (me,), (me,), 0, lookahead=((me, 2),), plan=plan, settings=RoundSettings()
     )
@@ -511,8 +524,10 @@ def _first_generation(me: MemberId, plan: DataPlan) -> list[ev.Event]:
 
 
 def test_remembered_arrivals_are_of_all_ranks_and_of_several_rounds() -> None:
-    """The automatic deadline follows from them; with 128 ranks that end the rank order it would
-    follow from these alone."""
+    """The automatic deadline is derived from these arrivals.
+
+    If only the last 128 ranks in rank order were kept, it would depend on those alone.
+    """
     ranks = 256
     log = make_log(ranks, RoundSettings(mode=Mode.DEADLINE), DataPlan())
     for round_ in range(40):

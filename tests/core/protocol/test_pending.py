@@ -1,4 +1,4 @@
-"""The buffers against a dumb twin that keeps every batch by itself, in fractions."""
+"""The gradient buffers, checked against a naive oracle that stores every batch as a fraction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ME = member(0)
 
 @dataclass
 class Memory:
-    """GRAD and LATE as numbers: batch k adds 1 sample gradient of value 7^k per sample."""
+    """GRAD and LATE as numbers: batch k adds one gradient of value 7^k per sample."""
 
     grad: Fraction = Fraction(0)
     late: Fraction = Fraction(0)
@@ -46,7 +46,7 @@ class Memory:
 
 @dataclass
 class Run:
-    """One rank with its memory, and the dumb twin: the sum of each batch by its number."""
+    """One rank with its memory, and the naive oracle: the sum of each batch by its number."""
 
     pending: Pending = field(default_factory=Pending)
     memory: Memory = field(default_factory=Memory)
@@ -59,7 +59,7 @@ class Run:
     def step(self, samples: int, same_unit: bool) -> None:
         grad = self.pending.grad
         unit = grad.unit if grad.steps and same_unit else samples
-        if grad.steps and unit != grad.unit:  # the training layer brings GRAD to the new unit
+        if grad.steps and unit != grad.unit:  # The training layer rescales GRAD to the new unit.
             self.memory.grad *= Fraction(grad.unit, unit)
         step = self.pending.add(
             version=self.version, leases=(), samples=samples, unit=unit, metrics=()
@@ -163,7 +163,7 @@ def test_a_decayed_buffer_carries_its_discount_once() -> None:
 
 
 def test_a_rank_that_was_left_out_brings_nothing_not_even_in_memory() -> None:
-    """R8: the step under way still adds to a sum that was given up."""
+    """The step in progress still adds to a sum that was dropped (R8)."""
     run = Run()
     run.step(4, True)
     run.memory.do(run.pending.lose_all(grad_in_use=True))

@@ -1,4 +1,4 @@
-"""The leases that a rank holds, and what its loader draws of them."""
+"""The leases that a rank holds, and the order in which its loader draws them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def test_one_that_was_given_back_may_come_again() -> None:
 
 
 def test_one_whose_gradient_came_to_nothing_is_worked_off_again() -> None:
-    """Else the loader asks, is told that it has a lease, finds none, and asks again without end."""
+    """Otherwise the loader would ask for leases without end.
+
+    It would learn each time that it holds a lease, and find none.
+    """
     leases = RankLeases()
     leases.hold((3,))
     assert not leases.wait()

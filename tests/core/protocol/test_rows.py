@@ -1,4 +1,4 @@
-"""Sets of members as rows (R44)."""
+"""Sets of members encoded as rows (R44)."""
 
 from __future__ import annotations
 

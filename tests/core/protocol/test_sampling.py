@@ -1,4 +1,4 @@
-"""Leases and the keyed permutation behind them: golden values, nothing lost, nothing doubled."""
+"""Leases and the keyed permutation behind them: golden values, no sample lost or duplicated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ plans = st.builds(
 
 
 def test_the_permutation_never_changes() -> None:
-    """A restored job must meet the order that it was saved with, on any machine and version."""
+    """A restored job must use the order that it was saved with.
+
+    The order must not depend on the machine or the version.
+    """
     assert Permutation(10, seed=0, epoch=0).range(0, 10) == GOLDEN_10
     assert Permutation(1_000_003, seed=7, epoch=2).range(500_000, 500_006) == GOLDEN_LARGE
 
@@ -73,7 +76,7 @@ def test_every_sample_comes_first_equally_often(samples: int) -> None:
 def test_neighbours_are_torn_apart() -> None:
     order = Permutation(10_000, 0, 0).range(0, 10_000)
     steps = [abs(after - before) for before, after in pairwise(order)]
-    assert sum(step < 100 for step in steps) < 0.03 * len(steps)  # 2 % for a random order
+    assert sum(step < 100 for step in steps) < 0.03 * len(steps)  # A random order has 2 %.
     assert abs(sum(steps) / len(steps) - 3333) < 100
 
 

@@ -1,4 +1,4 @@
-"""What Shadow reports, against the trigger table itself and against what no mode can save."""
+"""The report of mode Shadow, checked against the trigger table and an upper bound."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from testing.makers import go, make_log, member, table
 
 US = 1000
 FREE = DataPlan()
-"""Nothing is dealt, so shares need no leases."""
+"""A plan that deals no samples, so shares need no leases."""
 OFFSETS = st.lists(
     st.tuples(st.integers(0, 3000).map(lambda x: x * 10), st.booleans()), min_size=1, max_size=9
 )
-"""(microseconds after the first, idle) of each rank."""
+"""Pairs (microseconds of arrival, idle), one for each rank."""
 
 
 def settings(**fields: Any) -> RoundSettings:
@@ -68,7 +68,10 @@ def gained(log: Log, record: Go) -> dict[Mode, Hindsight]:
 
 
 def started_us(log: Log, record: Go, mode: Mode) -> int:
-    """When the trigger table would have sent GO: asked at each arrival and each time it names."""
+    """Return when the trigger table would have sent GO in a mode.
+
+    It is asked at each arrival and at each wake-up time that it returns.
+    """
     twin = Log.restore(replace(log.snapshot(), settings=replace(log.settings, mode=mode)))
     here: dict[MemberId, Arrival] = {}
     last = max(s.offset_us for s in record.listed if s.fresh or s.idle)

@@ -1,4 +1,4 @@
-"""Everybody is heard and told exactly once, by few, and over all rounds talks to few (R41)."""
+"""Every rank receives each message exactly once, and has few peers over all rounds (R41)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_everybody_gets_go_exactly_once(ranks: int, round_: int, data: st.DataOb
 
 
 def connections(ranks: int) -> tuple[int, int]:
-    """(most that one rank sends in a round, most peers of one rank over all rounds)."""
+    """Return the most sends of one rank in a round, and its most peers over all rounds."""
     everybody = members(*range(ranks))
     grid = Grid(everybody, set(everybody))
     peers, most = defaultdict[MemberId, set[MemberId]](set), 0

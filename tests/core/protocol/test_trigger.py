@@ -1,4 +1,4 @@
-"""When a round starts, for every mode: tables, and bench, grace, deadline and WAIT as stories."""
+"""When a round starts in each mode: tables, and cases of bench, grace, deadline and WAIT."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUORUM_2 = RoundSettings(mode=Mode.QUORUM, quorum=2, grace_ns=0, bench_after_ns=
 
 
 def after_first_round(settings: RoundSettings, ranks: int = 4) -> Any:
-    """The first round is Full in every mode, so tables look at the second one."""
+    """Build a log after its first round, which is Full in every mode."""
     log = make_log(ranks, settings)
     log.append(go(log, *(fresh(log, slot) for slot in range(ranks))))
     return log
@@ -95,7 +95,7 @@ def test_grace_waits_for_ranks_that_are_almost_there() -> None:
 
 
 def test_grace_is_for_those_who_began_with_the_others() -> None:
-    """A rank that is always slower costs the others no grace (it would be 5 % of each round)."""
+    """A permanently slower rank must not cost the others the grace time, 5 % of each round."""
     log = after_first_round(replace(QUORUM_2, grace_ns=5 * MS), ranks=3)
 
     def starts(**words: Any) -> Trigger | None:

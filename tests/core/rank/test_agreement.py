@@ -1,4 +1,4 @@
-"""The ranks of a group say the same, and are heard as one rank (R51, R52)."""
+"""The ranks of a group must agree, and act as one rank (R51, R52)."""
 
 from __future__ import annotations
 

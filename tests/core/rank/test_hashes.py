@@ -1,4 +1,4 @@
-"""Ranks compare hashes of their committed weights now and then; a difference ends the job (R23)."""
+"""Ranks compare hashes of their committed weights at intervals; a difference ends the job (R23)."""
 
 from __future__ import annotations
 

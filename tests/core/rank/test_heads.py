@@ -1,4 +1,4 @@
-"""What the head of a group does with announcements, one message at a time (R41)."""
+"""The head of a group handles announcements, one message at a time (R41)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from testing.makers import fresh, go, make_log
 
 RANKS, MS = 100, 10**6
 BENCH = 60_000 * MS
-"""After which a silent rank is benched (R13)."""
+"""The time after which a silent rank is benched (R13)."""
 
 
 def everybody(log: Log) -> Go:
@@ -54,7 +54,10 @@ def the_head_of_round_1(player: Player) -> tuple[Grid, int]:
 
 
 def early() -> list[m.Gathered]:
-    """One of its group has committed round 0 and announces for round 1 while the head reduces."""
+    """Return what a head sends about an announcement that arrived while it still reduced.
+
+    A rank of its group has committed round 0 and announces for round 1.
+    """
     player, peer = Player(RANKS), Player(RANKS)
     grid, number = the_head_of_round_1(player)
     log = player.state.log
@@ -106,7 +109,7 @@ def test_there_an_incomplete_group_is_told_for_the_bench() -> None:
 
 
 def partial(ranks: int, settings: RoundSettings | None = None) -> Log:
-    """A job of slow rounds, in none of which everybody is needed."""
+    """Build the log of a job with slow rounds, none of which needs every rank."""
     log = make_log(ranks, settings or RoundSettings(mode=Mode.QUORUM, quorum_percent=75))
     log.append(everybody(log))
     log.round_us.clear()
@@ -129,7 +132,7 @@ def test_the_nearer_its_part_of_the_quorum_the_less_a_head_waits() -> None:
     for who in log.active[:6]:
         collector.hear(5, arrives(log, who))
         due.append(collector.due_ns())
-    patience = 40 * MS  # half of 80 ms
+    patience = 40 * MS  # Half of 80 ms.
     assert due == [5 + patience * left // 6 for left in (5, 4, 3, 2)] + [5 + patience // 4, 0]
     collector.take(6)
     collector.hear(7, arrives(log, log.active[6]))
@@ -183,7 +186,7 @@ def test_a_rank_that_the_round_waits_for_by_name_goes_on_at_once(why: str) -> No
 def test_what_a_head_adds_to_the_latency_has_a_bound(
     median_us: int, offsets_us: list[int], who: list[int], told: set[int]
 ) -> None:
-    """R41: a 16th of the median round, or a millisecond."""
+    """The limit is 1/16 of the median round or 1 ms, whichever is greater (R41)."""
     log = partial(24)
     log.round_us[-1] = median_us
     log.offsets_us.clear()

@@ -1,4 +1,4 @@
-"""The donor's state comes at any moment; a joiner installs it between two reductions (R15)."""
+"""A joiner installs the donor's state between two reductions, whenever it arrives (R15)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS, MS = 4, 10**6
 
 
 def a_joiner() -> tuple[Player, m.State]:
-    """One without state in a group whose others have it, and what the donor sends it."""
+    """Return a player without state in a group that has it, and the donor's message to it."""
     player = Player(RANKS)
     state = player.state
     donor = m.State(state.gen_id, state.log.snapshot(), ())
@@ -41,8 +41,10 @@ def test_between_two_rounds_it_is_installed_at_once() -> None:
 
 
 def test_inside_a_reduction_it_waits_for_the_end_of_it() -> None:
-    """The sums that are queued are applied in the scratch that the reduction contributes from: a
-    streamed one summed what lay there, on all ranks."""
+    """Queued sums are applied in the buffer that the reduction contributes from.
+
+    Without the rule, a streamed reduction would add that buffer's content on all ranks.
+    """
     player, donor = a_joiner()
     assert "Reduce" in kinds(player.machine.handle(0, round_of(player.state.log)))
     assert "InstallState" not in kinds(player.machine.handle(MS, donor))
@@ -54,7 +56,10 @@ def test_inside_a_reduction_it_waits_for_the_end_of_it() -> None:
 
 
 def test_beyond_a_bound_a_joiner_asks_for_a_newer_state() -> None:
-    """It keeps the sums of so many rounds, then drops them instead of holding up the group."""
+    """It keeps the sums of QUEUE_MAX rounds.
+
+    Beyond that it drops them instead of holding up the group.
+    """
     player, donor = a_joiner()
     state, machine = player.state, player.machine
     assert state.commit is not None

@@ -1,4 +1,4 @@
-"""A rank that gives its leases back, and wants leases again in the same round (R11, R14)."""
+"""A rank that returns its leases, and wants leases again in the same round (R11, R14)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from benchmarks.protocol import Player
 
 
 def test_what_was_given_back_stays_so_until_the_round_is_over() -> None:
-    """Taken up again it would make a gradient that this round cannot name: the rank has said that
-    it has nothing, and if all others have nothing either nobody would ever start the round."""
+    """A gradient of a lease taken back could not be part of this round.
+
+    The rank has announced that it has nothing. If no other rank had anything either, the round
+    would never start.
+    """
     player = Player(3)
     starter, rest = player.state.log.active[0], player.state.log.active[1]
     assert player.state.starter == starter

@@ -1,6 +1,6 @@
-"""What a round costs the ranks of a large job, counted: no cost grows faster than the job (R41).
+"""Cost of a round on the ranks of a large job: none grows faster than the job (R41).
 
-What a step is, testing/steps.py says.
+testing/steps.py defines a step.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from testing.steps import count_steps
 
 SIZES = (64, 256, 1024)
 PER_RANK = {"starter": 60, "head": 16, "other": 20}
-"""Steps per member of the job at 1,024 members: room for half more than was counted."""
+"""Allowed steps per member at 1,024 members: half more than was counted."""
 
 
 @pytest.fixture(scope="module")
 def counted() -> dict[int, tuple[Counter[str], Job]]:
-    """For each size the steps of starter, head and other ranks in one round, and the job."""
+    """Return for each size the steps of starter, head and other ranks in one round, and the job."""
     found = {}
     for ranks in SIZES:
         job, spent = Job(ranks), Counter[str]()
@@ -33,7 +33,7 @@ def counted() -> dict[int, tuple[Counter[str], Job]]:
         def only(_: str, work: Callable[[], object]) -> None:
             work()
 
-        job.round(only)  # the first round fills caches
+        job.round(only)  # The first round fills caches.
         job.round(count)
         found[ranks] = spent, job
     return found
@@ -44,14 +44,14 @@ def test_the_cost_of_a_round_grows_no_faster_than_the_job(
     who: str, counted: dict[int, tuple[Counter[str], Job]]
 ) -> None:
     small, middle, large = (counted[ranks][0][who] for ranks in SIZES)
-    if small:  # without a grid there is no head
+    if small:  # Without a grid there is no head.
         assert middle <= 4 * small, f"{small} at {SIZES[0]}, {middle} at {SIZES[1]}"
     assert large <= 4 * middle, f"{middle} at {SIZES[1]}, {large} at {SIZES[2]}"
     assert large <= PER_RANK[who] * SIZES[2], f"{large / SIZES[2]:.1f} steps per rank"
 
 
 def test_a_quadratic_step_would_be_noticed() -> None:
-    """A scan of all members for each member grows sixteenfold where the job grows fourfold."""
+    """A scan of all members for each member costs 16 times as much for 4 times the members."""
 
     def scan(ranks: int) -> None:
         members = [MemberId(slot, 0, 0) for slot in range(ranks)]

@@ -1,4 +1,4 @@
-"""Which versions become checkpoints, and when one may leave the group (R19, R26, C1)."""
+"""Which versions become checkpoints, and when one may be published (R19, R26, C1)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PLAN = DataPlan(samples=40, batch=4, epochs=1, seed=1)
 
 
 class Lone:
-    """A job of one rank, round by round; `last` are the effects of the last event."""
+    """A job of one rank, round by round; `last` holds the effects of the last event."""
 
     def __init__(self, every: int) -> None:
         self.rank = Rank(ME, pid=1, host="h", endpoints=ENDS, save_every=every)
@@ -117,7 +117,7 @@ def test_the_last_version_is_saved_and_leaves_only_with_the_release() -> None:
     job = Lone(every=7)
     for _ in range(10):
         job.round()
-    # Version 7 was written and is out of the way before the end; the final one is not skipped.
+    # Version 7 was written and published before the end, so the final one is not skipped.
     job.take(ev.Written(7))
     assert job.orders() == [ev.Publish(7)]
     final = [e for e in job.take(ev.Published(7)) if isinstance(e, ev.Save)]
@@ -238,7 +238,7 @@ def test_a_finished_job_stays_finished() -> None:
 def test_weights_from_before_are_older_than_the_checkpoint_of_those_who_went_on(
     version: int,
 ) -> None:
-    """A rank that was left out long ago is the only one that lives."""
+    """The only live rank was left out of the group long ago."""
     left_out = report(
         0,
         NEWER,
@@ -269,7 +269,7 @@ def test_a_living_state_is_preferred_to_its_own_older_checkpoint() -> None:
     assert got.gen.version == 21
 
 
-# ---- the log of a job that goes on ---------------------------------------------------------------
+# ---- the log of a job that continues -------------------------------------------------------------
 
 
 def test_a_restored_log_deals_again_what_was_held_and_may_go_on_after_a_stop() -> None:

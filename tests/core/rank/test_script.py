@@ -1,4 +1,4 @@
-"""When the user's thread goes on, and what a rank says again, event by event (R8, R17)."""
+"""When the script's thread resumes, and what a rank sends again, event by event (R8, R17)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ENDS = Endpoints("t", "d")
 
 
 def lone(plan: DataPlan, rules: RoundSettings | None = None) -> Rank:
-    """A job of one rank whose script has begun and computes its first step."""
+    """Build a job of one rank whose script has begun and computes its first step."""
     rank = Rank(ME, pid=1, host="h", endpoints=ENDS)
     take(rank, ev.Begin("same", plan, 2), Prepare(GenerationId(1, "c", 1)))
     rules = rules or RoundSettings()
@@ -103,8 +103,10 @@ def test_in_full_a_rank_that_evaluates_is_waited_for_and_keeps_its_leases(mode: 
 
 @pytest.mark.parametrize("ends", ["applied", "announced again"])
 def test_who_is_back_from_resting_has_nothing_fresh(ends: str) -> None:
-    """What it had before is older than the weights, and stays idle work of that age, also where
-    everything is announced again (R8, R11, I6)."""
+    """Its earlier gradient is older than the weights, and stays idle work of that age.
+
+    This also holds if everything is announced again (R8, R11, I6).
+    """
     rank = second_of_two(DataPlan(steps=9))
     log = rank.state.log
     other = Share(member(0), upto=1, count=1, fresh=True, samples=1, unit=1)
@@ -139,7 +141,7 @@ def test_what_an_older_connection_may_have_lost_is_said_again() -> None:
 
 
 def test_a_fault_that_ends_the_job_is_said_again_on_each_connection() -> None:
-    """The agent may have none when the fault is found: it was lost, and nobody heard of it."""
+    """The agent may have no connection when the error is found, so the message would be lost."""
     rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
     said = take(rank, ev.NotRestored("its disk is gone"), ev.NotRestored("another one"))
     for effects in (said, take(rank, ev.Connected()), take(rank, ev.Connected())):
@@ -152,7 +154,7 @@ def test_a_fault_that_ends_the_job_is_said_again_on_each_connection() -> None:
 
 
 def test_a_script_that_waits_for_a_round_of_the_state_before_goes_on_with_the_new_one() -> None:
-    """The restored log may end at the very version that its step was computed on."""
+    """The restored log may end at the very version that the script's step was computed on."""
     rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
     log = rank.state.log
     step(rank)
@@ -173,7 +175,7 @@ def test_a_script_that_waits_for_a_round_of_the_state_before_goes_on_with_the_ne
 
 
 def second_of_two(plan: DataPlan, rules: RoundSettings | None = None) -> Rank:
-    """Its script computes its first step; the other rank starts the rounds."""
+    """Build a rank that computes its first step; the other rank starts the rounds."""
     me, both = member(1), members(0, 1)
     rank = Rank(me, pid=1, host="h", endpoints=ENDS)
     take(rank, ev.Begin("same", plan, 2), Prepare(GenerationId(1, "c", 1)))
@@ -186,7 +188,7 @@ def second_of_two(plan: DataPlan, rules: RoundSettings | None = None) -> Rank:
 
 
 def formed_again(rank: Rank) -> list[ev.Effect]:
-    """The same two ranks make another generation."""
+    """Let the same two ranks form another generation."""
     log, both = rank.state.log, members(0, 1)
     new = GenerationId(1, "c", 2)
     ahead = tuple((m, 2) for m in both)
@@ -208,7 +210,7 @@ def test_who_was_left_behind_by_one_round_jumps_and_keeps_its_gradient() -> None
 
 
 def test_who_is_benched_in_the_middle_of_a_step_gives_it_up_when_it_ends() -> None:
-    """R13; without leases nothing else says that the step is of no use."""
+    """Without leases nothing else would show that the step is void (R13)."""
     rank = second_of_two(DataPlan(steps=9))
     log = rank.state.log
     one = Share(member(0), upto=1, count=1, fresh=True, samples=1, unit=1)
@@ -220,7 +222,7 @@ def test_who_is_benched_in_the_middle_of_a_step_gives_it_up_when_it_ends() -> No
 def test_buffers_are_averaged_every_so_many_rounds_and_with_the_last(
     every: int, when: list[bool]
 ) -> None:
-    """Or never, where they are to stay local."""
+    """With `buffers_every` 0 they stay local and are never averaged."""
     plan = DataPlan(samples=12, batch=4, epochs=1, seed=1)
     rank = lone(plan, RoundSettings(buffers_every=every))
     synced = []

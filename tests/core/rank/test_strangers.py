@@ -1,4 +1,4 @@
-"""A message of a peer that names members of no group is refused, and the rank goes on."""
+"""A peer message that names non-members is rejected, and the rank continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRANGER = MemberId(77, 0, 0)
 
 
 def messages(player: Player, named: MemberId) -> dict[str, m.PeerMessage]:
-    """Each kind of message that asks a rank to send something on, to this member."""
+    """Return each kind of message that asks a rank to send something to `named`."""
     state = player.state
     others = [member for member in state.log.active if member != state.me]
     words = dict.fromkeys(others, (AnnounceKind.ARRIVE, 0))

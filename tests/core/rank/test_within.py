@@ -1,4 +1,4 @@
-"""What goes over the lines of a group comes out as it went in, whatever it is (R51)."""
+"""Messages between the ranks of a group survive packing unchanged (R51)."""
 
 from __future__ import annotations
 

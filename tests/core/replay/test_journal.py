@@ -1,4 +1,4 @@
-"""Bytes of a journal, and the log that several journals hold together."""
+"""The binary format of a journal, and the log that several journals contain together."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_torn_end_is_left_out() -> None:
 
 
 def test_the_branch_of_a_rank_that_was_left_out_is_not_taken() -> None:
-    """B committed round 1 of the first generation; A made another round 1 in the second."""
+    """Rank B commits round 1 of the first generation; A makes another round 1 in the second."""
     common = (FIRST, go(ONE, 0, (A, 0), (B, 1)))
     left = logged(*common, go(ONE, 1, (A, 2), (B, 3)))
     kept = logged(*common, SECOND, go(TWO, 1, (A, 2)))
@@ -91,7 +91,7 @@ def test_an_attempt_that_was_given_up_gives_nothing() -> None:
         *(log[0], Let(0), step(0), gave(0), log[1], Let(1), step(2)),
         *(gave(1), log[2], gave(1, TWO), log[3], ended(log)),
     ]
-    b: list[Entry] = [log[0], Let(0), step(1), gave(0)]  # killed in the middle of round 0
+    b: list[Entry] = [log[0], Let(0), step(1), gave(0)]  # B is killed during round 0.
     played = compose({A: a, B: b}).actions
     names = [(type(x).__name__, getattr(x, "member", None)) for x in played]
     assert names == [

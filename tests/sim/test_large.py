@@ -24,7 +24,7 @@ from testing.simulation.world import World
 def test_256_ranks_lose_nothing_with_heads_that_die_and_freeze() -> None:
     """One head dies holding announcements.
 
-    Two freeze for ever: one holding a GO, one holding announcements.
+    Two freeze forever: one holding a GO, one holding announcements.
     """
     ranks = 256
     sim = large(ranks, leases_each=5)

@@ -76,7 +76,7 @@ def test_without_the_rule_they_would_kill_the_whole_job(monkeypatch: pytest.Monk
 
 
 def one_rank_stops() -> Simulation:
-    """Freeze one rank for ever, in a pod whose agent and other rank are healthy."""
+    """Freeze one rank forever, in a pod whose agent and other rank are healthy."""
     return pods(Fault(200, Kind.FREEZE, FOR_EVER_MS, 2))
 
 

@@ -565,7 +565,7 @@ def test_quorum_of_all_is_full() -> None:
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_a_slow_rank_keeps_its_share(factor: int) -> None:
-    """The share is relative to that of another rank (I16)."""
+    """A rank slower by a factor f contributes about 1/f of what another one does (I16)."""
     settings = RoundSettings(mode=Mode.QUORUM, quorum=3, max_age=0, bench_after_ns=1000 * MS)
     world = World(replicas=4, settings=settings, leases=300, slow={3: float(factor)})
     sim = run(world, 1, [])

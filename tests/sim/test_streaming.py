@@ -254,7 +254,7 @@ def test_r32_nobody_says_coming_in_the_round_after_a_void_one(
 
 
 def test_r33_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script stops for ever inside backward(), after COMING."""
+    """The script stops forever inside backward(), after COMING."""
     world = dataclasses.replace(CLEAN, settings=HARD)
     hang = [Fault(at_ms, Kind.HANG, 10**7, 1) for at_ms in (153.0, 157.0, 161.0)]
     assert not breaks(world, *hang)

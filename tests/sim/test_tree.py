@@ -41,7 +41,7 @@ def test_a_head_that_never_passes_go_on_costs_a_generation_and_no_gradient(
 ) -> None:
     """If the head is killed, its agent reports the death.
 
-    If it freezes for ever, it is silent until its agent kills it, and that is the evidence.
+    If it freezes forever, it is silent until its agent kills it, and that is the evidence.
     """
     world = World(replicas=7, settings=SETTINGS, leases=90, tree_above=0)
     sim = Simulation(world, seed)

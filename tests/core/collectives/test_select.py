@@ -88,7 +88,7 @@ def test_every_class_has_its_own_choice() -> None:
     choices = choose_all({"a": [1.0, 2.0, 3.0], "b": [3.0, 2.0, 1.0]})
     assert [choice.candidate for choice in choices] == ["a", "a", "b", "b", "b"]
     assert len(choices) == len(CLASS_NAMES)
-    assert choices[3].why == choices[2].why  # The payload that was measured.
+    assert choices[3].why == choices[2].why  # Both name the payload that was measured.
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=6))

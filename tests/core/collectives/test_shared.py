@@ -46,7 +46,8 @@ class Job:
     in_place: tuple[bool, ...]
     small: int = 0
     carried: bool = False
-    """True if slices are passed on cell by cell and taken early; all buffers are in place."""
+    """True if sums also go to other machines: slices are passed on cell by cell and taken early.
+    All buffers are then in place."""
 
     def part(self, rank: int, call: int, cell: int) -> int:
         """Return a rank's value of a cell, such that no other sum of parts is the same."""
@@ -121,7 +122,7 @@ def _arithmetic(job: Job, rank: int, act: Act, use: int, low: int, small: bool) 
 
 
 def _carried(job: Job, rank: int, act: Act) -> Iterator[Step]:
-    """Yield the steps for slices that are announced cell by cell and taken at once."""
+    """Yield the steps of an act whose slices are announced cell by cell and taken at once."""
     at = slices(act.low, act.high, job.ranks, line=1)
     others = [
         (who, cell)
@@ -275,7 +276,7 @@ def test_a_death_between_any_two_stores_leaves_nothing_half_read(job: Job, victi
 
 @pytest.mark.parametrize("job", [*TWO, *THREE], ids=str)
 def test_who_gives_up_may_write_over_all_it_has_shown(job: Job) -> None:
-    """A rank that was stopped may find on its return that it was left out.
+    """A rank that continues after a long stop may find that another one has aborted.
 
     It then has no sum rather than a wrong one.
     """

@@ -272,7 +272,7 @@ def start(desk: Desk, *who: MemberId) -> None:
 
 
 def pass_time(desk: Desk, tenths: int, *beating: MemberId) -> None:
-    """Let tenths of a second pass, in each of which some ranks beat."""
+    """Let tenths of a second pass, in each of which the given ranks send a heartbeat."""
     for _ in range(tenths):
         desk.post(coord.Tick(), 100)
         for each in beating:
@@ -449,7 +449,7 @@ def test_a_lost_prepare_is_sent_again_over_the_new_connection() -> None:
 def test_a_heartbeat_is_no_answer() -> None:
     """A rank with a stuck communication thread still sends heartbeats.
 
-    It must not hold up the group for ever.
+    It must not hold up the group forever.
     """
     desk = Desk(replicas=3)
     desk.pods(0, 1, 2)
@@ -793,7 +793,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_where_it_is_required(
 
 
 def test_who_holds_up_the_end_of_a_complete_job_is_named_once() -> None:
-    """The script loops for ever after the training; the run once reported nothing about it."""
+    """The script loops forever after the training; the run once reported nothing about it."""
     desk, at = released()
     desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
     reason = "ScriptStillRuns"

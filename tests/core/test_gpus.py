@@ -1,4 +1,4 @@
-"""Which GPU a rank uses, and the error for a rank that can use none."""
+"""The choice of a GPU for each rank, and the error for a rank that can use none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which local run a job name means, and that verbs which change a run name its folder."""
+"""Resolving a job name to a local run; verbs that change a run name its folder."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def most_ahead(world: World) -> int:
 def test_r37_arrive_names_what_is_under_way_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """This also holds when ARRIVE is sent again after a membership change."""
+    """The rule also holds when ARRIVE is sent again after a membership change."""
     world = dataclasses.replace(CLEAN, slow={0: 4.0}, leases=90)
     assert most_ahead(world) == 1
     monkeypatch.setattr(rounds, "is_for_later", lambda _: False)

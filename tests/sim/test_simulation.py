@@ -89,7 +89,7 @@ def test_what_is_complete_stays_complete(
 def test_a_mistake_of_the_script_ends_the_job_on_the_second_rank_that_meets_it(
     world: World, seed: int, what: list[Fault]
 ) -> None:
-    """This holds beside other deaths and with coordinators that restart (R55).
+    """The rule holds beside other deaths and with coordinators that restart (R55).
 
     An error that only one rank has met ends a job only before it has trained, or if that rank alone
     had the weights.
@@ -151,10 +151,10 @@ GIVES_UP = World(replicas=4, leases=40, max_skipped=2, until_ms=20_000)
 
 @pytest.mark.long
 def test_a_bad_batch_costs_its_samples_and_not_the_job() -> None:
-    """This holds for any lease, including the last one.
+    """The bad batch may be any lease, including the last one.
 
-    It also holds across a new coordinator, and after a restore from a checkpoint made before or
-    after.
+    The rule also holds across a new coordinator, and after a restore from a checkpoint made before
+    or after.
     """
     world, plan = dataclasses.replace(GIVES_UP, save_every=1), GIVES_UP.plan
     for lease in (0, 1, 17, 38, 39):
@@ -205,7 +205,7 @@ def test_a_script_that_ends_the_job_ends_it_for_all(
 
 
 def test_without_a_coordinator_rounds_go_on_and_changes_wait() -> None:
-    """When a coordinator comes back, it admits a joiner that has waited for it (R10)."""
+    """A new coordinator admits a joiner that has waited for it (R10)."""
     sim = Simulation(World(replicas=2, leases=400), 2)
     sim.start()
     sim.run_until(200 * MS)
@@ -223,7 +223,7 @@ def test_without_a_coordinator_rounds_go_on_and_changes_wait() -> None:
 
 
 def test_one_rank_of_three_ends_the_job_and_publishes() -> None:
-    """This holds in each mode, long before the data end, although the other ranks keep stepping."""
+    """The rank stops the job in each mode, long before the data end; the others keep stepping."""
     for mode in Mode:
         settings = RoundSettings(mode=mode, quorum=2, deadline_ns=5 * MS, bench_after_ns=10**9)
         sim = Simulation(World(replicas=3, settings=settings, leases=500), 3)
@@ -300,7 +300,7 @@ def test_evaluation_is_a_common_pause_in_full() -> None:
 
 @pytest.mark.long
 def test_back_from_resting_a_rank_has_nothing_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for the round that includes its earlier gradient.
+    """The rank waits for the round that includes its earlier gradient.
 
     If that round starts again after a death, the rank announces the gradient with its true age (R8,
     R11, I6).

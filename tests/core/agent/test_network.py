@@ -1,4 +1,4 @@
-"""Which network carries the data channel: verdicts from recorded readings."""
+"""Verdicts about which network carries the data channel, from recorded readings."""
 
 from __future__ import annotations
 

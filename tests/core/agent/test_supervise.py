@@ -322,7 +322,7 @@ def test_the_end_of_the_job_shortens_a_drain() -> None:
 
 
 def test_the_end_of_the_job_ends_a_rank_that_took_no_part_at_once() -> None:
-    """Its script is still importing.
+    """The script of such a rank is still importing.
 
     Nothing is expected from it, so this is not a failure.
     """

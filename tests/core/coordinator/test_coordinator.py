@@ -501,7 +501,7 @@ def test_who_complained_owes_nothing() -> None:
 
 
 def test_a_complaint_about_what_is_being_changed_begins_no_other_change() -> None:
-    """When a rank dies all others complain, many of them after PREPARE was sent."""
+    """All other ranks complain about a death, many of them after PREPARE was sent."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -700,7 +700,7 @@ def test_no_death_after_the_release_changes_the_outcome(event: Event) -> None:
 
 
 def test_a_rank_that_comes_back_after_the_release_hears_it_again() -> None:
-    """It may have been disconnected when the others were released (R17)."""
+    """The rank may have been disconnected when the others were released (R17)."""
     desk, at = released()
     assert m.Release(at, 9) in desk.say(register(A, last=at))
 
@@ -964,7 +964,7 @@ def test_a_greeting_over_a_new_connection_replaces_what_the_old_one_said() -> No
 
 
 def test_a_script_that_fails_after_its_release_is_told() -> None:
-    """It is an error in the script's own use of the model, and no other report would name it."""
+    """The error is in the script's own use of the model, and no other report would name it."""
     desk, at = released()
     desk.post(coord.FromAgent(m.RankDead(B, 1, "KeyError", False, (at, 9))))
     assert desk.state.outcome is not None
@@ -1108,7 +1108,7 @@ def test_the_end_of_the_job_is_told_to_its_agents_and_outside() -> None:
 
 
 def test_a_report_for_an_older_proposal_is_not_counted() -> None:
-    """It does not say what its rank has promised since (R4)."""
+    """An old report does not say what its rank has promised since (R4)."""
     desk, at = running()
     desk.say(m.Complain(at, A, 0, "no link"))
     while desk.state.phase is Phase.RUNNING:
@@ -1121,7 +1121,7 @@ def test_a_report_for_an_older_proposal_is_not_counted() -> None:
 
 
 def test_a_new_job_is_above_the_generations_of_its_checkpoint() -> None:
-    """Those generations were made by another coordinator (R1)."""
+    """Another coordinator made the generations of the checkpoint (R1)."""
     desk = Desk(replicas=1)
     desk.pods(0)
     desk.agent(A)
@@ -1139,7 +1139,7 @@ def test_a_pod_that_comes_after_the_end_is_sent_home() -> None:
 
 
 def test_a_restarted_coordinator_drains_nobody_before_it_was_told_the_size() -> None:
-    """Its file still says 2 replicas.
+    """The job file still says 2 replicas.
 
     The job was scaled to 3 under an earlier coordinator.
     """
@@ -1375,7 +1375,7 @@ def test_the_figures_of_a_rank_that_is_gone_are_told_until_there_are_newer_ones(
 
 
 def test_all_are_there_and_none_has_trained_so_nobody_waits() -> None:
-    """It waits neither for the inventory nor for a pod beyond the requested replicas."""
+    """The coordinator waits neither for the inventory nor for a pod beyond the requested ones."""
     desk = Desk(replicas=2)
     assert desk.say(register(A)) == []
     assert kinds(desk.say(register(B))) == ["Prepare", "Prepare"]

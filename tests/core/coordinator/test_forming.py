@@ -201,7 +201,7 @@ def test_who_is_one_round_behind_is_repaired_by_the_holder() -> None:
 
 
 def test_a_rank_that_has_just_got_its_state_repairs_nobody() -> None:
-    """It has just received its state and lacks the earlier records.
+    """A rank that has just received its state lacks the earlier records.
 
     Another rank with the same log has them.
     """

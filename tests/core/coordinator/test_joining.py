@@ -1,7 +1,4 @@
-"""Which ranks join, and when.
-
-They join together within stabilizationSeconds, and only up to an allowed size.
-"""
+"""Joining ranks are admitted together within stabilizationSeconds, up to an allowed size."""
 
 from __future__ import annotations
 
@@ -175,7 +172,7 @@ def test_who_stands_by_takes_the_place_of_a_dead_member() -> None:
 
 
 def test_members_that_have_no_state_yet_are_not_sent_away() -> None:
-    """Their state is on its way when the last of four dies."""
+    """The state of these members is on its way when the last of four dies."""
     four = (A, B, C, D)
     facts = {"members": four, "gen_active": (A,), "active": (A,)}
     best = report(A, **facts)
@@ -184,7 +181,7 @@ def test_members_that_have_no_state_yet_are_not_sent_away() -> None:
 
 
 def test_who_stands_by_leaves_before_those_that_train_whoever_asks() -> None:
-    """This also holds for a new coordinator that has formed no generation."""
+    """The rule also holds for a new coordinator that has formed no generation."""
     desk = Desk(replicas=2, allowed=(1, 2))
     desk.pods(0, 1)
     for who in (A, B):

@@ -1,4 +1,4 @@
-"""Which script failures end a job, and that none is forgotten (R55)."""
+"""Script failures: some of them end a job, and none is forgotten (R55)."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_after_the_last_round_a_failure_takes_nothing_away() -> None:
 
 
 def test_a_mistake_of_the_user_ends_the_job_before_the_others_are_done() -> None:
-    """Its agent reports it as well, but a small job may be complete by then."""
+    """The rank's agent reports it as well, but a small job may be complete by then."""
     desk = trained()
     dies(desk, A, None, None, EXIT_BAD_INPUT, restarts=False)
     assert end(desk) == ("RankFailed", f"rank {A}: exit code 2")
@@ -252,7 +252,7 @@ def test_a_rule_of_no_skipped_batches_ends_the_job() -> None:
 
 
 def test_failures_at_one_line_with_other_batches_cost_no_more_than_their_batches() -> None:
-    """Each may be the first failure on a bad batch.
+    """Each of these failures may be the first one on a bad batch.
 
     A failure outside of any batch is an error of the script.
     """

@@ -182,7 +182,7 @@ def test_a_go_that_does_not_fit_the_log_is_refused() -> None:
 
 @pytest.mark.parametrize("plan", PLANS[:3])
 def test_the_log_tells_the_samples_of_every_lease(plan: DataPlan) -> None:
-    """This includes the last lease of an epoch.
+    """The last lease of an epoch is included.
 
     That one is smaller, or whole if the remainder is dropped.
     """

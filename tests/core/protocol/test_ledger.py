@@ -1,4 +1,4 @@
-"""What the ledger counts of a share: late, fresh, dropped and why, discounted, dealt again."""
+"""The ledger counts a share as late or fresh, dropped and why, discounted, or dealt again."""
 
 from __future__ import annotations
 

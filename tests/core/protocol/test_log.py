@@ -215,7 +215,7 @@ contributions = st.lists(
 def test_an_update_is_linear_and_does_not_depend_on_the_order(
     parts: list[tuple[int, Fraction]], normalisation: Normalisation, dice: Random
 ) -> None:
-    """It is the sum over samples divided by the divisor, for all units and orders (I11, I12)."""
+    """The update is the sum over samples over the divisor, for all units and orders (I11, I12)."""
     log = make_log(len(parts), RoundSettings(mode=Mode.SOLO, normalisation=normalisation))
     shares = [replace(fresh(log, slot), samples=n, unit=n) for slot, (n, _) in enumerate(parts)]
     sums = {slot: total for slot, (_, total) in enumerate(parts)}

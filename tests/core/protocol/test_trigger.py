@@ -1,4 +1,4 @@
-"""When a round starts in each mode: tables, and cases of bench, grace, deadline and WAIT."""
+"""The trigger that starts a round in each mode: tables, and cases of bench, grace and deadline."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_inside_a_reduction_it_waits_for_the_end_of_it() -> None:
 
 
 def test_beyond_a_bound_a_joiner_asks_for_a_newer_state() -> None:
-    """It keeps the sums of QUEUE_MAX rounds.
+    """A joiner keeps the sums of up to QUEUE_MAX rounds.
 
     Beyond that it drops them instead of holding up the group.
     """

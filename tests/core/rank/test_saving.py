@@ -1,4 +1,4 @@
-"""Which versions become checkpoints, and when one may be published (R19, R26, C1)."""
+"""Choosing the versions to save as checkpoints, and publishing them (R19, R26, C1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the script's thread resumes, and what a rank sends again, event by event (R8, R17)."""
+"""Resuming the script's thread, and sending messages again, event by event (R8, R17)."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_in_full_a_rank_that_evaluates_is_waited_for_and_keeps_its_leases(mode: 
 
 @pytest.mark.parametrize("ends", ["applied", "announced again"])
 def test_who_is_back_from_resting_has_nothing_fresh(ends: str) -> None:
-    """Its earlier gradient is older than the weights, and stays idle work of that age.
+    """The rank's earlier gradient is older than the weights, and stays idle work of that age.
 
     This also holds if everything is announced again (R8, R11, I6).
     """
@@ -222,7 +222,7 @@ def test_who_is_benched_in_the_middle_of_a_step_gives_it_up_when_it_ends() -> No
 def test_buffers_are_averaged_every_so_many_rounds_and_with_the_last(
     every: int, when: list[bool]
 ) -> None:
-    """With `buffers_every` 0 they stay local and are never averaged."""
+    """If `buffers_every` is 0, buffers stay local and are never averaged."""
     plan = DataPlan(samples=12, batch=4, epochs=1, seed=1)
     rank = lone(plan, RoundSettings(buffers_every=every))
     synced = []
@@ -299,7 +299,7 @@ def test_a_drain_leaves_nothing_under_way() -> None:
 
 
 def test_a_stale_gradient_takes_no_fresh_one_with_it() -> None:
-    """In LATE they would be one sum, as old as its oldest batch (D4)."""
+    """In LATE, both gradients would form one sum, as old as its oldest batch (D4)."""
     rules = replace(PIPELINE, max_age=1)
     rank = second_of_two(LONG, rules)
     me, log = rank.state.me, rank.state.log

@@ -48,7 +48,7 @@ def root(tmp_path: Path) -> Path:
         ("runtime/a.py", f"# {HERE}#gone\n", 1, f"{HERE}#gone"),
     ],
 )
-def test_one_without_a_target_is_named(
+def test_a_citation_without_a_target_is_reported(
     root: Path, name: str, text: str, line: int, cited: str
 ) -> None:
     write(root, name, text)
@@ -68,12 +68,12 @@ def test_one_without_a_target_is_named(
         '"""Kubernetes v1.34, /api/v1, an H100, aws-C5.large, f=A1, C17x."""\n',
     ],
 )
-def test_what_is_right_or_no_citation_is_left_alone(root: Path, text: str) -> None:
+def test_valid_citations_and_other_text_are_not_reported(root: Path, text: str) -> None:
     write(root, "runtime/a.py", text)
     assert not citations.problems(root)
 
 
-def test_a_row_that_is_taken_out_is_missed(root: Path) -> None:
+def test_a_citation_of_a_removed_row_is_reported(root: Path) -> None:
     write(root, "operator/a.py", '"""One, then the other (R2)."""\n')
     assert not citations.problems(root)
     write(root, "docs/protocol.md", PROTOCOL.replace("| R2 | another |\n", ""))

@@ -15,9 +15,7 @@ def lists() -> dict[str, str]:
     """Return the text of each list, by its heading."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     section = text.partition("## How to add\n")[2].partition("\n## ")[0]
-    return {
-        part.partition("\n")[0]: part.partition("\n")[2] for part in section.split("### ")[1:]
-    }
+    return {part.partition("\n")[0]: part.partition("\n")[2] for part in section.split("### ")[1:]}
 
 
 def test_there_is_a_list_for_each_thing_that_is_added_often() -> None:

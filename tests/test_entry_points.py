@@ -10,7 +10,7 @@ from scripts.entry_points import Table
 
 
 @pytest.mark.long
-def test_each_module_that_parses_bytes_has_a_row_and_each_row_tests_that_exist() -> None:
+def test_every_parsing_module_has_a_row_and_every_row_has_existing_tests() -> None:
     found = "\n  ".join(sorted(entry_points.problems()))
     assert not found, f"docs/security/entry_points.yaml:\n  {found}"
 
@@ -32,7 +32,7 @@ def test_parsers_and_sockets_are_found_in_the_source(source: str, parses: bool) 
 
 
 @pytest.mark.long
-def test_a_missing_and_an_idle_row_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_stale_rows_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = entry_points.table()
     first, *others = rows.entries
     changed = msgspec.structs.replace(first, modules=["runtime/paceline/clock.py"], tests=[])

@@ -33,7 +33,7 @@ def made(own: left_files.OwnFiles) -> Iterator[Path]:
     path.unlink()
 
 
-def test_a_file_that_was_open_or_mapped_and_is_still_there_was_left(
+def test_a_file_that_was_open_or_mapped_and_still_exists_counts_as_left(
     own: left_files.OwnFiles, made: Path
 ) -> None:
     with made.open("r+b") as file:
@@ -46,7 +46,7 @@ def test_a_file_that_was_open_or_mapped_and_is_still_there_was_left(
     assert own.left(patience_s=0) == [str(made)]
 
 
-def test_files_are_found_while_a_block_lasts(own: left_files.OwnFiles, made: Path) -> None:
+def test_open_files_are_tracked_during_a_with_block(own: left_files.OwnFiles, made: Path) -> None:
     with made.open("r+b"), own:
         until_s = time.monotonic() + 60
         while str(made) not in own.found:
@@ -55,7 +55,7 @@ def test_files_are_found_while_a_block_lasts(own: left_files.OwnFiles, made: Pat
     assert own.left(patience_s=0) == [str(made)]
 
 
-def test_what_another_job_leaves_does_not_count(own: left_files.OwnFiles, made: Path) -> None:
+def test_files_left_by_another_job_are_ignored(own: left_files.OwnFiles, made: Path) -> None:
     """The other process holds the file open for a while, and is then killed."""
     own.look()
     with made.open("r+b") as file:
@@ -67,7 +67,7 @@ def test_what_another_job_leaves_does_not_count(own: left_files.OwnFiles, made: 
     assert own.left(patience_s=0) == []
 
 
-def test_a_name_of_torch_counts_if_its_maker_was_one_of_the_processes(tmp_path: Path) -> None:
+def test_shared_memory_of_torch_counts_if_a_tracked_process_made_it(tmp_path: Path) -> None:
     maker, stranger = subprocess.Popen(["sleep", "60"]), subprocess.Popen(["sleep", "60"])
     own = left_files.OwnFiles(lambda: [maker.pid], tmp_path)
     own.look()
@@ -84,7 +84,7 @@ def test_a_name_of_torch_counts_if_its_maker_was_one_of_the_processes(tmp_path: 
             name.unlink()
 
 
-def test_what_a_rank_has_noted_counts_if_nobody_saw_it_open(
+def test_shared_memory_noted_by_a_rank_counts_even_if_never_observed_open(
     own: left_files.OwnFiles, made: Path, tmp_path: Path
 ) -> None:
     rank = tmp_path / f"{scratch.PREFIX}a" / f"{scratch.PREFIX}b" / "rank"
@@ -96,7 +96,7 @@ def test_what_a_rank_has_noted_counts_if_nobody_saw_it_open(
     assert own.left(patience_s=0) == [str(made)]
 
 
-def test_only_what_a_process_held_is_its_own(made: Path) -> None:
+def test_only_files_held_by_the_process_count(made: Path) -> None:
     """Another job on this machine leaves files at the same time."""
     with made.open("r+b"), NamedTemporaryFile(dir="/dev/shm", prefix="other-", delete=False) as its:
         its.close()
@@ -111,14 +111,14 @@ def test_only_what_a_process_held_is_its_own(made: Path) -> None:
     assert left_files.left_of(set(), patience_s=0) == []
 
 
-def test_one_that_was_there_before_does_not_count(made: Path, tmp_path: Path) -> None:
+def test_files_that_existed_before_are_ignored(made: Path, tmp_path: Path) -> None:
     later = left_files.OwnFiles(lambda: [os.getpid()], tmp_path)
     with made.open("r+b"):
         later.look()
     assert later.left(patience_s=0) == []
 
 
-def test_memory_without_a_name_is_found_where_it_is_open_or_mapped() -> None:
+def test_anonymous_shared_memory_is_found_while_open_or_mapped() -> None:
     own = os.getpid()
     before = left_files.memory_of(own)
     memory = SharedMemory()

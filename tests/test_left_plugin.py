@@ -31,7 +31,7 @@ def look() -> Iterator[LeftOvers]:
 
 
 @pytest.mark.parametrize("prefix", ["paceline-run-", "paceline-", "hydra_", PREFIX])
-def test_a_temporary_folder_is_left(look: LeftOvers, prefix: str) -> None:
+def test_a_temporary_folder_that_is_left_is_found(look: LeftOvers, prefix: str) -> None:
     assert look.look() == []
     folder = tempfile.mkdtemp(prefix=prefix)
     assert look.look() == [f"file {folder}"]
@@ -40,7 +40,9 @@ def test_a_temporary_folder_is_left(look: LeftOvers, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["exec sleep 77", "setsid sleep 78 & exit"])
-def test_a_process_is_left_wherever_its_parents_are(look: LeftOvers, command: str) -> None:
+def test_a_process_that_is_left_is_found_even_without_its_parent(
+    look: LeftOvers, command: str
+) -> None:
     child = subprocess.Popen(["sh", "-c", command])
     if "&" in command:
         child.wait()
@@ -52,7 +54,7 @@ def test_a_process_is_left_wherever_its_parents_are(look: LeftOvers, command: st
 
 
 @pytest.mark.processes
-def test_the_next_run_removes_the_folder_of_one_that_was_killed(tmp_path: Path) -> None:
+def test_the_next_run_removes_the_folder_of_a_killed_run(tmp_path: Path) -> None:
     """Files of a Paceline run inside that folder are removed too."""
     base, test = tmp_path / "tmp", tmp_path / "test_it.py"
     base.mkdir()
@@ -74,7 +76,9 @@ def test_the_next_run_removes_the_folder_of_one_that_was_killed(tmp_path: Path) 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("ends", "closed"), [("assert False", "begun"), ("pass", "")])
-def test_what_a_failed_test_has_begun_is_ended(tmp_path: Path, ends: str, closed: str) -> None:
+def test_processes_started_by_a_failed_test_are_closed(
+    tmp_path: Path, ends: str, closed: str
+) -> None:
     """Only processes that the failed test itself started are closed.
 
     After a passing test the plugin reports them instead; older processes are not touched.
@@ -95,7 +99,7 @@ def test_what_a_failed_test_has_begun_is_ended(tmp_path: Path, ends: str, closed
 
 
 @pytest.mark.processes
-def test_the_folder_of_a_run_that_goes_on_is_not_removed(look: LeftOvers) -> None:
+def test_the_folder_of_a_run_in_progress_is_not_removed(look: LeftOvers) -> None:
     sweep(look.folder.parent)
     assert look.folder.is_dir()
 
@@ -127,7 +131,7 @@ def run_pytest(folder: Path, *words: str, **env: str) -> subprocess.CompletedPro
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_what_is_left_fails_the_run(tmp_path: Path, workers: str) -> None:
+def test_leftovers_fail_the_test_run(tmp_path: Path, workers: str) -> None:
     test = "import tempfile\ndef test_it():\n    tempfile.mkdtemp(prefix='paceline-run-')\n"
     (tmp_path / "test_it.py").write_text(test)
     run = run_pytest(tmp_path, "--numprocesses", workers)

@@ -37,12 +37,14 @@ def test_the_soft_limit_is_raised_as_far_as_needed() -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == soft, "and never lowered"
 
 
-def test_a_process_without_programs_of_the_user_takes_all(soft_limit: tuple[int, int]) -> None:
+def test_a_process_that_runs_no_user_code_raises_its_limit_to_the_maximum(
+    soft_limit: tuple[int, int],
+) -> None:
     ensure_files("the coordinator", 10, all_that_is_allowed=True)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft_limit[1], soft_limit[1])
 
 
-def test_a_hard_limit_is_an_error_with_figure_and_way_out(
+def test_a_hard_limit_that_is_too_low_is_an_error_with_number_and_hint(
     monkeypatch: pytest.MonkeyPatch, soft_limit: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft_limit[0], 4096))
@@ -55,7 +57,9 @@ def test_a_hard_limit_is_an_error_with_figure_and_way_out(
     check_files("a rank", 4096)
 
 
-def test_more_callers_than_may_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_callers_than_the_listen_backlog_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     allowed = tmp_path / "somaxconn"
     allowed.write_text("128\n")
     monkeypatch.setattr(limits, "SOMAXCONN", allowed)
@@ -65,7 +69,7 @@ def test_more_callers_than_may_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "sysctl net.core.somaxconn=129" in told.value.hint
 
 
-def test_less_memory_than_is_needed_in_any_control_group(
+def test_a_memory_limit_too_low_in_any_control_group_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control group of the pod is above that of the container.
@@ -82,7 +86,7 @@ def test_less_memory_than_is_needed_in_any_control_group(
     assert told.value.hint == "raise it"
 
 
-def test_as_many_callers_wait_as_the_kernel_allows() -> None:
+def test_a_backlog_above_the_kernel_limit_is_not_an_error() -> None:
     """The kernel truncates a backlog that is too large."""
     with socket.create_server(("127.0.0.1", 0), backlog=limits.LISTEN_BACKLOG) as listener:
         address = listener.getsockname()

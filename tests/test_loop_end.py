@@ -8,7 +8,7 @@ import socket
 from testing.fake_cluster.proxy import Proxy
 
 
-def test_a_proxy_closes_connections_that_come_as_it_ends() -> None:
+def test_a_proxy_closes_connections_that_arrive_while_it_stops() -> None:
     """A socket left open would be an error here: `filterwarnings = error`."""
     for _ in range(20):
         with Proxy("http://127.0.0.1:1") as proxy:

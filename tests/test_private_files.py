@@ -34,7 +34,7 @@ def stranger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
-def test_what_is_made_is_for_its_user_alone(tmp_path: Path, umask: int) -> None:
+def test_new_files_and_folders_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         make_folder(tmp_path / "a/b", "folder")
@@ -49,7 +49,7 @@ def test_what_is_made_is_for_its_user_alone(tmp_path: Path, umask: int) -> None:
     assert sorted(path.name for path in (tmp_path / "a/b").iterdir()) == ["log", "new", "whole"]
 
 
-def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+def test_an_existing_folder_keeps_its_mode(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o755)
@@ -64,7 +64,7 @@ def give_groups(monkeypatch: pytest.MonkeyPatch, name: str, members: list[str]) 
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o775, 0o777, 0o720, 0o702, 0o1777, 0o2775])
-def test_a_folder_that_others_may_write_to_is_refused(
+def test_a_folder_writable_by_others_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     give_groups(monkeypatch, "staff", [])
@@ -80,7 +80,7 @@ def test_a_folder_that_others_may_write_to_is_refused(
     assert not is_private(folder)
 
 
-def test_a_folder_that_only_the_group_of_its_user_may_write_to_is_accepted(
+def test_a_folder_writable_only_by_the_private_group_of_its_user_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On systems where each user has a private group, the usual umask is 002."""
@@ -95,7 +95,7 @@ def test_a_folder_that_only_the_group_of_its_user_may_write_to_is_accepted(
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o500])
-def test_a_folder_that_others_may_only_read_is_accepted(tmp_path: Path, mode: int) -> None:
+def test_a_folder_readable_by_others_is_accepted(tmp_path: Path, mode: int) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     folder.chmod(mode)
@@ -104,14 +104,14 @@ def test_a_folder_that_others_may_only_read_is_accepted(tmp_path: Path, mode: in
 
 
 @pytest.mark.usefixtures("stranger")
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForeignFolderError, match=f"belongs to .*user {OTHER_UID}") as no:
         check_folder(tmp_path, "run folder")
     assert "yours" in no.value.hint
     assert not is_private(tmp_path)
 
 
-def test_a_link_of_ones_own_is_followed_to_a_folder_of_ones_own(tmp_path: Path) -> None:
+def test_a_link_of_the_user_to_an_own_folder_is_followed(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir(0o700)
     (tmp_path / "runs").symlink_to(tmp_path / "disk")
     check_folder(tmp_path / "runs", "folder of runs")
@@ -121,14 +121,14 @@ def test_a_link_of_ones_own_is_followed_to_a_folder_of_ones_own(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("stranger")
-def test_a_link_of_somebody_else_is_refused_wherever_it_leads(tmp_path: Path) -> None:
+def test_a_link_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").symlink_to(tmp_path)
     with pytest.raises(ForeignFolderError, match="is a symbolic link of"):
         check_folder(tmp_path / "runs", "folder of runs")
 
 
 @pytest.mark.parametrize("target", ["there", "nowhere"])
-def test_no_link_is_followed_to_write_a_file(tmp_path: Path, target: str) -> None:
+def test_symbolic_links_are_not_followed_when_writing(tmp_path: Path, target: str) -> None:
     (tmp_path / "there").write_text("precious")
     link = tmp_path / "link"
     link.symlink_to(tmp_path / target)
@@ -142,9 +142,7 @@ def test_no_link_is_followed_to_write_a_file(tmp_path: Path, target: str) -> Non
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "file", b"old")
 
     def full(*_: object) -> None:

@@ -27,12 +27,12 @@ UNKNOWN = "R" + "99"
 """A rule that does not exist, built so that the check of citations does not find it here."""
 
 
-def test_each_promise_has_a_row_and_each_row_tests_that_exist() -> None:
+def test_every_promise_has_a_row_and_every_row_has_existing_tests() -> None:
     found = "\n  ".join(promises.problems())
     assert not found, f"docs/testing/promises.yaml:\n  {found}"
 
 
-def test_what_no_test_holds_only_gets_less() -> None:
+def test_the_number_of_untested_promises_matches_the_recorded_one() -> None:
     left = promises.not_held()
     assert len(left) == NOT_HELD, f"write the tests, or lower NOT_HELD: {left}"
 
@@ -56,10 +56,10 @@ def test_every_kind_of_promise_is_found_in_the_code() -> None:
         )
 
 
-def test_a_missing_and_an_unknown_row_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_unknown_rows_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {key: dict(row) for key, row in promises.held().items()}
     del rows["rules"]["R7"]
-    rows["commands"]["fly"] = ["tests/test_tidy.py::test_no_leftovers"]
+    rows["commands"]["fly"] = ["tests/test_tidy.py::test_no_todo_markers_or_breakpoints_are_left"]
     rows["rules"]["R8"] = ["tests/core/test_no.py::test_x", "tests/test_tidy.py::test_no_such"]
     rows["poems"] = {}
     monkeypatch.setattr(promises, "held", lambda: rows)
@@ -120,7 +120,7 @@ def layer_in(monkeypatch: pytest.MonkeyPatch, root: Path, text: str, case: str =
 
 
 @pytest.mark.parametrize("decorator", MODULES)
-def test_the_layer_follows_from_the_marks(
+def test_the_layer_of_a_test_follows_from_its_marks(
     decorator: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     above, layer = MODULES[decorator]
@@ -139,7 +139,7 @@ def test_the_layer_follows_from_the_marks(
         ("exhaustive_except(KEPT, KNOWN)", "[b]", Layer.ALL),
     ],
 )
-def test_a_case_may_be_in_another_layer_than_its_test(
+def test_a_parameter_may_be_in_another_layer_than_its_test(
     values: str, case: str, layer: Layer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     text = f"{HEAD}KEPT = ('a',)\n@pytest.mark.parametrize('p', {values})\ndef test_x(p): ...\n"
@@ -149,20 +149,20 @@ def test_a_case_may_be_in_another_layer_than_its_test(
 @pytest.mark.parametrize(
     "name",
     [
-        "tests/benchmarks/test_heads.py::test_what_heads_save_and_cost",
+        "tests/benchmarks/test_heads.py::test_heads_save_messages_at_a_bounded_delay",
         "testing/jobs/conformance.py::the_whole_script",
         "tests/test_tidy.py",
         "tests/test_tidy.py::none_of",
     ],
 )
-def test_what_no_layer_runs_holds_nothing(name: str) -> None:
+def test_a_test_that_no_layer_runs_is_refused(name: str) -> None:
     with pytest.raises(NoSuchTestError, match=r"no layer runs|write it as"):
         layer_of(name)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.processes
-def test_pytest_collects_what_the_page_says() -> None:
+def test_pytest_collects_the_named_tests_with_the_stated_layers() -> None:
     """Compare each named test and case with the marks that pytest finds."""
     named = {test for row in promises.held().values() for tests in row.values() for test in tests}
     files = sorted({test.partition("::")[0] for test in named})
@@ -198,7 +198,7 @@ def layer_of_marks(marks: list[str]) -> Layer:
     return Layer.TEST if layers.SLOW_MARKS.intersection(marks) else Layer.FAST
 
 
-def test_make_test_fast_ignores_no_test_of_its_own_layer() -> None:
+def test_the_folders_that_make_test_fast_ignores_have_no_fast_tests() -> None:
     """These folders are not imported, since the frameworks take seconds to import."""
     ignored = re.findall(r"--ignore (\S+)", (ROOT / "Makefile").read_text())
     assert ignored == ["tests/frameworks"]

@@ -14,12 +14,12 @@ from paceline.refusals import (
 START_NS = 5 * NS_PER_S
 
 
-def test_the_first_refusal_of_an_entry_point_has_a_line_at_once() -> None:
+def test_the_first_refusal_of_an_entry_point_is_logged_at_once() -> None:
     line = Refusals().refuse(Entry.RENDEZVOUS, Reason.OTHER_USER, "uid 7, pid 9", START_NS)
     assert line == "rendezvous: refused a message of uid 7, pid 9: other_user"
 
 
-def test_a_flood_makes_one_line_per_minute_that_tells_how_many_there_were() -> None:
+def test_a_flood_of_refusals_is_logged_once_per_minute_with_its_count() -> None:
     refusals = Refusals()
     lines = [
         line
@@ -31,7 +31,7 @@ def test_a_flood_makes_one_line_per_minute_that_tells_how_many_there_were() -> N
     assert refusals.counts() == {(Entry.PEERS, Reason.MALFORMED): 100_000}
 
 
-def test_entry_points_have_lines_of_their_own_and_reasons_share_one() -> None:
+def test_log_lines_are_limited_per_entry_point_and_not_per_reason() -> None:
     refusals = Refusals()
     assert refusals.refuse(Entry.PEERS, Reason.MALFORMED, "x", START_NS)
     assert not refusals.refuse(Entry.PEERS, Reason.TOO_LARGE, "x", START_NS)
@@ -41,7 +41,7 @@ def test_entry_points_have_lines_of_their_own_and_reasons_share_one() -> None:
     assert "2 refused" in later
 
 
-def test_a_caller_cannot_write_control_characters_or_long_texts_into_the_log() -> None:
+def test_the_caller_in_a_log_line_is_escaped_and_truncated() -> None:
     caller = "\x1b]52;c;AAAA\x07\n\u202e" + "a" * 10_000
     line = Refusals().refuse(Entry.COORDINATOR, Reason.MALFORMED, caller, START_NS)
     assert line is not None

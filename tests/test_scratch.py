@@ -56,7 +56,7 @@ class Owner:
         self.process.communicate()
 
 
-def test_an_owner_removes_its_folder_and_may_do_so_twice(base: Path) -> None:
+def test_an_owner_removes_its_folder_and_close_is_idempotent(base: Path) -> None:
     with Scratch.make() as own:
         assert own.temporary == own.sockets
         assert own.temporary.stat().st_mode & 0o777 == 0o700
@@ -66,7 +66,7 @@ def test_an_owner_removes_its_folder_and_may_do_so_twice(base: Path) -> None:
     assert list(base.iterdir()) == []
 
 
-def test_only_what_a_killed_owner_has_left_is_swept(base: Path) -> None:
+def test_only_folders_of_killed_owners_are_swept(base: Path) -> None:
     living, killed = Owner(base), Owner(base)
     try:
         killed.kill()
@@ -83,7 +83,7 @@ def test_only_what_a_killed_owner_has_left_is_swept(base: Path) -> None:
     assert list(base.iterdir()) == []
 
 
-def test_a_living_agent_keeps_the_folder_of_its_killed_run(base: Path) -> None:
+def test_the_folder_of_a_killed_run_stays_while_an_agent_lives(base: Path) -> None:
     run = Owner(base)
     agent, dead_agent = Owner(run.temporary), Owner(run.temporary)
     try:
@@ -99,7 +99,7 @@ def test_a_living_agent_keeps_the_folder_of_its_killed_run(base: Path) -> None:
     assert list(base.iterdir()) == []
 
 
-def test_what_has_another_name_or_is_a_link_is_not_touched(base: Path) -> None:
+def test_other_names_and_links_are_not_swept(base: Path) -> None:
     (base / "elsewhere").mkdir()
     (base / "elsewhere" / "mine").write_text("x")
     (base / f"{PREFIX}link").symlink_to(base / "elsewhere")
@@ -110,7 +110,7 @@ def test_what_has_another_name_or_is_a_link_is_not_touched(base: Path) -> None:
     assert sorted(path for path in base.rglob("*")) == before
 
 
-def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
+def test_a_folder_swept_before_it_is_locked_is_created_again(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
@@ -130,7 +130,7 @@ def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
 
 
 @pytest.mark.parametrize("length", [4, 20, 33, 34, 90, 200])
-def test_sockets_have_room_below_any_tmpdir(
+def test_socket_paths_fit_below_any_tmpdir(
     base: Path, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = base / ("x" * (length - len(str(base)) - 1)) if length > len(str(base)) + 1 else base
@@ -147,7 +147,7 @@ def test_sockets_have_room_below_any_tmpdir(
     assert list(folder.iterdir()) == []
 
 
-def test_sockets_of_a_long_tmpdir_are_swept_as_well(tmp_path: Path) -> None:
+def test_the_socket_folder_of_a_long_tmpdir_is_swept_too(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 80)
     folder.mkdir()
     killed = Owner(folder)
@@ -158,7 +158,7 @@ def test_sockets_of_a_long_tmpdir_are_swept_as_well(tmp_path: Path) -> None:
     assert not killed.sockets.exists()
 
 
-def test_shared_memory_goes_with_the_folder_that_names_it(base: Path) -> None:
+def test_shared_memory_noted_in_a_folder_is_removed_with_it(base: Path) -> None:
     owned, other = Path(f"/dev/shm/mpich_shm_{os.getpid():x}_0"), Path(f"/dev/shm/t-{os.getpid()}")
     for path in (owned, other):
         path.write_text("x")
@@ -179,7 +179,7 @@ def test_shared_memory_goes_with_the_folder_that_names_it(base: Path) -> None:
     assert list(base.iterdir()) == []
 
 
-def test_names_that_torch_left_empty_go_with_the_process_that_made_them() -> None:
+def test_empty_shared_memory_of_torch_is_removed_with_its_process() -> None:
     ended = subprocess.Popen(["true"])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     left, used, other = (
@@ -199,14 +199,16 @@ def test_names_that_torch_left_empty_go_with_the_process_that_made_them() -> Non
             path.unlink(missing_ok=True)
 
 
-def test_no_room_says_what_to_do(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tmpdir_that_does_not_exist_is_reported_with_a_hint(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(base / "gone"))
     with pytest.raises(Exception, match=r"gone.*no such file") as error:
         Scratch.make()
     assert "TMPDIR" in error.value.hint  # type: ignore[attr-defined]
 
 
-def test_a_folder_that_others_remove_at_the_same_time_is_removed_without_an_error(
+def test_concurrent_removals_of_one_folder_do_not_fail(
     tmp_path: Path,
 ) -> None:
     """An agent and its runner may sweep one folder at the same time."""
@@ -220,9 +222,7 @@ def test_a_folder_that_others_remove_at_the_same_time_is_removed_without_an_erro
         assert not folder.exists()
 
 
-def test_nobody_else_may_look_into_the_folders_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporary_folders_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Scratch.make() as made:
         for folder in (made.temporary, made.sockets):

@@ -28,7 +28,7 @@ async def heard(*numbers: signal.Signals) -> list[signal.Signals]:
 
 
 @pytest.mark.parametrize("ignored", [(), (signal.SIGHUP,), (signal.SIGINT, signal.SIGHUP)])
-def test_what_was_ignored_at_the_start_stays_ignored(ignored: tuple[signal.Signals, ...]) -> None:
+def test_signals_ignored_at_the_start_stay_ignored(ignored: tuple[signal.Signals, ...]) -> None:
     """`nohup paceline run` used to end with its terminal, without a checkpoint."""
     before = {number: signal.getsignal(number) for number in ENDING}
     try:

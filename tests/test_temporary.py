@@ -65,7 +65,7 @@ def killed(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
+def test_a_temporary_folder_is_removed_at_the_end_of_its_block(tmp_path: Path) -> None:
     with temporary_folder(tmp_path) as folder:
         assert folder.parent == tmp_path
         assert folder.name.startswith(PREFIX)
@@ -74,7 +74,7 @@ def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_only_the_folder_of_a_killed_owner_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_only_folders_of_killed_owners_are_removed_by_the_next_owner(tmp_path: Path) -> None:
     (living, own), (dead, left) = started(OWNER, tmp_path), started(OWNER, tmp_path)
     try:
         killed(dead)
@@ -87,7 +87,7 @@ def test_only_the_folder_of_a_killed_owner_is_removed_by_the_next(tmp_path: Path
 
 
 @pytest.mark.processes
-def test_a_folder_stays_while_a_job_of_its_killed_owner_works_in_it(tmp_path: Path) -> None:
+def test_a_folder_stays_while_a_process_works_in_it(tmp_path: Path) -> None:
     owner, left = started(OWNER, tmp_path)
     killed(owner)
     job = subprocess.Popen(["sleep", "600"], cwd=left)
@@ -103,7 +103,7 @@ def test_a_folder_stays_while_a_job_of_its_killed_owner_works_in_it(tmp_path: Pa
 
 @pytest.mark.processes
 @pytest.mark.parametrize("code", [FUZZ, PIPELINE], ids=["fuzz", "pipeline"])
-def test_what_a_killed_tool_leaves_is_removed_by_the_next(tmp_path: Path, code: str) -> None:
+def test_folders_left_by_a_killed_tool_are_removed(tmp_path: Path, code: str) -> None:
     tool, _ = started(code, tmp_path)
     killed(tool)
     assert list(tmp_path.iterdir()) != []
@@ -111,7 +111,7 @@ def test_what_a_killed_tool_leaves_is_removed_by_the_next(tmp_path: Path, code: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_somebody_locks_or_removes_first_is_made_again(
+def test_a_folder_locked_or_removed_by_another_process_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real: Callable[[Path], int | None] = scratch._lock

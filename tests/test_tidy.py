@@ -99,7 +99,7 @@ def none_of(wrong: Iterable[str], remedy: str) -> None:
     assert not found, f"{remedy}\n  {found}"
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     none_of(
         (name for name, tree in sources().items() if tree.body and not ast.get_docstring(tree)),
         "Say in a docstring what these files are responsible for:",
@@ -111,12 +111,12 @@ def test_only_the_command_line_prints() -> None:
     none_of(calls(quiet, "print"), "Log, or return the text to who asked:")
 
 
-def test_nobody_sleeps_but_the_clock() -> None:
+def test_only_the_clock_and_the_shim_sleep() -> None:
     awake = {name: tree for name, tree in product().items() if name not in MAY_SLEEP}
     none_of(calls(awake, "time.sleep"), "Wait for the event, or use paceline.clock:")
 
 
-def test_tests_of_decisions_have_no_real_time() -> None:
+def test_tests_of_pure_code_do_not_import_time() -> None:
     def imports_time(node: ast.AST) -> bool:
         if isinstance(node, ast.Import):
             return any(alias.name == "time" for alias in node.names)
@@ -146,7 +146,7 @@ def test_no_test_module_is_imported_from_another_folder() -> None:
     )
 
 
-def test_environment_names_have_one_home() -> None:
+def test_environment_variables_are_named_in_designated_modules() -> None:
     none_of(
         (
             f"{name}:{node.lineno}: {node.value}"
@@ -161,7 +161,7 @@ def test_environment_names_have_one_home() -> None:
     )
 
 
-def test_nothing_is_swallowed() -> None:
+def test_no_broad_exception_handler_is_silent() -> None:
     def swallows(node: ast.AST) -> bool:
         if not isinstance(node, ast.ExceptHandler):
             return False
@@ -181,7 +181,7 @@ def test_nothing_is_swallowed() -> None:
 
 
 @pytest.mark.parametrize("folder", ["operator", "tests"])
-def test_folders_that_are_no_packages(folder: str) -> None:
+def test_operator_and_tests_have_no_init_files(folder: str) -> None:
     """A package `operator` would shadow the standard library; tests are collected by path."""
     inits = [*(ROOT / folder).glob("__init__.py")]
     if folder == "tests":
@@ -195,15 +195,15 @@ def search(pattern: re.Pattern[str]) -> list[str]:
     return [f"{name}: {found.group()!r}" for name, found in hits if found]
 
 
-def test_no_leftovers() -> None:
+def test_no_todo_markers_or_breakpoints_are_left() -> None:
     none_of(search(LEFTOVERS), "Do it, or file an issue and leave the comment out:")
 
 
-def test_no_paths_of_a_machine() -> None:
+def test_no_file_contains_paths_of_one_machine() -> None:
     none_of(search(MACHINE_PATHS), "These paths exist on one machine only:")
 
 
-def test_lock_file_knows_the_public_index_only() -> None:
+def test_the_lock_file_uses_the_public_index_only() -> None:
     urls = set(re.findall(r'"(https?://[^"]+)"', (ROOT / "uv.lock").read_text()))
     assert urls
     none_of(
@@ -213,7 +213,7 @@ def test_lock_file_knows_the_public_index_only() -> None:
 
 
 @pytest.mark.parametrize("folder", GENERATED)
-def test_generated_files_say_so(folder: str) -> None:
+def test_generated_files_name_their_generator(folder: str) -> None:
     paths = [path for path in (ROOT / folder).iterdir() if path.is_file()]
     assert paths, f"{folder} is empty: make generate"
     for path in paths:
@@ -222,7 +222,7 @@ def test_generated_files_say_so(folder: str) -> None:
         assert "do not edit" in head, f"{name_of(path)}: say in its first lines: do not edit"
 
 
-def test_every_package_is_in_the_architecture() -> None:
+def test_the_architecture_page_names_every_package() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
     folders = {name.rpartition("/")[0] for name in product()}
     none_of(
@@ -231,7 +231,7 @@ def test_every_package_is_in_the_architecture() -> None:
     )
 
 
-def test_every_dependency_has_its_reason() -> None:
+def test_every_dependency_has_a_documented_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"].values()
     wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
@@ -244,7 +244,7 @@ def test_every_dependency_has_its_reason() -> None:
     )
 
 
-def test_documents_name_what_exists() -> None:
+def test_links_files_and_make_targets_in_documents_exist() -> None:
     """Check links, files in backticks and make targets."""
     makefiles = [(ROOT / name).read_text() for name in ("Makefile", "testing/cluster/cluster.mk")]
     targets = set(re.findall(r"^([a-z-]+):", "\n".join(makefiles), re.M))
@@ -266,7 +266,7 @@ def test_documents_name_what_exists() -> None:
     none_of(wrong, "Documents name what does not exist:")
 
 
-def test_pages_about_the_code_name_what_exists() -> None:
+def test_files_and_tests_named_by_design_pages_exist() -> None:
     """The pages name a file by the end of its path, and a test by its name."""
     names = [f"/{name_of(path)}" for path in files()]
     names += [f"/{name_of(path)}" for path in (ROOT / "runtime").rglob("*.c")]
@@ -296,7 +296,7 @@ def words_of(path: Path) -> Iterator[tuple[int, str]]:
                 yield token.start[0], word.lower()
 
 
-def test_temporary_folders_of_tools_have_an_owner() -> None:
+def test_tools_use_testing_temporary_for_temporary_folders() -> None:
     """Files made beside their target (`dir=`) are not in the temporary folder."""
     tools = ("benchmarks/", "scripts/", "testing/")
     made = ("TemporaryDirectory", "mkdtemp", "mkstemp", "NamedTemporaryFile")
@@ -314,7 +314,7 @@ def test_temporary_folders_of_tools_have_an_owner() -> None:
     )
 
 
-def test_words_that_were_given_up_do_not_come_back() -> None:
+def test_retired_words_are_not_used_in_the_product() -> None:
     none_of(
         (
             f"{name}:{line}: {word} (say: {RETIRED[word]})"
@@ -326,13 +326,13 @@ def test_words_that_were_given_up_do_not_come_back() -> None:
     )
 
 
-def test_the_glossary_explains_each_word_once() -> None:
+def test_the_glossary_lists_each_word_once() -> None:
     rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs/glossary.md").read_text(), re.M)
     words = [word for row in rows if row != "word" for word in row.split(", ")]
     none_of((w for w in sorted(set(words)) if words.count(w) > 1), "One word, one meaning:")
 
 
-def test_the_glossary_names_what_exists() -> None:
+def test_files_named_by_the_glossary_exist() -> None:
     """Short paths are below runtime/paceline/; whole paths are checked with all documents."""
     named = re.findall(r"`([a-z_]+(?:/[\w.]+)+)`", (ROOT / "docs/glossary.md").read_text())
     assert named
@@ -346,7 +346,7 @@ def test_the_glossary_names_what_exists() -> None:
     )
 
 
-def test_every_part_of_the_runtime_has_its_layer() -> None:
+def test_every_part_of_the_runtime_has_an_import_layer() -> None:
     contracts = (ROOT / ".importlinter").read_text()
     parts = {name.split("/")[2].removesuffix(".py") for name in product() if "runtime/" in name}
     none_of(

@@ -68,13 +68,13 @@ def said(file: Path, **more: Any) -> list[tuple[str, str]]:
     return log_in(file, **more).headers()
 
 
-def test_the_current_context_is_taken(tmp_path: Path) -> None:
+def test_the_current_context_of_the_kubeconfig_is_used(tmp_path: Path) -> None:
     found = log_in(config(tmp_path))
     assert (found.server, found.namespace, found.tls) == ("http://127.0.0.1:1", "team", None)
     assert found.headers() == [("Authorization", "Bearer abc")]
 
 
-def test_another_context_is_taken_by_its_name(
+def test_contexts_of_all_files_in_kubeconfig_can_be_selected_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [
@@ -85,7 +85,7 @@ def test_another_context_is_taken_by_its_name(
     assert log_in(context="three").headers() == [("Authorization", "Bearer three")]
 
 
-def test_a_file_that_is_given_goes_before_all_others(
+def test_an_explicit_kubeconfig_overrides_the_environment_and_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config(tmp_path / "home/.kube", user={"token": "home"})
@@ -128,14 +128,14 @@ def test_a_token_file_is_read_for_each_request(tmp_path: Path) -> None:
     assert found.headers() == [("Authorization", "Bearer second")]
 
 
-def test_a_name_and_a_password_are_sent_as_such(tmp_path: Path) -> None:
+def test_a_user_name_and_a_password_are_sent_as_basic_authentication(tmp_path: Path) -> None:
     user = {"username": "jane", "password": "secret"}
     assert said(config(tmp_path, user=user)) == [
         ("Authorization", f"Basic {coded('jane:secret')}"),
     ]
 
 
-def test_who_is_impersonated_is_told_in_full(tmp_path: Path) -> None:
+def test_all_impersonation_headers_are_sent(tmp_path: Path) -> None:
     """The `kubernetes` package ignores these fields and would act as the user itself."""
     user = {
         "token": "abc",
@@ -153,7 +153,7 @@ def test_who_is_impersonated_is_told_in_full(tmp_path: Path) -> None:
     ]
 
 
-def test_the_cluster_names_its_proxy_or_the_environment_does(
+def test_the_proxy_of_the_kubeconfig_overrides_that_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = {"server": "http://api.example.com"}
@@ -185,7 +185,7 @@ def test_a_pod_uses_its_service_account(
 # ---- exec plugins ---------------------------------------------------------------------------
 
 
-def test_a_plugin_says_who_the_user_is(tmp_path: Path) -> None:
+def test_an_exec_plugin_supplies_the_token_and_receives_the_cluster_info(tmp_path: Path) -> None:
     plugin = Plugin.at(tmp_path / "plugin")
     plugin.hands_out({"token": "short"}, life_s=600)
     cluster = {
@@ -205,7 +205,7 @@ def test_a_plugin_says_who_the_user_is(tmp_path: Path) -> None:
     }
 
 
-def test_a_plugin_may_hand_out_a_certificate(tmp_path: Path, pair: Pair) -> None:
+def test_an_exec_plugin_may_supply_a_client_certificate(tmp_path: Path, pair: Pair) -> None:
     plugin = Plugin.at(tmp_path / "plugin")
     plugin.hands_out({"clientCertificateData": pair.certificate, "clientKeyData": pair.private_key})
     found = log_in(config(tmp_path, cluster={"server": "https://x"}, user=plugin.user()))
@@ -222,7 +222,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", ANSWERS)
-def test_a_plugin_that_fails_is_told(tmp_path: Path, what: str) -> None:
+def test_a_failing_exec_plugin_is_reported_by_name(tmp_path: Path, what: str) -> None:
     plugin = Plugin.at(tmp_path / "plugin")
     plugin.hands_out(**ANSWERS[what])
     told = _refused(config(tmp_path, user=plugin.user()), PluginError)
@@ -231,7 +231,7 @@ def test_a_plugin_that_fails_is_told(tmp_path: Path, what: str) -> None:
         assert "exit code 7, saying: the session is over" in told.message
 
 
-def test_a_plugin_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
+def test_a_missing_exec_plugin_is_reported_with_its_install_hint(tmp_path: Path) -> None:
     exec_ = {"apiVersion": "client.authentication.k8s.io/v1", "command": "no-such-cloud"}
     told = _refused(config(tmp_path, user={"exec": exec_}), PluginError)
     assert "no-such-cloud" in told.hint
@@ -241,7 +241,7 @@ def test_a_plugin_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
     assert told.hint == "get the cloud"
 
 
-def test_a_plugin_that_hangs_does_not_hang_us(
+def test_an_exec_plugin_that_hangs_times_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exec_plugin, "TIMEOUT_S", 0.5)
@@ -250,7 +250,7 @@ def test_a_plugin_that_hangs_does_not_hang_us(
     assert "said nothing for" in str(_refused(config(tmp_path, user=plugin.user()), PluginError))
 
 
-def test_a_plugin_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_an_exec_plugin_with_an_old_api_or_a_prompt_is_refused(tmp_path: Path) -> None:
     user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "aws"}}
     assert "v1alpha1" in str(_refused(config(tmp_path, user=user), PluginError))
     asks = Plugin.at(tmp_path / "plugin").user(interactiveMode="Always")
@@ -260,7 +260,7 @@ def test_a_plugin_of_another_kind_is_refused(tmp_path: Path) -> None:
 # ---- mistakes -------------------------------------------------------------------------------
 
 
-def test_nothing_at_all_is_told_with_a_way_out() -> None:
+def test_a_missing_kubeconfig_is_reported_with_a_hint() -> None:
     with pytest.raises(KubeconfigError, match="no kubeconfig") as told:
         log_in()
     assert "KUBECONFIG" in told.value.hint
@@ -278,7 +278,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_wrong_kubeconfig_is_named(tmp_path: Path, what: str) -> None:
+def test_a_malformed_kubeconfig_is_refused(tmp_path: Path, what: str) -> None:
     file, content = tmp_path / "config", BAD[what]
     if content is not None:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -286,12 +286,12 @@ def test_a_wrong_kubeconfig_is_named(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("context", ["absent", "broken", "nobody-here"])
-def test_a_wrong_context_is_named(tmp_path: Path, context: str) -> None:
+def test_a_context_that_is_missing_or_incomplete_is_refused(tmp_path: Path, context: str) -> None:
     """A missing user is refused too: the `kubernetes` package would continue as anonymous."""
     _refused(config(tmp_path), ContextError, context)
 
 
-def test_without_a_current_context_the_others_are_named(tmp_path: Path) -> None:
+def test_without_a_current_context_the_hint_lists_the_contexts(tmp_path: Path) -> None:
     told = _refused(config(tmp_path, **{"current-context": ""}), ContextError)
     assert "here" in told.hint
 
@@ -320,7 +320,9 @@ PARTS: dict[str, tuple[type[AccessError], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("what", PARTS)
-def test_wrong_parts_of_a_kubeconfig_are_told_as_such(tmp_path: Path, what: str) -> None:
+def test_an_invalid_field_of_a_kubeconfig_raises_the_matching_error(
+    tmp_path: Path, what: str
+) -> None:
     kind, parts = PARTS[what]
     _refused(config(tmp_path, **parts), kind)
 

@@ -42,7 +42,9 @@ def until_idle(access: Access) -> None:
 
 
 @pytest.mark.parametrize(("life_s", "early_s"), [(3600.0, EARLY_S), (40.0, 10.0)])
-def test_it_is_renewed_before_it_ends(life_s: float, early_s: float) -> None:
+def test_a_login_is_renewed_in_the_background_before_it_expires(
+    life_s: float, early_s: float
+) -> None:
     desk = Desk(life_s=life_s)
     access = desk.access()
     desk.now_s += life_s - early_s - 1
@@ -55,7 +57,7 @@ def test_it_is_renewed_before_it_ends(life_s: float, early_s: float) -> None:
     assert access.login.authorization == "Bearer 2"
 
 
-def test_a_renewal_that_fails_leaves_the_login_and_is_tried_again() -> None:
+def test_a_failed_renewal_keeps_the_login_and_is_retried_later() -> None:
     desk = Desk(life_s=40.0)
     access = desk.access()
     desk.now_s += 30
@@ -73,7 +75,7 @@ def test_a_renewal_that_fails_leaves_the_login_and_is_tried_again() -> None:
     assert access.login.authorization == "Bearer 2"
 
 
-def test_who_is_refused_together_asks_once() -> None:
+def test_threads_refused_at_the_same_time_share_one_renewal() -> None:
     desk = Desk()
     access = desk.access()
     desk.now_s += PAUSE_S
@@ -90,7 +92,7 @@ def test_who_is_refused_together_asks_once() -> None:
     assert desk.count == 2
 
 
-def test_a_login_that_is_of_no_use_is_not_asked_for_again_and_again() -> None:
+def test_renewals_after_refusals_are_rate_limited() -> None:
     desk = Desk()
     access = desk.access()
     assert not access.refresh(access.login)
@@ -131,7 +133,7 @@ def server() -> Iterator[tuple[str, list[Any]]]:
     served.server_close()
 
 
-def test_the_client_of_kubernetes_has_the_same_login(server: tuple[str, list[Any]]) -> None:
+def test_the_kubernetes_client_uses_the_renewed_login(server: tuple[str, list[Any]]) -> None:
     url, heard = server
     desk = Desk(url)
 

@@ -32,7 +32,9 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_kill_9_is_evidence_from_the_kernel_at_once(tmp_path: Path, backend: str) -> None:
+def test_kill_9_is_reported_at_once_as_evidence_from_the_kernel(
+    tmp_path: Path, backend: str
+) -> None:
     """Freeze the agent's clock, so that nothing it checks periodically could find the death."""
     program = [str(still_clock.__file__), "paceline.agent"]
 
@@ -54,7 +56,9 @@ def test_kill_9_is_evidence_from_the_kernel_at_once(tmp_path: Path, backend: str
 
 
 @pytest.mark.parametrize("victim", ["mpiexec", "hydra_pmi_proxy", "shim.py"])
-def test_a_broken_chain_leaves_no_orphan(tmp_path: Path, victim: str) -> None:
+def test_killing_mpiexec_its_proxy_or_the_shim_leaves_no_orphan(
+    tmp_path: Path, victim: str
+) -> None:
     """Kill mpiexec, its proxy or the shim in turn.
 
     Without this rule the rank would live on unsupervised and join rounds while its agent believes
@@ -83,7 +87,7 @@ def test_a_broken_chain_leaves_no_orphan(tmp_path: Path, victim: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_shell_is_not_dead_before_its_children(tmp_path: Path) -> None:
+def test_a_shell_is_not_reported_dead_before_its_children_are(tmp_path: Path) -> None:
     command = ["/bin/sh", "-c", "sleep 61 & echo child $!; wait"]
 
     async def scenario() -> None:
@@ -100,7 +104,7 @@ def test_a_shell_is_not_dead_before_its_children(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_agent_death_ends_all_below_it(tmp_path: Path, backend: str) -> None:
+def test_the_death_of_an_agent_ends_all_processes_below_it(tmp_path: Path, backend: str) -> None:
     """Run `sleep`, which never reads the pipe to its agent: the kernel must end it."""
 
     async def scenario() -> None:
@@ -115,7 +119,7 @@ def test_agent_death_ends_all_below_it(tmp_path: Path, backend: str) -> None:
     asyncio.run(scenario())
 
 
-def test_the_line_ends_with_the_agent(tmp_path: Path) -> None:
+def test_a_rank_reads_the_end_of_its_pipe_when_its_agent_dies(tmp_path: Path) -> None:
     """Disable the parent death signal, so that the rank learns of it from the end of its pipe."""
     script = RANK_SIDE + (
         "import ctypes\n"
@@ -138,7 +142,7 @@ def test_the_line_ends_with_the_agent(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_the_coordinator_may_have_a_rank_killed(tmp_path: Path) -> None:
+def test_a_rank_that_the_coordinator_has_killed_is_started_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pod(tmp_path, ["sleep", "60"], procs=2) as (_, coordinator):
             other = await started(coordinator, 1)
@@ -155,7 +159,7 @@ def test_the_coordinator_may_have_a_rank_killed(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_evidence_survives_the_absence_of_the_coordinator(tmp_path: Path) -> None:
+def test_evidence_of_a_death_is_kept_until_the_coordinator_is_back(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pod(tmp_path, ["sleep", "60"], procs=2) as (_, coordinator):
             first = await started(coordinator, 0)
@@ -184,7 +188,7 @@ def test_an_agent_tries_all_addresses(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_restart_in_place_waits_longer_each_time(tmp_path: Path) -> None:
+def test_the_delay_before_a_restart_in_place_grows_each_time(tmp_path: Path) -> None:
     command = ["/bin/sh", "-c", "echo going wrong >&2; exit 3"]
 
     async def scenario() -> None:

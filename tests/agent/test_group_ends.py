@@ -64,7 +64,9 @@ def heard() -> Iterator[Heard]:
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_the_echo_of_a_killed_rank_is_no_mistake_of_the_script(heard: Heard, killed: int) -> None:
+def test_an_error_caused_by_a_killed_peer_is_not_reported_as_a_script_error(
+    heard: Heard, killed: int
+) -> None:
     """Let the peer of a killed rank fail, as it does at the same line in each group.
 
     Jobs used to end as ScriptFailed because of this.
@@ -77,7 +79,9 @@ def test_the_echo_of_a_killed_rank_is_no_mistake_of_the_script(heard: Heard, kil
 
 
 @pytest.mark.parametrize("shard", [0, 1])
-def test_an_exception_counts_with_the_end_of_its_own_process(heard: Heard, shard: int) -> None:
+def test_an_exception_is_reported_with_the_exit_of_its_own_process(
+    heard: Heard, shard: int
+) -> None:
     heard.failed(shard, MISTAKE)
     heard.failed(1 - shard, LOST)
     heard.exited(shard, 1)

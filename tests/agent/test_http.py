@@ -56,7 +56,7 @@ async def served(refusals: Refusals | None = None) -> AsyncIterator[int]:
         {"Authorization": f"Bearer {TOKEN}"},
     ],
 )
-def test_steps_are_told_to_nobody_without_the_token(headers: dict[str, str]) -> None:
+def test_steps_are_refused_without_the_token(headers: dict[str, str]) -> None:
     async def go() -> None:
         refusals = Refusals()
         async with served(refusals) as port:
@@ -73,7 +73,7 @@ def test_steps_are_told_to_nobody_without_the_token(headers: dict[str, str]) -> 
     run(go())
 
 
-def test_steps_are_told_to_whoever_has_the_token() -> None:
+def test_steps_are_served_with_the_token() -> None:
     async def go() -> None:
         async with served() as port:
             url = f"http://127.0.0.1:{port}/steps"
@@ -83,7 +83,7 @@ def test_steps_are_told_to_whoever_has_the_token() -> None:
     run(go())
 
 
-def test_figures_and_health_need_no_token() -> None:
+def test_metrics_and_health_need_no_token() -> None:
     async def go() -> None:
         async with served() as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as anybody:
             for path in ("/metrics", "/healthz"):
@@ -93,7 +93,7 @@ def test_figures_and_health_need_no_token() -> None:
     run(go())
 
 
-def test_a_flood_of_connections_of_one_address_leaves_places_for_others() -> None:
+def test_many_connections_from_one_address_leave_room_for_other_addresses() -> None:
     async def go() -> None:
         refusals = Refusals()
         async with served(refusals) as port:
@@ -114,7 +114,7 @@ def test_a_flood_of_connections_of_one_address_leaves_places_for_others() -> Non
     run(go())
 
 
-def test_the_token_of_a_local_run_is_left_to_its_own_user_only(tmp_path: Path) -> None:
+def test_the_token_file_of_a_local_run_is_readable_by_its_own_user_only(tmp_path: Path) -> None:
     for _ in range(2):  # as two agents of one run do
         targets.leave_token(tmp_path, TOKEN)
     (left,) = tmp_path.iterdir()
@@ -122,7 +122,7 @@ def test_the_token_of_a_local_run_is_left_to_its_own_user_only(tmp_path: Path) -
     assert left.read_text() == steps_token(TOKEN)
 
 
-def test_the_steps_of_a_local_run_are_asked_with_the_token_that_was_left(tmp_path: Path) -> None:
+def test_the_steps_of_a_local_run_are_fetched_with_the_token_from_its_file(tmp_path: Path) -> None:
     async def go() -> None:
         async with served() as port:
             targets.leave_token(tmp_path, TOKEN)

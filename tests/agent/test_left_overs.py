@@ -128,7 +128,9 @@ def below(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_a_killed_rank_is_swept_by_its_agent(tmp_path: Path, tmpdir: Path, backend: str) -> None:
+def test_an_agent_removes_what_a_killed_rank_leaves(
+    tmp_path: Path, tmpdir: Path, backend: str
+) -> None:
     async def scenario() -> None:
         async with pod(tmp_path, LEAVES, backend=backend) as (agent, coordinator):
             rank = await started(coordinator)
@@ -149,7 +151,7 @@ def test_a_killed_rank_is_swept_by_its_agent(tmp_path: Path, tmpdir: Path, backe
     asyncio.run(scenario())
 
 
-def test_names_that_torch_left_go_with_the_rank_and_its_workers(
+def test_shared_memory_files_of_torch_are_removed_with_the_rank_and_its_workers(
     tmp_path: Path, tmpdir: Path
 ) -> None:
     async def scenario() -> None:
@@ -180,7 +182,7 @@ def shown(out: bytes) -> list[str]:
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 @pytest.mark.parametrize("detached", [False, True])
-def test_shared_memory_of_multiprocessing_goes_with_a_killed_rank(
+def test_shared_memory_of_multiprocessing_is_removed_after_a_rank_is_killed(
     tmp_path: Path, tmpdir: Path, backend: str, *, detached: bool
 ) -> None:
     """Check that the memory is removed after the rank, or after its agent at the latest.
@@ -208,7 +210,7 @@ def test_shared_memory_of_multiprocessing_goes_with_a_killed_rank(
     asyncio.run(scenario())
 
 
-def test_files_that_torch_shares_by_name_go_with_a_killed_rank(
+def test_files_of_torchs_file_system_sharing_are_removed_after_a_rank_is_killed(
     tmp_path: Path, tmpdir: Path
 ) -> None:
     async def scenario() -> None:
@@ -228,7 +230,9 @@ def test_files_that_torch_shares_by_name_go_with_a_killed_rank(
     asyncio.run(scenario())
 
 
-def test_a_rank_counts_as_dead_while_its_memory_is_removed(tmp_path: Path, tmpdir: Path) -> None:
+def test_a_rank_is_reported_dead_while_its_memory_is_still_being_removed(
+    tmp_path: Path, tmpdir: Path
+) -> None:
     """Keep the process that removes the memory waiting: it ends with the agent at the latest."""
 
     async def scenario() -> None:
@@ -248,7 +252,7 @@ def test_a_rank_counts_as_dead_while_its_memory_is_removed(tmp_path: Path, tmpdi
     asyncio.run(scenario())
 
 
-def test_a_killed_agent_is_swept_by_the_next_one(tmp_path: Path, tmpdir: Path) -> None:
+def test_the_next_agent_removes_what_a_killed_one_leaves(tmp_path: Path, tmpdir: Path) -> None:
     """Start a second agent, as in a pod whose container is restarted."""
 
     async def scenario() -> None:
@@ -271,7 +275,7 @@ def test_a_killed_agent_is_swept_by_the_next_one(tmp_path: Path, tmpdir: Path) -
     asyncio.run(scenario())
 
 
-def test_a_job_may_have_a_tmpdir_of_its_own(tmp_path: Path, tmpdir: Path) -> None:
+def test_a_job_can_have_its_own_tmpdir(tmp_path: Path, tmpdir: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
 
@@ -290,7 +294,7 @@ def test_a_job_may_have_a_tmpdir_of_its_own(tmp_path: Path, tmpdir: Path) -> Non
     asyncio.run(scenario())
 
 
-def test_hydra_writes_nothing_outside_of_the_ranks_folder(tmp_path: Path, tmpdir: Path) -> None:
+def test_hydra_writes_nothing_outside_the_ranks_folder(tmp_path: Path, tmpdir: Path) -> None:
     """Check the path of hydra's topology file.
 
     By default hydra creates /tmp/hydra_hwloc_xmlfile_... when MPI starts, and leaves it there if it
@@ -309,7 +313,9 @@ def test_hydra_writes_nothing_outside_of_the_ranks_folder(tmp_path: Path, tmpdir
     asyncio.run(scenario())
 
 
-def test_the_name_of_mpis_memory_is_known_before_mpi_starts(tmp_path: Path, tmpdir: Path) -> None:
+def test_the_name_of_mpis_shared_memory_is_known_before_mpi_starts(
+    tmp_path: Path, tmpdir: Path
+) -> None:
     assert tmpdir.exists()
 
     async def scenario() -> None:

@@ -29,7 +29,7 @@ DRAINS = RANK_SIDE + (
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_a_finished_rank_ends_the_pod(tmp_path: Path, backend: str) -> None:
+def test_a_pod_ends_with_code_0_when_its_ranks_have_finished(tmp_path: Path, backend: str) -> None:
     async def scenario() -> None:
         script = RANK_SIDE + "print('done', flush=True); line.tell('finished'); os._exit(0)\n"
         async with pod(tmp_path, script, procs=2, backend=backend) as (agent, coordinator):
@@ -45,7 +45,7 @@ def test_a_finished_rank_ends_the_pod(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_a_second_one_does_not_cut_it_short(
+def test_a_signal_drains_the_pod_and_a_second_one_does_not_cut_it_short(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     async def scenario() -> None:
@@ -62,7 +62,7 @@ def test_a_signal_drains_and_a_second_one_does_not_cut_it_short(
     asyncio.run(scenario())
 
 
-def test_a_drain_by_a_signal_may_have_an_exit_code_of_its_own(
+def test_the_exit_code_after_a_drain_by_a_signal_can_be_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_DRAINED_EXIT_CODE", "143")
@@ -78,7 +78,9 @@ def test_a_drain_by_a_signal_may_have_an_exit_code_of_its_own(
     asyncio.run(scenario())
 
 
-def test_the_coordinator_drains_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_the_coordinator_drains_exits_with_code_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PACELINE_DRAINED_EXIT_CODE", "143")  # applies to drains by a signal only
 
     async def scenario() -> None:
@@ -91,7 +93,7 @@ def test_the_coordinator_drains_a_pod(tmp_path: Path, monkeypatch: pytest.Monkey
     asyncio.run(scenario())
 
 
-def test_the_drain_grace_ends_with_a_kill(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_leave_within_the_drain_grace_is_killed(tmp_path: Path) -> None:
     script = RANK_SIDE + (
         "line.tell('present'); print('ready', flush=True); import time; time.sleep(60)\n"
     )
@@ -110,7 +112,7 @@ def test_the_drain_grace_ends_with_a_kill(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_finished_rank_may_save_after_the_job_is_over(tmp_path: Path) -> None:
+def test_a_finished_rank_can_still_save_after_the_job_is_complete(tmp_path: Path) -> None:
     script = RANK_SIDE + (
         "line.tell('finished'); print('saving', flush=True); line.read()\n"
         "print('saved', flush=True); os._exit(0)\n"
@@ -127,7 +129,7 @@ def test_a_finished_rank_may_save_after_the_job_is_over(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_release_outlives_the_rank_and_the_coordinator(tmp_path: Path) -> None:
+def test_an_agent_reports_a_release_to_a_restarted_coordinator(tmp_path: Path) -> None:
     """Stop the coordinator before the rank ends.
 
     Only the agent can then report to the restarted coordinator that the job is complete (R17).
@@ -161,7 +163,7 @@ def test_a_release_outlives_the_rank_and_the_coordinator(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_command_not_found_is_the_users_to_mend(tmp_path: Path, backend: str) -> None:
+def test_a_command_that_is_not_found_ends_the_pod_with_a_hint(tmp_path: Path, backend: str) -> None:
     async def scenario() -> None:
         async with pod(tmp_path, ["pyhton", "train.py"], backend=backend) as (agent, coordinator):
             assert await agent.ended() == 2
@@ -183,7 +185,7 @@ def test_command_not_found_is_the_users_to_mend(tmp_path: Path, backend: str) ->
         (RANK_SIDE + "line.tell('finished'); raise OSError('disk full')", 1, "disk full"),
     ],
 )
-def test_ends_that_no_restart_would_mend(
+def test_a_failure_that_no_restart_would_fix_ends_the_pod(
     tmp_path: Path, script: str, code: int, reason: str
 ) -> None:
     async def scenario() -> None:
@@ -197,7 +199,7 @@ def test_ends_that_no_restart_would_mend(
     asyncio.run(scenario())
 
 
-def test_a_place_that_is_given_up_drains_the_others(tmp_path: Path) -> None:
+def test_a_rank_that_is_not_restarted_drains_the_others_of_its_pod(tmp_path: Path) -> None:
     script = DRAINS.replace(
         "print('ready'", "settings.member.local == 1 and os._exit(2)\nprint('ready'"
     )
@@ -212,7 +214,7 @@ def test_a_place_that_is_given_up_drains_the_others(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_what_a_rank_finds_in_its_environment(tmp_path: Path) -> None:
+def test_a_rank_gets_its_settings_arguments_and_working_directory(tmp_path: Path) -> None:
     script = (
         "import json, os, sys\n"
         "json.dump([dict(os.environ), sys.argv[1:], os.getcwd()], open('seen.json', 'w'))\n"
@@ -265,7 +267,7 @@ def test_no_output_is_lost(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_nothing_is_left_over(tmp_path: Path) -> None:
+def test_no_process_outlives_the_agent(tmp_path: Path) -> None:
     """Include a process that a rank has put into a session of its own."""
     command = ["/bin/sh", "-c", "setsid sleep 62 & echo started; exec sleep 63"]
 
@@ -344,7 +346,7 @@ def test_metrics_and_health_are_served(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_an_agent_says_which_variable_is_wrong() -> None:
+def test_the_error_names_the_environment_variable_that_is_wrong() -> None:
     with pytest.raises(SettingsError, match="PACELINE_JOB is not set"):
         AgentSettings.from_environment({})
     env = {"PACELINE_JOB": "j", "PACELINE_SLOT": "-1"}

@@ -14,7 +14,7 @@ WRITES = 5_000
 """More writes than fit into the pipe that wakes the event loop."""
 
 
-def test_a_signal_is_heard_however_much_was_written_meanwhile(tmp_path: Path) -> None:
+def test_a_signal_is_handled_however_much_was_written_meanwhile(tmp_path: Path) -> None:
     """Guard against a lost SIGCHLD, which would be a dead rank that nobody reports."""
 
     async def scenario() -> None:
@@ -35,7 +35,7 @@ def test_a_signal_is_heard_however_much_was_written_meanwhile(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
-def test_a_reader_that_waits_goes_on_once_there_is_room(tmp_path: Path) -> None:
+def test_a_waiting_reader_continues_once_the_output_has_room(tmp_path: Path) -> None:
     async def scenario() -> None:
         read_fd, write_fd = os.pipe()
         output = Output(asyncio.get_running_loop(), write_fd, tmp_path / "logs")

@@ -86,7 +86,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_octets_of_all_ports(machine: Machine) -> None:
+def test_sent_octets_are_read_from_all_infiniband_ports(machine: Machine) -> None:
     assert sent_octets(machine.sys) == {}
     machine.port("mlx5_0", 1, counters__port_xmit_data=250, counters__port_rcv_data=9)
     machine.port("mlx5_0", 2, counters__port_xmit_data=0)
@@ -95,7 +95,7 @@ def test_octets_of_all_ports(machine: Machine) -> None:
     assert sent_octets(machine.sys) == {"mlx5_0/1": 1000, "mlx5_0/2": 0, "rdmap0s6/1": 77}
 
 
-def test_octets_of_interfaces(machine: Machine) -> None:
+def test_sent_octets_of_interfaces_exclude_loopback(machine: Machine) -> None:
     assert interface_octets(machine.proc) is None
     machine.interfaces(eth0=500, net1=70)
     assert interface_octets(machine.proc) == 570
@@ -104,7 +104,7 @@ def test_octets_of_interfaces(machine: Machine) -> None:
     assert real >= 0
 
 
-def test_a_device_held_open_by_the_rank_or_below_it(machine: Machine) -> None:
+def test_a_device_held_open_by_a_rank_or_its_children_is_found(machine: Machine) -> None:
     machine.process(10, "/dev/shm/x", "/dev/infiniband/rdma_cm")
     machine.process(20, children=(21, 22))
     machine.process(21)
@@ -116,7 +116,9 @@ def test_a_device_held_open_by_the_rank_or_below_it(machine: Machine) -> None:
     assert holds_device(machine.proc, 99) is False, "it has just ended"
 
 
-def test_files_that_cannot_be_seen(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_whose_files_cannot_be_listed_is_unknown(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Refuse to list a rank's files, as for a rank of another user.
 
     The refusal is simulated because the tests may run as root, which can read all.
@@ -134,7 +136,7 @@ def test_files_that_cannot_be_seen(machine: Machine, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.processes
-def test_processes_of_this_machine() -> None:
+def test_real_processes_are_read_without_an_error() -> None:
     """Read the real /proc of a shell whose child runs."""
     script = f"{sys.executable} -c 'print(1, flush=True); input()' & wait"
     with subprocess.Popen(
@@ -146,7 +148,7 @@ def test_processes_of_this_machine() -> None:
         shell.kill()
 
 
-def test_nccl_s_log_is_read_bit_by_bit(tmp_path: Path) -> None:
+def test_the_log_of_nccl_is_read_incrementally(tmp_path: Path) -> None:
     log = NcclLog(nccl_log(tmp_path, ME))
     assert log.look() == Connections()
     (tmp_path / "logs").mkdir()
@@ -181,7 +183,7 @@ def settings(folder: Path) -> AgentSettings:
     ],
     ids=["asked for", "not required", "the pod and the job say otherwise"],
 )
-def test_nccl_is_asked_only_where_the_job_requires_gpudirect(
+def test_nccl_logging_is_enabled_only_if_the_job_requires_gpudirect(
     tmp_path: Path,
     gpu_direct: bool,
     outside: Mapping[str, str],
@@ -226,7 +228,7 @@ class Trainer:
             self.transfer_s.observe(0.001)
 
 
-def test_verdicts_of_a_pod_of_two_reach_its_page(machine: Machine) -> None:
+def test_the_metrics_page_shows_what_network_each_rank_uses(machine: Machine) -> None:
     """Let one rank use verbs and one TCP; then NCCL's log says that both use GPUDirect."""
     machine.process(10, "/dev/infiniband/uverbs0")
     machine.process(11)

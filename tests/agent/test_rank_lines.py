@@ -56,7 +56,7 @@ async def read(line: socket.socket) -> bytes | None:
             loop.remove_reader(line.fileno())
 
 
-def test_who_does_not_read_gets_all_in_order_when_it_goes_on() -> None:
+def test_a_rank_that_resumes_reading_gets_all_messages_in_order() -> None:
     async def scenario() -> None:
         _, lines, line = opened()
         words = [b"%d" % n + b"x" * 5000 for n in range(QUEUE_MAX)]
@@ -70,7 +70,7 @@ def test_who_does_not_read_gets_all_in_order_when_it_goes_on() -> None:
     asyncio.run(scenario())
 
 
-def test_who_reads_nothing_for_long_is_introduced_to_anew() -> None:
+def test_a_rank_that_does_not_read_for_long_is_reintroduced() -> None:
     async def scenario() -> None:
         voice, lines, line = opened()
         while ("anew", b"") not in voice.heard_of:
@@ -86,7 +86,7 @@ def test_who_reads_nothing_for_long_is_introduced_to_anew() -> None:
     asyncio.run(scenario())
 
 
-def test_the_last_words_of_a_dead_rank_come_before_its_end() -> None:
+def test_the_last_messages_of_a_dead_rank_come_before_its_end() -> None:
     async def scenario() -> None:
         voice, lines, line = opened()
         packets.send(line, b"first")
@@ -105,7 +105,7 @@ def test_the_last_words_of_a_dead_rank_come_before_its_end() -> None:
     asyncio.run(scenario())
 
 
-def test_a_rank_that_closes_its_line_is_gone() -> None:
+def test_a_rank_that_closes_its_connection_is_gone() -> None:
     async def scenario() -> None:
         voice, lines, line = opened()
         line.close()

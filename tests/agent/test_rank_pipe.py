@@ -85,7 +85,7 @@ def refused(reason: Reason) -> int:
 
 
 @pytest.mark.parametrize("data", NO_MESSAGES.values(), ids=list(NO_MESSAGES))
-def test_what_is_no_message_is_refused_and_the_pipe_goes_on(data: bytes) -> None:
+def test_an_invalid_message_is_refused_and_the_pipe_stays_open(data: bytes) -> None:
     before = refused(Reason.MALFORMED)
     with listening() as (loop, name, heard), call(name) as rank:
         rank.send(data)
@@ -99,7 +99,7 @@ def test_what_is_no_message_is_refused_and_the_pipe_goes_on(data: bytes) -> None
     records.close()
 
 
-def test_thousands_of_random_packets_cost_no_memory_and_end_nothing() -> None:
+def test_thousands_of_random_packets_use_no_memory_and_end_no_pipe() -> None:
     dice = random.Random(1)
     whole = json.dumps({"kind": "failed", "message": "m", "error": None, "released": None}).encode()
     before = own_bytes()
@@ -132,7 +132,7 @@ except OSError:
 
 @pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_message_of_another_user_is_never_read() -> None:
+def test_a_message_from_another_user_is_never_read() -> None:
     before = refused(Reason.OTHER_USER)
     with listening() as (loop, name, heard):
         subprocess.run(
@@ -146,7 +146,7 @@ def test_a_message_of_another_user_is_never_read() -> None:
 
 
 @pytest.mark.parametrize("data", NO_MESSAGES.values(), ids=list(NO_MESSAGES))
-def test_a_rank_reads_on_after_what_is_no_order(data: bytes) -> None:
+def test_a_rank_keeps_reading_after_an_invalid_order(data: bytes) -> None:
     """Send the rank invalid data before an order.
 
     A thread that ended with an exception would never learn that the agent is dead.

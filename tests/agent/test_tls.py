@@ -85,11 +85,11 @@ def test_an_agent_reaches_its_own_coordinator(tmp_path: Path) -> None:
     assert asyncio.run(tells("mine", "mine", tmp_path))
 
 
-def test_it_tells_nothing_to_another_one(tmp_path: Path) -> None:
+def test_an_agent_sends_nothing_to_another_coordinator(tmp_path: Path) -> None:
     assert not asyncio.run(tells("other", "mine", tmp_path))
 
 
-def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_certificate_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(PacelineError, match=r"PACELINE_TLS_CERT names .*missing") as refused:
         pinned(tmp_path / "missing")
     assert "Secret" in refused.value.hint
@@ -98,5 +98,5 @@ def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         pinned(tmp_path / "empty")
 
 
-def test_one_machine_needs_none() -> None:
+def test_a_run_on_one_machine_needs_no_certificate() -> None:
     assert pinned(None) is None

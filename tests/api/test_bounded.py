@@ -22,7 +22,7 @@ class Counting(io.BytesIO):
         return super().read(size)
 
 
-def test_one_byte_more_than_the_bound_is_read_at_most() -> None:
+def test_read_at_most_reads_no_more_than_one_byte_past_the_limit() -> None:
     stream = Counting(bytes(1000))
     with pytest.raises(TooLargeError, match="it is larger than 10 bytes"):
         read_at_most(stream, 10)
@@ -30,7 +30,7 @@ def test_one_byte_more_than_the_bound_is_read_at_most() -> None:
     assert read_at_most(Counting(bytes(10)), 10) == bytes(10)
 
 
-def test_a_file_is_read_whole_through_a_link_and_refused_above_the_bound(tmp_path: Path) -> None:
+def test_read_file_follows_links_and_rejects_files_over_the_limit(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     (tmp_path / "link").symlink_to("file")
     assert read_file(tmp_path / "link", 5) == b"12345"
@@ -38,14 +38,14 @@ def test_a_file_is_read_whole_through_a_link_and_refused_above_the_bound(tmp_pat
         read_file(tmp_path / "link", 4)
 
 
-def test_a_file_that_seems_endless_costs_no_memory(tmp_path: Path) -> None:
+def test_a_huge_sparse_file_is_rejected_without_reading_it_whole(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as file:
         file.truncate(2**40)
     with pytest.raises(TooLargeError, match="larger than 1,000,000 bytes"):
         read_file(tmp_path / "file", 1_000_000)
 
 
-def test_a_pipe_a_device_and_a_folder_are_no_files_and_hold_nobody_up(tmp_path: Path) -> None:
+def test_pipes_devices_and_folders_are_rejected_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         with pytest.raises(OSError, match=r"no regular file|Is a directory"):

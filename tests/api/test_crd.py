@@ -52,14 +52,14 @@ VALIDATIONS = "x-kubernetes-validations"
 
 
 @pytest.mark.parametrize("plural", DEFINITIONS)
-def test_committed_file_is_the_generated_one(plural: str) -> None:
+def test_the_committed_manifest_equals_the_generated_one(plural: str) -> None:
     text = (MANIFESTS / f"{plural}.yaml").read_text()
     assert text == DEFINITIONS[plural](), "run: python -m paceline_api.crdgen"
     assert text.startswith("# Generated from crds/paceline_api; do not edit.\n")
 
 
 @pytest.mark.parametrize("plural", DEFINITIONS)
-def test_small_enough_for_client_side_apply(plural: str) -> None:
+def test_the_manifest_is_small_enough_for_client_side_apply(plural: str) -> None:
     assert len((MANIFESTS / f"{plural}.yaml").read_bytes()) < ANNOTATION_BYTES_MAX / 2
 
 
@@ -80,20 +80,22 @@ def test_every_field_is_described(plural: str, least: int) -> None:
         assert "\n" not in part["description"], path
 
 
-def test_schema_is_structural(schema: dict[str, Any]) -> None:
+def test_the_schema_is_structural(schema: dict[str, Any]) -> None:
     for path, part in parts(schema, ""):
         assert part.get("type") or part.get("x-kubernetes-int-or-string"), path
         assert not {"$ref", "anyOf", "title", "const"} & part.keys(), path
         assert part.get("additionalProperties") is not True, path
 
 
-def test_only_structure_has_defaults(schema: dict[str, Any]) -> None:
+def test_only_replicas_suspend_and_observed_generation_have_defaults(
+    schema: dict[str, Any],
+) -> None:
     found = {path: part["default"] for path, part in parts(schema, "") if "default" in part}
     unseen = {".status": {"observedGeneration": -1}}
     assert found == {".spec.replicas": 1, ".spec.suspend": False, **unseen}
 
 
-def test_defaults_and_fixed_fields_are_told(schema: dict[str, Any]) -> None:
+def test_descriptions_name_defaults_and_immutable_fields(schema: dict[str, Any]) -> None:
     told = {path: part.get("description", "") for path, part in parts(schema, "")}
     assert told[".spec.collective.quorum"].endswith(" Default: 75%.")
     assert told[".spec.collective.randomInitiator"].endswith(" Default: false.")
@@ -103,7 +105,9 @@ def test_defaults_and_fixed_fields_are_told(schema: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.path)
-def test_rule_has_its_twin_in_the_crd(rule: Rule, schema: dict[str, Any]) -> None:
+def test_each_validation_rule_has_a_cel_counterpart_in_the_crd(
+    rule: Rule, schema: dict[str, Any]
+) -> None:
     in_spec = rule.path.startswith("spec.")
     part = schema["properties"]["spec"] if in_spec else schema
     (twin,) = [v for v in part[VALIDATIONS] if v["message"] == rule.message]
@@ -115,7 +119,7 @@ def test_rule_has_its_twin_in_the_crd(rule: Rule, schema: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.path)
-def test_rule_is_broken_by_a_spec_of_the_table(rule: Rule) -> None:
+def test_each_validation_rule_is_violated_by_some_example_of_a_bad_spec(rule: Rule) -> None:
     def broken() -> Iterator[str]:
         for name, bad in BAD.items():
             with pytest.raises(InvalidJobError) as caught:
@@ -126,7 +130,7 @@ def test_rule_is_broken_by_a_spec_of_the_table(rule: Rule) -> None:
     assert any(broken()), f"no entry of BAD breaks the rule: {rule.message}"
 
 
-def test_rules_read_fields_that_exist(schema: dict[str, Any]) -> None:
+def test_cel_rules_refer_only_to_existing_fields(schema: dict[str, Any]) -> None:
     known = {path for path, _ in parts(schema["properties"]["spec"], "")}
     for validation in schema["properties"]["spec"][VALIDATIONS]:
         for path in re.findall(r"\b(?:self|oldSelf)((?:\.[a-zA-Z]+)+)(?!\()\b", validation["rule"]):
@@ -136,7 +140,7 @@ def test_rules_read_fields_that_exist(schema: dict[str, Any]) -> None:
         assert validation["fieldPath"] in known, validation
 
 
-def test_fixed_fields_refuse_setting_changing_and_removing(schema: dict[str, Any]) -> None:
+def test_immutable_fields_cannot_be_set_changed_or_removed(schema: dict[str, Any]) -> None:
     rules = {v["fieldPath"]: v for v in validations(schema) if v["reason"] == "FieldValueForbidden"}
     assert set(rules) == {
         ".procsPerReplica",
@@ -166,7 +170,7 @@ def test_fixed_fields_refuse_setting_changing_and_removing(schema: dict[str, Any
     )
 
 
-def test_what_kubectl_needs(crd: dict[str, Any]) -> None:
+def test_printer_columns_and_subresources_refer_to_existing_fields(crd: dict[str, Any]) -> None:
     version = crd["spec"]["versions"][0]
     columns = version["additionalPrinterColumns"]
     assert [column["name"] for column in columns] == [
@@ -196,7 +200,7 @@ def test_what_kubectl_needs(crd: dict[str, Any]) -> None:
     assert crd["metadata"]["name"] == "trainingjobs.paceline.dev"
 
 
-def test_pod_template_is_kept_beyond_its_skeleton(schema: dict[str, Any]) -> None:
+def test_the_pod_template_preserves_unknown_fields(schema: dict[str, Any]) -> None:
     template = schema["properties"]["spec"]["properties"]["template"]
     pod = template["properties"]["spec"]
     containers = pod["properties"]["containers"]

@@ -34,13 +34,13 @@ NOT_OF_ROUNDS = ("backend", "freezeTimeout", "segmentBytes", "wire")
 """Fields of `spec.collective` that are set once for the whole job."""
 
 
-def test_every_field_has_a_sample_or_is_the_operators() -> None:
+def test_every_field_has_a_sample_or_is_read_only_by_the_operator() -> None:
     known = SAMPLES.keys() | OPERATORS_ALONE | BEYOND_OVERRIDES.keys()
     assert known == leaves(TrainingJob).keys()
 
 
 @pytest.mark.parametrize("field", SAMPLES)
-def test_a_field_reaches_the_settings_of_the_runtime(field: str) -> None:
+def test_each_field_changes_the_settings_of_the_runtime(field: str) -> None:
     *before, last = SAMPLES[field]
     without, with_it = resolved(tuple(before)), resolved((*before, last))
     assert without != with_it

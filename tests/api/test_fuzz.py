@@ -59,7 +59,7 @@ JUNK = st.recursive(
 
 @pytest.mark.long
 @given(st.lists(st.tuples(st.sampled_from(places(FULL)), JUNK), min_size=1, max_size=3))
-def test_junk_anywhere_gives_a_job_or_errors_that_help(
+def test_random_values_in_a_job_give_a_job_or_errors_with_hints(
     edits: list[tuple[tuple[Any, ...], Any]],
 ) -> None:
     mapping = copy.deepcopy(FULL)
@@ -86,7 +86,7 @@ def test_junk_anywhere_gives_a_job_or_errors_that_help(
 
 
 @given(st.text(max_size=60) | st.text(alphabet="ab: -[]{}&*!|>#%@\n\t'\"<?,~0", max_size=60))
-def test_any_text_is_a_job_or_an_error(text: str) -> None:
+def test_random_text_is_rejected_with_an_error_and_a_hint(text: str) -> None:
     try:
         parse_job(text)
     except PacelineError as error:
@@ -96,7 +96,7 @@ def test_any_text_is_a_job_or_an_error(text: str) -> None:
 
 
 @given(st.text(max_size=20) | st.text(alphabet="spec.relica[0]=:{}", max_size=20))
-def test_any_override_is_put_in_or_an_error(text: str) -> None:
+def test_a_random_override_is_applied_or_rejected_with_a_hint(text: str) -> None:
     try:
         changed = with_overrides(yaml.safe_load(GOOD), [text])
     except InvalidJobError as error:

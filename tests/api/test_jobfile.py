@@ -35,7 +35,7 @@ spec:
 RESOLVED = resolve(parse_job(JOB))
 
 
-def test_the_text_is_this() -> None:
+def test_the_frozen_job_file_matches_the_golden_file() -> None:
     """Check the text itself, because agents and ranks of other releases read it too."""
     trainer = RESOLVED.trainer
     made = JobFile.of(
@@ -48,7 +48,7 @@ def test_the_text_is_this() -> None:
     assert made.to_json() + "\n" == GOLDEN.read_text()
 
 
-def test_what_was_written_is_read() -> None:
+def test_the_golden_file_is_read_back() -> None:
     file = read_job_file(GOLDEN)
     assert file.command == ("python", "train.py", "--lr=0.1", "--out=$(WHERE)")
     assert file.env == (("LR", "0.1"),)
@@ -57,7 +57,7 @@ def test_what_was_written_is_read() -> None:
     assert read_resolved_job(GOLDEN) == RESOLVED
 
 
-def test_an_agent_does_not_mind_what_only_a_newer_coordinator_knows(tmp_path: Path) -> None:
+def test_an_agent_ignores_values_that_only_a_newer_coordinator_understands(tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     content = json.loads(GOLDEN.read_text())
     content["job"]["collective"]["mode"] = "Telepathy"
@@ -76,7 +76,9 @@ def test_an_agent_does_not_mind_what_only_a_newer_coordinator_knows(tmp_path: Pa
         (GOLDEN.read_text().replace('"command": [', '"command": [], "old": [', 1), "no command"),
     ],
 )
-def test_another_file_is_refused_by_name(tmp_path: Path, content: str | None, wrong: str) -> None:
+def test_an_invalid_job_file_is_rejected_and_named(
+    tmp_path: Path, content: str | None, wrong: str
+) -> None:
     file = tmp_path / "job.json"
     if content is not None:
         file.write_text(content)

@@ -27,7 +27,7 @@ def errors_of(text: str, *overrides: str) -> tuple[SpecError, ...]:
     return caught.value.errors
 
 
-def test_good_job_is_read() -> None:
+def test_a_valid_job_is_parsed() -> None:
     job = parse_job(GOOD)
     assert job.spec.collective is not None
     assert (job.spec.replicas, job.spec.collective.mode, job.spec.collective.quorum) == (
@@ -38,7 +38,7 @@ def test_good_job_is_read() -> None:
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_mistake_names_the_field_and_the_way_out(bad: Bad) -> None:
+def test_each_invalid_spec_gives_one_error_with_its_field_and_a_hint(bad: Bad) -> None:
     errors = errors_of(bad.text)
     assert len(errors) == 1, [error.render() for error in errors]
     error = errors[0]
@@ -51,12 +51,12 @@ def test_mistake_names_the_field_and_the_way_out(bad: Bad) -> None:
     assert [line.split(": ")[0] for line in lines] == ["error", "hint"], lines
 
 
-def test_table_is_large_enough_and_has_no_double() -> None:
+def test_the_table_of_invalid_specs_has_no_duplicates() -> None:
     assert len(BAD) >= 40
     assert len({bad.text for bad in BAD.values()}) == len(BAD)
 
 
-def test_errors_print_as_two_lines_each() -> None:
+def test_an_error_renders_as_two_lines() -> None:
     error = SpecError(
         "spec.collective.quorum",
         9,
@@ -69,7 +69,7 @@ def test_errors_print_as_two_lines_each() -> None:
     )
 
 
-def test_all_errors_come_at_once_with_their_lines() -> None:
+def test_all_errors_are_reported_at_once_with_their_line_numbers() -> None:
     text = GOOD.replace("quorum: 6", "quorum: 9").replace(
         "  replicas: 4", "  replicas: 4\n  minReplicas: 6\n  maxReplicas: 3"
     )
@@ -109,7 +109,9 @@ PMIX_, PMI_, TORCHELASTIC_"""
         ("a: &x {b: *x}", "job.yaml: is nested too deeply", "levels"),
     ],
 )
-def test_file_that_is_no_job(text: str, message: str, hint: str) -> None:
+def test_a_file_that_is_not_a_job_is_rejected_with_a_hint(
+    text: str, message: str, hint: str
+) -> None:
     with pytest.raises(JobFileError) as caught:
         parse_job(text, source="job.yaml")
     assert caught.value.message.startswith(message), caught.value.message
@@ -117,25 +119,25 @@ def test_file_that_is_no_job(text: str, message: str, hint: str) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_alias_bomb_is_refused_quickly() -> None:
+def test_a_yaml_alias_bomb_is_rejected() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     with pytest.raises(JobFileError, match="too deeply or too large"):
         parse_job("\n".join(lines))
 
 
-def test_key_that_appears_twice() -> None:
+def test_a_duplicate_key_is_rejected_with_both_line_numbers() -> None:
     (error,) = errors_of(GOOD.replace("quorum: 6", "quorum: 6\n    quorum: 7"))
     assert error.message == (
         "spec.collective.quorum: appears twice, in line 10 and in line 11 (job.yaml)"
     )
 
 
-def test_second_empty_document_is_no_mistake() -> None:
+def test_an_empty_second_document_is_accepted() -> None:
     assert parse_job(f"---\n{GOOD}---\n").metadata.name == "digits"
 
 
-def test_merged_mappings_and_plain_text_are_read_as_kubectl_reads_them() -> None:
+def test_yaml_merge_keys_and_plain_scalars_are_read_as_kubectl_does() -> None:
     text = GOOD.replace(
         '            - name: OMP_NUM_THREADS\n              value: "1"\n',
         "            - &one {name: A, value: 2024-01-01}\n"
@@ -152,18 +154,18 @@ def test_merged_mappings_and_plain_text_are_read_as_kubectl_reads_them() -> None
     ]
 
 
-def test_empty_field_means_unset() -> None:
+def test_an_empty_field_counts_as_unset() -> None:
     job = parse_job(GOOD.replace("    quorum: 6", "    quorum:"))
     assert job.spec.collective is not None
     assert job.spec.collective.quorum is None
 
 
-def test_control_characters_do_not_reach_the_terminal() -> None:
+def test_control_characters_do_not_appear_in_error_messages() -> None:
     (error,) = errors_of(GOOD.replace("mode: Quorum", 'mode: "\\e[31mred"'))
     assert "\x1b" not in error.render()
 
 
-def test_round_trip_keeps_every_field_of_the_pod() -> None:
+def test_a_round_trip_preserves_every_field_of_the_pod() -> None:
     text = GOOD.replace(
         "      containers:\n",
         "      nodeSelector: {disk: ssd}\n"
@@ -180,7 +182,7 @@ def test_round_trip_keeps_every_field_of_the_pod() -> None:
     assert parse_job(yaml.safe_dump(with_defaults(job).to_mapping())) == with_defaults(job)
 
 
-def test_status_of_a_newer_operator_is_read_and_a_stray_field_of_spec_is_not() -> None:
+def test_unknown_fields_are_accepted_in_status_and_rejected_in_spec() -> None:
     mapping = parse_job(GOOD).to_mapping()
     status = {
         "round": 3,
@@ -213,7 +215,7 @@ def test_status_of_a_newer_operator_is_read_and_a_stray_field_of_spec_is_not() -
         (["spec.template.spec.hostNetwork=true"], ("spec", "template", "spec"), None),
     ],
 )
-def test_override_is_put_in(
+def test_an_override_is_applied_to_a_copy(
     overrides: list[str], path: tuple[str | int, ...], value: object
 ) -> None:
     before = yaml.safe_load(GOOD)
@@ -227,7 +229,7 @@ def test_override_is_put_in(
     job_from_mapping(after)
 
 
-def test_empty_override_removes_the_field() -> None:
+def test_an_empty_override_removes_the_field() -> None:
     after = with_overrides(yaml.safe_load(GOOD), ["spec.collective.quorum=", "spec.checkpoint="])
     assert after["spec"]["collective"] == {"mode": "Quorum"}
     assert "checkpoint" not in after["spec"]
@@ -265,7 +267,9 @@ def test_empty_override_removes_the_field() -> None:
         ("spec.collective.quorum=[1", 'spec.collective.quorum: "[1" is not a YAML value', "quotes"),
     ],
 )
-def test_bad_override(override: str, message: str, hint: str) -> None:
+def test_an_invalid_override_is_rejected_with_a_hint(
+    override: str, message: str, hint: str
+) -> None:
     with pytest.raises(InvalidJobError) as caught:
         with_overrides(yaml.safe_load(GOOD), [override])
     (error,) = caught.value.errors
@@ -273,18 +277,18 @@ def test_bad_override(override: str, message: str, hint: str) -> None:
     assert hint in error.hint
 
 
-def test_all_bad_overrides_are_told_at_once() -> None:
+def test_all_invalid_overrides_are_reported_at_once() -> None:
     with pytest.raises(InvalidJobError) as caught:
         with_overrides({}, ["a=1", "spec.b=2", "c"])
     assert [error.path for error in caught.value.errors] == ["a", "spec.b", "--set c"]
 
 
-def test_error_in_an_overridden_value_points_at_the_override() -> None:
+def test_an_error_in_an_overridden_value_names_the_command_line() -> None:
     (error,) = errors_of(GOOD, "spec.collective.quorum=99")
     assert error.message.endswith("= 8 (from the command line)")
 
 
-def test_file_is_read_and_named(tmp_path: Path) -> None:
+def test_load_job_reads_a_file_and_names_it_in_errors(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(GOOD)
     assert load_job(file, ["spec.collective.mode=Full"]).spec.replicas == 4
@@ -301,7 +305,9 @@ def test_file_is_read_and_named(tmp_path: Path) -> None:
         (b"#" * 1_000_001, "is larger than"),
     ],
 )
-def test_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_an_unreadable_file_is_rejected_with_a_hint(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
     file = tmp_path / "job.yaml"
     if content is not None:
         file.write_bytes(content)
@@ -312,7 +318,7 @@ def test_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, message
         load_job(tmp_path)
 
 
-def test_paths_are_shown_and_read_back() -> None:
+def test_split_path_inverts_show_path() -> None:
     path = ("spec", "template", "containers", 0, "env", 12, "name")
     assert show_path(path) == "spec.template.containers[0].env[12].name"
     assert split_path(show_path(path)) == path
@@ -329,7 +335,9 @@ def test_paths_are_shown_and_read_back() -> None:
         ("other.yaml", "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\n", "of kubeflow.org/v1"),
     ],
 )
-def test_a_file_of_something_else_is_named(tmp_path: Path, name: str, text: str, told: str) -> None:
+def test_a_script_or_another_kubernetes_object_is_identified(
+    tmp_path: Path, name: str, text: str, told: str
+) -> None:
     """The hint once advised rewriting apiVersion or checking the indentation (regression test)."""
     (tmp_path / name).write_text(text)
     with pytest.raises(PacelineError) as caught:
@@ -351,14 +359,14 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, name: str, text: str,
         ("image:", 'workingDir: "/\\0"\n          image:', "containers[0].workingDir"),
     ],
 )
-def test_a_zero_byte_is_refused_by_its_field(old: str, new: str, path: str) -> None:
+def test_a_zero_byte_is_rejected_with_its_field(old: str, new: str, path: str) -> None:
     (error,) = errors_of(GOOD.replace(old, new))
     assert path in error.message
     assert "holds a zero byte" in error.message
     assert "\0" not in error.render()
 
 
-def test_a_misspelt_part_without_a_value_is_an_error_about_the_part_that_is_missing() -> None:
+def test_a_misspelled_empty_section_is_reported_as_the_missing_section() -> None:
     with pytest.raises(InvalidJobError) as caught:
         parse_job(
             "apiVersion: paceline.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: a}\npec:\n"

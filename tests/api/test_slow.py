@@ -18,7 +18,7 @@ def look(now_s: float, since: dict[str, float], **steps: float) -> Verdict:
     return judge(paces, SETTINGS, round_s=0.1, since=since, now_s=now_s)
 
 
-def test_slow_for_the_whole_window_and_then_up_the_ladder() -> None:
+def test_a_rank_slow_for_a_whole_window_climbs_the_response_ladder() -> None:
     steps = {"a": 0.1, "b": 0.1, "c": 0.3}
     first = look(10.0, {}, **steps)
     assert (first.slow, first.since, first.look_again_s) == ((), {"c": 10.0}, 15.0)
@@ -34,7 +34,7 @@ def test_slow_for_the_whole_window_and_then_up_the_ladder() -> None:
         assert (slow.action, found.look_again_s) == (action, again_s)
 
 
-def test_steps_of_a_few_milliseconds_are_never_slow() -> None:
+def test_differences_of_a_few_milliseconds_do_not_count_as_slow() -> None:
     """Ranks that share processors can differ by a factor of 8 over a few milliseconds.
 
     A response would gain nothing there.
@@ -45,13 +45,13 @@ def test_steps_of_a_few_milliseconds_are_never_slow() -> None:
     assert slow.key == "c"
 
 
-def test_who_was_seen_to_be_fast_begins_anew_and_who_is_not_measured_does_not() -> None:
+def test_a_fast_measurement_resets_the_timer_and_a_missing_one_keeps_it() -> None:
     since = {"b": 10.0, "c": 10.0, "gone": 10.0}
     assert look(50.0, since, a=0.1, b=0.1, c=0.0).since == {"c": 10.0}
     assert look(50.0, since, b=0.1).since == {"b": 10.0}, "one alone is compared with nobody"
 
 
-def test_the_slowest_first_and_the_faster_of_two_is_the_norm() -> None:
+def test_the_slowest_is_listed_first_and_of_two_ranks_the_faster_is_the_norm() -> None:
     found = look(50.0, {"c": 1.0, "d": 1.0}, a=0.1, b=0.1, e=0.1, c=0.2, d=0.4)
     assert [slow.key for slow in found.slow] == ["d", "c"]
     assert look(50.0, {"b": 1.0}, a=0.1, b=0.2).slow[0].percent == 200
@@ -59,7 +59,7 @@ def test_the_slowest_first_and_the_faster_of_two_is_the_norm() -> None:
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0.001, 10.0), min_size=1))
 @pytest.mark.long
-def test_never_more_than_half_are_slow(steps: dict[str, float]) -> None:
+def test_at_most_half_of_the_ranks_are_slow(steps: dict[str, float]) -> None:
     found = look(1e6, dict.fromkeys(steps, 0.0), **steps)
     assert len(found.slow) <= len(steps) // 2
     assert all(slow.percent >= 149 for slow in found.slow)

@@ -32,7 +32,7 @@ spec:
 """
 
 
-def test_the_same_job_from_objects_and_from_yaml() -> None:
+def test_kubernetes_objects_and_yaml_give_the_same_job() -> None:
     secret = client.V1SecretKeySelector(name="s", key="k")
     container = client.V1Container(
         name="trainer",

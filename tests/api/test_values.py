@@ -37,7 +37,7 @@ def settings(*overrides: str) -> ResolvedJob:
 
 
 @given(st.integers(0, 9_999 * parse_duration("1h")))
-def test_duration_is_read_back_as_written(ns: int) -> None:
+def test_parse_duration_inverts_format_duration(ns: int) -> None:
     assert parse_duration(format_duration(ns)) == ns
 
 
@@ -54,7 +54,7 @@ def test_duration_is_read_back_as_written(ns: int) -> None:
         ("9999h9999h9999h9999h9999h9999h", 6 * 9999 * 3_600_000_000_000),
     ],
 )
-def test_duration(text: str, ns: int) -> None:
+def test_parse_duration_returns_nanoseconds(text: str, ns: int) -> None:
     assert parse_duration(text) == ns < 2**63
 
 
@@ -62,13 +62,13 @@ def test_duration(text: str, ns: int) -> None:
     "text",
     ["", "5", "5 ms", "-5ms", "+5ms", "5d", "ms", ".5s", "5.s", "1e3s", "٣s", "5ms\n", "10000h"],
 )
-def test_no_duration(text: str) -> None:
+def test_parse_duration_rejects_text_that_is_not_a_duration(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         parse_duration(text)
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_duration_below_63_bits_or_refused(text: str) -> None:
+def test_random_text_is_a_duration_below_63_bits_or_rejected(text: str) -> None:
     try:
         assert 0 <= parse_duration(text) < 2**63
     except ValueError:
@@ -76,18 +76,18 @@ def test_any_text_is_a_duration_below_63_bits_or_refused(text: str) -> None:
 
 
 @given(st.integers(0, 100))
-def test_percent_is_read(percent: int) -> None:
+def test_parse_percent_returns_the_number(percent: int) -> None:
     assert parse_percent(f"{percent}%") == percent
 
 
 @pytest.mark.parametrize("text", ["", "%", "101%", "05%", "-1%", "5.5%", "5 %", "5", "5%\n", "٣%"])
-def test_no_percent(text: str) -> None:
+def test_parse_percent_rejects_text_that_is_not_a_percentage(text: str) -> None:
     with pytest.raises(ValueError, match="not a percentage"):
         parse_percent(text)
 
 
 @given(st.one_of(st.integers(), st.integers(-5, 105).map(lambda n: f"{n}%"), st.text(), st.none()))
-def test_quorum_is_a_count_or_a_share_or_refused(value: int | str | None) -> None:
+def test_a_quorum_is_a_count_or_a_percentage_or_rejected(value: int | str | None) -> None:
     mapping = job("spec.replicas=1000").to_mapping()
     mapping["spec"]["collective"]["quorum"] = value
     try:
@@ -110,7 +110,7 @@ def test_quorum_is_a_count_or_a_share_or_refused(value: int | str | None) -> Non
         assert 1 <= percent <= 100
 
 
-def test_defaults_are_those_of_the_design() -> None:
+def test_defaults_match_the_design() -> None:
     spec = with_defaults(job("spec.collective=")).spec
     assert (spec.min_replicas, spec.max_replicas, spec.backoff_limit) == (1, None, 6)
     collective = spec.collective
@@ -140,7 +140,7 @@ OVERRIDES = (
 
 
 @given(st.lists(st.sampled_from(OVERRIDES), unique=True))
-def test_completing_twice_changes_nothing_and_keeps_what_was_set(overrides: list[str]) -> None:
+def test_with_defaults_is_idempotent_and_keeps_given_values(overrides: list[str]) -> None:
     if {"spec.minReplicas=2", "spec.scheduling.provider=Kueue"} <= set(overrides):
         return
     partial = job(*overrides)
@@ -170,7 +170,7 @@ def test_kueue_fixes_the_size() -> None:
     assert with_defaults(job(label, "spec.scheduling.provider=None")).spec.min_replicas == 1
 
 
-def test_settings_are_plain_and_survive_a_codec() -> None:
+def test_resolved_settings_survive_a_json_round_trip() -> None:
     resolved = settings(
         "spec.checkpoint.path=out",
         "spec.failurePolicy.rules=[{action: FailJob, onExitCodes: [2, 3]}]",
@@ -207,11 +207,11 @@ def test_settings_are_plain_and_survive_a_codec() -> None:
         ("mode=Solo", "mode", Mode.SOLO),
     ],
 )
-def test_collective_settings(override: str, name: str, value: object) -> None:
+def test_collective_fields_resolve_to_settings(override: str, name: str, value: object) -> None:
     assert getattr(settings(f"spec.collective.{override}").collective, name) == value
 
 
-def test_trainer_is_what_a_kubelet_would_start() -> None:
+def test_the_trainer_command_is_expanded_as_the_kubelet_does() -> None:
     trainer = settings(
         "spec.template.spec.containers[0].command=[python, $(HERE)/a.py]",
         "spec.template.spec.containers[0].args=[--n, $(N), $(UNKNOWN), $$(N)]",
@@ -226,13 +226,13 @@ def test_trainer_is_what_a_kubelet_would_start() -> None:
 
 
 @given(st.text(alphabet="$()AB ", max_size=12))
-def test_expansion_leaves_text_without_a_dollar_alone(text: str) -> None:
+def test_expand_leaves_plain_text_and_unescapes_double_dollars(text: str) -> None:
     plain = text.replace("$", "")
     assert expand(plain, {"A": "1"}) == plain
     assert expand(text.replace("$", "$$"), {"A": "1", "B": "2"}) == text
 
 
-def test_names_fit_into_a_label() -> None:
+def test_pod_names_fit_into_a_label() -> None:
     longest = "j" * JOB_NAME_MAX
     uid = "0f8fad5b-d9cb-469f-a165-70867728950e"
     names = (worker_name(longest, 9_999, 99_999), coordinator_name(longest, 99_999))
@@ -254,11 +254,11 @@ def test_names_fit_into_a_label() -> None:
         ("NCCL_DEBUG", False),
     ],
 )
-def test_reserved_environment(name: str, reserved: bool) -> None:
+def test_reserved_environment_variables_are_recognized(name: str, reserved: bool) -> None:
     assert is_reserved_env(name) is reserved
 
 
-def test_reasons_have_a_word_and_a_sentence_each() -> None:
+def test_each_reason_is_one_word_and_has_its_own_sentence() -> None:
     members = [*ConditionType, *Reason]
     for member in members:
         assert member.isalpha(), member
@@ -281,7 +281,7 @@ def test_reasons_have_a_word_and_a_sentence_each() -> None:
         ("x" * 100, '"' + "x" * 56 + "..."),
     ],
 )
-def test_values_are_shown_on_one_short_line(value: object, shown: str) -> None:
+def test_show_value_gives_one_short_line(value: object, shown: str) -> None:
     assert show_value(value) == shown
     assert repr(MISSING) == "MISSING"
 

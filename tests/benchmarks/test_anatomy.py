@@ -23,25 +23,25 @@ def played(c: float, n: int, *, late: float = 0.0, at: int = 0) -> float:
 
 
 @given(c=shares, n=counts)
-def test_a_step_in_which_nobody_is_late(c: float, n: int) -> None:
+def test_the_formula_for_a_step_without_delays_matches_the_schedule(c: float, n: int) -> None:
     assert step(c, n) == pytest.approx(played(c, n))
 
 
 @given(c=shares, n=counts, late=delays)
-def test_a_delay_in_front_of_backward_is_paid_in_full(c: float, n: int, late: float) -> None:
+def test_a_delay_before_backward_is_exposed_in_full(c: float, n: int, late: float) -> None:
     added = played(c, n, late=late) - played(c, n)
     assert added == pytest.approx(late)
     assert paid("backward", late, c, n) == paid("step", late, c, n) == late
 
 
 @given(c=shares, n=counts, late=delays)
-def test_in_front_of_the_last_segment_a_part_is_hidden(c: float, n: int, late: float) -> None:
+def test_a_delay_before_the_last_segment_is_partly_hidden(c: float, n: int, late: float) -> None:
     added = played(c, n, late=late, at=n - 1) - played(c, n)
     assert paid("last segment", late, c, n) == pytest.approx(added, abs=1e-9)
 
 
 @given(c=shares, n=counts, late=delays, data=st.data())
-def test_nowhere_more_is_hidden_than_the_bound(
+def test_no_delay_is_hidden_beyond_the_bound(
     c: float, n: int, late: float, data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, n - 1))
@@ -51,7 +51,9 @@ def test_nowhere_more_is_hidden_than_the_bound(
 
 
 @given(c=shares, n=counts, work=st.floats(0, 5))
-def test_work_beside_a_step_is_paid_from_where_the_gap_ends(c: float, n: int, work: float) -> None:
+def test_work_beside_a_step_is_exposed_once_the_gap_is_used_up(
+    c: float, n: int, work: float
+) -> None:
     """Evaluation delays step(), and therefore only the last segment (R29)."""
     late = max(0.0, work - 1)
     added = played(c, n, late=late, at=n - 1) - played(c, n)

@@ -26,7 +26,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_machine_without_a_gpu_is_told_in_one_sentence() -> None:
+def test_a_machine_without_a_gpu_gets_a_one_line_message() -> None:
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
     done = run()
@@ -36,7 +36,7 @@ def test_a_machine_without_a_gpu_is_told_in_one_sentence() -> None:
     assert not done.stderr
 
 
-def test_each_part_runs_on_the_host() -> None:
+def test_each_part_of_the_gpu_check_runs_on_the_host() -> None:
     done = run("--cpu", "3", "--smoke")
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     for title in (

@@ -11,7 +11,7 @@ MESSAGES = {"Full": 31, "Quorum 75 %": 120, "Quorum 75 %, no grace": 85, "Deadli
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_heads_save_and_cost(mode: str) -> None:
+def test_heads_save_messages_at_a_bounded_delay(mode: str) -> None:
     cost = measure(RANKS, MODES[mode], step_ms=STEP_MS, hop_ms=HOP_MS, rounds=5)
     assert cost.messages <= MESSAGES[mode]
     assert HOP_MS <= cost.added_ms <= HOP_MS + STEP_MS / 16, "what R41 promises"
@@ -20,6 +20,6 @@ def test_what_heads_save_and_cost(mode: str) -> None:
     assert cost.held <= RANKS // 16
 
 
-def test_ranks_that_arrive_at_nearly_the_same_time_are_told_at_nearly_that_time() -> None:
+def test_ranks_that_arrive_together_are_reported_with_little_delay() -> None:
     cost = measure(RANKS, MODES["Quorum 75 %, no grace"], jitter=0.01, rounds=5)
     assert cost.added_ms <= 2

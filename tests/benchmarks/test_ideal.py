@@ -21,7 +21,7 @@ def times(seed: int) -> dict[tuple[int, int], float]:
 
 
 @given(ranks=ranks_drawn, seed=seeds)
-def test_full_takes_the_slowest_of_each_step(ranks: int, seed: int) -> None:
+def test_full_mode_takes_the_slowest_time_of_each_step(ranks: int, seed: int) -> None:
     drawn = times(seed)
     found = rates(lambda rank, step, _: drawn[rank, step], ranks=ranks, quorum=ranks, rounds=20)
     slowest = sum(max(drawn[rank, step] for rank in range(ranks)) for step in range(20))
@@ -31,7 +31,7 @@ def test_full_takes_the_slowest_of_each_step(ranks: int, seed: int) -> None:
 
 
 @given(ranks=ranks_drawn, seed=seeds, data=st.data())
-def test_a_quorum_is_kept_and_nothing_computed_is_lost(
+def test_rounds_average_at_least_a_quorum_and_no_gradient_is_lost(
     ranks: int, seed: int, data: st.DataObject
 ) -> None:
     quorum, drawn = data.draw(st.integers(1, ranks)), times(seed)
@@ -49,12 +49,12 @@ def test_a_quorum_is_kept_and_nothing_computed_is_lost(
     assert under_way == pytest.approx(ranks)
 
 
-def test_even_steps_are_the_same_in_every_mode() -> None:
+def test_equal_step_times_give_the_same_rate_in_every_mode() -> None:
     for quorum in (1, 3, 4):
         found = rates(lambda *_: 0.5, ranks=4, quorum=quorum, rounds=50)
         assert found.gradients_per_s == pytest.approx(8, rel=0.05)
 
 
-def test_a_drawn_rank_starts_its_round_when_it_is_there() -> None:
+def test_a_drawn_rank_starts_its_round_when_it_arrives() -> None:
     found = rates(lambda rank, *_: 1.0 + rank, ranks=2, quorum=1, rounds=400, drawn=True)
     assert 1 / 4 < found.rounds_per_s < 1

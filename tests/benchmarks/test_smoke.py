@@ -61,7 +61,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_what_must_hold_does(results: dict[str, Any], topic: str) -> None:
+def test_all_checks_of_each_benchmark_hold(results: dict[str, Any], topic: str) -> None:
     result = results[topic]
     assert result["smoke"]
     assert result["checks"]
@@ -69,7 +69,9 @@ def test_what_must_hold_does(results: dict[str, Any], topic: str) -> None:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_the_table_is_whole(results: dict[str, Any], topic: str) -> None:
+def test_each_result_table_is_complete_and_has_a_baseline(
+    results: dict[str, Any], topic: str
+) -> None:
     result = results[topic]
     assert len(result["rows"]) >= 2, "no baseline beside it"
     assert all(len(row) == len(result["columns"]) for row in result["rows"])
@@ -78,12 +80,12 @@ def test_the_table_is_whole(results: dict[str, Any], topic: str) -> None:
 
 
 @pytest.mark.parametrize("topic", [topic for topic in TOPICS if topic != "b8_recovery"])
-def test_the_result_has_a_hash(results: dict[str, Any], topic: str) -> None:
+def test_each_result_has_hashes(results: dict[str, Any], topic: str) -> None:
     assert all(len(value) >= 16 for value in results[topic]["hashes"].values())
     assert results[topic]["hashes"]
 
 
-def test_an_unknown_benchmark_is_refused_by_name() -> None:
+def test_an_unknown_benchmark_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "b99", "--smoke"],
         cwd=ROOT,
@@ -96,7 +98,7 @@ def test_an_unknown_benchmark_is_refused_by_name() -> None:
     assert "there is no benchmark b99" in done.stderr
 
 
-def test_the_operator_s_memory_is_measured(tmp_path: Path) -> None:
+def test_the_memory_benchmark_of_the_operator_runs(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.operator_memory", "--smoke", "--out", str(tmp_path)],
         cwd=ROOT,

@@ -76,7 +76,7 @@ def told(said: str) -> tuple[str, str]:
 
 
 @pytest.mark.processes
-def test_completion_offers_jobs_and_contexts(
+def test_shell_completion_offers_verbs_jobs_and_contexts(
     paceline: Call, server: ScriptedServer, tmp_path: Path
 ) -> None:
     def offered(*words: str) -> list[str]:
@@ -114,7 +114,7 @@ VERBS = ("status", "logs", "wait", "suspend", "delete", "events", "explain", "re
 
 
 @pytest.mark.parametrize(("state", "code"), [("Complete", 0), ("Failed", 1)])
-def test_waiting_follows_a_watch_to_its_end(
+def test_wait_restarts_interrupted_watches_until_the_job_ends(
     paceline: Call, server: ScriptedServer, state: str, code: int
 ) -> None:
     """The first watch expires (410), the server ends the second, the third reports the end."""
@@ -130,7 +130,7 @@ def test_waiting_follows_a_watch_to_its_end(
 
 @pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.long
-def test_who_watches_asks_for_figures(
+def test_watching_requests_frequent_metrics_once(
     paceline: Call, server: ScriptedServer, allowed: bool
 ) -> None:
     """The job is annotated once.
@@ -152,7 +152,7 @@ def test_who_watches_asks_for_figures(
     assert list(asked["metadata"]["annotations"]) == ["paceline.dev/watched-until"]
 
 
-def test_waiting_ends_in_time(paceline: Call, server: ScriptedServer) -> None:
+def test_wait_times_out_with_exit_code_3(paceline: Call, server: ScriptedServer) -> None:
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Starting", "5")
     server.answers["GET", JOBS] = lists(body("Starting", "5"))
     server.answers["WATCH", JOBS] = 200, ""
@@ -163,7 +163,9 @@ def test_waiting_ends_in_time(paceline: Call, server: ScriptedServer) -> None:
     assert "paceline explain digits" in hint
 
 
-def test_a_job_is_suspended_when_its_pods_are_gone(paceline: Call, server: ScriptedServer) -> None:
+def test_waiting_for_suspended_ends_when_the_last_pod_is_gone(
+    paceline: Call, server: ScriptedServer
+) -> None:
     """The operator sets the state Suspended before it deletes the pods."""
     suspended = body("Suspended", "5")
     suspended["spec"]["suspend"] = True
@@ -180,7 +182,7 @@ def test_a_job_is_suspended_when_its_pods_are_gone(paceline: Call, server: Scrip
     assert (code, said) == (0, "job digits: Suspended\n")
 
 
-def test_a_job_that_is_deleted_is_no_longer_waited_for(
+def test_wait_ends_with_an_error_when_the_job_is_deleted(
     paceline: Call, server: ScriptedServer
 ) -> None:
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Training", "5")
@@ -192,7 +194,9 @@ def test_a_job_that_is_deleted_is_no_longer_waited_for(
     assert "deleted while it was waited for" in error
 
 
-def test_a_job_is_submitted_as_its_file_says(paceline: Call, server: ScriptedServer) -> None:
+def test_submit_sends_the_job_file_with_its_overrides(
+    paceline: Call, server: ScriptedServer
+) -> None:
     server.answers["POST", JOBS] = 201, body("", "5")
     code, said = paceline("submit", "job.yaml", "--set", "spec.replicas=3")
     assert code == 0, said
@@ -211,7 +215,7 @@ def test_a_job_is_submitted_as_its_file_says(paceline: Call, server: ScriptedSer
         (("resume", "digits"), {"suspend": False}),
     ],
 )
-def test_a_verb_changes_its_one_field(
+def test_scale_suspend_and_resume_each_patch_one_field(
     paceline: Call, server: ScriptedServer, words: tuple[str, ...], spec: dict[str, Any]
 ) -> None:
     job = body("Training", "5")
@@ -230,7 +234,7 @@ def test_a_verb_changes_its_one_field(
     assert [what["spec"] for what in sent] == [spec]
 
 
-def test_deleting_waits_for_the_last_pod(paceline: Call, server: ScriptedServer) -> None:
+def test_delete_waits_until_the_last_pod_is_gone(paceline: Call, server: ScriptedServer) -> None:
     """The job object is already gone while one of its pods still terminates.
 
     A pod of a newer job with the same name is ignored.
@@ -248,7 +252,9 @@ def test_deleting_waits_for_the_last_pod(paceline: Call, server: ScriptedServer)
     assert (code, said) == (0, f"job digits of namespace team of {server.url} is deleted\n")
 
 
-def test_no_kubeconfig(paceline: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_is_reported(
+    paceline: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("KUBECONFIG")
     code, said = paceline("submit", "job.yaml")
     error, hint = told(said)
@@ -262,14 +268,14 @@ def test_no_kubeconfig(paceline: Call, monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "no kubeconfig" in error
 
 
-def test_a_kubeconfig_that_is_not_there(paceline: Call) -> None:
+def test_a_kubeconfig_path_that_does_not_exist_is_reported(paceline: Call) -> None:
     code, said = paceline("status", "digits", "--kubeconfig", "nothing")
     error, _ = told(said)
     assert code == 2
     assert "nothing is unusable: No such file" in error
 
 
-def test_a_wrong_context(paceline: Call) -> None:
+def test_an_unknown_context_is_reported_with_the_known_ones(paceline: Call) -> None:
     code, said = paceline("logs", "digits", "--context", "there")
     error, hint = told(said)
     assert code == 2
@@ -277,7 +283,7 @@ def test_a_wrong_context(paceline: Call) -> None:
     assert "use one of: here" in hint
 
 
-def test_the_cluster_is_away(paceline: Call, server: ScriptedServer) -> None:
+def test_an_unreachable_api_server_is_reported(paceline: Call, server: ScriptedServer) -> None:
     server.close()
     code, said = paceline("wait", "digits", "-n", "team", "--timeout", "1s")
     error, hint = told(said)
@@ -288,7 +294,7 @@ def test_the_cluster_is_away(paceline: Call, server: ScriptedServer) -> None:
     assert "--context" in hint
 
 
-def test_who_is_not_known(paceline: Call, server: ScriptedServer) -> None:
+def test_a_refused_login_is_reported(paceline: Call, server: ScriptedServer) -> None:
     server.refuses("GET", f"{JOBS}/digits", 401, "Unauthorized", "Unauthorized")
     code, said = paceline("status", "digits")
     error, hint = told(said)
@@ -297,7 +303,9 @@ def test_who_is_not_known(paceline: Call, server: ScriptedServer) -> None:
     assert "log in again" in hint
 
 
-def test_who_has_no_right(paceline: Call, server: ScriptedServer) -> None:
+def test_missing_rights_are_reported_with_the_role_to_ask_for(
+    paceline: Call, server: ScriptedServer
+) -> None:
     message = 'trainingjobs.paceline.dev "digits" is forbidden: User "me" cannot delete it'
     server.refuses("GET", f"{JOBS}/digits", 403, "Forbidden", message)
     code, said = paceline("delete", "digits")
@@ -307,7 +315,7 @@ def test_who_has_no_right(paceline: Call, server: ScriptedServer) -> None:
     assert "role `edit` in the namespace team" in hint
 
 
-def test_no_trainingjobs_in_the_cluster(paceline: Call) -> None:
+def test_a_cluster_without_the_crd_is_reported_as_not_installed(paceline: Call) -> None:
     for words in (["submit", "job.yaml"], ["status", "digits"], ["status", "-n", "team"]):
         code, said = paceline(*words)
         error, hint = told(said)
@@ -316,7 +324,7 @@ def test_no_trainingjobs_in_the_cluster(paceline: Call) -> None:
         assert "paceline-crds" in hint
 
 
-def test_trainingjobs_of_another_version(paceline: Call, server: ScriptedServer) -> None:
+def test_a_crd_of_another_version_is_reported(paceline: Call, server: ScriptedServer) -> None:
     server.answers["GET", "/apis/paceline.dev"] = 200, {"versions": [{"version": "v1alpha0"}]}
     code, said = paceline("submit", "job.yaml")
     error, hint = told(said)
@@ -326,7 +334,9 @@ def test_trainingjobs_of_another_version(paceline: Call, server: ScriptedServer)
     assert "upgrade the charts" in hint
 
 
-def test_trainingjobs_that_are_older(paceline: Call, server: ScriptedServer) -> None:
+def test_a_crd_without_a_known_field_is_reported_as_another_release(
+    paceline: Call, server: ScriptedServer
+) -> None:
     message = 'strict decoding error: unknown field "spec.collective.wire"'
     server.refuses("POST", JOBS, 400, "BadRequest", message)
     code, said = paceline("submit", "job.yaml", "--set", "spec.collective.wire=BFloat16")
@@ -337,7 +347,7 @@ def test_trainingjobs_that_are_older(paceline: Call, server: ScriptedServer) -> 
     assert "paceline-crds" in hint
 
 
-def test_a_name_that_is_taken(paceline: Call, server: ScriptedServer) -> None:
+def test_a_job_name_that_is_taken_is_reported(paceline: Call, server: ScriptedServer) -> None:
     message = 'trainingjobs.paceline.dev "digits" already exists'
     server.refuses("POST", JOBS, 409, "AlreadyExists", message)
     code, said = paceline("submit", "job.yaml")
@@ -347,7 +357,7 @@ def test_a_name_that_is_taken(paceline: Call, server: ScriptedServer) -> None:
     assert "paceline delete digits" in hint
 
 
-def test_no_such_job(paceline: Call, server: ScriptedServer) -> None:
+def test_every_verb_reports_an_unknown_job(paceline: Call, server: ScriptedServer) -> None:
     message = 'trainingjobs.paceline.dev "digits" not found'
     server.refuses("GET", f"{JOBS}/digits", 404, "NotFound", message)
     for verb in VERBS:
@@ -360,7 +370,7 @@ def test_no_such_job(paceline: Call, server: ScriptedServer) -> None:
         assert "-n names another namespace" in hint
 
 
-def test_no_such_namespace(paceline: Call, server: ScriptedServer) -> None:
+def test_an_unknown_namespace_is_reported(paceline: Call, server: ScriptedServer) -> None:
     server.refuses("POST", JOBS, 404, "NotFound", 'namespaces "team" not found')
     code, said = paceline("submit", "job.yaml")
     error, _ = told(said)
@@ -368,7 +378,9 @@ def test_no_such_namespace(paceline: Call, server: ScriptedServer) -> None:
     assert "there is no namespace team in the cluster" in error
 
 
-def test_the_file_names_another_namespace(paceline: Call, tmp_path: Path) -> None:
+def test_a_namespace_that_contradicts_the_job_file_is_refused(
+    paceline: Call, tmp_path: Path
+) -> None:
     (tmp_path / "job.yaml").write_text(JOB.replace("name: digits", "name: digits, namespace: a"))
     code, said = paceline("submit", "job.yaml", "-n", "team")
     error, hint = told(said)
@@ -378,7 +390,9 @@ def test_the_file_names_another_namespace(paceline: Call, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("rank", ["4", "-1"])
-def test_a_rank_out_of_range(paceline: Call, server: ScriptedServer, rank: str) -> None:
+def test_a_rank_out_of_range_is_refused_with_the_valid_range(
+    paceline: Call, server: ScriptedServer, rank: str
+) -> None:
     body = {"metadata": {"name": "digits", "uid": "u"}, "spec": {"replicas": 4}}
     server.answers["GET", f"{JOBS}/digits"] = 200, body
     server.answers["GET", "/api/v1/namespaces/team/pods"] = 200, {"items": []}
@@ -389,7 +403,7 @@ def test_a_rank_out_of_range(paceline: Call, server: ScriptedServer, rank: str) 
     assert "use 0 to 3" in hint
 
 
-def test_a_timeout_that_is_none(paceline: Call) -> None:
+def test_a_malformed_timeout_is_refused(paceline: Call) -> None:
     code, said = paceline("wait", "digits", "--timeout", "soon")
     error, hint = told(said)
     assert code == 2
@@ -397,7 +411,9 @@ def test_a_timeout_that_is_none(paceline: Call) -> None:
     assert "90s" in hint
 
 
-def test_the_server_is_no_kubernetes(paceline: Call, server: ScriptedServer) -> None:
+def test_a_server_that_is_not_kubernetes_is_reported(
+    paceline: Call, server: ScriptedServer
+) -> None:
     server.answers["GET", f"{JOBS}/digits"] = 200, "<html>welcome</html>"
     code, said = paceline("status", "digits")
     error, hint = told(said)
@@ -406,7 +422,7 @@ def test_the_server_is_no_kubernetes(paceline: Call, server: ScriptedServer) -> 
     assert "API server" in hint
 
 
-def test_a_server_in_trouble(paceline: Call, server: ScriptedServer) -> None:
+def test_an_unavailable_api_server_is_reported(paceline: Call, server: ScriptedServer) -> None:
     server.refuses("GET", f"{JOBS}/digits", 503, "ServiceUnavailable", "etcd has no leader")
     code, said = paceline("status", "digits")
     error, _ = told(said)
@@ -414,7 +430,9 @@ def test_a_server_in_trouble(paceline: Call, server: ScriptedServer) -> None:
     assert "cannot answer now (503): etcd has no leader" in error
 
 
-def test_the_extra_is_not_installed(paceline: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_kubernetes_package_is_reported_with_the_extra_to_install(
+    paceline: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "kubernetes"]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("paceline_api.access.access", "paceline.jobs.cluster.jobs"):

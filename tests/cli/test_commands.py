@@ -52,13 +52,13 @@ def paceline(
     return call
 
 
-def test_version(paceline: Any) -> None:
+def test_the_version_command_prints_the_installed_version(paceline: Any) -> None:
     said = paceline("version")
     assert said == f"paceline {importlib.metadata.version('paceline')}\n"
     assert said.code == 0
 
 
-def test_a_valid_job(paceline: Any) -> None:
+def test_validate_accepts_a_valid_job(paceline: Any) -> None:
     said = paceline("validate", "job.yaml", "--set", "spec.collective.mode=Full")
     assert said == "job.yaml: job digits is valid\n"
     assert said.code == 0
@@ -79,7 +79,9 @@ def test_a_valid_job(paceline: Any) -> None:
     ],
     ids=["misspelt", "quorum", "minimum", "kind", "container", "no-yaml", "empty", "list"],
 )
-def test_a_wrong_job_is_explained(paceline: Any, command: str, job: str, parts: list[str]) -> None:
+def test_an_invalid_job_file_is_explained_with_field_and_hint(
+    paceline: Any, command: str, job: str, parts: list[str]
+) -> None:
     said = paceline(command, "job.yaml", job=job)
     assert said.code == 2
     assert said.startswith("error: ")
@@ -105,7 +107,7 @@ def test_a_wrong_job_is_explained(paceline: Any, command: str, job: str, parts: 
         ([], ["JOB.YAML"]),
     ],
 )
-def test_a_wrong_command_line_is_explained(
+def test_an_invalid_command_line_is_explained(
     paceline: Any, words: list[str], parts: list[str]
 ) -> None:
     said = paceline("run", *words)
@@ -114,7 +116,7 @@ def test_a_wrong_command_line_is_explained(
         assert part.lower() in said.lower(), said
 
 
-def test_a_folder_that_is_not_here_is_named(paceline: Any) -> None:
+def test_a_working_dir_that_does_not_exist_is_reported(paceline: Any) -> None:
     job = JOB.replace("image: none", "image: none, workingDir: /app/nowhere")
     said = paceline("run", "job.yaml", job=job)
     assert said.code == 2

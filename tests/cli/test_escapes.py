@@ -76,7 +76,7 @@ def shown(what: object) -> str:
 
 
 @given(st.text() | st.text(alphabet=st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp", "Zs"])))
-def test_what_is_escaped_can_be_written_and_obeyed_by_nobody(text: str) -> None:
+def test_escaped_text_is_encodable_and_contains_no_control_characters(text: str) -> None:
     for found in (printable(text), printable_lines(text)):
         assert found.encode() is not None
         kinds = {unicodedata.category(char) for char in found if char not in "\n\t"}
@@ -85,13 +85,13 @@ def test_what_is_escaped_can_be_written_and_obeyed_by_nobody(text: str) -> None:
     assert printable_lines(text).count("\n") == text.count("\n")
 
 
-def test_plain_text_is_left_alone() -> None:
+def test_plain_text_is_not_changed() -> None:
     for text in ("plain", "Grüße, 世界 ☕", "two\nlines\tand a tab", "a\xa0b\u3000c"):
         assert printable_lines(text) == text
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_the_table_and_its_line_show_what_ranks_say(text: str) -> None:
+def test_the_status_table_and_its_line_escape_text_of_ranks(text: str) -> None:
     status = status_with(text)
     assert is_shown(shown(table(status, Timeline(), wide=True)))
     assert is_shown(shown(table(status, Timeline())))
@@ -99,7 +99,7 @@ def test_the_table_and_its_line_show_what_ranks_say(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_events_and_conditions_of_a_cluster_job_are_shown(text: str) -> None:
+def test_events_and_conditions_of_a_cluster_job_are_escaped(text: str) -> None:
     """Other writers of the API server can put control characters into these fields."""
     meta = {"name": "job", "uid": "1", "labels": {}}
     condition = {"type": f"Odd{text}", "status": "True", "reason": text, "message": text}
@@ -145,12 +145,12 @@ def test_events_and_conditions_of_a_cluster_job_are_shown(text: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["[red]node[/red]", "[link=http://x]node[/link]", "[/]", "[bold"])
-def test_a_host_is_no_markup(host: str) -> None:
+def test_a_host_name_is_not_interpreted_as_markup(host: str) -> None:
     assert host in shown(table(status_with("x", host=host), Timeline(), wide=True))
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_lists_events_and_explanations_show_what_is_in_them(text: str) -> None:
+def test_job_lists_events_and_explanations_are_escaped(text: str) -> None:
     event = JobEvent(wall_s=0.0, warning=True, reason=text, message=text, source=text)
     found = [
         *rendering.jobs([job_with(text)], wide=True),
@@ -163,14 +163,14 @@ def test_lists_events_and_explanations_show_what_is_in_them(text: str) -> None:
 
 @pytest.mark.parametrize("colour", [True, False])
 @pytest.mark.parametrize("text", HOSTILE)
-def test_printed_lines_are_shown_and_passed_on_only_if_raw(text: str, *, colour: bool) -> None:
+def test_log_lines_are_escaped_unless_raw_is_requested(text: str, *, colour: bool) -> None:
     said = LogLine(0, "agent-0-0", "0.0#0", 0, text)
     assert is_shown(rendering.log_line(said, colour=colour, times=True))
     assert rendering.log_line(said, colour=False, times=False, raw=True) == f"rank 0 | {text}"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_run_shows_what_is_said_and_printed(
+def test_the_screen_of_a_run_escapes_messages_and_printed_lines(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     screen = Screen(quiet=True)
@@ -183,13 +183,13 @@ def test_a_run_shows_what_is_said_and_printed(
     assert "[bold]:bomb:" in found.err
 
 
-def test_a_raw_run_passes_on_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_raw_run_prints_lines_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     Screen(quiet=True, raw=True).on_line("\x1b[31mred")
     assert capsys.readouterr().out == "\x1b[31mred\n"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_errors_and_lines_for_people_are_shown(
+def test_errors_and_messages_for_users_are_escaped(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert is_shown(PacelineError(text, hint=text).render())
@@ -201,7 +201,7 @@ def test_errors_and_lines_for_people_are_shown(
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_data_for_programs_says_the_same_without_what_a_terminal_obeys(
+def test_json_and_yaml_output_is_escaped_and_decodes_to_the_same_text(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_data(job_with(text), Output.JSON)
@@ -221,7 +221,9 @@ def test_data_for_programs_says_the_same_without_what_a_terminal_obeys(
     [PrintableFormatter("%(message)s"), TextFormatter("%(message)s"), JsonFormatter()],
     ids=["runtime", "operator", "operator's JSON"],
 )
-def test_logs_show_messages_and_tracebacks(formatter: logging.Formatter, text: str) -> None:
+def test_log_formatters_escape_messages_and_tracebacks(
+    formatter: logging.Formatter, text: str
+) -> None:
     try:
         raise ValueError(text)
     except ValueError:
@@ -232,7 +234,7 @@ def test_logs_show_messages_and_tracebacks(formatter: logging.Formatter, text: s
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_a_script_says_of_its_end_can_be_sent(text: str) -> None:
+def test_the_error_of_a_script_fits_into_one_message_after_escaping(text: str) -> None:
     """Escaping can make a text ten times as long."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, closing(AgentPipe(theirs.detach())) as pipe:
@@ -244,13 +246,13 @@ def test_what_a_script_says_of_its_end_can_be_sent(text: str) -> None:
     assert is_shown(said.message + said.error.type + said.error.message + said.error.file)
 
 
-def test_a_plain_script_error_comes_through_as_it_is() -> None:
+def test_a_plain_script_error_is_not_changed() -> None:
     error = ScriptError("ValueError", "bad: ü\n\tx", "train.py", 3)
     assert error.printable() == error
 
 
 @pytest.mark.parametrize("text", ["[red]loss[/red]", "[/]", *HOSTILE])
-def test_the_bar_of_a_notebook_takes_no_markup_from_a_script(text: str) -> None:
+def test_the_progress_bar_does_not_interpret_markup_of_a_script(text: str) -> None:
     file = io.StringIO()
     console = Console(file=file, width=300, force_terminal=True, color_system=None)
     with Bar(console) as bar:
@@ -269,7 +271,7 @@ def test_the_bar_of_a_notebook_takes_no_markup_from_a_script(text: str) -> None:
         "{}: 1",
     ],
 )
-def test_a_job_with_half_of_a_surrogate_pair_is_refused_by_name(place: str) -> None:
+def test_a_job_with_a_lone_surrogate_is_refused(place: str) -> None:
     """Such a job used to be accepted, and its run then ended with a traceback."""
     trainer = place.format('"a\\ud800\\e[31m"')
     head = "{apiVersion: paceline.dev/v1alpha1, kind: TrainingJob, metadata: {name: job}, spec: "
@@ -280,7 +282,7 @@ def test_a_job_with_half_of_a_surrogate_pair_is_refused_by_name(place: str) -> N
     assert is_shown(no.value.render())
 
 
-def test_a_figure_has_a_name_that_can_be_sent_and_shown() -> None:
+def test_a_metric_name_is_escaped_when_it_is_logged() -> None:
     context = Context.__new__(Context)
     context._metrics = {}
     context.log("loss \ud800\x1b[31m", 1.0, 1.0)
@@ -288,7 +290,7 @@ def test_a_figure_has_a_name_that_can_be_sent_and_shown() -> None:
     assert is_shown(taken.name)
 
 
-def test_a_folder_that_no_message_can_name_is_refused(tmp_path: Path) -> None:
+def test_a_run_folder_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run-\udcff"
     with pytest.raises(RunDirError, match="not UTF-8") as no:
         make_run_dir("job", folder)

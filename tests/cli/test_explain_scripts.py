@@ -46,14 +46,14 @@ def usual(line: str) -> str:
     return re.sub(r"not called for \d+ s", "not called for N s", line)
 
 
-def test_the_page_lists_each_kind() -> None:
+def test_the_documentation_lists_each_kind_of_failing_script() -> None:
     assert list(listed()) == list(KINDS)
     assert len(KINDS) >= 10
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
-def test_explain_begins_with_the_cause(tmp_path: Path, kind: str) -> None:
+def test_explain_begins_with_the_documented_cause(tmp_path: Path, kind: str) -> None:
     ended = carry_out(tmp_path, KINDS[kind])
     assert not ended.wrong, ended
     assert usual(ended.explained.splitlines()[0]) == usual(listed()[kind])

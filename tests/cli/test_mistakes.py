@@ -78,7 +78,7 @@ def no_restart(folder: Path) -> bool:
     return "#0 started with pid" in logs and "#1 started with pid" not in logs
 
 
-def test_a_wrong_job_file(tmp_path: Path) -> None:
+def test_an_invalid_job_file_is_refused_before_a_run_folder_exists(tmp_path: Path) -> None:
     """This runs the installed program; test_commands covers the individual fields."""
     text = (
         "apiVersion: paceline.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: job}\n"
@@ -97,7 +97,7 @@ def test_a_wrong_job_file(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_libfabric_provider_that_does_not_exist(tmp_path: Path) -> None:
+def test_an_unknown_libfabric_provider_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HEAD + LOOP)
     env = {**os.environ, "FI_PROVIDER": "no_such_provider"}
     words = ("--quiet", "--set", "spec.collective.backend=mpi")
@@ -111,7 +111,7 @@ def test_a_libfabric_provider_that_does_not_exist(tmp_path: Path) -> None:
     assert no_restart(tmp_path)
 
 
-def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+def test_an_unknown_command_is_reported(tmp_path: Path) -> None:
     code, said = ForkedRun(tmp_path, "[no-such-program, '1']", "--quiet").wait()
     assert code == 1
     error = final_error(said)
@@ -120,7 +120,7 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_a_folder_that_must_not_be_written(tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     for words, folder in ((["--run-dir", "/proc/here"], "/proc/here"), ([], "runs")):
         if not words:
             (tmp_path / "runs").write_text("a file, since root may write into every folder")
@@ -131,7 +131,7 @@ def test_a_folder_that_must_not_be_written(tmp_path: Path) -> None:
         assert "Traceback" not in said
 
 
-def test_another_folder_and_two_jobs_at_once(tmp_path: Path) -> None:
+def test_two_jobs_of_one_name_run_at_once_from_different_folders(tmp_path: Path) -> None:
     """A job started from another folder finds its script beside its job file.
 
     Two jobs with the same name do not disturb each other.
@@ -148,7 +148,7 @@ def test_another_folder_and_two_jobs_at_once(tmp_path: Path) -> None:
         assert "Traceback" not in said
 
 
-def test_two_runs_with_one_folder_for_checkpoints(tmp_path: Path) -> None:
+def test_a_second_run_with_the_same_checkpoint_folder_is_refused(tmp_path: Path) -> None:
     words = ("--set", "spec.checkpoint.path=saved", "--quiet")
     (tmp_path / "wait.py").write_text("print('up', flush=True)\nimport time\ntime.sleep(100)\n")
     first = ForkedRun(tmp_path, "[python, wait.py]", *words)
@@ -163,7 +163,7 @@ def test_two_runs_with_one_folder_for_checkpoints(tmp_path: Path) -> None:
     assert again.wait()[0] == 1, "a killed run leaves no lock behind"
 
 
-def test_what_is_refused_before_training(tmp_path: Path) -> None:
+def test_unsupported_loaders_and_optimizers_are_refused_before_training(tmp_path: Path) -> None:
     """One script makes all mistakes: it prints each error, and does not catch the last one."""
     script = """\
 from paceline.errors import PacelineError
@@ -214,7 +214,9 @@ pl.DistributedOptimizer(lbfgs, model)
     ],
     ids=["learning-rate", "grad-scaler"],
 )
-def test_what_is_refused_while_training(tmp_path: Path, script: str, parts: list[str]) -> None:
+def test_unsupported_use_of_the_optimizer_is_refused_while_training(
+    tmp_path: Path, script: str, parts: list[str]
+) -> None:
     # In Full each round needs both ranks, so the one with the mistake takes part.
     code, said = train(tmp_path, script, "--set=spec.collective.mode=Full")
     assert code == 1
@@ -239,7 +241,7 @@ def test_what_is_refused_while_training(tmp_path: Path, script: str, parts: list
     ],
     ids=["model", "model, in one pod", "data"],
 )
-def test_ranks_that_differ(
+def test_a_rank_with_another_model_or_data_set_is_reported(
     tmp_path: Path, script: str, parts: list[str], words: tuple[str, ...]
 ) -> None:
     code, said = train(tmp_path, script, *words)
@@ -276,7 +278,7 @@ os.memfd_create = memfd_create
     ],
     ids=["a limit smaller than a buffer", "memfd refused"],
 )
-def test_shared_memory_that_a_pod_does_not_give(
+def test_missing_shared_memory_of_a_pod_is_reported(
     tmp_path: Path, script: str, parts: list[str]
 ) -> None:
     """The memory limit and the seccomp profile of the pod are simulated."""
@@ -290,7 +292,9 @@ def test_shared_memory_that_a_pod_does_not_give(
     assert no_restart(tmp_path)
 
 
-def test_a_script_that_raises_before_the_first_round(tmp_path: Path) -> None:
+def test_a_script_that_raises_before_the_first_round_ends_the_job_without_a_restart(
+    tmp_path: Path,
+) -> None:
     """The exception is raised by the user's data set, called by the loader, on one rank."""
     script = (
         """\
@@ -313,7 +317,7 @@ data = Broken() if pl.rank() == 1 else data
     assert no_restart(tmp_path)
 
 
-def test_a_script_that_leaves_its_loop_on_all_ranks(tmp_path: Path) -> None:
+def test_a_loop_left_early_on_all_ranks_is_reported_as_ended_early(tmp_path: Path) -> None:
     code, said = train(tmp_path, LOOP.replace("optimizer.step()", "optimizer.step()\n    break"))
     assert code == 1
     error = final_error(said)
@@ -381,7 +385,7 @@ def fail(folder: Path, *words: str, **parts: str) -> tuple[int, str, str]:
     ],
     ids=["item", "worker", "two ranks later", "crash", "exit code"],
 )
-def test_a_mistake_that_meets_one_rank_after_another_is_named(
+def test_an_exception_that_fails_one_rank_after_another_is_reported_as_the_cause(
     tmp_path: Path, parts: dict[str, str], told: list[str]
 ) -> None:
     code, said, explained = fail(tmp_path, **parts)
@@ -394,7 +398,7 @@ def test_a_mistake_that_meets_one_rank_after_another_is_named(
 
 
 @pytest.mark.parametrize("how", exhaustive_except(["sys.exit(0)"], ["sys.exit(0)", "os._exit(0)"]))
-def test_a_script_that_ends_early_on_one_rank_is_named(tmp_path: Path, how: str) -> None:
+def test_a_script_that_ends_early_on_one_rank_is_reported(tmp_path: Path, how: str) -> None:
     code, said, explained = fail(tmp_path, body=f"if epoch == 2 and WHO == 1: {how}")
     assert code == 1
     assert "Failed (ScriptEndedEarly)" in said
@@ -402,7 +406,7 @@ def test_a_script_that_ends_early_on_one_rank_is_named(tmp_path: Path, how: str)
     assert "ScriptEndedEarly" in explained
 
 
-def test_a_job_whose_script_failed_on_the_way_says_so_at_its_end(tmp_path: Path) -> None:
+def test_a_completed_job_reports_an_earlier_failure_of_its_script(tmp_path: Path) -> None:
     mark = tmp_path / "failed"
     body = (
         f"if WHO == 1 and k == 3 and not os.path.exists({str(mark)!r}): "
@@ -415,7 +419,7 @@ def test_a_job_whose_script_failed_on_the_way_says_so_at_its_end(tmp_path: Path)
     assert "the script failed on the way: KeyError: 'key'" in explained
 
 
-def test_a_batch_with_which_the_script_fails_can_be_given_up(tmp_path: Path) -> None:
+def test_a_batch_that_makes_the_script_fail_twice_can_be_skipped(tmp_path: Path) -> None:
     """Exactly its samples are missing, and the summary, events and `explain` name the exception."""
     words = ("--set=spec.replicas=4", "--set=spec.failurePolicy.maxSkippedBatches=1")
     item = "if i == 77: raise OSError(5, 'bad sector')"
@@ -440,7 +444,7 @@ def newest_checkpoint(folder: Path) -> int:
 
 
 @pytest.mark.exhaustive
-def test_a_batch_that_was_given_up_stays_so_after_a_resume(tmp_path: Path) -> None:
+def test_a_skipped_batch_stays_skipped_after_a_resume(tmp_path: Path) -> None:
     """The checkpoint records the skipped batch: it is not dealt again and counts once (R56)."""
     bad = tmp_path / "bad"
     bad.touch()

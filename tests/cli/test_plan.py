@@ -76,7 +76,7 @@ def job(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_job_is_measured_and_then_resized(job: Path) -> None:
+def test_plan_measures_a_job_and_compares_its_forecast_with_later_runs(job: Path) -> None:
     found = plan(job, "--measure")
     assert [(one["source"], one["setting"]["members"]) for one in found["compared"]] == [
         ("--measure", 1),
@@ -132,7 +132,9 @@ def test_a_job_is_measured_and_then_resized(job: Path) -> None:
         (["--set", "spec.replcas=2"], "spec.replcas"),
     ],
 )
-def test_mistakes_on_the_command_line(job: Path, words: list[str], said: str) -> None:
+def test_invalid_arguments_of_plan_are_refused_with_a_hint(
+    job: Path, words: list[str], said: str
+) -> None:
     error = call(job, "plan", "job.yaml", *words, code=2)
     assert error.startswith("error: ")
     assert "\nhint: " in error
@@ -149,7 +151,7 @@ def test_mistakes_on_the_command_line(job: Path, words: list[str], said: str) ->
     ],
     ids=["too short", "fails", "too slow"],
 )
-def test_a_job_that_cannot_be_measured(
+def test_a_job_that_cannot_be_measured_is_reported_and_leaves_no_run_folder(
     job: Path, script: str, limit: str, message: str, hint: str
 ) -> None:
     (job / "train.py").write_text(script)
@@ -161,14 +163,14 @@ def test_a_job_that_cannot_be_measured(
     assert not (job / "runs").exists()
 
 
-def test_a_folder_of_an_image_is_not_here(job: Path) -> None:
+def test_a_working_dir_of_the_image_is_reported_as_missing_on_this_machine(job: Path) -> None:
     (job / "job.yaml").write_text(JOB.replace("image: none", "image: none, workingDir: /workspace"))
     error = call(job, "plan", "job.yaml", "--measure", code=2)
     assert "is no folder on this machine" in error
 
 
 @pytest.mark.exhaustive
-def test_a_job_in_groups_is_measured_beside_ranks_with_the_whole_model(tmp_path: Path) -> None:
+def test_plan_measures_replica_groups_and_single_ranks(tmp_path: Path) -> None:
     for name in ("job.yaml", "train.py"):
         shutil.copy(ROOT / "examples" / "tensor-parallel" / name, tmp_path)
     said = call(tmp_path, "plan", "job.yaml", "--measure", "--ranks", "2,4", "-o", "json")

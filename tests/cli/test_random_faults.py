@@ -35,7 +35,7 @@ EACH_KIND = {
 }
 
 
-def test_the_seeds_go_through_all_cells_and_repeat_themselves() -> None:
+def test_the_seeds_cover_all_cells_and_are_deterministic() -> None:
     plans = [plan_of(seed) for seed in range(SEEDS)]
     assert len({plan.outside or (plan.when, plan.how) for plan in plans}) == len(CELLS) >= 60
     assert plans == [plan_of(seed) for seed in range(SEEDS)]
@@ -46,7 +46,7 @@ def test_the_seeds_go_through_all_cells_and_repeat_themselves() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", EACH_KIND)
-def test_a_fault_of_each_kind_has_the_right_verdict_and_leaves_nothing(
+def test_a_fault_of_each_kind_gets_the_expected_verdict_and_leaves_nothing(
     tmp_path: Path, name: str
 ) -> None:
     ended = carry_out(tmp_path, EACH_KIND[name])
@@ -56,6 +56,8 @@ def test_a_fault_of_each_kind_has_the_right_verdict_and_leaves_nothing(
 @pytest.mark.processes
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_random_fault_has_the_right_verdict_and_leaves_nothing(tmp_path: Path, seed: int) -> None:
+def test_a_random_fault_gets_the_expected_verdict_and_leaves_nothing(
+    tmp_path: Path, seed: int
+) -> None:
     ended = carry_out(tmp_path, plan_of(seed))
     assert not ended.wrong, f"seed {seed}: {plan_of(seed)}\n{ended}"

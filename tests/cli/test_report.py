@@ -145,13 +145,13 @@ def rows(run: Path, seen: JobAnatomy) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.parametrize("fault", ["rank 2 is late", "slow loader", "slow link"])
-def test_the_report_says_what_was_injected(run: Path, seen: JobAnatomy, fault: str) -> None:
+def test_the_report_measures_the_injected_delay(run: Path, seen: JobAnatomy, fault: str) -> None:
     injected_s, shown_s = rows(run, seen)[fault]
     row = f"{fault}: injected {injected_s:.3f} s, shown {shown_s:.3f} s per step"
     assert shown_s == pytest.approx(injected_s, rel=ERROR_MAX), row
 
 
-def test_the_late_rank_is_blamed_and_its_script_is_named(seen: JobAnatomy) -> None:
+def test_the_report_blames_the_late_rank_and_estimates_the_saving(seen: JobAnatomy) -> None:
     assert seen.blame[0].worker == LATE
     assert any(f"worker {LATE}" in line for line in advice_lines(seen))
     solo = next(saving for saving in seen.savings if saving.mode == "Solo")
@@ -159,7 +159,7 @@ def test_the_late_rank_is_blamed_and_its_script_is_named(seen: JobAnatomy) -> No
     assert solo.saved_s == pytest.approx(waited_s, rel=ERROR_MAX)
 
 
-def test_metrics_say_the_same(run: Path) -> None:
+def test_the_metrics_page_agrees_with_the_report(run: Path) -> None:
     """Compare the page that an agent served during the run with the samples that it left."""
     pods, silent = steps.of_run(run / "runs/truth-1")
     assert not silent
@@ -173,7 +173,7 @@ def test_metrics_say_the_same(run: Path) -> None:
                 assert float(found[1]) == pytest.approx(value, rel=ERROR_MAX, abs=0.01)
 
 
-def test_what_the_dashboard_draws_says_the_same(run: Path) -> None:
+def test_the_blame_counter_of_the_dashboard_agrees_with_the_report(run: Path) -> None:
     """The panel "For whom did others wait" is drawn from this counter."""
     page = (run / "page-2").read_text()
     found = re.search(r"paceline_blamed_seconds_total\{worker=\S+\} (\S+)", page)
@@ -182,7 +182,7 @@ def test_what_the_dashboard_draws_says_the_same(run: Path) -> None:
     assert float(found[1]) == pytest.approx(in_all_s, rel=2 * ERROR_MAX), "the first step as well"
 
 
-def test_a_page_and_a_trace(run: Path) -> None:
+def test_report_writes_a_self_contained_page_and_a_trace(run: Path) -> None:
     code, said = forked_paceline(run, "report", "runs/truth-1", "--rounds", "2:5")
     assert code == 0, said
     assert f"mostly worker {LATE}" in said
@@ -194,7 +194,7 @@ def test_a_page_and_a_trace(run: Path) -> None:
     assert all(e["dur"] > 0 for e in events if e["ph"] == "X")
 
 
-def test_mistakes(run: Path) -> None:
+def test_invalid_arguments_of_report_are_refused_with_a_hint(run: Path) -> None:
     bare = run / "runs/bare-1"
     bare.mkdir(exist_ok=True)
     (bare / LOCK).touch()

@@ -28,7 +28,7 @@ for step in pl.steps(8):
 """
 
 
-def test_chromium_draws_the_page(tmp_path: Path) -> None:
+def test_chromium_renders_the_report_page(tmp_path: Path) -> None:
     browser = shutil.which("chromium")
     if browser is None:
         pytest.skip("no chromium: apt-get install chromium, or as root make cluster-programs")

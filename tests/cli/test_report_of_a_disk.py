@@ -109,7 +109,7 @@ def told(run: Path, rank: int | str, kind: str) -> list[float]:
     return found
 
 
-def test_the_report_says_how_long_data_came_from_the_disk(run: Path) -> None:
+def test_the_report_measures_how_long_data_is_read_from_a_slow_disk(run: Path) -> None:
     job = analyse(places.local(run).samples("disk").pods)
     for rank in job.ranks:
         assert rank.anatomy.steps == STEPS
@@ -123,7 +123,7 @@ def test_the_report_says_how_long_data_came_from_the_disk(run: Path) -> None:
     assert "faster storage" in first
 
 
-def test_status_and_metrics_say_how_long_checkpoints_took(run: Path) -> None:
+def test_status_and_metrics_measure_how_long_checkpoints_take(run: Path) -> None:
     """Checkpoints are written in the background: only copying the state delays the loop."""
     publisher = (run / "publisher").read_text()
     injected_s = sum(told(run, publisher, "writing"))

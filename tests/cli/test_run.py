@@ -19,7 +19,7 @@ from testing.processes.runs import LIMIT_S, ForkedRun, Run
 pytestmark = pytest.mark.processes
 
 
-def test_a_script_that_raises(tmp_path: Path) -> None:
+def test_a_script_that_raises_is_reported_without_frames_of_paceline(tmp_path: Path) -> None:
     code, said = ForkedRun(tmp_path, "[python, -c, 'raise ValueError(12345)']").wait()
     assert code == 1
     assert "error: rank " in said
@@ -27,7 +27,7 @@ def test_a_script_that_raises(tmp_path: Path) -> None:
     assert "paceline/" not in said, "a traceback of Paceline's own"
 
 
-def test_a_script_that_knows_nothing_of_paceline(tmp_path: Path) -> None:
+def test_a_script_without_paceline_is_reported_and_its_output_is_kept(tmp_path: Path) -> None:
     code, said = ForkedRun(tmp_path, "[python, -c, 'print(4711)']").wait()
     assert code == 1
     assert "] 4711" in said, "what a rank prints is shown"
@@ -42,7 +42,7 @@ def test_a_script_that_knows_nothing_of_paceline(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_a_script_that_ends_early(tmp_path: Path) -> None:
+def test_a_script_that_ends_before_its_loop_is_reported_as_ended_early(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import paceline\npaceline.init()\n")
     code, said = ForkedRun(tmp_path, "[python, train.py]").wait()
     assert code == 1
@@ -50,7 +50,7 @@ def test_a_script_that_ends_early(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_ctrl_c_while_the_ranks_are_starting(tmp_path: Path) -> None:
+def test_ctrl_c_while_the_ranks_are_starting_ends_the_run(tmp_path: Path) -> None:
     run = ForkedRun(tmp_path, "[sleep, '1000']")
     run.until("with pid")
     run.process.send_signal(signal.SIGINT)
@@ -60,7 +60,7 @@ def test_ctrl_c_while_the_ranks_are_starting(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_a_run_ends_when_its_time_is_over(tmp_path: Path) -> None:
+def test_a_run_ends_when_its_active_deadline_expires(tmp_path: Path) -> None:
     run = ForkedRun(tmp_path, "[sleep, '1000']", "--set", "spec.activeDeadlineSeconds=1")
     code, said = run.wait()
     assert code == 1
@@ -72,7 +72,7 @@ def test_a_run_ends_when_its_time_is_over(tmp_path: Path) -> None:
 IGNORABLE = (signal.SIGHUP, signal.SIGINT)
 
 
-def test_no_process_of_a_run_under_nohup_handles_what_is_ignored(tmp_path: Path) -> None:
+def test_processes_of_a_run_keep_ignoring_signals_that_its_parent_ignores(tmp_path: Path) -> None:
     """A closed terminal must not end the runner, the coordinator or an agent."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORABLE}
     try:
@@ -99,7 +99,7 @@ def _ignores(pid: int, number: signal.Signals) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def test_two_runs_at_once(tmp_path: Path) -> None:
+def test_two_jobs_can_run_at_once_in_one_folder(tmp_path: Path) -> None:
     runs = [ForkedRun(tmp_path, "[sleep, '1000']", name=name) for name in ("one", "two")]
     for run, folder in zip(runs, ("one-1", "two-1"), strict=True):
         run.until("with pid", folder)
@@ -110,7 +110,7 @@ def test_two_runs_at_once(tmp_path: Path) -> None:
         assert run.wait()[0] == 130
 
 
-def test_two_runs_in_one_folder(tmp_path: Path) -> None:
+def test_a_run_folder_in_use_is_refused(tmp_path: Path) -> None:
     first = ForkedRun(tmp_path, "[sleep, '1000']", "--run-dir", "runs/mine")
     first.until("with pid")
     second = ForkedRun(tmp_path, "[sleep, '1000']", "--run-dir", "runs/mine", name="other")
@@ -121,14 +121,14 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     assert first.wait()[0] == 130
 
 
-def test_a_killed_runner_takes_its_coordinator_along_and_its_agents_drain(tmp_path: Path) -> None:
+def test_all_processes_end_after_the_runner_is_killed(tmp_path: Path) -> None:
     run = ForkedRun(tmp_path, "[sleep, '1000']", "--set", "spec.elasticity.drainGraceSeconds=1")
     run.until("with pid")
     run.process.kill()
     run.until_gone()
 
 
-def test_what_a_killed_runner_leaves_its_last_agent_removes(tmp_path: Path) -> None:
+def test_the_last_agent_removes_the_temporary_files_of_a_killed_runner(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="t-") as tmpdir:
         env = {**os.environ, "TMPDIR": tmpdir}
         with ForkedRun(tmp_path, "[sleep, '1000']", env=env) as run:
@@ -139,7 +139,7 @@ def test_what_a_killed_runner_leaves_its_last_agent_removes(tmp_path: Path) -> N
         assert list(Path(tmpdir).iterdir()) == []
 
 
-def test_what_a_killed_run_leaves_the_next_one_removes(tmp_path: Path) -> None:
+def test_the_next_run_removes_the_temporary_files_of_a_killed_run(tmp_path: Path) -> None:
     """Runner and agents are killed, so no process of the run is left to clean up."""
     sleep = "[sleep, '1000']"
     with tempfile.TemporaryDirectory(prefix="t-") as tmpdir:

@@ -34,7 +34,7 @@ def full_disk() -> TextIO:
 
 @pytest.mark.parametrize("gone", [closed_pipe, closed_terminal, full_disk])
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_run_goes_on_when_nobody_can_read_what_it_says(
+def test_a_run_continues_when_its_output_can_no_longer_be_written(
     monkeypatch: pytest.MonkeyPatch, gone: Callable[[], TextIO], *, quiet: bool
 ) -> None:
     async def run() -> None:

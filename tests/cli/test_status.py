@@ -121,7 +121,7 @@ def _carriers(status: dict[str, Any]) -> list[str]:
     return [rank["carrier"] for rank in status["ranks"] if rank["state"] == "active"]
 
 
-def test_scale_2_4_2_from_another_terminal(terminal: Terminal) -> None:
+def test_scaling_up_and_down_from_another_terminal_works(terminal: Terminal) -> None:
     terminal.run_job()
     terminal.until("elastic", active(2))
 
@@ -167,7 +167,7 @@ def test_scale_2_4_2_from_another_terminal(terminal: Terminal) -> None:
     assert "has ended" in said
 
 
-def test_a_killed_runner_is_found_out(terminal: Terminal) -> None:
+def test_a_killed_runner_is_detected(terminal: Terminal) -> None:
     terminal.run_job()
     terminal.until("runs/elastic-1", active(2))
     folder = terminal.folder / "user" / "paceline"
@@ -188,7 +188,9 @@ def test_a_killed_runner_is_found_out(terminal: Terminal) -> None:
     assert "was killed" in terminal.call("status", "elastic")[1]
 
 
-def test_what_is_told_of_a_running_job(terminal: Terminal) -> None:
+def test_status_reports_a_stopped_runner_the_transport_and_the_end_of_a_watch(
+    terminal: Terminal,
+) -> None:
     """A stopped runner, the detected transport, and the end of the job while watching.
 
     The agents of real processes detect the transport; loopback is not RDMA on any machine.
@@ -225,7 +227,7 @@ def test_what_is_told_of_a_running_job(terminal: Terminal) -> None:
     assert first != second
 
 
-def test_without_a_folder_of_the_user_the_run_folder_will_do(tmp_path: Path) -> None:
+def test_status_finds_a_job_by_its_run_folder_without_a_runtime_dir(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     terminal = Terminal(
         tmp_path, XDG_RUNTIME_DIR=str(tmp_path / "file"), HOME="", XDG_STATE_HOME=""

@@ -73,7 +73,7 @@ def refused(run: ForkedRun, *parts: str) -> None:
 
 @needs_mount
 @pytest.mark.parametrize("folder", ["small/mine", "default"])
-def test_a_full_disk_is_named_before_anything_starts(job: Path, folder: str) -> None:
+def test_a_full_disk_is_reported_before_anything_starts(job: Path, folder: str) -> None:
     words = ["--run-dir", folder] if folder != "default" else []
     before = f"{DISK}; ln -s small runs; {FILL}"
     run = ForkedRun(job, COMMAND, "--quiet", *words, before=before)
@@ -81,21 +81,21 @@ def test_a_full_disk_is_named_before_anything_starts(job: Path, folder: str) -> 
 
 
 @needs_mount
-def test_a_read_only_disk_is_named(job: Path) -> None:
+def test_a_read_only_disk_is_reported(job: Path) -> None:
     before = f"{DISK}; mount -o remount,ro small"
     run = ForkedRun(job, COMMAND, "--quiet", "--run-dir", "small/mine", before=before)
     refused(run, "read-only file system", "--run-dir")
 
 
 @needs_mount
-def test_a_disk_that_fills_up_costs_the_logs_and_not_the_training(job: Path) -> None:
+def test_a_job_completes_although_the_disk_of_its_logs_fills_up(job: Path) -> None:
     """The job also completes although its rounds can no longer be recorded."""
     words = ["--quiet", "--run-dir", "small/mine", "--record"]
     said = completes(ForkedRun(job, "[python, train.py, chatty]", *words, before=DISK))
     assert "no space left on device" in said.lower()
 
 
-def test_workers_of_a_loader_have_room_for_their_sockets_below_a_long_tmpdir(job: Path) -> None:
+def test_loader_workers_work_below_a_long_tmpdir(job: Path) -> None:
     """Sockets of workers must not exceed the limit on AF_UNIX paths.
 
     Each batch used to fail in its worker with "AF_UNIX path too long", and the script waited
@@ -115,7 +115,7 @@ SMALL_SHM = "mount -t tmpfs -o size=1m none /dev/shm"
 
 
 @needs_mount
-def test_shared_memory_that_is_too_small_for_mpi_is_named_before_anything_starts(job: Path) -> None:
+def test_shared_memory_too_small_for_mpi_is_reported_before_anything_starts(job: Path) -> None:
     """Without the check, seven ranks died of SIGBUS one after the other."""
     words = ("--quiet", "--set=spec.collective.backend=mpi")
     code, said = ForkedRun(job, COMMAND, *words, before=SMALL_SHM).wait()
@@ -133,7 +133,7 @@ LARGE_BATCHES = TRAIN.replace("batch_size=4", "batch_size=4, num_workers=1").rep
 
 
 @needs_mount
-def test_shared_memory_that_is_too_small_for_the_loader_is_named(job: Path) -> None:
+def test_shared_memory_too_small_for_the_loader_is_reported(job: Path) -> None:
     """The need of loader workers depends on the data, so it cannot be checked in advance."""
     (job / "train.py").write_text(LARGE_BATCHES.replace("model(x)", "model(x[:, :4])"))
     code, said = ForkedRun(job, COMMAND, "--quiet", before=SMALL_SHM).wait()
@@ -143,7 +143,7 @@ def test_shared_memory_that_is_too_small_for_the_loader_is_named(job: Path) -> N
 
 
 @pytest.mark.exhaustive
-def test_two_jobs_at_once_among_leftovers_of_others(job: Path) -> None:
+def test_two_jobs_complete_with_foreign_variables_and_a_port_in_use(job: Path) -> None:
     """Two jobs of one name run in one folder, over MPI and gloo, with their metrics port in use.
 
     The environment holds variables of torchrun, mpiexec and another job of Paceline; PATH and HOME
@@ -165,7 +165,7 @@ def test_two_jobs_at_once_among_leftovers_of_others(job: Path) -> None:
     assert {path.name for path in (job / "runs").iterdir()} == {"job-1", "job-2"}
 
 
-def test_a_port_in_use_in_a_pod_is_named(tmp_path: Path) -> None:
+def test_a_metrics_port_in_use_in_a_pod_is_reported(tmp_path: Path) -> None:
     """Choosing another port would be useless in a pod: no scraper would find it."""
     spec = tmp_path / "spec.json"
     resolved = resolve(parse_job(JOB))
@@ -203,7 +203,7 @@ def test_a_port_in_use_in_a_pod_is_named(tmp_path: Path) -> None:
         ("PACELINE_TOKEN", "", ["PACELINE_TOKEN", "is not set"]),
     ],
 )
-def test_a_rank_says_which_variable_is_wrong(
+def test_a_rank_reports_which_environment_variable_is_invalid(
     tmp_path: Path, name: str, value: str, parts: list[str]
 ) -> None:
     env = os.environ | {
@@ -223,7 +223,7 @@ def test_a_rank_says_which_variable_is_wrong(
     assert "runtime/paceline/" not in said
 
 
-def test_a_folder_that_a_killed_run_has_left(job: Path) -> None:
+def test_the_run_folder_of_a_killed_run_is_kept_and_not_reused(job: Path) -> None:
     """The folder is kept for diagnosis, and the next run gets a new one."""
     first = ForkedRun(job, "[sleep, '1000']", "--set", "spec.elasticity.drainGraceSeconds=1")
     first.until("with pid")

@@ -100,12 +100,14 @@ LONG = (
     exhaustive_unless(lambda check: check not in LONG, conformance.CHECKS),
     ids=lambda check: check.__name__,
 )
-def test_what_the_verbs_promise(place: Here, check: Callable[[conformance.Place], None]) -> None:
+def test_local_jobs_pass_the_conformance_suite(
+    place: Here, check: Callable[[conformance.Place], None]
+) -> None:
     check(place)
 
 
 @pytest.mark.exhaustive
-def test_a_run_goes_on_from_its_checkpoint(place: Here) -> None:
+def test_a_suspended_run_resumes_from_its_checkpoint(place: Here) -> None:
     say = place.terminal
     place.write(checkpoint={"path": "saved", "everyRounds": 100_000})
     assert str(place.folder / "runs/verbs-1") in say.call("run", "job.yaml", "--detach")
@@ -122,7 +124,7 @@ def test_a_run_goes_on_from_its_checkpoint(place: Here) -> None:
     assert kept.exists(), "a checkpoint is the user's"
 
 
-def test_what_has_ended_is_told_from_its_folder(place: Here) -> None:
+def test_verbs_read_an_ended_run_from_its_folder(place: Here) -> None:
     say = place.terminal
     place.write(backoffLimit=0)
     say.call("run", "job.yaml", "-d")
@@ -146,7 +148,7 @@ def test_what_has_ended_is_told_from_its_folder(place: Here) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_job_trains_again_after_its_agent_was_killed(place: Here) -> None:
+def test_a_job_trains_again_after_its_agent_is_killed(place: Here) -> None:
     place.submit()
     place.jobs.wait(NAME, Until.TRAINING, timeout_s=LIMIT_S)
     until(lambda: len(place.agents()) == 2, "two active ranks")
@@ -158,7 +160,7 @@ def test_a_job_trains_again_after_its_agent_was_killed(place: Here) -> None:
     assert place.jobs.wait(NAME, Until.TRAINING, timeout_s=LIMIT_S).ready == 2
 
 
-def test_paths_of_a_submitted_job_begin_at_a_folder(place: Here) -> None:
+def test_paths_of_a_submitted_job_are_relative_to_its_folder(place: Here) -> None:
     code = place.folder / "code"
     code.mkdir()
     (code / "train.py").write_text("print('hello', flush=True)\nimport time; time.sleep(600)\n")
@@ -170,7 +172,7 @@ def test_paths_of_a_submitted_job_begin_at_a_folder(place: Here) -> None:
     place.jobs.delete(NAME, wait_s=LIMIT_S)
 
 
-def test_a_run_that_cannot_begin_says_why(place: Here) -> None:
+def test_a_detached_run_that_cannot_start_reports_the_reason(place: Here) -> None:
     place.write()
     said = place.terminal.call("run", "job.yaml", "--detach", "--run-dir", "job.yaml", code=2)
     assert said.startswith("error: run folder job.yaml: is a file")

@@ -48,7 +48,7 @@ def test_a_function_that_cannot_be_sent_makes_no_job() -> None:
     assert jobs.submitted is None
 
 
-def test_submit_takes_the_typed_model_and_judges_it_first() -> None:
+def test_submit_validates_the_typed_model_before_sending_it() -> None:
     jobs = FakeJobs()
     spec = TrainingJobSpec(replicas=2, template=PodTemplate.model_validate(TEMPLATE))
     JobClient(jobs).submit(TrainingJob(metadata=Metadata(name="job"), spec=spec))
@@ -58,7 +58,7 @@ def test_submit_takes_the_typed_model_and_judges_it_first() -> None:
         JobClient(jobs).submit(TrainingJob(metadata=Metadata(name="job"), spec=wrong))
 
 
-def test_wait_returns_the_end_and_remembers_the_rounds() -> None:
+def test_wait_returns_the_final_status_and_records_the_rounds() -> None:
     statuses = [at(0, "Starting"), at(3, loss=0.5), at(3, loss=0.4), at(10, "Complete", loss=0.1)]
     job = JobClient(FakeJobs(statuses)).get_job("job")
     assert job.wait(timeout_s=30, progress=False).state == "Complete"
@@ -68,7 +68,7 @@ def test_wait_returns_the_end_and_remembers_the_rounds() -> None:
     assert list(table["samples_applied"])[-1] == 1280
 
 
-def test_a_figure_of_the_script_is_the_mean_since_the_row_before() -> None:
+def test_a_script_metric_is_the_mean_since_the_previous_row() -> None:
     """A column holds the mean since the previous row, not over the whole run.
 
     An earlier version used the mean over the whole run, which made plots wrong. No value is given
@@ -94,19 +94,19 @@ def test_a_figure_of_the_script_is_the_mean_since_the_row_before() -> None:
     assert [row.get("loss") for row in rows] == [0.75, 0.2, None, 0.3, None]
 
 
-def test_wait_for_training_only() -> None:
+def test_wait_for_training_returns_at_the_first_round() -> None:
     job = JobClient(FakeJobs([at(0, "Starting"), at(1)])).get_job("job")
     assert job.wait(Until.TRAINING, timeout_s=30).round == 1
     assert job.wait("training", timeout_s=30).round == 1
 
 
-def test_wait_that_takes_too_long_says_what_it_waited_for() -> None:
+def test_a_wait_that_times_out_names_the_state_of_the_job() -> None:
     job = JobClient(FakeJobs([at(1)])).get_job("job")
     with pytest.raises(WaitTimeoutError, match=r"Training after 0\.2 s, and not yet ended"):
         job.wait(timeout_s=0.2)
 
 
-def test_a_job_that_fails_is_an_error_with_its_words() -> None:
+def test_waiting_for_a_job_that_fails_raises_its_status_and_a_hint() -> None:
     failed = at(3, "Failed")
     with pytest.raises(JobFailedError, match="job job has failed") as caught:
         JobClient(FakeJobs([failed])).get_job("job").wait(timeout_s=30)
@@ -114,14 +114,14 @@ def test_a_job_that_fails_is_an_error_with_its_words() -> None:
     assert caught.value.__notes__ == ["hint: job.logs() has its last words"]
 
 
-def test_a_job_that_is_deleted_meanwhile() -> None:
+def test_waiting_for_a_job_that_is_deleted_raises_no_such_job_error() -> None:
     jobs = FakeJobs([at(1)])
     jobs.go.set()
     with pytest.raises(NoSuchJobError, match="deleted while"):
         JobClient(jobs).get_job("job").wait(timeout_s=30)
 
 
-def test_verbs_reach_the_job_that_is_meant() -> None:
+def test_verbs_of_a_job_call_the_back_end_with_its_name() -> None:
     jobs = FakeJobs()
     job = JobClient(jobs).get_job("job")
     assert job.scale(6) == 4
@@ -135,7 +135,7 @@ def test_verbs_reach_the_job_that_is_meant() -> None:
     assert [line.text for line in job.logs(rank=0)] == ["line 0", "line 1", "line 2"]
 
 
-def test_names_of_kubeflow() -> None:
+def test_methods_named_as_in_kubeflow_trainer_work() -> None:
     client = JobClient(FakeJobs([at(10, "Complete")]))
     assert [job.name for job in client.list_jobs()] == ["job"]
     assert list(client.get_job_logs("job")) == [f"rank 0 | line {n}" for n in range(3)]
@@ -146,13 +146,13 @@ def test_names_of_kubeflow() -> None:
         client.get_job("other")
 
 
-def test_on_this_machine_the_folder_is_meant_and_not_the_name(tmp_path: Path) -> None:
+def test_a_local_job_is_addressed_by_its_run_folder(tmp_path: Path) -> None:
     jobs = FakeJobs()
     Job(jobs, msgspec.structs.replace(at(1), place=str(tmp_path))).scale(1)
     assert jobs.calls == [("scale", str(tmp_path), 1)]
 
 
-def test_progress_on_a_terminal_and_off() -> None:
+def test_progress_is_shown_as_a_bar_on_a_terminal_and_as_one_line_elsewhere() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120, color_system=None)
     with Bar(console) as bar:
@@ -163,7 +163,7 @@ def test_progress_on_a_terminal_and_off() -> None:
     assert words(at(3, loss=0.51234)) == "4/4 replicas  round 3  2.0/s  loss 0.5123  ETA 0:04"
 
 
-def test_the_table_stays_small() -> None:
+def test_the_table_of_rounds_is_bounded_and_keeps_the_latest_row() -> None:
     figures = Figures()
     for number in range(ROWS_MAX + 10):
         figures.add(at(number), float(number))
@@ -176,7 +176,7 @@ def test_the_table_stays_small() -> None:
 # ---- asyncio ------------------------------------------------------------------------------------
 
 
-def test_the_same_in_asyncio() -> None:
+def test_the_asyncio_client_trains_waits_and_reads_logs() -> None:
     async def use() -> None:
         jobs = FakeJobs([at(0, "Starting"), at(10, "Complete")])
         client = AsyncJobClient(JobClient(jobs))
@@ -190,7 +190,7 @@ def test_the_same_in_asyncio() -> None:
     asyncio.run(use())
 
 
-def test_two_waits_at_a_time_and_a_loop_that_goes_on() -> None:
+def test_concurrent_waits_do_not_block_the_event_loop_and_can_be_cancelled() -> None:
     async def use() -> None:
         job = await AsyncJobClient(JobClient(FakeJobs([at(1)]))).get_job("job")
         waits = [asyncio.create_task(job.wait()) for _ in range(2)]
@@ -203,7 +203,7 @@ def test_two_waits_at_a_time_and_a_loop_that_goes_on() -> None:
     asyncio.run(asyncio.wait_for(use(), 30))
 
 
-def test_lines_that_nobody_wants_any_more_are_closed_by_their_thread() -> None:
+def test_an_abandoned_log_iterator_is_closed_by_its_own_thread() -> None:
     async def use() -> FakeJobs:
         jobs = FakeJobs()
         job = await AsyncJobClient(JobClient(jobs)).get_job("job")
@@ -219,7 +219,7 @@ def test_lines_that_nobody_wants_any_more_are_closed_by_their_thread() -> None:
     assert jobs.closed_by == "paceline-items"
 
 
-def test_both_have_the_same_methods() -> None:
+def test_the_asyncio_and_blocking_clients_have_the_same_methods() -> None:
     def verbs(kind: Any) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}
 

@@ -63,7 +63,9 @@ def refused(call: Any, kind: type[PacelineError], words: str) -> None:
     assert TOKEN not in str(caught.value)
 
 
-def test_the_place(client: JobClient, server: ScriptedServer) -> None:
+def test_the_client_shows_its_namespace_and_server(
+    client: JobClient, server: ScriptedServer
+) -> None:
     assert repr(client) == f"<JobClient of namespace team of {server.url}>"
 
 
@@ -73,7 +75,7 @@ def test_a_function_goes_into_a_config_map(client: JobClient, server: ScriptedSe
     assert client.train(train, name="job").name == "job"
 
 
-def test_a_job_without_its_function_does_not_stay(
+def test_a_job_whose_config_map_is_refused_reports_the_missing_right(
     client: JobClient, server: ScriptedServer
 ) -> None:
     server.answers["POST", JOBS] = 201, STORED
@@ -82,35 +84,35 @@ def test_a_job_without_its_function_does_not_stay(
     refused(lambda: client.train(train, name="job"), NotAllowedError, "configmaps is forbidden")
 
 
-def test_no_kubeconfig(tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_is_reported(tmp_path: Path) -> None:
     refused(lambda: JobClient.from_kubeconfig(tmp_path / "none"), KubeconfigError, "none")
 
 
-def test_wrong_context(kubeconfig: Path) -> None:
+def test_an_unknown_context_is_reported(kubeconfig: Path) -> None:
     refused(lambda: JobClient.from_kubeconfig(kubeconfig, context="there"), ContextError, "there")
 
 
-def test_name_taken(client: JobClient, server: ScriptedServer) -> None:
+def test_a_job_name_that_is_taken_is_reported(client: JobClient, server: ScriptedServer) -> None:
     server.refuses("POST", JOBS, 409, "AlreadyExists", "trainingjobs job already exists")
     refused(lambda: client.train(train, name="job"), NameTakenError, "already a job job")
 
 
-def test_no_rights(client: JobClient, server: ScriptedServer) -> None:
+def test_missing_rights_are_reported(client: JobClient, server: ScriptedServer) -> None:
     server.refuses("POST", JOBS, 403, "Forbidden", "trainingjobs is forbidden: User me")
     refused(lambda: client.train(train, name="job"), NotAllowedError, "forbidden")
 
 
-def test_a_login_that_is_refused(client: JobClient, server: ScriptedServer) -> None:
+def test_a_refused_login_is_reported(client: JobClient, server: ScriptedServer) -> None:
     server.refuses("POST", JOBS, 401, "Unauthorized", "Unauthorized")
     refused(lambda: client.train(train, name="job"), RefusedError, "does not accept the login")
 
 
-def test_no_training_jobs_there(client: JobClient) -> None:
+def test_a_cluster_without_the_crd_is_reported_as_not_installed(client: JobClient) -> None:
     words = "does not know TrainingJobs: Paceline is not installed"
     refused(lambda: client.train(train, name="job"), NotInstalledError, words)
 
 
-def test_training_jobs_that_are_older(client: JobClient, server: ScriptedServer) -> None:
+def test_a_crd_of_another_release_is_reported(client: JobClient, server: ScriptedServer) -> None:
     message = 'strict decoding error: unknown field "spec.collective.wire"'
     server.refuses("POST", JOBS, 400, "BadRequest", message)
     words = "are of another release of Paceline"
@@ -122,19 +124,19 @@ def test_training_jobs_that_are_older(client: JobClient, server: ScriptedServer)
     [(lambda: None, "lambda"), (closing_over("x"), "closes over word")],
     ids=["a lambda", "a closure"],
 )
-def test_a_function_that_cannot_be_sent_asks_nothing_of_the_cluster(
+def test_a_function_that_cannot_be_sent_is_refused_before_any_request(
     client: JobClient, function: Callable[[], Any], words: str
 ) -> None:
     refused(lambda: client.train(function, name="job"), FunctionError, words)
 
 
-def test_cluster_away(client: JobClient, server: ScriptedServer) -> None:
+def test_an_unreachable_api_server_is_reported(client: JobClient, server: ScriptedServer) -> None:
     server.close()
     words = f"the API server {server.url} does not answer"
     refused(lambda: client.train(train, name="job"), AwayError, words)
     refused(lambda: client.list_jobs(), AwayError, words)
 
 
-def test_cluster_in_trouble(client: JobClient, server: ScriptedServer) -> None:
+def test_an_unavailable_api_server_is_reported(client: JobClient, server: ScriptedServer) -> None:
     server.refuses("POST", JOBS, 503, "ServiceUnavailable", "later")
     refused(lambda: client.train(train, name="job"), AwayError, "cannot answer now")

@@ -28,7 +28,7 @@ def trainer(job: TrainingJob) -> dict[str, Any]:
     return found
 
 
-def test_without_a_template() -> None:
+def test_a_job_without_a_template_gets_the_default_image_and_command() -> None:
     job = made(env={"A": "1"}, resources={"nvidia.com/gpu": 1, "memory": "4Gi"})
     assert job.spec.replicas == 2
     assert trainer(job) == {
@@ -40,7 +40,7 @@ def test_without_a_template() -> None:
     }
 
 
-def test_a_template_keeps_what_it_says() -> None:
+def test_a_pod_template_keeps_its_own_fields() -> None:
     container = k8s.V1Container(
         name="trainer", image="mine:1", env=[k8s.V1EnvVar(name="A", value="1")]
     )
@@ -56,19 +56,19 @@ def test_a_template_keeps_what_it_says() -> None:
     assert "command" not in pod["containers"][1]
 
 
-def test_a_mapping_stays_as_it_was() -> None:
+def test_a_template_given_as_a_mapping_is_not_modified() -> None:
     template = {"spec": {"containers": [{"name": "trainer", "image": "mine:1"}]}}
     assert trainer(made(template=template, image="mine:2"))["image"] == "mine:2"
     assert template == {"spec": {"containers": [{"name": "trainer", "image": "mine:1"}]}}
 
 
-def test_a_command_of_the_users_own_is_refused() -> None:
+def test_a_trainer_with_its_own_command_is_refused() -> None:
     template = {"spec": {"containers": [{"name": "trainer", "command": ["python"]}]}}
     with pytest.raises(SpecError, match="the function is what the trainer runs"):
         made(template=template)
 
 
-def test_further_fields_of_the_spec() -> None:
+def test_spec_fields_can_be_set_and_unknown_ones_are_refused() -> None:
     job = made(spec={"min_replicas": 1, "collective": Collective(max_age=0), "suspend": True})
     assert job.spec.min_replicas == 1
     assert job.spec.collective is not None
@@ -79,20 +79,20 @@ def test_further_fields_of_the_spec() -> None:
     assert caught.value.hint == "did you mean minReplicas?"
 
 
-def test_a_template_without_the_trainer() -> None:
+def test_a_template_without_a_trainer_container_is_refused() -> None:
     with pytest.raises(InvalidJobError, match="no container named trainer"):
         made(template={"spec": {"containers": [{"name": "main"}]}})
 
 
 @given(function=st.text(min_size=1), suffix=st.text("0123456789abcdef", min_size=5, max_size=5))
-def test_each_function_gives_a_name_that_a_job_may_have(function: str, suffix: str) -> None:
+def test_every_function_name_gives_a_valid_job_name(function: str, suffix: str) -> None:
     name = job_name(function, suffix)
     assert len(name) <= JOB_NAME_MAX
     mapping = made().to_mapping() | {"metadata": {"name": name}}
     assert job_from_mapping(mapping).metadata.name == name
 
 
-def test_in_a_cluster_the_files_lie_below_the_run_folder() -> None:
+def test_in_a_cluster_the_function_is_mounted_from_a_config_map() -> None:
     job = made().to_mapping()
     found = with_function(job, "job-function-1")
     assert "volumes" not in job["spec"]["template"]["spec"], "what was given stays"

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(RUN_S)
-def test_a_job_from_a_notebook_trains_as_well_as_the_example(tmp_path: Path) -> None:
+def test_a_job_from_a_notebook_reaches_the_accuracy_of_the_example(tmp_path: Path) -> None:
     cells = executed(tmp_path)
     assert result(cells["place"]) == "<JobClient of this machine>"
     assert result(cells["wait"]).startswith("('Complete', ")
@@ -23,7 +23,7 @@ def test_a_job_from_a_notebook_trains_as_well_as_the_example(tmp_path: Path) -> 
     assert list((tmp_path / "runs").iterdir()) == [], "deleted with its logs"
 
 
-def test_the_notebook_is_kept_without_results() -> None:
+def test_the_notebook_is_committed_without_outputs() -> None:
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None

@@ -184,7 +184,9 @@ async def speaking(pod: Pod, *urls: str, token: str = TOKEN) -> AsyncIterator[Po
         await asyncio.gather(running, return_exceptions=True)
 
 
-def test_an_end_that_comes_with_a_failure_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancellation_that_coincides_with_a_failure_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A cancellation must end the client even if the connection fails at the same moment.
 
     `asyncio.wait_for` of Python 3.11 swallows such a cancellation, and whoever awaits the client
@@ -204,7 +206,7 @@ def test_an_end_that_comes_with_a_failure_is_not_lost(monkeypatch: pytest.Monkey
     asyncio.run(scenario())
 
 
-def test_what_is_no_message_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_message_of_the_coordinator_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         pod = Pod()
         async with coordinator() as mine, speaking(pod, mine.url):
@@ -220,7 +222,7 @@ def test_what_is_no_message_is_skipped(caplog: pytest.LogCaptureFixture) -> None
     assert "the coordinator sent something that is no message" in caplog.text
 
 
-def test_beats_and_figures_come_as_often_as_the_coordinator_wants() -> None:
+def test_heartbeats_and_metrics_follow_the_interval_of_the_coordinator() -> None:
     """A new connection starts with the default interval of a small job (R42)."""
 
     async def scenario() -> None:
@@ -253,7 +255,7 @@ def test_beats_and_figures_come_as_often_as_the_coordinator_wants() -> None:
     asyncio.run(scenario())
 
 
-def test_a_beat_that_cannot_be_made_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_heartbeat_that_cannot_be_built_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with coordinator() as mine, speaking(Pod({"beat": 2}), mine.url):
             assert await mine.wait(BEAT) == 1
@@ -264,7 +266,7 @@ def test_a_beat_that_cannot_be_made_is_left_out(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("what", ["greet", "obey"])
-def test_any_other_call_that_fails_costs_the_connection_only(
+def test_a_failing_callback_only_costs_the_connection(
     what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -287,7 +289,7 @@ def closed_port() -> Iterator[str]:
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def test_addresses_are_tried_in_turn_and_complained_about_once(
+def test_addresses_are_tried_in_turn_and_failures_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
@@ -300,7 +302,7 @@ def test_addresses_are_tried_in_turn_and_complained_about_once(
     assert caplog.text.count("no coordinator at http://127.0.0.1:") == 1
 
 
-def test_a_wrong_token_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_token_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with coordinator() as mine, speaking(Pod(), mine.url, token="other"):
             async with asyncio.timeout(WAIT_S):
@@ -312,7 +314,7 @@ def test_a_wrong_token_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text.count("refuses the token: it belongs to another job") == 1
 
 
-def test_a_coordinator_that_is_busy_is_given_more_time_with_each_attempt(
+def test_the_connection_timeout_grows_with_each_attempt(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each abandoned attempt costs a busy coordinator another handshake."""
@@ -330,7 +332,7 @@ def test_a_coordinator_that_is_busy_is_given_more_time_with_each_attempt(
     assert [text.split(" within ")[1].split(";")[0] for text in given] == ["0.1 s", "0.2 s"]
 
 
-def test_an_agent_knows_that_its_last_word_was_read() -> None:
+def test_finish_returns_once_the_coordinator_has_read_the_final_message() -> None:
     async def scenario() -> None:
         async with coordinator() as mine, speaking(Pod(), mine.url) as voice:
             assert await voice.finish(LAST)
@@ -342,7 +344,7 @@ def test_an_agent_knows_that_its_last_word_was_read() -> None:
 # ---- relaying for ranks (R43) --------------------------------------------------------------------
 
 
-def test_what_is_lost_with_a_connection_and_what_is_kept() -> None:
+def test_a_new_connection_resends_evidence_and_drops_messages_of_ranks() -> None:
     """Evidence of a death is kept, since only the agent has it.
 
     Messages of ranks are dropped: the state machine of a rank repeats what still matters.
@@ -358,7 +360,7 @@ def test_what_is_lost_with_a_connection_and_what_is_kept() -> None:
     asyncio.run(scenario())
 
 
-def test_a_new_connection_begins_with_all_ranks_in_one_greeting() -> None:
+def test_a_new_connection_registers_all_responsive_ranks_in_one_hello() -> None:
     async def scenario() -> None:
         pod = Pod()
         async with coordinator() as mine, speaking(pod, mine.url) as voice:
@@ -381,7 +383,7 @@ def test_a_new_connection_begins_with_all_ranks_in_one_greeting() -> None:
     asyncio.run(scenario())
 
 
-def test_an_order_for_many_reaches_each_and_an_older_rank_s_word_nobody() -> None:
+def test_multicast_orders_reach_each_rank_and_stale_messages_are_dropped() -> None:
     async def scenario() -> None:
         pod = Pod()
         async with coordinator() as mine, speaking(pod, mine.url) as voice:
@@ -408,7 +410,7 @@ def test_an_order_for_many_reaches_each_and_an_older_rank_s_word_nobody() -> Non
     asyncio.run(scenario())
 
 
-def test_a_rank_that_says_nonsense_or_speaks_for_another_is_not_passed_on() -> None:
+def test_malformed_and_impersonating_messages_of_ranks_are_dropped() -> None:
     async def scenario() -> None:
         pod = Pod()
         async with coordinator() as mine, speaking(pod, mine.url) as voice:
@@ -425,7 +427,7 @@ def test_a_rank_that_says_nonsense_or_speaks_for_another_is_not_passed_on() -> N
     assert PROCESS.counts()[refused] == before + 2
 
 
-def test_a_coordinator_that_reads_nothing_loses_the_connection(
+def test_a_coordinator_that_stops_reading_loses_the_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(control, "OUTBOX_MAX", 8)

@@ -45,7 +45,7 @@ NO_MEMORY: dict[str, Callable[[], int]] = {
 
 
 @pytest.mark.parametrize("make", NO_MEMORY.values(), ids=list(NO_MEMORY))
-def test_a_descriptor_that_holds_no_message_costs_nothing_and_the_line_goes_on(
+def test_an_invalid_descriptor_leaks_nothing_and_the_socket_stays_usable(
     make: Callable[[], int],
 ) -> None:
     before, files = own_bytes(), len(list(Path("/proc/self/fd").iterdir()))

@@ -95,7 +95,7 @@ async def status_of(url: str, tls: ssl.SSLContext, path: str, token: str) -> int
         ("", "/healthz", "", 200),
     ],
 )
-def test_a_caller_needs_the_certificate_and_the_token_of_its_part(
+def test_a_caller_needs_the_certificate_and_the_token_of_its_role(
     tmp_path: Path, mine: Certificates, role: str, path: str, token: str, status: int
 ) -> None:
     own: Pair | None = getattr(mine, role) if role else None
@@ -105,7 +105,7 @@ def test_a_caller_needs_the_certificate_and_the_token_of_its_part(
 
 
 @pytest.mark.parametrize("role", ["agent", "operator", "server"])
-def test_a_certificate_of_another_job_does_not_pass_the_handshake(
+def test_a_certificate_of_another_job_fails_the_handshake(
     tmp_path: Path, mine: Certificates, role: str
 ) -> None:
     other: Pair = getattr(certificates_of(job_keys(bytes(32), "another")), role)
@@ -116,7 +116,7 @@ def test_a_certificate_of_another_job_does_not_pass_the_handshake(
                 asyncio.run(status_of(url, tls, path, OPERATOR_TOKEN))
 
 
-def test_an_authority_that_is_none_is_explained(tmp_path: Path, mine: Certificates) -> None:
+def test_an_empty_file_of_authorities_is_reported(tmp_path: Path, mine: Certificates) -> None:
     (tmp_path / "tls.crt").write_text(mine.server.certificate)
     (tmp_path / "tls.key").write_text(mine.server.private_key)
     (tmp_path / "callers.crt").touch()

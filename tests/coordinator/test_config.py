@@ -19,6 +19,6 @@ MEMBERSHIP = (
 
 
 @pytest.mark.parametrize("field", MEMBERSHIP)
-def test_a_field_reaches_the_coordinator(field: str) -> None:
+def test_a_membership_field_of_the_job_reaches_the_coordinator(field: str) -> None:
     *before, last = SAMPLES[field]
     assert config_of(resolved(tuple(before))) != config_of(resolved((*before, last)))

@@ -77,7 +77,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     ],
 )
 @pytest.mark.parametrize("path", [b"/v1/status", b"/v1/agents", b"/metrics", b"/nothing"])
-def test_an_authorization_header_that_is_no_utf8_gives_401(
+def test_an_authorization_header_that_is_not_utf8_gives_401(
     token: bytes, path: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def go() -> None:
@@ -109,7 +109,7 @@ def test_an_authorization_header_that_is_no_utf8_gives_401(
         (REQUEST + b"X: y\r\n" * 5_000 + b"\r\n", Reason.MALFORMED),
     ],
 )
-def test_a_flood_of_malformed_requests_is_counted_and_gives_one_line(
+def test_a_flood_of_malformed_requests_is_counted_and_logged_once(
     sent: bytes, reason: Reason, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def go() -> None:
@@ -126,7 +126,7 @@ def test_a_flood_of_malformed_requests_is_counted_and_gives_one_line(
     assert "Traceback" not in caplog.text
 
 
-def test_half_a_request_ends_in_time_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_request_times_out_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow trickles of bytes and a second request on the same connection time out too."""
     monkeypatch.setattr(front, "HEADER_S", 0.5)
 
@@ -156,7 +156,7 @@ def test_half_a_request_ends_in_time_and_is_counted(monkeypatch: pytest.MonkeyPa
     run(go())
 
 
-def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "HEADER_S", 0.2)
 
     async def go() -> None:
@@ -167,7 +167,7 @@ def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatc
     run(go())
 
 
-def test_half_a_body_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "BODY_S", 0.2)
 
     async def go() -> None:
@@ -180,7 +180,7 @@ def test_half_a_body_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     run(go())
 
 
-def test_a_body_that_is_nested_without_end_is_refused() -> None:
+def test_a_deeply_nested_body_is_refused() -> None:
     async def go() -> None:
         async with served() as at:
             for path in ("/v1/targets", "/v1/inventory"):
@@ -193,7 +193,7 @@ def test_a_body_that_is_nested_without_end_is_refused() -> None:
 
 
 @pytest.mark.parametrize("words", ["[" * 100_000, '{"type":"PodBeat","x":' + "[" * 100_000, "5"])
-def test_a_message_of_a_rank_that_does_not_decode_costs_its_own_connection_only(
+def test_an_undecodable_message_only_closes_its_own_connection(
     words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def go() -> None:
@@ -211,7 +211,7 @@ def test_a_message_of_a_rank_that_does_not_decode_costs_its_own_connection_only(
     assert len(lines(caplog)) == 1
 
 
-def test_one_address_cannot_use_up_the_connections() -> None:
+def test_one_address_cannot_exhaust_the_connections() -> None:
     """Clients of one address share a limit; connections with a valid token are kept."""
 
     async def go() -> None:
@@ -241,7 +241,9 @@ def test_one_address_cannot_use_up_the_connections() -> None:
     run(go())
 
 
-def test_whoever_reads_nothing_of_an_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_its_answers_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The requests have no token; their answers fill all buffers."""
     monkeypatch.setattr(front, "UNREAD_S", 0.3)
 

@@ -23,7 +23,7 @@ def rank(slot: int, state: RankPhase) -> RankStatus:
     return RankStatus(MemberId(slot, 0, 0), state)
 
 
-def test_each_metric_is_a_figure_of_the_status() -> None:
+def test_each_metric_is_derived_from_the_status() -> None:
     states = (RankPhase.ACTIVE, RankPhase.ACTIVE, RankPhase.JOINING)
     status = Status(
         job="job",
@@ -44,7 +44,7 @@ def test_each_metric_is_a_figure_of_the_status() -> None:
     }
 
 
-def test_a_job_that_is_not_degraded_says_so() -> None:
+def test_a_job_that_is_not_degraded_exports_zero() -> None:
     ready = (Condition("RingReady", "AllActive", "", 0.0),)
     shown = page(Status(job="job", coordinator="a", conditions=ready))
     assert shown["paceline_job_degraded"] == 0

@@ -98,7 +98,7 @@ def ask(port: int, path: str) -> bytes:
             time.sleep(0.02)
 
 
-def test_a_handed_down_socket_outlives_a_killed_coordinator(tmp_path: Path) -> None:
+def test_an_inherited_listening_socket_outlives_a_killed_coordinator(tmp_path: Path) -> None:
     """A client that connects in between waits, and no other process can take the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port, fd = listener.getsockname()[1], listener.fileno()
@@ -127,7 +127,7 @@ def port_of(process: subprocess.Popen[str]) -> int:
     return int(port.rpartition("TCP port ")[2])
 
 
-def test_the_same_port_again_at_once_after_kill(tmp_path: Path) -> None:
+def test_a_restarted_coordinator_can_reuse_its_port_at_once(tmp_path: Path) -> None:
     """A connection to the killed process is still open.
 
     The kernel therefore does not give this port to a process that asks for any port.
@@ -142,7 +142,7 @@ def test_the_same_port_again_at_once_after_kill(tmp_path: Path) -> None:
         assert ask(port, "/healthz")
 
 
-def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         env = environment(tmp_path, PACELINE_LISTEN=f"127.0.0.1:{port}")
@@ -163,7 +163,9 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         ("PACELINE_TLS_CERT", "cert.pem", "PACELINE_TLS_KEY is not set"),
     ],
 )
-def test_a_wrong_environment_is_explained(tmp_path: Path, name: str, value: str, said: str) -> None:
+def test_an_invalid_environment_variable_is_reported(
+    tmp_path: Path, name: str, value: str, said: str
+) -> None:
     with coordinator(environment(tmp_path, **{name: value})) as process:
         _, told = process.communicate(timeout=START_S)
     assert process.returncode == 2
@@ -196,7 +198,7 @@ needs_openssl = pytest.mark.skipif(
 
 
 @needs_openssl
-def test_over_tls(tmp_path: Path) -> None:
+def test_the_coordinator_serves_over_tls(tmp_path: Path) -> None:
     with over_tls(tmp_path) as (_, port, context):
         url = f"https://127.0.0.1:{port}/healthz"
         with urllib.request.urlopen(url, timeout=START_S, context=context) as response:
@@ -204,7 +206,7 @@ def test_over_tls(tmp_path: Path) -> None:
 
 
 @needs_openssl
-def test_a_connection_of_a_rank_costs_little_memory(tmp_path: Path) -> None:
+def test_a_tls_connection_uses_little_memory(tmp_path: Path) -> None:
     """A limit of 1 GiB must suffice for all ranks and agents of a job."""
 
     def connect() -> ssl.SSLSocket:
@@ -229,7 +231,7 @@ def resident_kib(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
 
 
-def test_a_certificate_that_is_none_is_explained(tmp_path: Path) -> None:
+def test_an_invalid_certificate_is_reported(tmp_path: Path) -> None:
     spec = str(tmp_path / "job.json")
     env = environment(tmp_path, PACELINE_TLS_CERT=spec, PACELINE_TLS_KEY=spec)
     with coordinator(env) as process:
@@ -238,7 +240,7 @@ def test_a_certificate_that_is_none_is_explained(tmp_path: Path) -> None:
     assert "PACELINE_TLS_CERT and PACELINE_TLS_KEY name no usable pair" in told
 
 
-def test_a_file_of_another_kind_is_no_job(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_frozen_job_is_refused(tmp_path: Path) -> None:
     env = environment(tmp_path)
     Path(env["PACELINE_SPEC"]).write_text('{"command": ["x"]}')
     with coordinator(env) as process:
@@ -248,7 +250,7 @@ def test_a_file_of_another_kind_is_no_job(tmp_path: Path) -> None:
     assert "hint: PACELINE_SPEC names it" in told
 
 
-def test_the_settings_of_a_job() -> None:
+def test_round_settings_follow_from_the_job() -> None:
     text = (
         "{mode: Deadline, quorum: 50%, deadline: 20ms, grace: 3ms, fullEvery: 10, "
         "pacing: Round, maxAgePolicy: Decay, maxAge: 2, benchAfter: 5s}"
@@ -272,7 +274,7 @@ def test_the_settings_of_a_job() -> None:
             assert getattr(got, name) == getattr(want, name), name
 
 
-def test_too_few_files_for_the_job_are_named(tmp_path: Path) -> None:
+def test_a_file_limit_too_low_for_the_job_is_reported(tmp_path: Path) -> None:
     env = environment(tmp_path)
     job = dataclasses.replace(make_job(), replicas=500, procs_per_replica=2)
     (tmp_path / "job.json").write_text(JobFile.of(job, command=["python"]).to_json())

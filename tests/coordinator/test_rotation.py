@@ -61,7 +61,9 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_revoked_token_ends_a_peer_with_the_next_heartbeat_of_any(file: Path) -> None:
+def test_a_revoked_token_closes_its_connections_at_the_next_heartbeat_of_any_pod(
+    file: Path,
+) -> None:
     """Connections with the new token stay open, and the job continues to train."""
 
     async def go() -> None:
@@ -85,7 +87,7 @@ def test_a_revoked_token_ends_a_peer_with_the_next_heartbeat_of_any(file: Path) 
     run(go())
 
 
-def test_a_heartbeat_of_the_revoked_peer_itself_is_enough(file: Path) -> None:
+def test_a_heartbeat_of_the_revoked_pod_itself_closes_its_connection(file: Path) -> None:
     async def go() -> None:
         async with served(tokens_file=file) as at:
             old = await at.socket(greeting(RANKS[0]))
@@ -97,7 +99,7 @@ def test_a_heartbeat_of_the_revoked_peer_itself_is_enough(file: Path) -> None:
     run(go())
 
 
-def test_an_agent_goes_on_with_the_new_token(file: Path, tmp_path: Path) -> None:
+def test_an_agent_reconnects_with_the_new_token(file: Path, tmp_path: Path) -> None:
     """The kubelet may update the agent's token file later than the coordinator's."""
     mine = tmp_path / "of-the-agent"
 
@@ -140,7 +142,7 @@ def test_an_agent_goes_on_with_the_new_token(file: Path, tmp_path: Path) -> None
         bytes(20),
     ],
 )
-def test_a_file_that_cannot_be_used_changes_nothing_and_its_bytes_are_not_logged(
+def test_an_invalid_token_file_changes_nothing_and_is_not_logged(
     data: bytes, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ValueError):
@@ -156,7 +158,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_its_bytes_are_not_logged
     assert not {"token-of", "\x1b", "xxxx", "short"} & set(caplog.text.split())
 
 
-def test_no_file_or_something_else_in_its_place_blocks_nobody(tmp_path: Path) -> None:
+def test_without_a_readable_token_file_the_initial_token_is_used(tmp_path: Path) -> None:
     """The initial token is valid again if the token file is removed."""
     own = Tokens(TOKEN, tmp_path / "missing")
     assert own.own == TOKEN
@@ -168,7 +170,7 @@ def test_no_file_or_something_else_in_its_place_blocks_nobody(tmp_path: Path) ->
     assert own.own == TOKEN
 
 
-def test_pods_mount_the_secret_that_replaces_the_token_and_start_without_it() -> None:
+def test_pods_mount_the_token_secret_as_optional() -> None:
     job = job_of()
     for pod in (children.worker(job, 0, 0, key_id="k"), children.coordinator(job, 0, key_id="k")):
         (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "paceline-tokens")

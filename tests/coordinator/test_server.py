@@ -56,7 +56,7 @@ def heartbeat(who: MemberId, version: int) -> Heartbeat:
 
 @pytest.mark.parametrize("token", ["", "Bearer", f"Bearer {TOKEN}x", f"bearer {TOKEN}", "Bearer ü"])
 @pytest.mark.parametrize("path", ["/v1/status", "/v1/agents", "/metrics", "/nothing"])
-def test_nothing_without_the_token(token: str, path: str) -> None:
+def test_every_path_needs_a_valid_token(token: str, path: str) -> None:
     async def go() -> None:
         headers = {"Authorization": token} if token else {}
         async with (
@@ -81,7 +81,7 @@ def test_nothing_without_the_token(token: str, path: str) -> None:
         (OPERATOR_TOKEN, "GET", "/v1/agents"),
     ],
 )
-def test_each_token_is_for_its_own_part(token: str, method: str, path: str) -> None:
+def test_each_token_is_valid_for_its_own_role_only(token: str, method: str, path: str) -> None:
     """A rank runs user code, so its token must not allow an inventory, which declares pods dead."""
 
     async def go() -> None:
@@ -96,7 +96,7 @@ def test_each_token_is_for_its_own_part(token: str, method: str, path: str) -> N
     run(go())
 
 
-def test_a_strangers_body_is_not_read() -> None:
+def test_a_request_without_a_token_changes_nothing() -> None:
     async def go() -> None:
         async with served() as at, aiohttp.ClientSession(at.url) as stranger:
             body = msgspec.json.encode(Targets(replicas=9))
@@ -122,7 +122,7 @@ def test_the_health_check_needs_no_token() -> None:
 # ---- web sockets ----------------------------------------------------------------------------
 
 
-def test_a_rank_that_registers_is_in_the_status_and_one_whose_connection_ends_stays_there() -> None:
+def test_a_registered_rank_stays_in_the_status_when_its_connection_closes() -> None:
     async def go() -> None:
         async with served() as at:
             ws = await at.socket(greeting(RANK))
@@ -154,7 +154,7 @@ def test_a_rank_that_registers_is_in_the_status_and_one_whose_connection_ends_st
         [text(msgspec.structs.replace(hello(0), dead=(NEIGHBOUR,)))],
     ],
 )
-def test_who_breaks_the_protocol_is_cut_off_and_changes_nothing(words: list[str]) -> None:
+def test_a_protocol_violation_closes_the_connection_and_changes_nothing(words: list[str]) -> None:
     async def go() -> None:
         async with served() as at:
             ws = await at.bare_socket()
@@ -168,7 +168,7 @@ def test_who_breaks_the_protocol_is_cut_off_and_changes_nothing(words: list[str]
     run(go())
 
 
-def test_the_newest_connection_of_a_name_counts() -> None:
+def test_a_new_connection_of_an_agent_replaces_the_old_one() -> None:
     async def go() -> None:
         async with served() as at:
             old = await at.socket(hello(0))
@@ -182,7 +182,7 @@ def test_the_newest_connection_of_a_name_counts() -> None:
     run(go())
 
 
-def test_the_ranks_of_a_pod_are_told_the_same_once() -> None:
+def test_an_order_for_the_ranks_of_a_pod_is_sent_once() -> None:
     """Each pod receives one message, addressed to its own ranks (R43)."""
 
     async def go() -> None:
@@ -201,7 +201,7 @@ def test_the_ranks_of_a_pod_are_told_the_same_once() -> None:
     run(go())
 
 
-def test_a_client_that_has_gone_before_it_is_answered_is_no_fault(
+def test_a_client_that_disconnects_before_the_answer_is_not_logged_as_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client may have timed out in the middle of its TLS handshake, for example."""
@@ -225,7 +225,7 @@ def test_a_client_that_has_gone_before_it_is_answered_is_no_fault(
     assert "has gone before it was answered" in caplog.text
 
 
-def test_who_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
+def test_an_agent_that_does_not_read_is_disconnected_and_blocks_no_other() -> None:
     async def go() -> None:
         async with served() as at:
             deaf = socket.create_connection(("127.0.0.1", int(at.url.rpartition(":")[2])))
@@ -277,7 +277,7 @@ def test_inventory_and_targets_reach_the_coordinator() -> None:
     run(go())
 
 
-def test_a_body_that_is_none_is_explained() -> None:
+def test_an_invalid_request_is_answered_with_400_and_the_reason() -> None:
     async def go() -> None:
         async with served() as at:
             code, answer = await at.post("/v1/targets", {"replicas": "four"})
@@ -300,7 +300,7 @@ def test_a_long_poll_ends_with_the_next_event() -> None:
     run(go())
 
 
-def test_a_long_poll_ends_in_time_and_after_a_restart_at_once() -> None:
+def test_a_long_poll_times_out_and_returns_at_once_after_a_restart() -> None:
     async def go() -> None:
         async with served() as at:
             before = await at.status()
@@ -312,7 +312,7 @@ def test_a_long_poll_ends_in_time_and_after_a_restart_at_once() -> None:
     run(go())
 
 
-def test_a_heartbeat_is_news_only_if_it_shows_a_new_round() -> None:
+def test_a_heartbeat_is_an_event_only_if_it_reports_a_new_round() -> None:
     async def go() -> None:
         async with served() as at:
             ws = await at.socket(greeting(RANK))
@@ -334,7 +334,7 @@ def test_a_heartbeat_is_news_only_if_it_shows_a_new_round() -> None:
     run(go())
 
 
-def test_of_a_large_job_readers_hear_as_often_as_one_of_its_ranks_tells() -> None:
+def test_status_updates_of_a_large_job_are_limited_to_its_heartbeat_interval() -> None:
     """A status covers all ranks, and some rank is always the first to report a round (R42).
 
     Without the limit, each heartbeat would produce a new status.
@@ -360,7 +360,7 @@ def test_of_a_large_job_readers_hear_as_often_as_one_of_its_ranks_tells() -> Non
     run(go())
 
 
-def test_the_metrics_page() -> None:
+def test_the_metrics_page_counts_ranks_by_state() -> None:
     async def go() -> None:
         async with served() as at:
             await at.socket(greeting(RANK))
@@ -382,7 +382,7 @@ def test_the_metrics_page() -> None:
 # ---- the end --------------------------------------------------------------------------------
 
 
-def test_it_stays_until_the_end_was_acknowledged() -> None:
+def test_the_server_runs_until_the_outcome_is_acknowledged() -> None:
     async def go() -> None:
         async with served(linger_s=30.0) as at:
             waiting = asyncio.create_task(at.server.wait())
@@ -400,7 +400,7 @@ def test_it_stays_until_the_end_was_acknowledged() -> None:
     run(go())
 
 
-def test_it_does_not_stay_for_ever() -> None:
+def test_the_server_ends_without_an_acknowledgement_after_the_linger_time() -> None:
     async def go() -> None:
         async with served(linger_s=0.05) as at:
             waiting = asyncio.create_task(at.server.wait())
@@ -411,7 +411,7 @@ def test_it_does_not_stay_for_ever() -> None:
     run(go())
 
 
-def test_told_to_go_it_goes_at_once_where_nobody_is_left() -> None:
+def test_leave_ends_the_server_at_once_if_no_rank_is_left() -> None:
     async def go() -> None:
         async with served() as at:
             waiting = asyncio.create_task(at.server.wait())
@@ -422,7 +422,7 @@ def test_told_to_go_it_goes_at_once_where_nobody_is_left() -> None:
 
 
 @pytest.mark.long
-def test_told_to_go_it_sees_off_those_who_leave_too() -> None:
+def test_leave_waits_for_ranks_that_are_leaving() -> None:
     """The whole job ends, and no rank waits for a coordinator that no longer exists (C5)."""
 
     async def go() -> None:

@@ -34,7 +34,7 @@ async def until_known(at: Served, member: MemberId) -> None:
     "stranger",
     [MemberId(7, 0, 0), MemberId(0, 0, ATTEMPT_STRIDE), MemberId(-1, 0, 0), MemberId(0, 0, 10**9)],
 )
-def test_a_hello_of_a_pod_that_nobody_lists_is_refused(
+def test_a_hello_of_an_unlisted_pod_is_refused(
     stranger: MemberId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "UNLISTED_S", 0.2)
@@ -58,7 +58,7 @@ def test_a_hello_of_a_pod_that_nobody_lists_is_refused(
     asyncio.run(run())
 
 
-def test_a_pod_that_is_newer_than_the_inventory_waits_for_the_next_one() -> None:
+def test_a_pod_newer_than_the_inventory_waits_for_the_next_inventory() -> None:
     newer = MemberId(1, 0, 3 * ATTEMPT_STRIDE)
 
     async def run() -> None:
@@ -76,7 +76,7 @@ def test_a_pod_that_is_newer_than_the_inventory_waits_for_the_next_one() -> None
     asyncio.run(run())
 
 
-def test_a_pod_that_was_listed_once_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_was_listed_before_may_reconnect(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message of a living rank overrides an inventory (C4)."""
     monkeypatch.setattr(module, "UNLISTED_S", 0.0)
 

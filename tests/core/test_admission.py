@@ -11,7 +11,7 @@ ADMITTED = Verdict(admitted=True)
 REFUSED = Verdict(admitted=False)
 
 
-def test_an_address_has_a_share_even_where_places_are_free() -> None:
+def test_an_address_is_limited_even_if_connections_are_free() -> None:
     admission = Admission(BOUNDS)
     for caller in range(6):
         assert admission.admit(caller, "a") == ADMITTED
@@ -19,7 +19,7 @@ def test_an_address_has_a_share_even_where_places_are_free() -> None:
     assert admission.admit(7, "b") == ADMITTED
 
 
-def test_a_full_server_admits_another_address_in_place_of_the_oldest_stranger() -> None:
+def test_a_full_server_displaces_the_oldest_unknown_caller_for_a_new_address() -> None:
     admission = Admission(BOUNDS)
     for caller in range(6):
         admission.admit(caller, "a")
@@ -45,7 +45,7 @@ calls = st.lists(
 
 
 @given(calls)
-def test_no_sequence_of_calls_breaks_a_bound_or_keeps_a_newcomer_out_behind_a_larger_share(
+def test_no_sequence_of_calls_breaks_a_limit_or_starves_a_new_address(
     words: list[tuple[str, int, int]],
 ) -> None:
     admission, strangers, known = Admission(BOUNDS), dict[int, str](), set[int]()

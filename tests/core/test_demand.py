@@ -20,12 +20,12 @@ from testing.makers import members
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8, 13, 31, 64, 100])
-def test_no_rank_has_more_partners_over_mpi_than_counted(ranks: int) -> None:
+def test_no_rank_has_more_mpi_partners_than_most_partners(ranks: int) -> None:
     most = max(len(partners(ALGORITHMS, ranks, rank)) for rank in range(ranks))
     assert most <= most_partners(ranks)
 
 
-def test_what_each_process_may_have_open() -> None:
+def test_file_limits_of_each_process_match_known_values() -> None:
     assert rank_files(1, ["gloo"]) == 0
     assert rank_files(64, ["gloo"]) == 63 * (6 + 3), "everybody speaks to everybody"
     assert rank_files(1024, ["gloo"]) == 256 * 4 + 1023 * (2 + 3)
@@ -41,7 +41,7 @@ def test_what_each_process_may_have_open() -> None:
 
 
 @pytest.mark.parametrize("ranks", [65, 100, 128, 256, 300])
-def test_no_rank_has_more_peers_in_a_generation_than_counted(ranks: int) -> None:
+def test_no_rank_has_more_peers_in_a_generation_than_most_peers(ranks: int) -> None:
     """Every tenth rank is passive, so that others stand in for it."""
     everybody = members(*range(ranks))
     active = {x for x in everybody if x.slot % 10}

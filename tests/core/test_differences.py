@@ -58,7 +58,9 @@ commits = st.builds(
 
 
 @given(commits, commits)
-def test_a_change_and_the_commit_before_make_the_commit(before: Commit, after: Commit) -> None:
+def test_the_previous_commit_plus_the_change_gives_the_commit(
+    before: Commit, after: Commit
+) -> None:
     change = difference(before, after)
     assert change is not None
     sent = wire.message_to_rank(wire.to_json(change))
@@ -70,7 +72,7 @@ def test_a_change_and_the_commit_before_make_the_commit(before: Commit, after: C
 
 @pytest.mark.long
 @given(commits, commits)
-def test_a_change_is_for_those_who_have_its_base(before: Commit, after: Commit) -> None:
+def test_a_change_is_rejected_without_its_base(before: Commit, after: Commit) -> None:
     change = difference(before, after)
     assert change is not None
     other = replace(before, gen=replace(before.gen, id=GenerationId(2, "c", 1)))
@@ -79,12 +81,12 @@ def test_a_change_is_for_those_who_have_its_base(before: Commit, after: Commit) 
             changed(wrong, change)
 
 
-def test_a_beginning_is_told_in_full() -> None:
+def test_a_commit_with_a_plan_is_sent_in_full() -> None:
     first = commit_of(1, {MemberId(0, 0, 0)}, set(), set(), MemberId(0, 0, 0), {})
     assert difference(first, replace(first, gen=replace(first.gen, plan=DataPlan()))) is None
 
 
-def test_one_death_among_a_thousand_costs_every_rank_as_much_as_among_a_hundred() -> None:
+def test_the_change_for_one_death_does_not_grow_with_the_job() -> None:
     def told(pods: int) -> int:
         chosen = {MemberId(slot, local, 0) for slot in range(pods) for local in range(8)}
         dead = MemberId(pods // 2, 3, 0)

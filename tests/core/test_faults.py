@@ -83,7 +83,7 @@ faults = st.one_of(
 
 
 @given(st.lists(faults))
-def test_what_is_written_reads_back(given_faults: list[Fault]) -> None:
+def test_parse_faults_inverts_format_faults(given_faults: list[Fault]) -> None:
     assert parse_faults(format_faults(given_faults)) == given_faults
 
 
@@ -97,7 +97,7 @@ def test_every_kind_has_an_example_that_parses() -> None:
         assert fault.load is not None
 
 
-def test_the_documented_texts() -> None:
+def test_documented_fault_texts_are_parsed() -> None:
     text = "slow:rank=2,ms=200,p=0.3; freeze:rank=1,at=round:20,for=3s ;join:at=time:5s,n=2"
     assert parse_faults(text) == [
         Fault(FaultKind.SLOW, rank=2, delay_ns=200_000_000, probability=0.3),
@@ -163,7 +163,7 @@ def test_the_documented_texts() -> None:
         ("join:at=round:5,n=0", 'n is "0"', "for example"),
     ],
 )
-def test_a_wrong_text_is_explained(text: str, problem: str, hint: str) -> None:
+def test_an_invalid_fault_text_is_explained_with_a_hint(text: str, problem: str, hint: str) -> None:
     with pytest.raises(FaultError) as caught:
         parse_faults(text)
     assert problem in caught.value.message
@@ -172,13 +172,13 @@ def test_a_wrong_text_is_explained(text: str, problem: str, hint: str) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_a_place_that_never_exists_is_refused() -> None:
+def test_a_fault_for_a_rank_that_does_not_exist_is_rejected() -> None:
     check_ranks(parse_faults("kill:rank=3,at=round:5"), ranks=4)
     with pytest.raises(FaultError, match="the job has 3 ranks"):
         check_ranks(parse_faults("kill:rank=3,at=round:5"), ranks=3)
 
 
-def test_when_a_fault_is_due() -> None:
+def test_a_fault_is_due_at_its_round_or_time() -> None:
     assert At(round=5).reached(version=5, elapsed_ns=0)
     assert not At(round=5).reached(version=4, elapsed_ns=10**12)
     assert At(after_ns=10).reached(version=0, elapsed_ns=10)

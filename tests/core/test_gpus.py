@@ -13,7 +13,7 @@ UNLOADED = "Found no NVIDIA driver on your system."
 
 
 @given(ranks=st.integers(1, 64), visible=st.integers(2, 16))
-def test_ranks_share_gpus_only_if_they_must_and_evenly(ranks: int, visible: int) -> None:
+def test_ranks_share_gpus_evenly_and_only_if_necessary(ranks: int, visible: int) -> None:
     taken = Counter(own_gpu(index, visible=visible) for index in range(ranks))
     assert taken.keys() <= set(range(visible))
     assert max(taken.values()) - min(taken.values()) <= 1
@@ -22,7 +22,7 @@ def test_ranks_share_gpus_only_if_they_must_and_evenly(ranks: int, visible: int)
 
 
 @pytest.mark.parametrize("visible", [0, 1])
-def test_where_there_is_no_choice_nothing_is_touched(visible: int) -> None:
+def test_no_gpu_is_selected_if_at_most_one_is_visible(visible: int) -> None:
     assert {own_gpu(index, visible=visible) for index in range(4)} == {None}
 
 
@@ -38,7 +38,7 @@ def test_where_there_is_no_choice_nothing_is_touched(visible: int) -> None:
     ],
     ids=["hidden", "hidden by number", "pod", "laptop", "old driver", "not given to the pod"],
 )
-def test_a_rank_without_a_gpu_is_told_why(
+def test_the_error_for_a_rank_without_a_gpu_names_cause_and_remedy(
     found: NoGpu, local: bool, problem: str, hint: str
 ) -> None:
     told, way = why_none(found, local=local)

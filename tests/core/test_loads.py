@@ -23,7 +23,7 @@ def quantiles(load: Load, count: int = 4000) -> list[float]:
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_published_loads_are_met(name: str) -> None:
+def test_draws_match_the_published_loads(name: str) -> None:
     load = LOADS[name]
     drawn = [load.draw_ns(seed=1, rank=r, step=s) for r in range(8) for s in range(1000)]
     assert all(load.min_ns <= each <= load.max_ns for each in drawn)
@@ -38,7 +38,9 @@ def test_published_loads_are_met(name: str) -> None:
     least=st.integers(0, 10**9),
     width=st.integers(10**6, 10**11),
 )
-def test_the_cut_is_accounted_for(share: float, part: float, least: int, width: int) -> None:
+def test_mean_and_deviation_hold_despite_truncation(
+    share: float, part: float, least: int, width: int
+) -> None:
     """`share` is the position of the mean between the limits.
 
     `part` is the fraction of the largest deviation that a power law can have with that mean; a wide
@@ -76,13 +78,13 @@ def test_a_draw_is_a_function_of_seed_rank_and_step(load: Load, rank: int, step:
         (Load(15 * 10**6, 4 * 10**6, 10**7, 2 * 10**7), "sd is too large: .* it is below 2.8"),
     ],
 )
-def test_what_no_lognormal_can_be_is_said(load: Load, problem: str) -> None:
+def test_an_impossible_load_is_rejected_with_its_problem(load: Load, problem: str) -> None:
     with pytest.raises(LoadError, match=problem):
         load.draw_ns(seed=0, rank=0, step=0)
 
 
 @given(ranks=st.integers(1, 64), least=st.integers(0, 10**9), more=st.integers(0, 10**9))
-def test_a_shift_gives_each_rank_each_delay_in_turn(ranks: int, least: int, more: int) -> None:
+def test_a_shift_rotates_the_delays_through_the_ranks(ranks: int, least: int, more: int) -> None:
     def delays(steps: range, of: range) -> list[int]:
         return sorted(
             shifted_ns(least, least + more, rank=rank, step=step, ranks=ranks)

@@ -40,7 +40,7 @@ def by_name(found: Scenario) -> str:
 
 
 @pytest.mark.parametrize("found", SCENARIOS.values(), ids=by_name)
-def test_the_trace(found: Scenario) -> None:
+def test_a_scenario_matches_its_golden_trace(found: Scenario) -> None:
     trace = found.run()
     if os.environ.get("PACELINE_GOLDEN") == "write":
         path = FOLDER / f"{found.name}.txt"
@@ -193,14 +193,16 @@ RULES: dict[str, tuple[Patch, str]] = {
 
 
 @pytest.mark.parametrize("found", SCENARIOS.values(), ids=by_name)
-def test_its_rule_is_needed(found: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scenario_breaks_an_invariant_without_its_rule(
+    found: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     switch_off, symptom = RULES[found.name.split("_")[0]]
     switch_off(monkeypatch)
     with pytest.raises(AssertionError, match=symptom):
         found.run()
 
 
-def test_every_violation_has_a_story_or_a_structure() -> None:
+def test_every_violation_has_a_scenario_or_a_structural_test() -> None:
     assert SCENARIOS.keys() == RULES.keys()
     assert SCENARIOS.keys() | {"V22", "V23"} == {f"V{n:02}" for n in range(1, 25)}
 
@@ -223,7 +225,7 @@ def lone_rank() -> Rank:
     return rank
 
 
-def test_v22_only_a_release_by_record_and_version_lets_a_result_out() -> None:
+def test_v22_a_rank_finishes_only_on_a_release_of_its_record_and_version() -> None:
     """`test_saving` covers what `Publish` makes visible before the release (R19)."""
     rank = lone_rank()
     rank.handle(0, ev.Reduced())
@@ -240,7 +242,7 @@ def _finishes(rank: Rank, release: Release) -> bool:
     return any(isinstance(e, ev.Exit) and e.finished for e in rank.handle(0, release))
 
 
-def test_v23_a_promise_falls_between_two_updates() -> None:
+def test_v23_a_promise_is_made_between_two_updates() -> None:
     """One machine answers PREPARE and commits rounds, one event after the other (R3)."""
     rank = lone_rank()
     newer = replace_counter(2)

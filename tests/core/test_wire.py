@@ -76,7 +76,7 @@ def of(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("kind", FAST, ids=lambda kind: kind.__name__)
-def test_fast_path(kind: type[msgspec.Struct]) -> None:
+def test_peer_messages_survive_a_round_trip(kind: type[msgspec.Struct]) -> None:
     @CI
     @given(build(kind))
     def round_trip(message: Any) -> None:
@@ -91,7 +91,7 @@ def test_fast_path(kind: type[msgspec.Struct]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "decode"), SLOW, ids=lambda x: getattr(x, "__name__", ""))
-def test_slow_path(kind: type[msgspec.Struct], decode: Any) -> None:
+def test_json_messages_survive_a_round_trip(kind: type[msgspec.Struct], decode: Any) -> None:
     @CI
     @given(build(kind))
     def round_trip(message: Any) -> None:
@@ -114,7 +114,7 @@ def test_equal_records_have_equal_bytes(record: Go) -> None:
 
 
 @pytest.mark.parametrize("kind", [m.Inventory, m.Targets], ids=lambda kind: kind.__name__)
-def test_bodies(kind: type[msgspec.Struct]) -> None:
+def test_request_bodies_survive_a_round_trip(kind: type[msgspec.Struct]) -> None:
     @CI
     @given(build(kind))
     def round_trip(message: Any) -> None:
@@ -125,7 +125,7 @@ def test_bodies(kind: type[msgspec.Struct]) -> None:
         wire.body(kind, '{"revision": "x", "replicas": "x"}')
 
 
-def test_an_agent_hands_over_what_it_does_not_open() -> None:
+def test_a_message_to_a_pod_contains_the_packed_message_for_its_ranks() -> None:
     """A COMMIT is packed once for all pods, and unpacked by the ranks (R43)."""
     order = m.Dismiss("over")
     packed = msgspec.Raw(msgspec.json.encode(order))
@@ -136,7 +136,7 @@ def test_an_agent_hands_over_what_it_does_not_open() -> None:
     assert wire.message_to_rank(bytes(got.message)) == order
 
 
-def test_a_message_of_another_table_is_refused() -> None:
+def test_a_message_of_another_direction_is_rejected() -> None:
     text = wire.to_json(m.Dismiss("over"))
     for decode in (wire.message_of_pod, wire.said_by_rank, wire.message_to_pod):
         with pytest.raises(wire.WireError):
@@ -171,7 +171,7 @@ GEN_BYTES_BEFORE_SETTINGS = (
 )
 
 
-def test_the_bytes_of_a_record_are_these() -> None:
+def test_the_bytes_of_a_record_match_golden_values() -> None:
     """Ranks of two releases may share a log, and their digests are computed from these bytes."""
     a, b = MemberId(0, 0, 1000), MemberId(1, 0, 2000)
     gen = Gen(

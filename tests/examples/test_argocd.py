@@ -62,30 +62,32 @@ def condition(kind: ConditionType, holds: bool = True, message: str = "why") -> 
         ),
     ],
 )
-def test_conditions(conditions: list[dict[str, str]], said: tuple[str, str]) -> None:
+def test_conditions_map_to_the_health_of_argo_cd(
+    conditions: list[dict[str, str]], said: tuple[str, str]
+) -> None:
     assert health(observedGeneration=1, conditions=conditions) == said
 
 
 @pytest.mark.parametrize("reason", NEEDS_SOMEBODY)
-def test_what_is_failed_to_flux_is_degraded_here(reason: str) -> None:
+def test_problems_that_need_a_user_are_shown_as_degraded(reason: str) -> None:
     """The conditions are those that the operator writes for Flux (kstatus)."""
     wanted = [Wanted(ConditionType.DEGRADED, True, reason, "mend it")]
     told = [condition(c.type, c.holds, c.message) for c in (*wanted, *standing({}, wanted))]
     assert health(observedGeneration=1, conditions=told) == ("Degraded", "mend it")
 
 
-def test_a_job_that_nobody_has_seen() -> None:
+def test_a_job_without_a_status_is_progressing() -> None:
     assert health() == ("Progressing", "the operator has not yet seen this change")
 
 
-def test_what_was_seen_of_an_earlier_spec_is_not_told() -> None:
+def test_the_status_of_an_earlier_generation_is_ignored() -> None:
     suspended = [condition(ConditionType.SUSPENDED)]
     status, _ = health(2, observedGeneration=1, conditions=suspended)
     assert status == "Progressing"
 
 
 @pytest.mark.parametrize("kind", [ConditionType.COMPLETE, ConditionType.FAILED])
-def test_the_end_is_the_end(kind: ConditionType) -> None:
+def test_an_ended_job_keeps_its_health_when_its_spec_changes(kind: ConditionType) -> None:
     """Changing the spec of an ended job does not run it again."""
     ended = [condition(ConditionType.SUSPENDED), condition(kind)]
     assert health(9, observedGeneration=1, conditions=ended)[0] in ("Healthy", "Degraded")

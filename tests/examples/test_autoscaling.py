@@ -70,7 +70,7 @@ def seconds(query: str, tmp_path: Path, *, workers: int, per_worker: float = PER
 @pytest.mark.cluster_programs
 @pytest.mark.processes
 @pytest.mark.parametrize("name", QUERIES)
-def test_twice_the_workers_are_half_the_figure(name: str, tmp_path: Path) -> None:
+def test_the_metric_is_inversely_proportional_to_the_workers(name: str, tmp_path: Path) -> None:
     query = QUERIES[name]
     for workers in (1, 2, 4, 8):
         found = seconds(query, tmp_path, workers=workers)
@@ -86,7 +86,9 @@ def desired(workers: int, figure: float, target: float) -> int:
 
 
 @pytest.mark.parametrize("per_worker", [100, 250, 333, 1000, 5000])
-def test_it_settles_at_the_fewest_that_are_fast_enough(per_worker: float) -> None:
+def test_the_autoscaler_settles_at_the_fewest_workers_that_are_fast_enough(
+    per_worker: float,
+) -> None:
     target = quantity(EXTERNAL["target"]["value"])
     workers = 2
     for _ in range(3):
@@ -101,7 +103,7 @@ def quantity(text: str) -> float:
     return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
 
 
-def test_both_samples_say_the_same() -> None:
+def test_the_hpa_and_keda_samples_agree() -> None:
     assert HPA["scaleTargetRef"] == KEDA["scaleTargetRef"]
     assert (HPA["minReplicas"], HPA["maxReplicas"]) == (
         *(KEDA["minReplicaCount"], KEDA["maxReplicaCount"]),

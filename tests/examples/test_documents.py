@@ -64,20 +64,20 @@ RUNNABLE = list(blocks("python runnable"))
 SNIPPETS = [*blocks("python"), *RUNNABLE]
 
 
-def test_there_are_snippets_and_commands() -> None:
+def test_snippets_and_commands_are_found_in_the_documents() -> None:
     assert len(SNIPPETS) >= 5
     assert len(RUNNABLE) >= 3
     assert len(list(commands())) >= 20
 
 
 @pytest.mark.parametrize(("where", "code"), SNIPPETS, ids=[where for where, _ in SNIPPETS])
-def test_snippets_compile(where: str, code: str) -> None:
+def test_python_snippets_compile(where: str, code: str) -> None:
     compile(code, where, "exec")
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("where", "code"), RUNNABLE, ids=[where for where, _ in RUNNABLE])
-def test_snippets_run(where: str, code: str, tmp_path: Path) -> None:
+def test_runnable_python_snippets_run(where: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(code)
     env = os.environ | group_of_one(MemberId(0, 0, 0)) | {"EPOCHS": "1", "OMP_NUM_THREADS": "1"}
     status, said = end_of(ForkedCall(["script.py"], tmp_path, env, "python"))
@@ -91,14 +91,14 @@ def test_get_started_shows_the_files_of_the_example() -> None:
     assert (ROOT / "examples/first/job.yaml").read_text() in page, "... another job.yaml"
 
 
-def test_job_files_are_valid(tmp_path: Path) -> None:
+def test_job_files_in_the_documents_are_valid(tmp_path: Path) -> None:
     for where, text in blocks("yaml"):
         if isinstance(given := yaml.safe_load(text), dict) and given.get("kind") == "TrainingJob":
             (tmp_path / "job.yaml").write_text(text)
             assert load_job(tmp_path / "job.yaml", []), where
 
 
-def test_commands_exist_with_their_options() -> None:
+def test_commands_in_the_documents_exist_with_their_options() -> None:
     group: Any = typer.main.get_command(app)
     wrong = []
     for where, (name, *words) in commands():
@@ -115,7 +115,7 @@ def test_commands_exist_with_their_options() -> None:
     assert not wrong, wrong
 
 
-def test_faults_and_settings_of_commands_are_understood() -> None:
+def test_faults_and_settings_of_commands_are_valid() -> None:
     job = (ROOT / "examples/first/job.yaml").read_text()
     for where, words in commands():
         for option, value in pairwise(words):
@@ -131,7 +131,7 @@ def slug(heading: str) -> str:
     return kept.replace(" ", "-")
 
 
-def test_links_to_headings_lead_somewhere() -> None:
+def test_links_to_headings_have_a_target() -> None:
     wrong = []
     for page in PAGES:
         for to, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", page.read_text()):
@@ -142,7 +142,7 @@ def test_links_to_headings_lead_somewhere() -> None:
     assert not wrong, wrong
 
 
-def test_every_page_is_in_the_index() -> None:
+def test_the_index_of_the_documents_lists_every_page() -> None:
     index = (ROOT / "docs/README.md").read_text()
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     missing = [page for page in sorted(pages - {"README.md"}) if f"({page})" not in index]

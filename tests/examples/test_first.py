@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_the_first_job_of_the_documentation(tmp_path: Path) -> None:
+def test_the_first_job_of_the_documentation_completes(tmp_path: Path) -> None:
     job, folder = str(ROOT / "examples/first/job.yaml"), str(tmp_path / "run")
     words = ["run", job, "--run-dir", folder, "--quiet", "--inject", "slow:rank=2,ms=20"]
     code, said = forked_paceline(tmp_path, *words, EPOCHS="4", XDG_RUNTIME_DIR=str(tmp_path))

@@ -15,7 +15,7 @@ EPOCHS = "3"
 
 
 @pytest.mark.parametrize("example", ["tensor-parallel", "two-stages"])
-def test_an_example_of_groups_trains(tmp_path: Path, example: str) -> None:
+def test_an_example_with_replica_groups_trains(tmp_path: Path, example: str) -> None:
     job, folder = str(EXAMPLES / example / "job.yaml"), str(tmp_path / "run")
     words = ["run", job, "--run-dir", folder, "--quiet"]
     code, said = forked_paceline(tmp_path, *words, EPOCHS=EPOCHS, XDG_RUNTIME_DIR=str(tmp_path))

@@ -150,7 +150,9 @@ SCRIPTS = {"accelerate": ACCELERATE, "transformers": TRANSFORMERS, "lightning": 
 
 
 @pytest.mark.parametrize("name", exhaustive_except(["transformers"], SCRIPTS))
-def test_a_kill_and_a_join(tmp_path: Path, name: str) -> None:
+def test_a_framework_script_survives_a_killed_rank_and_a_joining_one(
+    tmp_path: Path, name: str
+) -> None:
     script = SCRIPTS[name]
     assert 1 <= script.count("# job") <= 5
     (tmp_path / "job.yaml").write_text(JOB)

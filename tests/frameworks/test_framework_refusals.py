@@ -73,7 +73,9 @@ class Validates(Net):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.filterwarnings("ignore")
-def test_lightning(named: str, net: Net, options: dict[str, Any], tmp_path: Any) -> None:
+def test_unsupported_features_of_lightning_are_refused(
+    named: str, net: Net, options: dict[str, Any], tmp_path: Any
+) -> None:
     trainer = lightning.Trainer(
         strategy=in_lightning.JobStrategy("cpu"),
         accelerator="cpu",
@@ -91,7 +93,7 @@ def test_lightning(named: str, net: Net, options: dict[str, Any], tmp_path: Any)
 
 
 @pytest.mark.processes
-def test_lightning_does_not_ask_an_mpi_that_is_not_started() -> None:
+def test_lightning_does_not_call_an_uninitialized_mpi() -> None:
     """Lightning probes for its launcher, which may be MPI.
 
     MPI used to end the rank if Paceline had loaded the library without initializing it.
@@ -117,7 +119,9 @@ def test_lightning_does_not_ask_an_mpi_that_is_not_started() -> None:
         ("auto_find_batch_size", {"auto_find_batch_size": True}),
     ],
 )
-def test_transformers(named: str, options: dict[str, Any], tmp_path: Any) -> None:
+def test_unsupported_arguments_of_transformers_are_refused(
+    named: str, options: dict[str, Any], tmp_path: Any
+) -> None:
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], **options)
     trainer = in_transformers.Trainer(torch.nn.Linear(2, 1), args, train_dataset=DATA)
     with pytest.raises(PacelineError, match=named) as refused:
@@ -125,7 +129,7 @@ def test_transformers(named: str, options: dict[str, Any], tmp_path: Any) -> Non
     assert refused.value.hint
 
 
-def test_accelerate() -> None:
+def test_unsupported_use_of_accelerate_is_refused() -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(DATA, 4)

@@ -63,7 +63,7 @@ def run(files: dict[str, str], folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_what_it_uses_comes_along(tmp_path: Path) -> None:
+def test_everything_that_a_function_uses_is_packed(tmp_path: Path) -> None:
     files = pack(whole, {"out": str(tmp_path / "out"), "scale": 5})
     run(files, tmp_path)
     assert json.loads((tmp_path / "out").read_text()) == [2, 13, 3, "b"]
@@ -71,7 +71,7 @@ def test_what_it_uses_comes_along(tmp_path: Path) -> None:
     assert described == {"name": "whole", "python": list(sys.version_info[:2]), "packages": []}
 
 
-def test_the_program_is_what_a_person_would_write() -> None:
+def test_the_packed_program_is_readable() -> None:
     program = pack(ends, {"path": "a"})[PROGRAM]
     assert program == textwrap.dedent(
         '''\
@@ -102,7 +102,7 @@ def module_of(folder: Path, name: str, text: str) -> ModuleType:
         sys.path.remove(str(folder))
 
 
-def test_parts_of_a_package_are_imported_as_they_are_used(tmp_path: Path) -> None:
+def test_submodules_and_aliases_are_imported_as_in_the_source(tmp_path: Path) -> None:
     cell = module_of(
         tmp_path,
         "cell_of_parts",
@@ -169,7 +169,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_one_sentence_with_a_way_out(case: str) -> None:
+def test_a_function_that_cannot_be_sent_is_refused_with_a_hint(case: str) -> None:
     function, words = REFUSED[case]
     with pytest.raises(FunctionError) as caught:
         pack(function)
@@ -188,18 +188,22 @@ def test_refused_in_one_sentence_with_a_way_out(case: str) -> None:
         ({"sizes": {1: 2}}, "argument sizes is {1: 2}"),
     ],
 )
-def test_arguments_that_json_does_not_know(arguments: dict[str, Any], words: str) -> None:
+def test_arguments_that_json_cannot_represent_are_refused(
+    arguments: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ArgumentError) as caught:
         pack(plain, arguments)
     assert words in caught.value.message
 
 
-def test_packages_are_a_list() -> None:
+def test_packages_given_as_a_string_are_refused() -> None:
     with pytest.raises(ArgumentError, match='the text "numpy"'):
         pack(plain, packages="numpy")
 
 
-def test_a_module_of_this_folder_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_imports_a_local_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     module_of(tmp_path, "helpers_of_mine", "def help(): pass")
     cell = module_of(
@@ -216,7 +220,9 @@ def test_a_module_of_this_folder_only(tmp_path: Path, monkeypatch: pytest.Monkey
         pack(cell.train)
 
 
-def test_a_command_of_the_notebook_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_with_a_notebook_command_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def magic() -> None: ...
 
     monkeypatch.setattr("inspect.getsource", lambda _: "def magic():\n    !pip install x\n")
@@ -224,7 +230,7 @@ def test_a_command_of_the_notebook_in_it(tmp_path: Path, monkeypatch: pytest.Mon
         pack(magic)
 
 
-def test_too_large_for_what_carries_it() -> None:
+def test_a_function_too_large_for_a_config_map_is_refused() -> None:
     with pytest.raises(FunctionError, match=f"more than the {BYTES_MAX:,}"):
         pack(plain, {"sizes": "x" * BYTES_MAX})
 
@@ -241,7 +247,7 @@ json_values = st.recursive(
 
 
 @given(value=json_values)
-def test_an_argument_arrives_as_it_was(value: Any) -> None:
+def test_an_argument_arrives_unchanged(value: Any) -> None:
     program = pack(plain, {"sizes": value})[PROGRAM]
     call = program.rpartition("plain(")[2].strip()[:-1].removeprefix("**")
     assert eval(call) == {"sizes": value} == json.loads(json.dumps({"sizes": value}))

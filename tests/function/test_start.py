@@ -49,21 +49,21 @@ def uses_the_package() -> None:
 
 
 @pytest.mark.processes
-def test_it_becomes_the_program(tmp_path: Path) -> None:
+def test_start_runs_the_packed_function(tmp_path: Path) -> None:
     put(tmp_path, pack(hello, {"name": "world"}))
     done = started(tmp_path)
     assert (done.returncode, done.stdout) == (0, "hello world\n"), done.stderr
 
 
 @pytest.mark.processes
-def test_without_a_function_it_says_so(tmp_path: Path) -> None:
+def test_start_without_a_function_reports_an_error(tmp_path: Path) -> None:
     done = started(tmp_path)
     assert done.returncode == 1
     assert "holds no function" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_pythons_do_not_fit() -> None:
+def test_a_function_of_a_newer_python_is_refused_with_the_line() -> None:
     with pytest.raises(FunctionError) as caught:
         start.check_python(Description("f", (3, 19)), "x = 1\nmatchless x in 3:\n", (3, 11))
     assert caught.value.message == (
@@ -90,7 +90,7 @@ def wheel(folder: Path) -> Path:
 
 @pytest.mark.processes
 @pytest.mark.timeout(SLOW_S)
-def test_ranks_of_one_pod_install_once_and_keep_what_is_there(tmp_path: Path) -> None:
+def test_ranks_of_one_pod_install_packages_once(tmp_path: Path) -> None:
     put(tmp_path, pack(uses_the_package, packages=[str(wheel(tmp_path))]))
     with ThreadPoolExecutor() as pool:
         done = list(pool.map(lambda _: started(tmp_path, PIP_NO_INDEX="1"), range(3)))
@@ -105,7 +105,7 @@ def test_ranks_of_one_pod_install_once_and_keep_what_is_there(tmp_path: Path) ->
 
 @pytest.mark.processes
 @pytest.mark.timeout(SLOW_S)
-def test_a_package_that_nobody_has(tmp_path: Path) -> None:
+def test_a_package_that_cannot_be_installed_is_reported(tmp_path: Path) -> None:
     put(tmp_path, pack(hello, {"name": "x"}, packages=["no-such-package-of-a-test"]))
     done = started(tmp_path, PIP_NO_INDEX="1")
     assert done.returncode == 1
@@ -113,7 +113,7 @@ def test_a_package_that_nobody_has(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_files_are_small_and_readable() -> None:
+def test_a_packed_function_has_two_files() -> None:
     files = pack(hello, {"name": "x"}, packages=["a", "b>1"])
     assert json.loads(files["function.json"])["packages"] == ["a", "b>1"]
     assert set(files) == {PROGRAM, "function.json"}

@@ -24,7 +24,7 @@ def target(read: Reader, *errors: type[Exception]) -> Target:
     return Target("small", pure(read), errors, SEEDS, Form.JSON)
 
 
-def test_an_error_of_another_kind_is_a_finding_with_its_shortest_input() -> None:
+def test_an_unexpected_error_is_a_finding_with_a_minimized_input() -> None:
     def read(data: bytes) -> object:
         return dict(json.loads(data))
 
@@ -34,12 +34,12 @@ def test_an_error_of_another_kind_is_a_finding_with_its_shortest_input() -> None
     assert len(found.data) == 1
 
 
-def test_an_error_that_ends_the_recursion_is_a_finding() -> None:
+def test_a_recursion_error_is_a_finding() -> None:
     report = run(target(json.loads, ValueError), 200)
     assert list(report.findings) == ["raises RecursionError"]
 
 
-def test_a_parser_without_mistakes_has_no_findings() -> None:
+def test_a_correct_parser_has_no_findings() -> None:
     report = run(
         target(msgspec.json.decode, msgspec.MsgspecError, RecursionError, UnicodeError), 300
     )
@@ -48,7 +48,7 @@ def test_a_parser_without_mistakes_has_no_findings() -> None:
     assert report.accepted
 
 
-def test_memory_beyond_the_share_is_a_finding() -> None:
+def test_excessive_memory_is_a_finding() -> None:
     def read(data: bytes) -> object:
         return bytearray(driver.MEMORY_BYTES_MAX * 2) if data == SEEDS[0] else None
 
@@ -57,7 +57,7 @@ def test_memory_beyond_the_share_is_a_finding() -> None:
     assert report.findings[HUNGRY].data == SEEDS[0]
 
 
-def test_time_beyond_the_share_is_a_finding_when_it_is_taken_each_time(
+def test_time_that_is_excessive_each_time_is_a_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock_ns = 0
@@ -75,7 +75,7 @@ def test_time_beyond_the_share_is_a_finding_when_it_is_taken_each_time(
     assert list(report.findings) == [SLOW]
 
 
-def test_time_that_is_taken_once_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_is_excessive_only_once_is_not_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     times_ns = iter([0, 50_000_000])
     last_ns = 50_000_000
 
@@ -86,7 +86,7 @@ def test_time_that_is_taken_once_is_no_finding(monkeypatch: pytest.MonkeyPatch) 
     assert not run(target(lambda _: None), 64).findings
 
 
-def test_the_same_seed_gives_the_same_inputs_and_another_one_does_not() -> None:
+def test_inputs_depend_on_the_seed_only() -> None:
     small = target(lambda _: None)
     first, again, other = (list(islice(inputs(small, [], n), 300)) for n in (0, 0, 1))
     assert first == again
@@ -94,11 +94,11 @@ def test_the_same_seed_gives_the_same_inputs_and_another_one_does_not() -> None:
     assert first[0] == SEEDS[0]
 
 
-def test_known_inputs_come_before_mutations() -> None:
+def test_known_inputs_are_tried_before_mutations() -> None:
     assert b"once" in list(islice(inputs(target(lambda _: None), [b"once"], 0), 2))
 
 
-def test_what_was_a_finding_once_is_tried_first_and_belongs_to_a_target() -> None:
+def test_inputs_of_the_corpus_belong_to_a_target_and_are_tried_first() -> None:
     for path in driver.CORPUS.iterdir():
         known = driver.known_inputs(TARGETS[path.stem])
         assert known
@@ -112,7 +112,7 @@ class Small(msgspec.Struct, tag="small"):
     inner: dict[str, float] | None = None
 
 
-def test_a_sample_of_a_type_is_decoded_as_that_type() -> None:
+def test_samples_generated_for_a_type_decode_as_that_type() -> None:
     full, least = (msgspec.json.decode(one, type=Small) for one in json_samples(Small))
     assert full == Small(1, ("1",), {"1": 1.5})
     assert least == Small(1)

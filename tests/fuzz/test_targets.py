@@ -19,7 +19,7 @@ INPUTS_OF_ALL: Final = 100_000
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_parser_of_foreign_bytes_raises_its_own_errors_within_its_share(name: str) -> None:
+def test_a_parser_raises_only_its_own_errors_within_its_limits(name: str) -> None:
     report = run(TARGETS[name], INPUTS)
     assert not report.findings, report
 
@@ -27,13 +27,13 @@ def test_a_parser_of_foreign_bytes_raises_its_own_errors_within_its_share(name: 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_parser_keeps_to_that_for_many_more_inputs(name: str) -> None:
+def test_a_parser_passes_a_long_fuzz_run(name: str) -> None:
     report = run(TARGETS[name], INPUTS_OF_ALL // len(TARGETS), seed=1)
     assert not report.findings, report
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_target_accepts_its_seeds(name: str, tmp_path: Path) -> None:
+def test_a_target_accepts_its_seed_inputs(name: str, tmp_path: Path) -> None:
     """Mutations of an invalid seed would all fail at the first check and test nothing behind it."""
     target = TARGETS[name]
     with ExitStack() as stack:

@@ -54,7 +54,9 @@ def listed(*pods: dict[str, Any]) -> tuple[int, Any]:
     return 200, {"metadata": {"resourceVersion": "1"}, "items": list(pods)}
 
 
-def test_a_pod_whose_node_speaks_only_after_the_end(server: ScriptedServer, tmp_path: Path) -> None:
+def test_following_logs_waits_for_a_pod_reported_after_the_job_ended(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     ended = pod(0, "Succeeded", "terminated")
     server.answers["GET", PODS] = [
         listed(ended, pod(1, "Pending", "")),

@@ -75,7 +75,7 @@ def planned(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> dict[
     return found
 
 
-def test_a_job_that_is_scaled_shows_what_was_said_before(
+def test_plan_of_a_scaled_job_compares_with_the_earlier_forecast(
     server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(server, 2)
@@ -99,7 +99,7 @@ def test_a_job_that_is_scaled_shows_what_was_said_before(
     assert list(Path("runs").iterdir()) == [book]
 
 
-def test_once_it_has_ended_what_was_measured_is_used(
+def test_plan_of_an_ended_job_uses_the_stored_measurements(
     server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(server, 2)
@@ -112,14 +112,16 @@ def test_once_it_has_ended_what_was_measured_is_used(
     assert "only what was measured before is used" in said.err
 
 
-def test_nothing_is_known_of_one_that_never_trained(server: ScriptedServer) -> None:
+def test_plan_of_a_job_that_never_trained_reports_that_no_worker_runs(
+    server: ScriptedServer,
+) -> None:
     server.answers["GET", f"{JOBS}/job"] = 200, job(2, "Starting")
     server.answers["GET", PODS] = listed(pod(0, "Pending"))
     with pytest.raises(NoSamplesError, match="no worker of job job runs"):
         plan(wanted(server), None)
 
 
-def test_a_worker_that_does_not_answer_is_not_left_out(server: ScriptedServer) -> None:
+def test_plan_fails_if_a_worker_does_not_answer(server: ScriptedServer) -> None:
     """A row without that worker would describe a job of another size."""
     train(server, 2)
     server.refuses("GET", steps_of(1), 503, "ServiceUnavailable", REFUSED)
@@ -127,7 +129,7 @@ def test_a_worker_that_does_not_answer_is_not_left_out(server: ScriptedServer) -
         plan(wanted(server), None)
 
 
-def test_a_cluster_is_not_measured_on_this_machine(server: ScriptedServer) -> None:
+def test_plan_refuses_to_measure_a_cluster_job_on_this_machine(server: ScriptedServer) -> None:
     train(server, 2)
     with pytest.raises(PacelineError, match="on this machine, and job is a job") as no:
         plan(wanted(server, measure=True), None)

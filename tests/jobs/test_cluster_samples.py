@@ -71,7 +71,9 @@ def jobs(server: ScriptedServer, tmp_path: Path) -> ClusterJobs:
     return places.cluster(server.kubeconfig(tmp_path))
 
 
-def test_each_worker_that_runs_is_asked(server: ScriptedServer, jobs: ClusterJobs) -> None:
+def test_samples_are_requested_from_each_running_worker(
+    server: ScriptedServer, jobs: ClusterJobs
+) -> None:
     """Requests go to the metrics port in the pod's environment.
 
     Pods that are pending or have ended are not asked.
@@ -83,7 +85,7 @@ def test_each_worker_that_runs_is_asked(server: ScriptedServer, jobs: ClusterJob
     assert not found.folder
 
 
-def test_who_does_not_answer_is_named(
+def test_workers_that_do_not_answer_are_named_with_the_reason(
     server: ScriptedServer, jobs: ClusterJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples, "LIMIT_S", 0.5)
@@ -103,7 +105,7 @@ def test_who_does_not_answer_is_named(
     }
 
 
-def test_an_answer_without_end(
+def test_an_answer_over_the_size_limit_is_rejected(
     server: ScriptedServer, jobs: ClusterJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples, "bytes_max", lambda _: 1000)
@@ -113,7 +115,9 @@ def test_an_answer_without_end(
     assert "spec.metrics.port" in no.value.hint
 
 
-def test_a_pod_tells_of_its_own_ranks_only(server: ScriptedServer, jobs: ClusterJobs) -> None:
+def test_samples_that_claim_ranks_of_another_pod_are_rejected(
+    server: ScriptedServer, jobs: ClusterJobs
+) -> None:
     """The pods that answer wrongly are named, and the others are still used."""
     first, second, third = sampled()
     claimed = replace(third, slot=1, ranks=(replace(third.ranks[0], member="1.0#0"),))
@@ -128,13 +132,13 @@ def test_a_pod_tells_of_its_own_ranks_only(server: ScriptedServer, jobs: Cluster
 
 
 @pytest.mark.parametrize(("told", "bound"), [("4", 4), ("", 1), ("x", 1), ("9" * 5000, 1)])
-def test_the_share_of_a_pod_follows_from_its_processes(told: str, bound: int) -> None:
+def test_the_process_count_of_a_pod_is_read_from_its_environment(told: str, bound: int) -> None:
     found = pod(0)
     found["spec"]["containers"][1]["env"].append({"name": "PACELINE_PROCS", "value": told})
     assert procs(found) == bound
 
 
-def test_rounds_that_a_pod_makes_up_cost_no_memory(
+def test_an_invented_round_number_does_not_exhaust_memory(
     server: ScriptedServer, jobs: ClusterJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -149,7 +153,9 @@ def test_rounds_that_a_pod_makes_up_cost_no_memory(
         report("job", where, "-5:-1", None)
 
 
-def test_who_has_no_right_to_ask_pods(server: ScriptedServer, jobs: ClusterJobs) -> None:
+def test_missing_permission_for_pods_proxy_names_the_role_that_has_it(
+    server: ScriptedServer, jobs: ClusterJobs
+) -> None:
     message = 'pods "job-0-0" is forbidden: User "guest" cannot get resource "pods/proxy"'
     server.refuses("GET", steps_of(0), 403, "Forbidden", message)
     with pytest.raises(NotAllowedError, match="pods/proxy") as no:
@@ -157,7 +163,7 @@ def test_who_has_no_right_to_ask_pods(server: ScriptedServer, jobs: ClusterJobs)
     assert "role `edit` in the namespace team" in no.value.hint
 
 
-def test_each_agent_is_shown_the_token_that_follows_from_the_one_in_the_secret(
+def test_each_request_carries_the_steps_token_derived_from_the_secret(
     server: ScriptedServer, jobs: ClusterJobs
 ) -> None:
     """The secret's own token is never sent.
@@ -171,7 +177,7 @@ def test_each_agent_is_shown_the_token_that_follows_from_the_one_in_the_secret(
         assert "token-of-the-ranks" not in str(headers)
 
 
-def test_who_may_not_read_secrets_is_told_which_role_does(
+def test_missing_permission_for_secrets_names_the_role_that_has_it(
     server: ScriptedServer, jobs: ClusterJobs
 ) -> None:
     server.refuses("GET", SECRET, 403, "Forbidden", 'secrets "job-u-1-key" is forbidden')
@@ -180,7 +186,7 @@ def test_who_may_not_read_secrets_is_told_which_role_does(
     assert "role `edit` in the namespace team" in no.value.hint
 
 
-def test_an_agent_that_refuses_the_token_is_named_and_the_others_are_read(
+def test_an_agent_that_rejects_the_token_is_named_and_the_others_are_read(
     server: ScriptedServer, jobs: ClusterJobs
 ) -> None:
     refusal = {"message": f"the header {STEPS_HEADER} is missing or wrong", "reason": WRONG_TOKEN}
@@ -191,7 +197,7 @@ def test_an_agent_that_refuses_the_token_is_named_and_the_others_are_read(
 
 
 @pytest.mark.parametrize("data", [{}, {"token": "%%%"}, {"token": "//79"}, None])
-def test_a_secret_without_a_token_is_no_fault_of_the_command(
+def test_a_secret_without_a_token_does_not_fail_the_command(
     server: ScriptedServer, jobs: ClusterJobs, data: object
 ) -> None:
     """The agents decide whether to answer; old agents require no token."""
@@ -210,7 +216,7 @@ def test_a_secret_without_a_token_is_no_fault_of_the_command(
         ("Starting", r"no worker of job job runs \(Starting\)", "--for training"),
     ],
 )
-def test_a_job_without_pods_says_what_to_do(
+def test_a_job_without_running_pods_fails_with_a_hint(
     server: ScriptedServer, jobs: ClusterJobs, state: str, words: str, hint: str
 ) -> None:
     server.answers["GET", f"{JOBS}/job"] = 200, job(state)
@@ -220,7 +226,9 @@ def test_a_job_without_pods_says_what_to_do(
     assert hint in no.value.hint
 
 
-def test_a_job_in_which_nothing_was_sampled_yet(server: ScriptedServer, jobs: ClusterJobs) -> None:
+def test_a_job_without_samples_says_that_no_step_was_made(
+    server: ScriptedServer, jobs: ClusterJobs
+) -> None:
     for own in sampled():
         (rank,) = own.ranks
         empty = replace(own, ranks=(replace(rank, steps=(), rounds=()),))
@@ -229,7 +237,7 @@ def test_a_job_in_which_nothing_was_sampled_yet(server: ScriptedServer, jobs: Cl
         jobs.samples("job")
 
 
-def test_the_report_is_that_of_a_run(
+def test_the_report_of_a_cluster_job_names_missing_pods_in_output_and_page(
     server: ScriptedServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -93,7 +93,7 @@ def assert_end_unknown(jobs: LocalJobs, run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("data", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_last_status_says_that_the_end_is_not_known(
+def test_a_damaged_last_status_reports_an_unknown_outcome(
     data: bytes, run_dir: Path, jobs: LocalJobs
 ) -> None:
     (run_dir / STATUS).write_bytes(data)
@@ -103,7 +103,7 @@ def test_a_damaged_last_status_says_that_the_end_is_not_known(
     assert_end_unknown(jobs, run_dir)
 
 
-def test_a_last_status_that_is_no_file_says_that_the_end_is_not_known(
+def test_a_last_status_that_is_not_a_file_reports_an_unknown_outcome(
     run_dir: Path, jobs: LocalJobs
 ) -> None:
     os.mkfifo(run_dir / STATUS)
@@ -113,7 +113,7 @@ def test_a_last_status_that_is_no_file_says_that_the_end_is_not_known(
     assert_end_unknown(jobs, run_dir)
 
 
-def test_a_last_status_larger_than_any_is_not_read(
+def test_a_last_status_over_the_size_limit_is_not_read(
     run_dir: Path, jobs: LocalJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run_dir / STATUS).write_bytes(WHOLE)
@@ -140,7 +140,7 @@ ANY_JSON = st.recursive(
         lambda changed: json.dumps(json.loads(WHOLE) | changed).encode()
     )
 )
-def test_any_bytes_are_a_last_status_or_an_end_that_is_not_known(
+def test_any_bytes_in_the_last_status_give_an_ended_job(
     data: bytes, run_dir: Path, jobs: LocalJobs
 ) -> None:
     (run_dir / STATUS).write_bytes(data)
@@ -149,7 +149,7 @@ def test_any_bytes_are_a_last_status_or_an_end_that_is_not_known(
 
 @pytest.mark.parametrize("words", [["status"], ["status", "-o", "wide"], ["explain"], ["events"]])
 @pytest.mark.parametrize("data", DAMAGE.values(), ids=DAMAGE)
-def test_a_command_about_a_damaged_run_ends_in_sentences(
+def test_commands_on_a_damaged_run_succeed_and_name_file_and_remedy(
     data: bytes, words: list[str], run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run_dir.parent / "user"))
@@ -163,7 +163,7 @@ def test_a_command_about_a_damaged_run_ends_in_sentences(
         assert "start the job again" in done.output
 
 
-def test_a_wait_for_a_damaged_run_exits_with_1(
+def test_wait_on_a_damaged_run_exits_with_code_1(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run_dir.parent / "user"))
@@ -219,7 +219,7 @@ ASKS: list[Callable[[index.Entry], object]] = [
 
 
 @pytest.mark.parametrize("data", ANSWERS.values(), ids=ANSWERS)
-def test_an_answer_that_is_not_understood_names_process_and_remedy(
+def test_an_invalid_answer_of_a_runner_names_its_process_and_a_remedy(
     data: bytes, run_dir: Path
 ) -> None:
     with answering(run_dir, data + b"\n") as entry:
@@ -232,12 +232,14 @@ def test_an_answer_that_is_not_understood_names_process_and_remedy(
 
 
 @pytest.mark.parametrize("end", [0, 1, len(VIEW) // 2, len(VIEW)])
-def test_an_answer_that_breaks_off_means_that_the_runner_has_ended(end: int, run_dir: Path) -> None:
+def test_a_truncated_answer_means_that_the_runner_has_ended(end: int, run_dir: Path) -> None:
     with answering(run_dir, VIEW[:end]) as entry, pytest.raises(control.EndedError):
         control.look(entry)
 
 
-def test_a_runner_that_cannot_be_asked_hides_no_other(tmp_path: Path, jobs: LocalJobs) -> None:
+def test_a_runner_with_invalid_answers_does_not_hide_the_others(
+    tmp_path: Path, jobs: LocalJobs
+) -> None:
     env = {"XDG_RUNTIME_DIR": str(tmp_path / "user")}
     folders = [tmp_path / name for name in ("bad", "good")]
     for folder in folders:
@@ -276,7 +278,7 @@ FILES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("data", FILES.values(), ids=FILES)
-def test_a_damaged_target_leaves_out_its_pod_and_is_named(data: bytes, run_dir: Path) -> None:
+def test_a_damaged_target_file_is_named_and_its_pod_skipped(data: bytes, run_dir: Path) -> None:
     (run_dir / targets.FOLDER).mkdir()
     for name in ("0.json", "x.json"):
         (run_dir / targets.FOLDER / name).write_bytes(data)
@@ -289,7 +291,7 @@ def test_a_damaged_target_leaves_out_its_pod_and_is_named(data: bytes, run_dir: 
 
 
 @pytest.mark.parametrize("data", FILES.values(), ids=FILES)
-def test_damaged_steps_leave_out_their_pod_and_are_named(
+def test_a_damaged_steps_file_is_named_and_its_pod_skipped(
     data: bytes, run_dir: Path, jobs: LocalJobs
 ) -> None:
     targets.leave_steps(run_dir, PodSamples("job", 0, "here", ()))
@@ -311,7 +313,7 @@ def test_a_damaged_token_is_never_sent(data: bytes, run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("data", DAMAGE.values(), ids=DAMAGE)
-def test_any_other_damaged_file_is_an_error_that_names_it(
+def test_errors_for_other_damaged_files_name_the_file(
     data: bytes, run_dir: Path, jobs: LocalJobs
 ) -> None:
     for name in (JOB_FILE, RESULT, index.NOTE, PRINTED):
@@ -329,13 +331,13 @@ def test_any_other_damaged_file_is_an_error_that_names_it(
     assert no.value.hint == "remove it and measure again"
 
 
-def test_a_log_that_cannot_be_opened_is_named(run_dir: Path, jobs: LocalJobs) -> None:
+def test_an_unreadable_log_is_named_in_the_error(run_dir: Path, jobs: LocalJobs) -> None:
     (run_dir / PRINTED).mkdir()
     with pytest.raises(UnreadableRunError, match=PRINTED):
         list(jobs.logs("job"))
 
 
-def test_lines_that_no_agent_has_printed_are_left_out(run_dir: Path, jobs: LocalJobs) -> None:
+def test_log_lines_with_an_invalid_agent_name_are_skipped(run_dir: Path, jobs: LocalJobs) -> None:
     at = "2026-01-01T00:00:00.000000000Z"
     lines = [f"{at} agent-0-0 good", f"{at} agent-0-{'9' * 5000} bad", f"{at} agent-0-x bad"]
     (run_dir / PRINTED).write_text("\n".join([*lines, ""]))

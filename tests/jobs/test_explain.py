@@ -38,7 +38,7 @@ def rank(slot: int, state: RankPhase = RankPhase.ACTIVE, why: str = "") -> RankS
     return RankStatus(MemberId(slot, 0, 1000), state, host=f"node{slot}", why=why)
 
 
-def test_nothing_holds_it_up() -> None:
+def test_a_healthy_job_has_nothing_that_holds_it_up() -> None:
     found = told(status(rounds_per_s_now=2.5))
     assert found.verdict == (
         "It trains with all 2 replicas, 2.5 rounds/s now; nothing holds it up."
@@ -46,7 +46,7 @@ def test_nothing_holds_it_up() -> None:
     assert found.commands[0] == "paceline status digits -n team --watch"
 
 
-def test_the_blamed_rank_is_named_with_its_node() -> None:
+def test_a_slow_rank_is_named_with_its_node() -> None:
     slow = StragglerStatus(MemberId(1, 0, 1000), 210, 0.0, "Replace")
     detail = Status("digits", "", ranks=(rank(0), rank(1)), stragglers=(slow,))
     found = told(status(detail=detail))
@@ -69,7 +69,7 @@ def test_the_blamed_rank_is_named_with_its_node() -> None:
         (RoundSettings(mode=Mode.SOLO), False),
     ],
 )
-def test_a_slow_rank_holds_up_only_a_job_that_waits_for_it(
+def test_a_slow_rank_is_blamed_only_if_the_mode_waits_for_it(
     settings: RoundSettings, waits: bool
 ) -> None:
     slow = StragglerStatus(MemberId(1, 0, 1000), 210, 0.0, "Tolerate")
@@ -80,7 +80,7 @@ def test_a_slow_rank_holds_up_only_a_job_that_waits_for_it(
     assert "rank 1" in verdict
 
 
-def test_commands_can_be_pasted_into_a_shell() -> None:
+def test_suggested_commands_are_quoted_for_the_shell() -> None:
     place = "/a path/it's here/runs/digits 1"
     for command in told(status("Suspended", place=place), cluster=False).commands:
         words = shlex.split(command)
@@ -88,7 +88,7 @@ def test_commands_can_be_pasted_into_a_shell() -> None:
         assert words[2] == place
 
 
-def test_a_complete_job_names_the_scripts_that_failed() -> None:
+def test_a_complete_job_reports_script_failures() -> None:
     failed = ScriptFailure(MemberId(1, 0, 0), "KeyError: 'x' (a.py, line 3)", "samples 4, 5")
     found = told(status("Complete", detail=Status("digits", "", script_failures=(failed,))))
     assert found.because == (
@@ -96,7 +96,7 @@ def test_a_complete_job_names_the_scripts_that_failed() -> None:
     )
 
 
-def test_it_does_not_start() -> None:
+def test_pods_that_do_not_start_are_explained_with_their_reason() -> None:
     waits = rank(1, RankPhase.STARTING, "ImagePullBackOff: no such image\nmore")
     also = rank(2, RankPhase.STARTING, "ImagePullBackOff: no such image\nelse")
     held = Condition("Degraded", "PodNotStarting", "worker digits-1-1 does not start", 0.0)
@@ -115,14 +115,14 @@ def test_it_does_not_start() -> None:
     assert found.commands[0] == "kubectl describe pod digits-1-1 -n team"
 
 
-def test_a_failed_one_says_what_it_said_and_what_to_do() -> None:
+def test_a_failed_job_shows_its_message_and_hint() -> None:
     found = told(status("Failed", message="rank 1 failed\nValueError: x", hint="mend the script"))
     assert found.verdict == "It has failed: rank 1 failed"
     assert found.because == ("ValueError: x", "mend the script")
     assert found.commands[0] == "paceline logs digits -n team --previous"
 
 
-def test_here_a_run_is_named_by_its_folder() -> None:
+def test_commands_for_a_local_run_name_its_folder() -> None:
     found = told(status("Suspended", place="/a/runs/digits-1"), cluster=False)
     assert found.commands[0] == "paceline resume /a/runs/digits-1"
 
@@ -141,7 +141,7 @@ ranks = st.lists(phases, max_size=5).map(
     st.lists(st.booleans(), max_size=9),
     st.booleans(),
 )
-def test_whatever_the_state_there_is_a_sentence_and_something_to_type(
+def test_every_state_gives_a_verdict_and_at_least_one_command(
     state: str, message: str, found: tuple[RankStatus, ...], warnings: list[bool], cluster: bool
 ) -> None:
     detail = Status("digits", "", ranks=found)
@@ -159,11 +159,11 @@ def test_whatever_the_state_there_is_a_sentence_and_something_to_type(
     ("seconds", "text"),
     [(0, "0s"), (59.9, "59s"), (200, "3m20s"), (7500, "2h5m"), (4 * 86400 + 7 * 3600, "4d7h")],
 )
-def test_ages(seconds: float, text: str) -> None:
+def test_age_shows_at_most_two_units(seconds: float, text: str) -> None:
     assert rendering.age(seconds) == text
 
 
-def test_lines_name_their_rank() -> None:
+def test_log_lines_are_prefixed_with_rank_or_pod() -> None:
     line = LogLine(1_500_000_000, "digits-3-1", "3.0#1", 3, "loss 0.5")
     assert rendering.log_line(line, colour=False, times=False) == "rank 3 | loss 0.5"
     assert rendering.log_line(line, colour=False, times=True) == "00:00:01.500 rank 3 | loss 0.5"
@@ -172,7 +172,7 @@ def test_lines_name_their_rank() -> None:
 
 
 @given(st.integers(0, 10_000), st.text(max_size=20))
-def test_colour_changes_no_text(number: int, text: str) -> None:
+def test_color_does_not_change_the_text_of_a_log_line(number: int, text: str) -> None:
     line = LogLine(0, "digits-0-0", "", number, text)
     other = LogLine(0, "digits-0-0", "", number + 1, text)
     shown = rendering.log_line(line, colour=True, times=False)
@@ -181,7 +181,7 @@ def test_colour_changes_no_text(number: int, text: str) -> None:
 
 
 @given(st.lists(st.lists(st.text("ab ", max_size=5), min_size=3, max_size=3), min_size=1))
-def test_columns_begin_at_the_same_place(rows: list[list[str]]) -> None:
+def test_columns_are_aligned(rows: list[list[str]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row, line in zip(rows, rendering.columns(rows), strict=True):
         whole = line.ljust(sum(widths) + 4)

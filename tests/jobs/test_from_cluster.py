@@ -46,7 +46,7 @@ def condition(kind: str, reason: str, message: str = "", status: str = "True") -
     }
 
 
-def test_groups_are_counted_as_one() -> None:
+def test_a_model_parallel_group_counts_as_one_rank() -> None:
     found = job_status(
         job(spec={"procsPerReplica": 4, "parallelism": {"model": 2}}), [pod(0, 1)], NOW_S
     )
@@ -54,7 +54,7 @@ def test_groups_are_counted_as_one() -> None:
     assert [str(rank.member) for rank in found.detail.ranks] == ["0.0#1000", "0.1#1000"]
 
 
-def test_a_job_that_trains() -> None:
+def test_the_status_of_a_training_job_is_decoded() -> None:
     found = job_status(
         job(
             readyReplicas=2,
@@ -89,14 +89,14 @@ def test_a_job_that_trains() -> None:
     assert found.detail.conditions == ()
 
 
-def test_a_job_that_nobody_has_looked_at_yet() -> None:
+def test_a_job_without_status_is_starting() -> None:
     found = job_status(job(None), None, NOW_S)
     assert found.state == "Starting"
     assert found.detail is None
     assert not found.ended
 
 
-def test_a_job_that_waits_says_for_what() -> None:
+def test_an_unschedulable_job_shows_the_reason_of_its_pods() -> None:
     held = [
         condition("Degraded", "Unschedulable", "0/2 nodes have a GPU"),
         condition("Stalled", "Unschedulable", "0/2 nodes have a GPU"),
@@ -121,19 +121,19 @@ def test_a_job_that_waits_says_for_what() -> None:
     ]
 
 
-def test_which_of_several_running_ones_does_not_train_is_not_known() -> None:
+def test_all_ranks_are_starting_while_it_is_unknown_which_one_is_ready() -> None:
     found = job_status(job("Resizing", readyReplicas=1), [pod(0, 1), pod(1, 2)], NOW_S)
     assert found.detail is not None
     assert {rank.state for rank in found.detail.ranks} == {RankPhase.STARTING}
 
 
-def test_a_job_is_suspended_when_its_pods_are_gone() -> None:
+def test_a_job_is_suspended_once_its_pods_are_gone() -> None:
     body = job("Suspended", spec={"suspend": True})
     assert job_status(body, [pod(0, 1)], NOW_S).state == "Suspending"
     assert job_status(body, [], NOW_S).state == "Suspended"
 
 
-def test_a_row_is_of_one_attempt_of_a_pod() -> None:
+def test_rank_figures_of_a_replaced_pod_are_ignored() -> None:
     """The state of a running pod is the one that its rank reports."""
     rows = [
         {"member": "0.0#1002", "state": "joining", "stepMicroseconds": 12_300, "round": 8},
@@ -148,14 +148,14 @@ def test_a_row_is_of_one_attempt_of_a_pod() -> None:
     assert (str(second.member), second.facts) == ("1.0#2000", {})
 
 
-def test_figures_say_how_old_they_are() -> None:
+def test_the_age_of_figures_is_reported_while_the_job_runs() -> None:
     at = "2026-11-23T06:01:00Z"
     assert job_status(job(figuresTime=at), None, NOW_S).told_s == 30
     assert job_status(job("Complete", figuresTime=at), None, NOW_S).told_s == 0
     assert job_status(job(), None, NOW_S).told_s == 0
 
 
-def test_a_job_that_has_failed() -> None:
+def test_a_failed_job_shows_the_message_of_its_condition() -> None:
     held = [condition("Failed", "ScriptFailed", "rank 1: ValueError")]
     found = job_status(job("Failed", conditions=held), [pod(0, 1, "Failed")], NOW_S)
     assert found.ended
@@ -172,7 +172,7 @@ def test_a_job_that_has_failed() -> None:
         ("Training", {}, {"deletionTimestamp": CREATED}, "Deleting"),
     ],
 )
-def test_what_was_asked_for_is_told_before_the_operator_says_so(
+def test_a_requested_change_shows_before_the_operator_reports_it(
     state: str, spec: Any, meta: Any, shown: str
 ) -> None:
     body = job(state, spec=spec)
@@ -185,7 +185,9 @@ def test_what_was_asked_for_is_told_before_the_operator_says_so(
     st.integers(0, 3),
     st.sampled_from(list(Until)),
 )
-def test_waiting(state: str, ready: int, until: Until) -> None:
+def test_reached_is_true_at_the_awaited_state_or_the_end(
+    state: str, ready: int, until: Until
+) -> None:
     spec = {"suspend": state == "Suspended"}
     found = job_status(job(state, spec=spec, readyReplicas=ready), None, NOW_S)
     wanted = {
@@ -200,7 +202,7 @@ attempts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), unique=True
 
 
 @given(attempts)
-def test_the_latest_of_each_slot(places: list[tuple[int, int]]) -> None:
+def test_latest_returns_the_newest_pod_of_each_slot(places: list[tuple[int, int]]) -> None:
     found = [pod["metadata"]["name"] for pod in latest(pod(*one) for one in places)]
     slots = sorted({slot for slot, _ in places})
     best = [max(attempt for slot, attempt in places if slot == one) for one in slots]
@@ -212,7 +214,7 @@ def event(name: str, uid: str, at: str, kind: str = "Pod", **more: Any) -> dict[
     return {"metadata": {}, "involvedObject": about, "lastTimestamp": at, "reason": name, **more}
 
 
-def test_events_of_the_job_and_of_its_pods_that_are_gone() -> None:
+def test_events_include_those_of_the_jobs_deleted_pods() -> None:
     events = [
         event("digits-1-2", "gone", "2026-11-23T06:03:00Z", type="Warning", count=3),
         event("digits", "u", "2026-11-23T06:01:00Z", "TrainingJob", reportingComponent="paceline"),
@@ -228,7 +230,7 @@ def test_events_of_the_job_and_of_its_pods_that_are_gone() -> None:
 
 
 @pytest.mark.parametrize("state", ["Complete", "Failed", "Suspended"])
-def test_a_job_at_rest_shows_how_its_ranks_ended_and_nothing_that_was_under_way(
+def test_an_ended_or_suspended_job_shows_rank_outcomes_and_no_stale_conditions(
     state: str,
 ) -> None:
     rows: list[dict[str, Any]] = [
@@ -262,7 +264,7 @@ def test_a_job_at_rest_shows_how_its_ranks_ended_and_nothing_that_was_under_way(
 
 
 @pytest.mark.parametrize(("state", "end"), [("Complete", "finished"), ("Failed", "dead")])
-def test_without_a_note_pods_tell_how_ranks_ended(state: str, end: str) -> None:
+def test_rank_outcomes_come_from_pods_if_the_status_rows_are_stale(state: str, end: str) -> None:
     """An operator of an earlier release leaves the last states of the ranks in the status."""
     rows = [{"member": "0.0#1000", "state": "active"}, {"member": "2.0#1000", "state": "active"}]
     body = job(state, spec={"procsPerReplica": 1}, ranks=rows)

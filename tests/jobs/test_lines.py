@@ -23,14 +23,14 @@ def parsed(raw: str, procs: int = 1) -> LogLine:
     return found
 
 
-def test_a_line_of_a_kubelet() -> None:
+def test_a_kubelet_log_line_is_parsed_with_nanosecond_time() -> None:
     found = parsed("2026-11-23T06:30:01.000000042Z [rank 3.1#2] loss 0.5", procs=2)
     assert (found.rank, found.member, found.text) == (7, "3.1#2", "loss 0.5")
     at = datetime(2026, 11, 23, 6, 30, 1, tzinfo=UTC).timestamp()
     assert found.wall_ns == round(at) * NS_PER_S + 42
 
 
-def test_a_line_of_a_shard_is_of_its_group() -> None:
+def test_a_line_of_a_shard_belongs_to_its_group() -> None:
     found = parsed("2026-11-23T06:30:01Z [rank 3.1.2#2] loss 0.5", procs=2)
     assert (found.rank, found.member, found.text) == (7, "3.1#2", "loss 0.5")
 
@@ -44,19 +44,19 @@ def test_a_line_of_a_shard_is_of_its_group() -> None:
         ("2026-11-23T06:30:01Z [rank x] not one", "[rank x] not one"),
     ],
 )
-def test_a_line_of_no_rank(raw: str, text: str) -> None:
+def test_a_line_without_a_rank_prefix_has_no_rank(raw: str, text: str) -> None:
     found = parsed(raw)
     assert (found.rank, found.member, found.text) == (None, "", text)
     assert found.wall_ns // NS_PER_S == parsed("2026-11-23T06:30:01Z").wall_ns // NS_PER_S
 
 
 @pytest.mark.parametrize("raw", ["", "half of a line", "2026-11-23 06:30:01 text"])
-def test_what_has_no_time_is_no_line(raw: str) -> None:
+def test_text_without_a_timestamp_is_not_a_line(raw: str) -> None:
     assert parse_line(raw, source="job-0-1", procs=1) is None
 
 
 @given(st.text(st.characters(blacklist_characters="\n"), max_size=40), st.integers(0, 9), st.data())
-def test_text_and_rank_come_through(text: str, slot: int, data: st.DataObject) -> None:
+def test_parse_line_preserves_text_and_rank(text: str, slot: int, data: st.DataObject) -> None:
     local = data.draw(st.integers(0, 3))
     raw = f"2026-11-23T06:30:01.123456789Z [rank {slot}.{local}#0] {text}"
     found = parsed(raw, procs=4)
@@ -68,7 +68,7 @@ replicas = st.lists(st.lists(st.integers(0, 50), max_size=12), max_size=5)
 
 
 @given(replicas)
-def test_merged_is_in_order_and_keeps_each_replicas_own(times: list[list[int]]) -> None:
+def test_merged_sorts_by_time_and_keeps_each_replicas_order(times: list[list[int]]) -> None:
     lines = [
         [line(str(source), at, str(n)) for n, at in enumerate(own)]
         for source, own in enumerate(times)
@@ -80,7 +80,7 @@ def test_merged_is_in_order_and_keeps_each_replicas_own(times: list[list[int]]) 
         assert said == [one.text for one in own]
 
 
-def test_a_clock_that_was_set_back_swaps_no_lines() -> None:
+def test_a_clock_set_back_does_not_reorder_lines() -> None:
     assert [one.wall_ns for one in in_order([line("a", 5), line("a", 3), line("a", 9)])] == [
         5,
         5,
@@ -92,7 +92,7 @@ HOLD_NS = 10
 
 
 @given(replicas, st.data())
-def test_shuffled_loses_nothing_and_swaps_nothing(
+def test_the_shuffle_loses_and_swaps_no_lines_of_a_replica(
     times: list[list[int]], data: st.DataObject
 ) -> None:
     """Each line comes exactly once, in its replica's order, and is held no longer than promised.
@@ -129,7 +129,7 @@ def test_shuffled_loses_nothing_and_swaps_nothing(
 
 
 @given(replicas, st.data())
-def test_lines_within_the_hold_come_in_order_of_time(
+def test_lines_delayed_less_than_the_hold_come_in_order_of_time(
     times: list[list[int]], data: st.DataObject
 ) -> None:
     """The oracle is a sort of all lines of all replicas."""

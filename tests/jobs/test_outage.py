@@ -10,7 +10,7 @@ pauses_ns = st.lists(st.integers(0, 2 * TOLD_AFTER_NS), min_size=1, max_size=40)
 
 
 @given(st.lists(pauses_ns, max_size=5))
-def test_each_outage_is_said_once_and_its_end_only_if_it_was_said(
+def test_each_outage_is_reported_once_and_its_end_only_if_it_was_reported(
     outages: list[list[int]],
 ) -> None:
     outage, now_ns = Outage(), 0
@@ -31,13 +31,13 @@ def test_each_outage_is_said_once_and_its_end_only_if_it_was_said(
         assert not outage.answered()
 
 
-def test_a_broken_connection_is_no_outage() -> None:
+def test_a_single_broken_connection_is_retried_silently() -> None:
     outage = Outage()
     assert outage.missed(5) is Verdict.TRY_AGAIN
     assert not outage.answered()
 
 
-def test_one_that_stays_away_is_given_up() -> None:
+def test_an_outage_past_the_limit_is_given_up() -> None:
     outage = Outage()
     outage.missed(0)
     assert outage.missed(BORNE_NS - 1) is Verdict.SAY_SO

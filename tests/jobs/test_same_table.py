@@ -81,7 +81,7 @@ def text(shown: Any) -> str:
 
 @pytest.mark.long
 @given(ranks, st.integers(0, 100), st.integers(1, 10**6), st.integers(0, 9999), st.integers(0, 1))
-def test_the_table_is_that_of_the_laptop(
+def test_the_table_of_a_cluster_job_equals_that_of_a_local_run(
     told: tuple[RankStatus, ...], percent: int, round_us: int, left_s: int, pipeline: int
 ) -> None:
     shares = {str(one.member): (one.pid * 11 % 101) / 100 for one in told}

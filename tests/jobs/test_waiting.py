@@ -20,7 +20,7 @@ from paceline_api.reasons import ConditionType
 
 
 @pytest.mark.parametrize(("wanted", "all_take_part"), [(2, True), (3, False), (1, False)])
-def test_a_job_that_was_just_scaled_does_not_train_with_all_that_are_wanted(
+def test_a_job_just_scaled_is_not_yet_training_with_all_replicas(
     wanted: int, all_take_part: bool
 ) -> None:
     """The run knows the new size at once, but its coordinator learns of it a moment later.
@@ -43,7 +43,7 @@ def test_a_job_that_was_just_scaled_does_not_train_with_all_that_are_wanted(
 
 
 @pytest.mark.parametrize("suspended", [False, True])
-def test_a_job_at_rest_shows_how_its_ranks_ended_and_nothing_that_was_under_way(
+def test_an_ended_or_suspended_job_shows_rank_outcomes_and_no_stale_conditions(
     suspended: bool,
 ) -> None:
     ranks = (

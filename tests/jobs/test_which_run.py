@@ -56,7 +56,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
 
 
 @pytest.mark.parametrize("here_runs", [True, False])
-def test_a_run_of_this_folder_comes_before_one_of_another(runs: Runs, *, here_runs: bool) -> None:
+def test_a_name_means_the_run_in_this_folder_before_one_elsewhere(
+    runs: Runs, *, here_runs: bool
+) -> None:
     """`scale`, `delete` and `suspend` once changed the run of another folder (regression test)."""
     here = runs.add("a/runs/job-3", runs=here_runs)
     other = runs.add("b/runs/job-1", runs=True)
@@ -66,7 +68,7 @@ def test_a_run_of_this_folder_comes_before_one_of_another(runs: Runs, *, here_ru
         assert runs.seen_from("c").folder("job") == str(other), "the only one"
 
 
-def test_what_has_ended_here_is_not_changed_elsewhere(runs: Runs) -> None:
+def test_scaling_a_run_that_ended_here_does_not_change_one_elsewhere(runs: Runs) -> None:
     here = runs.add("a/runs/job-1", runs=False)
     other = runs.add("b/runs/job-1", runs=True)
     with pytest.raises(NoSuchJobError) as refused:
@@ -76,7 +78,7 @@ def test_what_has_ended_here_is_not_changed_elsewhere(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("seen_from", ["a", "c"])
-def test_several_that_run_are_listed(runs: Runs, seen_from: str) -> None:
+def test_an_ambiguous_name_lists_all_running_candidates(runs: Runs, seen_from: str) -> None:
     """The candidates are the running ones of this folder, or of all folders if it has none."""
     one, two = (runs.add(f"a/runs/job-{n}", runs=True) for n in (1, 2))
     three = runs.add("b/runs/job-1", runs=True)
@@ -94,7 +96,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_without_a_terminal_nobody_is_asked(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ambiguous_name_is_an_error_without_a_terminal(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs.add("a/runs/job-1", runs=True)
     runs.add("b/runs/job-1", runs=True)
     monkeypatch.chdir(runs.root)
@@ -104,7 +108,7 @@ def test_without_a_terminal_nobody_is_asked(runs: Runs, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("answer", "chosen"), [("2\n", 1), ("", None), ("3\n", None), ("x", None)])
-def test_on_a_terminal_the_user_chooses(
+def test_the_user_chooses_among_candidates_on_a_terminal(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, answer: str, chosen: int | None
 ) -> None:
     folders = [runs.add(f"{name}/runs/job-1", runs=True) for name in "ab"]
@@ -121,7 +125,9 @@ def test_on_a_terminal_the_user_chooses(
     assert all(str(folder) in asked.getvalue() for folder in folders)
 
 
-def test_the_folder_that_is_changed_is_said(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_another_folder_is_shown_with_that_folder(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = runs.add("b/runs/job-1", runs=True)
     monkeypatch.chdir(runs.root)
     assert choose_one("job", Where()).place == f"this machine in {elsewhere}"

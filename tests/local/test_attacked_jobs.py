@@ -181,7 +181,7 @@ class Attack:
 
 @pytest.mark.parametrize("attacked", exhaustive_except(["all"], ["all", "rendezvous"]))
 @pytest.mark.parametrize("backend", exhaustive_except(["shm"], ["shm", "gloo", "mpi"]))
-def test_a_job_under_attack_changes_its_membership_and_completes(
+def test_a_job_under_attack_changes_membership_and_completes(
     tmp_path: Path, backend: str, attacked: str
 ) -> None:
     """Send frames of strangers; one from another user used to fail the next membership change."""

@@ -112,7 +112,7 @@ def figure(said: str, name: str) -> str:
     return found.group(1)
 
 
-def test_a_job_goes_on_from_its_checkpoint_until_it_is_finished(tmp_path: Path) -> None:
+def test_a_job_resumes_from_its_checkpoint_until_it_is_finished(tmp_path: Path) -> None:
     """Kill all ranks, then the whole run, and tear its newest checkpoint.
 
     The job then resumes with another number of ranks and completes; running it again changes
@@ -165,7 +165,7 @@ def disk_at(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, disk_at: Path) -> None:
+def test_a_full_disk_is_reported_and_training_continues(tmp_path: Path, disk_at: Path) -> None:
     code, said = Job(tmp_path, path=str(disk_at / "saved"), every=50).wait()
     assert code == 0, said
     assert "CheckpointFailed: rank 0.0#0 could not write the checkpoint of version 50" in said
@@ -173,7 +173,7 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, disk_at: Path)
     assert "failed" in figure(said, "checkpoints")
 
 
-def test_a_slow_disk_holds_no_round(tmp_path: Path) -> None:
+def test_a_slow_disk_delays_no_round(tmp_path: Path) -> None:
     """Let a checkpoint take seconds to reach the disk; those due meanwhile are skipped."""
     (tmp_path / "slow-disk").touch()
     (tmp_path / "brake").touch()

@@ -111,7 +111,7 @@ def run(folder: Path, script: str, *words: str, **env: str) -> tuple[int, str]:
     return forked_paceline(folder, "run", "job.yaml", *words, **settings)
 
 
-def test_full_mode_gives_the_bits_of_a_script_with_a_plain_model(tmp_path: Path) -> None:
+def test_full_mode_with_ddp_gives_the_bits_of_a_plain_model(tmp_path: Path) -> None:
     """Stream its rounds, unlike those of the plain model."""
     segments = "--set=spec.collective.segmentBytes=65536"
     code, said = run(tmp_path, DDP, segments, "--run-dir=run", HIDDEN="9000")
@@ -129,7 +129,7 @@ def test_full_mode_gives_the_bits_of_a_script_with_a_plain_model(tmp_path: Path)
 
 
 @pytest.mark.exhaustive
-def test_a_pipeline_gives_the_bits_of_a_script_with_a_plain_model(tmp_path: Path) -> None:
+def test_a_pipeline_with_ddp_gives_the_bits_of_a_plain_model(tmp_path: Path) -> None:
     words = ("--set=spec.collective.segmentBytes=65536", "--set=spec.collective.pipeline=1")
     code, said = run(tmp_path, DDP, *words, "--run-dir=run", HIDDEN="9000")
     assert code == 0, said
@@ -144,7 +144,7 @@ def test_a_pipeline_gives_the_bits_of_a_script_with_a_plain_model(tmp_path: Path
 
 
 @pytest.mark.parametrize("pipeline", exhaustive_except([1], [0, 1]))
-def test_a_kill_and_a_join(tmp_path: Path, pipeline: int) -> None:
+def test_a_ddp_job_survives_a_kill_and_a_join(tmp_path: Path, pipeline: int) -> None:
     code, said = run(
         tmp_path,
         DDP,
@@ -164,7 +164,7 @@ def test_a_kill_and_a_join(tmp_path: Path, pipeline: int) -> None:
     assert "samples dropped      0" in said
 
 
-def test_a_ddp_script_without_the_line_is_told_so(tmp_path: Path) -> None:
+def test_a_ddp_script_without_pl_ddp_fails_with_a_hint(tmp_path: Path) -> None:
     code, said = run(tmp_path, STRANGER)
     assert code == 1
     assert "RANK 0 OF 1" in said

@@ -28,14 +28,14 @@ from tests.local.test_histories import HISTORIES
 
 
 @pytest.mark.parametrize("factors", [MATRIX, TOGETHER], ids=["matrix", "together"])
-def test_each_pair_of_values_occurs(factors: Factors) -> None:
+def test_each_pair_of_factor_values_occurs(factors: Factors) -> None:
     rows = covering(factors, 1)
     for i, j in combinations(range(len(factors)), 2):
         seen = {(row[i], row[j]) for row in rows}
         assert seen == set(product(factors[i], factors[j])), (i, j)
 
 
-def test_the_set_is_as_large_as_promised() -> None:
+def test_the_set_of_histories_is_as_large_as_promised() -> None:
     assert len(HISTORIES) >= 60
     assert len({h.name for h in HISTORIES}) == len(HISTORIES)
     assert {h.fault for h in HISTORIES} == set(FAULTS)
@@ -46,7 +46,7 @@ def test_the_set_is_as_large_as_promised() -> None:
     assert min(wires.count((channel, "BFloat16")) for channel in ROUNDING) > 5
 
 
-def test_soak_goes_through_the_full_matrix() -> None:
+def test_soak_covers_the_full_matrix() -> None:
     seen = {soak_row(seed)[:CELL] for seed in range(len(CELLS))}
     assert seen == set(product(*MATRIX[:CELL])) | set(product(*TOGETHER[:CELL]))
 
@@ -59,7 +59,7 @@ print(repr([*HISTORIES, soak_history(17)]))
 
 
 @pytest.mark.processes
-def test_a_seed_says_everything() -> None:
+def test_a_seed_determines_the_history() -> None:
     """Draw in another process, with another hash seed: several processes share the tests."""
     other = subprocess.run(
         [sys.executable, "-c", DRAW],

@@ -17,7 +17,7 @@ from tests.local.stuck_script import LOOP, READ, stuck_script
 pytestmark = pytest.mark.processes
 
 
-def test_a_rank_that_is_still_importing_does_not_hold_up_the_end(tmp_path: Path) -> None:
+def test_a_rank_that_is_still_importing_does_not_delay_the_end(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(stuck_script(before="RANK == 2"))
     options = ["--replicas", "3", "--set", "spec.elasticity.settleSeconds=1"]
     run = ForkedRun(tmp_path, "[python, train.py]", *options, "--run-dir", "run")
@@ -41,7 +41,7 @@ FOREVER = {
 
 
 @pytest.mark.parametrize("how", exhaustive_except(["deaf"], FOREVER))
-def test_a_script_that_does_not_return_is_named_and_ended_and_the_job_is_complete(
+def test_a_script_that_does_not_return_is_ended_and_the_job_completes(
     tmp_path: Path, how: str
 ) -> None:
     """Hang after training.
@@ -60,7 +60,7 @@ def test_a_script_that_does_not_return_is_named_and_ended_and_the_job_is_complet
     assert "still running 4 s after the job was complete" in said
 
 
-def test_the_bound_of_a_script_holds_when_the_run_is_killed(tmp_path: Path) -> None:
+def test_the_deadline_of_a_script_holds_when_the_run_is_killed(tmp_path: Path) -> None:
     """Kill the run while a script is stuck.
 
     Agent, launcher and rank used to stay forever, one of them using a core.
@@ -110,7 +110,7 @@ def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path: Path) -> None:
     assert list((tmp_path / "kept").rglob("*.safetensors")), said
 
 
-def test_deaths_after_the_release_change_nothing_and_start_nothing(
+def test_deaths_after_the_release_start_no_replacements(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """Kill an agent while the coordinator, which knows of the release, is restarted.
@@ -131,7 +131,7 @@ def test_deaths_after_the_release_change_nothing_and_start_nothing(
     check(history, fork_server.run(history, tmp_path / "run"))
 
 
-def test_an_agent_that_is_stopped_for_good_at_the_end_is_not_waited_for(
+def test_a_run_does_not_wait_for_an_agent_stopped_at_the_end(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """Stop an agent, so that nobody reaps its rank; the run used to wait for ten minutes."""
@@ -183,7 +183,7 @@ def until_taken(pid: int, number: int) -> None:
 
 
 @pytest.mark.parametrize(("interrupts", "seconds"), [(1, 1), (2, 600)])
-def test_an_interrupt_of_a_job_that_is_complete_leaves_it_complete(
+def test_an_interrupt_leaves_a_complete_job_complete(
     tmp_path: Path, interrupts: int, seconds: int
 ) -> None:
     """Interrupt once, which lets the scripts end, or twice, which ends them.

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize("channel", exhaustive_except(["shm"], CHANNELS))
 @pytest.mark.parametrize("pacing", exhaustive_except(["Samples"], ["Round", "Samples"]))
-def test_two_kills_a_join_and_a_straggler(
+def test_samples_count_once_under_two_kills_a_join_and_a_straggler(
     fork_server: ForkServer, channel: str, pacing: str, tmp_path: Path
 ) -> None:
     history = History(
@@ -44,7 +44,7 @@ def test_two_kills_a_join_and_a_straggler(
 
 @pytest.mark.parametrize("mode", exhaustive_except(["Quorum"], ["Full", "Quorum"]))
 @pytest.mark.parametrize("ranks", exhaustive_except([3], [2, 3]))
-def test_two_kills_and_a_join_with_a_pipeline(
+def test_samples_count_once_with_a_pipeline_under_two_kills_and_a_join(
     fork_server: ForkServer, mode: str, ranks: int, tmp_path: Path
 ) -> None:
     """Kill ranks that have one gradient in flight while they compute another one (R36)."""

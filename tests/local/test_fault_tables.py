@@ -15,7 +15,7 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 
 @pytest.mark.parametrize("page", ["faults", "mistakes"])
-def test_each_test_that_is_named_exists(page: str) -> None:
+def test_each_test_named_in_the_tables_exists(page: str) -> None:
     named = NAMED.findall((ROOT / "docs" / f"{page}.md").read_text())
     assert named
     for file, name in named:
@@ -24,7 +24,7 @@ def test_each_test_that_is_named_exists(page: str) -> None:
         assert not name or name in functions, f"{file} has no {name}"
 
 
-def test_each_row_names_a_test() -> None:
+def test_each_row_of_the_mistakes_names_a_test() -> None:
     for row in (ROOT / "docs" / "mistakes.md").read_text().splitlines():
         if row.startswith("| ") and not row.startswith("| mistake"):
             assert NAMED.search(row), row

@@ -128,7 +128,7 @@ def weights_of(
         for channel, ranks, kind in JOBS
     ],
 )
-def test_full_equals_the_reference(
+def test_full_mode_equals_the_reference_bit_for_bit(
     fork_server: ForkServer,
     channel: tuple[str, str],
     ranks: int,
@@ -158,7 +158,7 @@ def test_full_equals_the_reference(
     assert weights_of(fork_server, backend, config, tmp_path / "full") == wanted, config
 
 
-def test_an_epoch_that_does_not_divide_by_the_ranks_equals_the_reference(
+def test_an_epoch_not_divisible_by_the_ranks_equals_the_reference(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """Use 714 samples, which are 45 batches of 16.
@@ -175,7 +175,7 @@ def test_an_epoch_that_does_not_divide_by_the_ranks_equals_the_reference(
 
 
 @pytest.mark.parametrize("backend", exhaustive_except(["shm"], ["gloo", "mpi", "shm"]))
-def test_a_quorum_of_all_equals_full_streamed_or_not(
+def test_a_quorum_of_all_ranks_equals_full_streamed_or_not(
     fork_server: ForkServer, backend: str, tmp_path: Path
 ) -> None:
     config = {
@@ -200,7 +200,7 @@ def test_a_quorum_of_all_equals_full_streamed_or_not(
     exhaustive_except(KINDS[2:], KINDS),
     ids=[f"{k[0]}-{len(k[1])}-{k[2]['hidden']}" for k in KINDS],
 )
-def test_with_a_pipeline_full_equals_training_with_gradients_that_lack_one_update(
+def test_a_pipeline_equals_training_with_gradients_one_update_old(
     fork_server: ForkServer,
     kind: tuple[str, dict[str, Any], dict[str, Any]],
     ranks: int,

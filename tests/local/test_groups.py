@@ -107,7 +107,7 @@ def one_process(
 @pytest.mark.parametrize(
     ("backend", "clip_norm"), [("gloo", None), exhaustive("mpi", 0.3), ("shm", 0.3)]
 )
-def test_full_equals_one_process(
+def test_groups_in_full_mode_equal_one_process(
     fork_server: ForkServer, kind: str, backend: str, clip_norm: float | None, tmp_path: Path
 ) -> None:
     """Check that the shards together equal one process that trains the whole model (R53, R54)."""
@@ -147,7 +147,7 @@ IN_MAKE_TEST = ("a shard is killed in a reduction", "a group joins and a pod dra
 
 @pytest.mark.parametrize("mode", exhaustive_except(["Quorum"], ["Full", "Quorum"]))
 @pytest.mark.parametrize("fault", exhaustive_except(IN_MAKE_TEST, FAULTS))
-def test_a_group_comes_and_goes_as_one(
+def test_a_group_fails_and_restarts_as_one(
     fork_server: ForkServer, mode: str, fault: str, tmp_path: Path
 ) -> None:
     """Let a fault hit one rank: the whole group restarts in its place (R50).
@@ -191,7 +191,7 @@ TWO: dict[str, tuple[list[list[Any]], dict[str, Any]]] = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["Full", "Quorum"])
 @pytest.mark.parametrize(("first", "second"), [*combinations(TWO, 2)])
-def test_two_faults_at_groups(
+def test_groups_survive_two_faults(
     fork_server: ForkServer, mode: str, first: str, second: str, tmp_path: Path
 ) -> None:
     """Combine each two faults, at different groups out of three, so that one keeps its state."""
@@ -200,7 +200,7 @@ def test_two_faults_at_groups(
 
 
 @pytest.mark.exhaustive
-def test_all_groups_die_and_go_on_from_a_checkpoint(
+def test_a_job_whose_groups_all_died_resumes_from_its_checkpoint(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """Kill both groups: each rank loads its own shard of the checkpoint (R26)."""
@@ -238,7 +238,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_group_that_does_not_act_as_one_fails_the_job(
+def test_a_group_whose_ranks_disagree_fails_the_job(
     fork_server: ForkServer, mistake: str, tmp_path: Path
 ) -> None:
     config, words = MISTAKES[mistake]

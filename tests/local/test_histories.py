@@ -54,7 +54,9 @@ IN_MAKE_TEST = one_per_fault(HISTORIES)
     exhaustive_unless(lambda history: history in IN_MAKE_TEST, HISTORIES),
     ids=lambda h: h.name,
 )
-def test_history(fork_server: ForkServer, history: History, tmp_path: Path) -> None:
+def test_a_job_completes_exactly_under_each_history_of_faults(
+    fork_server: ForkServer, history: History, tmp_path: Path
+) -> None:
     result = fork_server.run(history, tmp_path / "run")
     if "skip" in result:
         pytest.skip(result["skip"])
@@ -64,7 +66,7 @@ def test_history(fork_server: ForkServer, history: History, tmp_path: Path) -> N
 @pytest.mark.exhaustive
 @pytest.mark.processes
 @pytest.mark.timeout(0)
-def test_soak(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_soak_histories_complete_exactly(fork_server: ForkServer, tmp_path: Path) -> None:
     """Run for SOAK_SECONDS, or one history without it."""
     until = time.monotonic() + float(os.environ.get("SOAK_SECONDS", "0"))
     first = seed = int(os.environ.get("SOAK_SEED", "0"))

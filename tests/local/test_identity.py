@@ -29,7 +29,7 @@ print("AFTER", pl.rank(), pl.size(), pl.is_publisher(), flush=True)
 """
 
 
-def test_one_rank_publishes_from_the_start(tmp_path: Path) -> None:
+def test_exactly_one_rank_is_the_publisher_from_the_start(tmp_path: Path) -> None:
     folder = tmp_path / "my project"
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)

@@ -62,11 +62,11 @@ def left_by(rank: str, held: int | None = None) -> str:
     return ran.stdout.strip()
 
 
-def test_shared_memory_of_multiprocessing_goes_with_a_killed_agent() -> None:
+def test_shared_memory_of_multiprocessing_is_removed_with_a_killed_agent() -> None:
     assert left_by(RANK) == "2 True 1 []", "the rank is killed, and not who cleans up after it"
 
 
-def test_who_cleans_up_and_does_not_end_is_killed() -> None:
+def test_a_resource_tracker_that_does_not_end_is_killed() -> None:
     reads, writes = os.pipe()
     try:
         rank = STAYS.replace("HELD", str(reads))

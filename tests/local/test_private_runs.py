@@ -56,7 +56,7 @@ def usual_umask() -> object:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("usual_umask")
-def test_only_its_user_reads_what_a_run_leaves(tmp_path: Path) -> None:
+def test_only_its_user_can_read_the_files_of_a_run(tmp_path: Path) -> None:
     """Check the files of a run; those that the script itself makes keep their mode."""
     (tmp_path / "train.py").write_text(SCRIPT)
     code, said = ForkedRun(
@@ -76,7 +76,7 @@ def test_only_its_user_reads_what_a_run_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("usual_umask")
-def test_a_script_has_the_umask_of_its_user(tmp_path: Path) -> None:
+def test_a_script_keeps_the_umask_of_its_user(tmp_path: Path) -> None:
     code, said = Run(tmp_path, "[sh, -c, 'umask > own-umask; umask']").wait()
     assert code == 1, "it took no part"
     assert "] 0022" in said
@@ -86,7 +86,7 @@ def test_a_script_has_the_umask_of_its_user(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("usual_umask")
-def test_a_checkpoint_folder_that_is_shared_stays_shared(tmp_path: Path) -> None:
+def test_a_shared_checkpoint_folder_stays_shared(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept").chmod(0o755)
@@ -127,7 +127,7 @@ def left_run(folder: Path) -> Path:
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("mode", [0o777, 0o772])
-def test_no_verb_works_on_a_run_that_others_may_change(
+def test_every_verb_refuses_a_run_that_others_may_change(
     tmp_path: Path, verb: str, mode: int
 ) -> None:
     run = left_run(tmp_path / "job-1")
@@ -138,7 +138,7 @@ def test_no_verb_works_on_a_run_that_others_may_change(
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "replay"])
-def test_no_verb_finds_a_run_by_name_in_a_folder_that_others_may_change(
+def test_every_verb_refuses_a_folder_of_runs_that_others_may_change(
     tmp_path: Path, verb: str
 ) -> None:
     run = left_run(tmp_path / "runs/job-1")
@@ -149,7 +149,7 @@ def test_no_verb_finds_a_run_by_name_in_a_folder_that_others_may_change(
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_no_run_begins_in_a_folder_that_others_may_change(
+def test_no_run_starts_in_a_folder_that_others_may_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, wanted: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -161,7 +161,7 @@ def test_no_run_begins_in_a_folder_that_others_may_change(
     assert list(folder.iterdir()) == []
 
 
-def test_a_run_folder_becomes_private_though_it_was_there(tmp_path: Path) -> None:
+def test_an_existing_run_folder_becomes_private(tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
     (tmp_path / "given").chmod(0o755)
     run = make_run_dir("job", tmp_path / "given")
@@ -180,14 +180,14 @@ def test_a_checkpoint_folder_that_others_may_change_is_refused(tmp_path: Path) -
         assert readable_by_others(tmp_path / "new/one") == []
 
 
-def test_no_checkpoint_lock_is_made_through_a_link(tmp_path: Path) -> None:
+def test_the_checkpoint_lock_does_not_follow_a_link(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir(mode=0o700)
     (tmp_path / "kept" / checkpoint_folder.LOCK).symlink_to(tmp_path / "elsewhere")
     with checkpoint_folder.locked(tmp_path / "kept"):
         assert not (tmp_path / "elsewhere").exists()
 
 
-def test_measurements_that_others_may_change_are_not_believed(tmp_path: Path) -> None:
+def test_measurements_that_others_may_change_are_refused(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
     (runs / "job.plan-1.json").write_bytes(msgspec.json.encode(Book()))
@@ -198,7 +198,7 @@ def test_measurements_that_others_may_change_are_not_believed(tmp_path: Path) ->
         plan_file.write(runs / "job.plan-1.json", Book())
 
 
-def test_notes_that_others_may_have_left_count_for_nothing(tmp_path: Path) -> None:
+def test_index_entries_that_others_may_change_are_ignored(tmp_path: Path) -> None:
     env = {"XDG_RUNTIME_DIR": str(tmp_path / "user")}
     run = left_run(tmp_path / "job-1")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -213,7 +213,7 @@ def test_notes_that_others_may_have_left_count_for_nothing(tmp_path: Path) -> No
             index.publish(index.Entry("job", str(run), str(tmp_path / "s"), 1), env)
 
 
-def test_nobody_else_is_taken_for_the_runner_of_a_job(
+def test_a_process_of_another_user_is_not_accepted_as_runner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = index.Entry("job", str(tmp_path), str(tmp_path / "s"), 1)
@@ -244,7 +244,9 @@ def test_nobody_else_is_taken_for_the_runner_of_a_job(
     assert not any(heard), "nothing was asked for"
 
 
-def test_an_answer_without_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_is_cut_off_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control, "LINE_MAX", 1000)
     entry = index.Entry("job", str(tmp_path), str(tmp_path / "s"), 1)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -262,7 +264,7 @@ def test_an_answer_without_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.M
             control.look(entry)
 
 
-def test_a_library_that_others_may_have_changed_is_not_loaded(
+def test_a_native_library_that_others_may_change_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -92,7 +92,7 @@ def record(folder: Path, *words: str, backend: str = "mpi", dropout: str = "0", 
     return said
 
 
-def test_a_run_that_its_script_has_ended_is_replayed_to_its_own_end(tmp_path: Path) -> None:
+def test_a_run_ended_by_its_script_is_replayed_to_its_end(tmp_path: Path) -> None:
     """End the run by a count in the script.
 
     The replay makes the steps of all ranks, so it reaches that count much earlier.
@@ -157,7 +157,7 @@ def test_sums_of_two_levels_replay_to_the_same_state(tmp_path: Path, backend: st
     assert "same: the state of version" in said
 
 
-def test_streamed_rounds_and_void_ones_replay_to_the_same_state(tmp_path: Path) -> None:
+def test_streamed_and_aborted_rounds_replay_to_the_same_state(tmp_path: Path) -> None:
     """Run backward() twice for some batches; the second pass writes what was already summed."""
     settings = ("mode=Full", "quorum=3", "segmentBytes=65536")
     words = [f"--set=spec.collective.{setting}" for setting in settings]
@@ -172,7 +172,7 @@ def test_streamed_rounds_and_void_ones_replay_to_the_same_state(tmp_path: Path) 
 
 
 @pytest.mark.exhaustive
-def test_rounds_beside_the_next_batch_replay_to_the_same_state(tmp_path: Path) -> None:
+def test_a_pipelined_run_replays_to_the_same_state(tmp_path: Path) -> None:
     """Use a pipeline (R36), a rank that is sometimes late, a kill and a join."""
     record(
         tmp_path,
@@ -189,7 +189,7 @@ def test_rounds_beside_the_next_batch_replay_to_the_same_state(tmp_path: Path) -
 
 
 @pytest.mark.timeout(900)  # six programs in turn, each of which imports torch
-def test_what_replay_notices(tmp_path: Path) -> None:
+def test_replay_detects_other_data_a_changed_journal_and_missing_ones(tmp_path: Path) -> None:
     record(tmp_path)
     run = tmp_path / "run"
     code, said = call(tmp_path, "replay", "run")
@@ -237,7 +237,7 @@ def test_what_replay_notices(tmp_path: Path) -> None:
     assert "run the job with --record" in said
 
 
-def test_a_run_whose_sums_were_rounded_is_refused_by_name(tmp_path: Path) -> None:
+def test_replay_refuses_a_run_whose_sums_were_rounded(tmp_path: Path) -> None:
     job = json.loads((Path(__file__).parents[1] / "api/golden/job.json").read_text())
     (tmp_path / "job.json").write_text(json.dumps(job | {"wire": "BFloat16"}))
     with pytest.raises(ReplayError, match="travelled as BFloat16") as refused:
@@ -245,7 +245,7 @@ def test_a_run_whose_sums_were_rounded_is_refused_by_name(tmp_path: Path) -> Non
     assert "spec.collective.wire: Float32" in refused.value.hint
 
 
-def test_what_a_replay_cannot_do_is_one_line_before_the_script_starts(tmp_path: Path) -> None:
+def test_an_unsupported_replay_is_refused_before_the_script_starts(tmp_path: Path) -> None:
     """Replay unsupported runs.
 
     The error used to be a traceback of the script, after torch was imported.
@@ -267,7 +267,7 @@ def test_what_a_replay_cannot_do_is_one_line_before_the_script_starts(tmp_path: 
         assert "started" not in said
 
 
-def test_an_error_of_the_script_is_one_line_in_a_replay(tmp_path: Path) -> None:
+def test_an_error_of_the_script_is_one_line_in_the_replay_output(tmp_path: Path) -> None:
     """Change the environment of the script, or let it fail before it calls `init()`."""
     record(tmp_path, backend="gloo", STOP="40")
     code, said = call(tmp_path, "replay", "run", STOP="40", HIDDEN="none")
@@ -284,14 +284,14 @@ def test_an_error_of_the_script_is_one_line_in_a_replay(tmp_path: Path) -> None:
     assert "did not come to its end: KeyError: 'NOT_THERE'" in said
 
 
-def test_random_numbers_of_the_script_are_found_out(tmp_path: Path) -> None:
+def test_replay_detects_a_nondeterministic_script(tmp_path: Path) -> None:
     record(tmp_path, dropout="0.5")
     code, said = call(tmp_path, "replay", "run")
     assert code == 1
     assert "the weights differ from version 10 on" in said
 
 
-def test_the_death_of_a_journal_leaves_no_gap_in_the_log(tmp_path: Path) -> None:
+def test_a_truncated_journal_leaves_no_gap_in_the_log(tmp_path: Path) -> None:
     """Truncate one journal: each rank writes the whole log, so nothing is missing."""
     record(tmp_path)
     journals = read_journals(tmp_path / "run")

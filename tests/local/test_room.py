@@ -50,25 +50,25 @@ def test_shared_memory_that_is_too_small_for_mpi_is_refused(job: ResolvedJob) ->
     check_shared_memory(job, 2, 0)  # gloo uses none
 
 
-def test_what_fits_is_let_through(job: ResolvedJob) -> None:
+def test_a_job_that_fits_is_accepted(job: ResolvedJob) -> None:
     check_room(job, 2, ROOMY)
     check_room(job, 2, Room.of_this_machine())
 
 
-def test_more_agents_than_ports_for_their_metrics(job: ResolvedJob) -> None:
+def test_more_agents_than_metrics_ports_are_refused(job: ResolvedJob) -> None:
     error = refusal(replace(job, procs_per_replica=1), 300, ROOMY)
     assert "spec.metrics.port: 9464 leaves 257 ports for the agents of 300" in error.message
     assert "set it to 0" in error.hint
     check_room(replace(job, procs_per_replica=1, metrics_port=0), 300, ROOMY)
 
 
-def test_more_processes_than_the_machine_allows(job: ResolvedJob) -> None:
+def test_more_processes_than_the_machine_allows_are_refused(job: ResolvedJob) -> None:
     error = refusal(job, 20, replace(ROOMY, processes=100))
     assert "20 x 4 ranks are 101 processes on this machine, and it allows 100" in error.message
     assert "--replicas" in error.hint
 
 
-def test_more_memory_than_the_machine_has(job: ResolvedJob) -> None:
+def test_more_memory_than_the_machine_has_is_refused(job: ResolvedJob) -> None:
     error = refusal(job, 20, replace(ROOMY, memory_bytes=3000 * MIB))
     assert "20 x 4 ranks take 3030 MiB of memory at least" in error.message
     assert "this machine has 3000 MiB" in error.message
@@ -81,7 +81,7 @@ def scaled(job: ResolvedJob, run_dir: Path, replicas: int) -> Refusal | None:
     return control._check(replicas)
 
 
-def test_a_run_is_scaled_within_the_room_of_the_machine_only(
+def test_scaling_a_run_beyond_the_machine_is_refused(
     job: ResolvedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scale beyond the machine's memory, which used to start all ranks and block the runner."""
@@ -96,7 +96,9 @@ def test_a_run_is_scaled_within_the_room_of_the_machine_only(
     assert scaled(job, tmp_path, 1) is None, "what gets smaller needs no room"
 
 
-def test_more_files_than_a_rank_may_open(job: ResolvedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_open_files_than_a_rank_may_have_are_refused(
+    job: ResolvedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     error = refusal(job, 40, ROOMY)
     assert "each rank needs up to 1467 open files and sockets, and the limit is 1024" in (
@@ -104,7 +106,7 @@ def test_more_files_than_a_rank_may_open(job: ResolvedJob, monkeypatch: pytest.M
     )
 
 
-def test_more_ranks_than_may_wait_for_a_connection(
+def test_more_ranks_than_the_listen_backlog_are_refused(
     job: ResolvedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allowed = tmp_path / "somaxconn"
@@ -115,7 +117,7 @@ def test_more_ranks_than_may_wait_for_a_connection(
 
 
 @pytest.mark.processes
-def test_run_refuses_it_before_anything_is_started(tmp_path: Path) -> None:
+def test_paceline_run_refuses_too_many_replicas_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(name="job", command="[nothing]", mark=""))
     code, said = paceline(tmp_path, "run", "job.yaml", "--replicas", "300", "--run-dir", "r")
     assert code == EXIT_BAD_INPUT

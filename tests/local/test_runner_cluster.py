@@ -123,7 +123,7 @@ def test_a_killed_agent_is_replaced_and_its_frozen_rank_ends_with_it(tmp_path: P
     with_cluster(tmp_path, act)
 
 
-def test_a_killed_coordinator_comes_back_and_is_told_everything(tmp_path: Path) -> None:
+def test_a_restarted_coordinator_learns_the_ranks_and_the_inventory(tmp_path: Path) -> None:
     async def act(cluster: Cluster, client: Client) -> None:
         before = await seen(client, lambda s: len(living(s)) == 2 and s.inventory == 2)
         ranks = living(before)
@@ -142,7 +142,7 @@ def test_a_killed_coordinator_comes_back_and_is_told_everything(tmp_path: Path) 
     with_cluster(tmp_path, act)
 
 
-def test_scaling_up_starts_agents_and_scaling_down_lets_the_coordinator_choose(
+def test_scaling_up_starts_agents_and_scaling_down_asks_the_coordinator(
     tmp_path: Path,
 ) -> None:
     async def act(cluster: Cluster, client: Client) -> None:
@@ -175,7 +175,7 @@ def test_many_replicas_are_started_a_few_at_a_time(
     with_cluster(tmp_path, act)
 
 
-def test_an_agent_that_never_comes_up_does_not_hold_up_the_others(
+def test_an_agent_that_never_comes_up_does_not_block_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_module, "STARTING_MAX", 1)
@@ -189,14 +189,14 @@ def test_an_agent_that_never_comes_up_does_not_hold_up_the_others(
     with_cluster(tmp_path, act)
 
 
-def test_everything_ends_with_the_block_even_in_the_first_moment(tmp_path: Path) -> None:
+def test_all_processes_end_with_the_block_even_right_after_the_start(tmp_path: Path) -> None:
     async def act(cluster: Cluster, client: Client) -> None:
         assert len(cluster.agents) == 2
 
     with_cluster(tmp_path, act)
 
 
-def test_what_an_ended_agent_leaves_is_not_left_over_at_the_end(tmp_path: Path) -> None:
+def test_processes_of_an_ended_agent_are_not_reported_as_left_over(tmp_path: Path) -> None:
     """End the run while the processes of an agent are being reaped."""
 
     async def act(cluster: Cluster, client: Client) -> None:

@@ -51,7 +51,7 @@ def injector(text: str) -> tuple[Injector, Told, list[str]]:
     return Injector(parse_faults(text), told, said.append), told, said
 
 
-def test_a_kill_waits_for_its_round_and_happens_once(process: subprocess.Popen[bytes]) -> None:
+def test_a_kill_is_injected_once_when_its_round_is_due(process: subprocess.Popen[bytes]) -> None:
     faults, _, said = injector("kill:rank=2,at=round:5")
     faults.look(status(4, 0, 0, process.pid), 0)
     assert process.poll() is None
@@ -64,7 +64,7 @@ def test_a_kill_waits_for_its_round_and_happens_once(process: subprocess.Popen[b
 
 
 @pytest.mark.parametrize("state", [RankPhase.DEAD, RankPhase.FINISHED])
-def test_a_fault_waits_until_its_place_lives(
+def test_a_fault_waits_until_its_rank_is_alive(
     process: subprocess.Popen[bytes], state: RankPhase
 ) -> None:
     faults, _, said = injector("kill:rank=0,at=round:1")
@@ -76,7 +76,7 @@ def test_a_fault_waits_until_its_place_lives(
     assert process.wait(60) == -signal.SIGKILL
 
 
-def test_sigterm_goes_to_the_replica_as_an_eviction_does() -> None:
+def test_an_injected_sigterm_goes_to_the_replica_like_an_eviction() -> None:
     faults, told, said = injector("sigterm:rank=3,at=round:1;sigterm:rank=0,at=round:1")
     faults.look(status(1, 5, 6, 7, 8), 0)
     assert told.calls == ["terminate 1", "terminate 0"]
@@ -85,7 +85,7 @@ def test_sigterm_goes_to_the_replica_as_an_eviction_does() -> None:
     assert told.calls[2:] == ["terminate 0"]
 
 
-def test_a_freeze_ends_after_its_time(process: subprocess.Popen[bytes]) -> None:
+def test_a_freeze_ends_after_its_duration(process: subprocess.Popen[bytes]) -> None:
     async def go() -> None:
         faults, _, _ = injector("freeze:rank=0,at=time:1s,for=20ms")
         faults.look(status(0, process.pid), 999_999_999)
@@ -101,7 +101,7 @@ def test_a_freeze_ends_after_its_time(process: subprocess.Popen[bytes]) -> None:
     asyncio.run(go())
 
 
-def test_what_is_done_to_the_cluster_and_what_ranks_do_to_themselves() -> None:
+def test_the_injector_leaves_faults_of_the_ranks_to_the_ranks() -> None:
     text = "join:at=round:3,n=2;coordinator-kill:at=round:4;slow:rank=0,ms=5;nan:rank=0,at=round:1"
     faults, told, said = injector(text)
     faults.look(status(3), 0)

@@ -89,7 +89,7 @@ def status(version: int, *changes: Change, who: str = "a", happened: int = 0) ->
 # ---- run folders ------------------------------------------------------------------------------
 
 
-def test_run_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folders_are_numbered_per_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert make_run_dir("job", None) == tmp_path / "runs" / "job-1"
     (tmp_path / "runs" / "job-7").mkdir()
@@ -98,7 +98,7 @@ def test_run_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert make_run_dir("jo", None) == tmp_path / "runs" / "jo-1"
 
 
-def test_a_wanted_folder_must_be_new_or_empty(tmp_path: Path) -> None:
+def test_a_given_run_folder_must_be_new_or_empty(tmp_path: Path) -> None:
     new = tmp_path / "a" / "b"
     assert make_run_dir("job", new) == new
     with pytest.raises(RunDirError, match="belongs to another run"):
@@ -113,7 +113,7 @@ def test_a_wanted_folder_must_be_new_or_empty(tmp_path: Path) -> None:
     assert [path.name for path in full.iterdir()] == ["mine.txt"]
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(RunDirError, match="is a file"):
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_the_right_to_write(
+def test_a_folder_without_write_permission_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o500)
@@ -150,7 +150,7 @@ def test_speeds_count_from_the_first_generation_to_the_last_round() -> None:
     assert timeline.rounds_per_s_now == 0.0, "nothing happened in the last five seconds"
 
 
-def test_a_restarted_coordinator_that_knows_nothing_yet_does_not_change_the_speed() -> None:
+def test_the_empty_status_of_a_new_coordinator_does_not_change_the_speed() -> None:
     timeline = Timeline()
     timeline.add(status(0, change(FIRST, "start")), 0)
     timeline.add(status(20, change(FIRST, "start")), 2 * S)
@@ -160,7 +160,7 @@ def test_a_restarted_coordinator_that_knows_nothing_yet_does_not_change_the_spee
     assert timeline.rounds_per_s == 10.0
 
 
-def test_a_resumed_run_counts_its_own_rounds_and_gradients_alone() -> None:
+def test_a_resumed_run_counts_only_its_own_rounds_and_gradients() -> None:
     """Resume at version 7 with 14 gradients.
 
     They used to be counted in the first seconds, before the ranks had reported anything.
@@ -179,7 +179,7 @@ def test_a_resumed_run_counts_its_own_rounds_and_gradients_alone() -> None:
     assert "rounds               20 in 2.0 s, after 7 of runs before" in text
 
 
-def test_the_summary_says_what_it_does_not_know_or_was_left_out() -> None:
+def test_the_summary_shows_unknown_and_left_out_samples() -> None:
     now = status(66, change(FIRST, "start"))
     timeline = Timeline()
     timeline.add(now, 0)
@@ -191,7 +191,7 @@ def test_the_summary_says_what_it_does_not_know_or_was_left_out() -> None:
     assert f"epochs               {once}" in text
 
 
-def test_figures_of_the_script_say_what_they_are_means_of() -> None:
+def test_metrics_of_the_script_show_over_what_they_are_averaged() -> None:
     now = status(66, change(FIRST, "start"))
     figures = {"metrics": {"acc": 0.5, "loss": 0.198}, "metrics_of_epoch": {"loss": 0.2214}}
     now = replace(now, log=replace(now.log, **figures))
@@ -206,7 +206,7 @@ def test_figures_of_the_script_say_what_they_are_means_of() -> None:
     assert line(now, timeline).endswith(" | acc 0.5  loss 0.198 (last 32 rounds)")
 
 
-def test_time_left_follows_the_present_speed() -> None:
+def test_the_time_left_follows_the_current_speed() -> None:
     timeline = Timeline()
     timeline.add(status(0, change(FIRST, "start")), 0)
     assert timeline.left_s is None
@@ -214,7 +214,7 @@ def test_time_left_follows_the_present_speed() -> None:
     assert timeline.left_s == pytest.approx(8.0)
 
 
-def test_what_a_killed_coordinator_told_is_kept_and_news_are_told_once() -> None:
+def test_events_are_reported_once_and_changes_outlive_a_coordinator() -> None:
     timeline = Timeline()
     news = timeline.add(status(5, change(FIRST, "start"), happened=2), S)
     assert [h.message for h in news] == ["a1", "a2"]
@@ -228,7 +228,7 @@ def test_what_a_killed_coordinator_told_is_kept_and_news_are_told_once() -> None
 # ---- summary and table ------------------------------------------------------------------------
 
 
-def test_the_summary() -> None:
+def test_the_summary_shows_rounds_speed_samples_and_changes() -> None:
     timeline = Timeline()
     timeline.add(status(0, change(FIRST, "rank 1 died")), 0)
     last = status(40, change(FIRST, "rank 1 died"))
@@ -254,7 +254,7 @@ def test_the_summary() -> None:
     assert "WARNING              4,096 samples were taken from the loader and no step" in text
 
 
-def test_shadow_and_stragglers_are_in_table_line_and_summary() -> None:
+def test_shadow_and_stragglers_are_shown_in_table_line_and_summary() -> None:
     slow = StragglerStatus(MemberId(0, 0, 0), 312, 0.0, "Tolerate")
     gone = StragglerStatus(MemberId(1, 0, 0), 180, 0.0, "RestartInPlace")
     shadow = ShadowStatus(20, 40, 12.0, {"Quorum": 9.0, "Solo": 11.5}, {"Quorum": 7, "Solo": 20})
@@ -297,12 +297,12 @@ def test_one_slow_replica_is_replaced_per_cooldown_and_none_at_the_end() -> None
     assert replacer.choose(now, 99 * S) is None, "each pod once"
 
 
-def test_no_summary_without_a_round() -> None:
+def test_the_summary_is_empty_without_a_round() -> None:
     assert summary(None, Timeline()) == []
     assert summary(status(0), Timeline()) == []
 
 
-def test_the_verdict() -> None:
+def test_the_verdict_is_complete_failed_or_stopped_by_the_user() -> None:
     failed, complete = Outcome(False, "ScriptFailed", "x"), Outcome(True, "Complete", "x")
     assert verdict("j", failed, interrupted=False) == "job j: Failed (ScriptFailed)"
     assert verdict("j", complete, interrupted=False) == "job j: Complete"
@@ -335,7 +335,7 @@ def test_table_and_line_show_the_same_figures() -> None:
     assert "Traceback" not in shown, "one line per rank"
 
 
-def test_the_figures_of_a_heartbeat_become_the_logs_status() -> None:
+def test_the_facts_of_a_heartbeat_are_decoded_into_the_log_status() -> None:
     facts = {
         Fact.ROUNDS + "quorum": 7.0,
         Fact.GRADIENTS: 20.0,
@@ -356,5 +356,5 @@ def test_the_figures_of_a_heartbeat_become_the_logs_status() -> None:
     assert (log.gradients_before, log.samples_left_out) == (4, 26)
 
 
-def test_the_place_of_a_rank() -> None:
+def test_the_place_of_a_rank_follows_from_slot_and_process() -> None:
     assert place_of(MemberId(2, 1, 3), procs=4) == 9

@@ -38,7 +38,9 @@ from testing.processes.runs import JOB
         ([], ""),
     ],
 )
-def test_a_script_that_is_not_there(tmp_path: Path, command: list[str], missing: str) -> None:
+def test_a_missing_script_is_refused_by_name(
+    tmp_path: Path, command: list[str], missing: str
+) -> None:
     (tmp_path / "there.py").touch()
     assert missing_script(command, tmp_path) == missing
     if missing:
@@ -102,7 +104,7 @@ def test_a_script_that_is_not_there(tmp_path: Path, command: list[str], missing:
         ([], ""),
     ],
 )
-def test_a_command_that_starts_ranks_itself(command: list[str], launcher: str) -> None:
+def test_a_launcher_in_a_command_is_found(command: list[str], launcher: str) -> None:
     assert launcher_in(command) == launcher
 
 
@@ -145,12 +147,14 @@ def test_a_long_command_takes_linear_time() -> None:
         ("", ""),
     ],
 )
-def test_a_launcher_counts_in_command_position_of_a_line(line: str, launcher: str) -> None:
+def test_a_launcher_in_a_shell_line_counts_only_in_command_position(
+    line: str, launcher: str
+) -> None:
     assert launcher_in(["bash", "-c", line]) == launcher
 
 
 @pytest.mark.parametrize("line", ['"$@"', '"$@"; ' * 1_000, '"$@" "$@"; exec "$@"'])
-def test_shells_within_shells_have_an_end(line: str) -> None:
+def test_nested_shells_are_parsed_in_bounded_time(line: str) -> None:
     """Nest shells that run their arguments many times; the time used to be exponential."""
     assert launcher_in(["sh", "-c", line, "sh"] * 4_000 + ["torchrun"]) == ""
     assert launcher_in(["sh", "-c", line, "sh"] * 4 + ["torchrun"]) == "torchrun"
@@ -166,7 +170,7 @@ def test_the_cluster_and_the_command_line_agree_on_the_first_word(word: str) -> 
     assert (word in equal or word.endswith(tuple(ends))) == bool(launcher_in([word]))
 
 
-def test_a_loopback_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loopback_that_is_down_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the loopback.
 
     The run used to wait for its coordinator for 30 s and then reported that it did not answer.
@@ -184,7 +188,7 @@ def test_a_loopback_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert room.CONNECT_S < 30
 
 
-def test_a_death_by_sigbus_names_shared_memory() -> None:
+def test_a_death_by_sigbus_hints_at_shared_memory() -> None:
     """Explain SIGBUS; seven ranks once died of it in turn, and nothing said why."""
     told = how_it_ended(-7)
     assert "signal 7 (SIGBUS)" in told
@@ -193,7 +197,7 @@ def test_a_death_by_sigbus_names_shared_memory() -> None:
     assert "/dev/shm" not in how_it_ended(-11)
 
 
-def test_validate_names_a_script_that_is_not_there(
+def test_validate_warns_about_a_missing_script(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Expect a warning only, because in a cluster the script is in the image."""

@@ -26,7 +26,7 @@ def finished(folder: Path, *options: str) -> dict[str, Any]:
     return status
 
 
-def test_a_loss_goes_on_with_those_that_live_and_grows_to_an_allowed_size(tmp_path: Path) -> None:
+def test_a_job_shrinks_to_its_survivors_and_grows_to_an_allowed_size(tmp_path: Path) -> None:
     """Kill two of three ranks: the first one to return would make two, which is not allowed."""
     status = finished(
         tmp_path,
@@ -41,7 +41,7 @@ def test_a_loss_goes_on_with_those_that_live_and_grows_to_an_allowed_size(tmp_pa
     assert grown == [3], sizes
 
 
-def test_replicas_that_died_together_come_back_together(tmp_path: Path) -> None:
+def test_replicas_that_died_together_rejoin_together(tmp_path: Path) -> None:
     status = finished(
         tmp_path,
         "--set=spec.elasticity.stabilizationSeconds=60",

@@ -14,7 +14,7 @@ from testing.processes.runs import ForkedRun
 pytestmark = pytest.mark.processes
 
 
-def test_it_is_named_started_again_once_and_shadow_says_what_it_cost(tmp_path: Path) -> None:
+def test_a_slow_rank_is_restarted_once_and_shadow_reports_its_cost(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(even_steps(1600, together=2, alone_s=0.1))
     options = [
         "--inject=slow:rank=1,ms=150",

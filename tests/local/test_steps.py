@@ -57,7 +57,7 @@ def run(
     ("mode", "pipeline"),
     [exhaustive("Full", 1), ("Solo", 0), exhaustive("Full", 0), exhaustive("Solo", 1)],
 )
-def test_whoever_dies_and_comes_the_job_makes_so_many_steps(
+def test_a_job_makes_its_number_of_steps_despite_a_kill_and_a_join(
     tmp_path: Path, mode: str, pipeline: int
 ) -> None:
     code, said, status = run(tmp_path, COUNTED, mode, pipeline=pipeline)
@@ -78,7 +78,7 @@ def test_whoever_dies_and_comes_the_job_makes_so_many_steps(
         assert len(first) <= 4  # a joiner may still be receiving the state at the last step
 
 
-def test_a_loop_that_nobody_counts_begins_anew_and_is_named(tmp_path: Path) -> None:
+def test_a_loop_without_pl_steps_starts_over_and_is_reported(tmp_path: Path) -> None:
     code, said, _ = run(tmp_path, UNCOUNTED, "Full")
     assert code == 0, said
     assert "ScriptStartsOver: the script feeds itself and says no number of steps" in said
@@ -96,7 +96,7 @@ while True:
 
 
 @pytest.mark.parametrize("mode", ["Full", "Solo"])
-def test_a_script_that_counts_for_itself_says_when_the_job_is_over(
+def test_a_script_that_counts_its_own_steps_ends_the_job_with_pl_stop(
     tmp_path: Path, mode: str
 ) -> None:
     """End it like nanoGPT, by `if iter_num > max_iters: break`.
@@ -114,7 +114,7 @@ def test_a_script_that_counts_for_itself_says_when_the_job_is_over(
     assert json.loads((tmp_path / "run" / "status.json").read_text())["outcome"]["complete"]
 
 
-def test_one_rank_ends_the_job_and_the_others_may_know_nothing_of_it(tmp_path: Path) -> None:
+def test_pl_stop_on_one_rank_ends_the_scripts_of_the_others(tmp_path: Path) -> None:
     """Loop forever on the other rank: its script ends there, and nothing fails."""
     loop = "while True:\n    made == 20 and pl.rank() == 0 and (pl.stop(), exit())"
     (tmp_path / "train.py").write_text(SCRIPT.format(loop=loop).replace(WAITS, "while False:"))

@@ -25,7 +25,7 @@ def run(folder: Path, where: str, how: str, *words: str) -> tuple[int, str]:
     [(LOOP, "Full"), pytest.param(READ, "Solo", marks=pytest.mark.exhaustive)],
     ids=["loop", "read"],
 )
-def test_a_rank_that_is_stuck_in_a_batch_is_named_and_ended_and_its_batch_is_made_by_others(
+def test_a_stuck_rank_is_ended_and_others_train_its_batch(
     tmp_path: Path, how: str, mode: str
 ) -> None:
     """Hang in a batch; the others used to wait for it forever without a message."""
@@ -47,7 +47,7 @@ def test_a_rank_that_is_stuck_in_a_batch_is_named_and_ended_and_its_batch_is_mad
     assert f"the script failed on the way: {stuck} on rank 1.0#0" in explained
 
 
-def test_a_script_that_is_stuck_on_all_ranks_ends_the_job_with_its_line(tmp_path: Path) -> None:
+def test_a_script_that_is_stuck_on_all_ranks_fails_the_job_with_its_line(tmp_path: Path) -> None:
     """Hang on all ranks; such a run used to go on forever."""
     code, said = run(tmp_path, "epoch == 1", READ, "--quiet")
     assert code == 1, said

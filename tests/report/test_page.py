@@ -22,7 +22,7 @@ from testing.anatomy_samples import ROUNDS, asked_later, pods
 KNOWN = range(ROUNDS)
 
 
-def test_hosts_with_other_clocks_are_drawn_on_one() -> None:
+def test_hosts_with_different_clocks_are_drawn_on_one_time_axis() -> None:
     job = analyse(pods(shift_ms=12 * 3600 * 1000))
     text = page(job, KNOWN)
     assert "2 hosts with a clock each" in text
@@ -36,18 +36,18 @@ def test_hosts_with_other_clocks_are_drawn_on_one() -> None:
         assert at == begun[0, what], (pid, what)
 
 
-def test_one_host_needs_no_word_about_clocks() -> None:
+def test_a_page_of_one_host_does_not_mention_clocks() -> None:
     assert "clock" not in page(analyse(pods()[:2]), KNOWN)
 
 
-def test_missing_pods_are_named() -> None:
+def test_missing_pods_are_listed() -> None:
     job = analyse(pods()[:2], [SilentPod("job-2-0", "no answer within 10 s <b>")])
     text = page(job, KNOWN)
     assert "<li>without job-2-0: no answer within 10 s &lt;b&gt;</li>" in text
     assert "it takes the arrivals of all ranks, and pods are missing" in text
 
 
-def test_a_rank_whose_clock_is_not_known_is_named_and_not_drawn() -> None:
+def test_a_rank_with_an_unknown_clock_offset_is_listed_and_not_drawn() -> None:
     first, second, third = pods(shift_ms=500)
     text = page(analyse([first, second, asked_later(third, ROUNDS)]), KNOWN)
     assert "no round is known of them that another host knows too:\n2.0#0." in text
@@ -100,7 +100,7 @@ def told_as(text: str, place: str) -> JobAnatomy:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_text_of_a_pod_stays_text_wherever_it_stands(hostile: str) -> None:
+def test_text_of_a_pod_is_escaped_everywhere_on_the_page(hostile: str) -> None:
     harmless = Tags(page(told_as("text", "text"), KNOWN)).shape
     text = page(told_as(hostile, hostile), KNOWN)
     assert Tags(text).shape == harmless, "no element and no attribute more"
@@ -122,7 +122,7 @@ def test_advice_and_modes_are_escaped() -> None:
     assert text.count("&lt;b onclick=x&gt;") == 2 * len(advice) + len(savings)
 
 
-def test_a_browser_may_run_and_fetch_nothing() -> None:
+def test_the_content_security_policy_forbids_scripts_and_requests() -> None:
     tags = Tags(page(analyse(pods(shift_ms=500)), KNOWN))
     (policy,) = [
         attrs["content"] or ""

@@ -21,7 +21,7 @@ from testing.simulation.world import World
 
 
 @pytest.mark.exhaustive
-def test_256_ranks_lose_nothing_with_heads_that_die_and_freeze() -> None:
+def test_256_ranks_lose_no_samples_when_heads_die_and_freeze() -> None:
     """One head dies holding announcements.
 
     Two freeze forever: one holding a GO, one holding announcements.
@@ -44,7 +44,7 @@ def test_256_ranks_lose_nothing_with_heads_that_die_and_freeze() -> None:
 
 
 @pytest.mark.long
-def test_a_start_and_a_change_take_as_long_as_the_hops_and_states_in_them() -> None:
+def test_start_and_membership_change_of_a_large_job_stay_within_their_limits() -> None:
     """The limits are those of a job of 1,024 ranks (docs/scale.md).
 
     States travel in a tree, so an eighth of the ranks needs three tree steps less.
@@ -56,7 +56,7 @@ def test_a_start_and_a_change_take_as_long_as_the_hops_and_states_in_them() -> N
 
 @bounded(60)
 @given(st.integers(3, 9).flatmap(lambda n: worlds(replicas=n, procs=1)), seeds, faults())
-def test_the_promises_hold_where_even_small_jobs_have_heads(
+def test_the_invariants_hold_in_small_jobs_with_heads_under_any_faults(
     world: World, seed: int, what: list[Fault]
 ) -> None:
     """Use heads at 3 to 9 ranks (R41), with any faults."""

@@ -69,7 +69,7 @@ def troubled(seed: int) -> tuple[World, list[Fault]]:
 # ---- with all rules ------------------------------------------------------------------------------
 
 
-def test_in_full_each_gradient_lacks_exactly_one_update() -> None:
+def test_in_full_mode_each_gradient_lacks_exactly_one_update() -> None:
     first, *others = made(run(dataclasses.replace(CLEAN, leases=42), 1, []))
     assert {share.oldest for share in first[1]} == {0}
     assert {(go.round - s.oldest, s.count) for go, shares in others for s in shares} == {(1, 1)}
@@ -77,7 +77,7 @@ def test_in_full_each_gradient_lacks_exactly_one_update() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.QUORUM])
-def test_a_round_takes_the_longer_of_a_batch_and_a_reduction(mode: Mode) -> None:
+def test_a_pipelined_round_overlaps_the_batch_with_the_reduction(mode: Mode) -> None:
     """Compare times on the virtual clock; the same samples must be applied."""
     ends = []
     for pipeline in (0, 1):
@@ -88,19 +88,19 @@ def test_a_round_takes_the_longer_of_a_batch_and_a_reduction(mode: Mode) -> None
     assert ends[1][0] < 0.85 * ends[0][0]
 
 
-def test_nobody_hopes_for_a_streamed_round() -> None:
+def test_a_pipelined_job_streams_no_round() -> None:
     assert not any(
         go.streamed for go, _ in made(run(dataclasses.replace(CLEAN, segments=4), 1, []))
     )
 
 
-def test_a_counted_job_ends_with_its_last_step() -> None:
+def test_a_job_with_a_step_quota_ends_at_its_last_step() -> None:
     sim = run(dataclasses.replace(CLEAN, leases=0, quota=20), 1, [])
     assert sim.finished[0].state.log.version == 20
 
 
 @pytest.mark.parametrize("late", MaxAgePolicy)
-def test_who_is_slow_for_good_is_late_and_blocks_nobody(late: MaxAgePolicy) -> None:
+def test_a_permanently_slow_rank_is_late_and_blocks_no_other(late: MaxAgePolicy) -> None:
     rules = replace(QUORUM, late=late, max_age=2)
     sim = run(dataclasses.replace(CLEAN, settings=rules, slow={0: 5.0}), 1, [])
     total = sim.finished[0].state.log.ledger.total()
@@ -108,7 +108,7 @@ def test_who_is_slow_for_good_is_late_and_blocks_nobody(late: MaxAgePolicy) -> N
     assert len(sim.finished) == 3
 
 
-def test_a_main_thread_that_hangs_for_ever_blocks_nobody() -> None:
+def test_a_main_thread_that_hangs_forever_blocks_no_other_rank() -> None:
     for at_ms in (150.0, 153.0, 157.0, 161.0):
         sim = run(CLEAN, 3, [Fault(at_ms, Kind.HANG, 10**7, 1)])
         assert len(sim.finished) == 3
@@ -116,7 +116,7 @@ def test_a_main_thread_that_hangs_for_ever_blocks_nobody() -> None:
 
 
 @pytest.mark.long
-def test_troubled_jobs_hold_every_promise() -> None:
+def test_the_invariants_hold_in_jobs_with_random_faults() -> None:
     for seed in range(4 * SEEDS):
         world, faults = troubled(seed)
         sim = run(world, seed, faults)
@@ -125,7 +125,7 @@ def test_troubled_jobs_hold_every_promise() -> None:
 
 @pytest.mark.parametrize("rules", [FULL, QUORUM], ids=["Full", "Quorum"])
 @pytest.mark.long
-def test_a_death_at_every_step_of_a_round(rules: RoundSettings) -> None:
+def test_a_job_finishes_after_a_death_at_every_step_of_a_round(rules: RoundSettings) -> None:
     world = World(replicas=3, settings=rules, leases=12)
     times = event_times(world, 11, [], 165, 195)
     assert len(times) > 20
@@ -138,7 +138,7 @@ def test_a_death_at_every_step_of_a_round(rules: RoundSettings) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [Kind.JOIN, Kind.DRAIN, Kind.CRASH])
-def test_a_change_at_every_step_of_a_round_loses_nothing(kind: Kind) -> None:
+def test_a_membership_change_at_every_step_of_a_round_loses_no_samples(kind: Kind) -> None:
     for at_ns in event_times(CLEAN, 11, [], 165, 195):
         sim = run(CLEAN, 11, [Fault(at_ns / MS, kind, 30, 2)])
         assert sim.finished[0].state.log.ledger.total().applied == CLEAN.plan.samples
@@ -163,7 +163,7 @@ SLOW = dataclasses.replace(CLEAN, settings=replace(QUORUM, quorum=1), slow={0: 4
 
 
 @pytest.mark.long
-def test_r36_a_gradient_that_lacks_two_updates_is_not_fresh(
+def test_r36_treating_a_gradient_that_lacks_two_updates_as_fresh_breaks_invariants(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def takes_it_for_fresh(rank: RankState, event: Step) -> None:
@@ -177,14 +177,16 @@ def test_r36_a_gradient_that_lacks_two_updates_is_not_fresh(
 
 
 @pytest.mark.long
-def test_r36_what_was_named_is_not_added_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r36_adding_to_an_announced_gradient_breaks_invariants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert not breaks(SLOW)
     monkeypatch.setattr(script, "is_free", lambda _: True)
     assert breaks(SLOW)
 
 
 @pytest.mark.long
-def test_r37_the_next_step_waits_for_the_gradient_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r37_the_next_step_waits_for_the_previous_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     world = dataclasses.replace(CLEAN, slow={0: 4.0})
     assert not breaks(world)
     monkeypatch.setattr(script, "waits_for_the_one_before", lambda _: False)
@@ -205,7 +207,7 @@ def most_ahead(world: World) -> int:
 
 
 @pytest.mark.long
-def test_r37_arrive_names_what_is_under_way_and_nothing_else(
+def test_r37_arrive_announces_only_the_gradient_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The rule also holds when ARRIVE is sent again after a membership change."""
@@ -215,7 +217,9 @@ def test_r37_arrive_names_what_is_under_way_and_nothing_else(
     assert most_ahead(world) > 1
 
 
-def test_r37_who_evaluates_has_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r37_a_rank_that_evaluates_has_no_gradient_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def lets_it_go(rank: RankState, event: Any) -> None:
         ON_SCRIPT(rank, event)
         if isinstance(event, Flush):
@@ -229,7 +233,7 @@ def test_r37_who_evaluates_has_nothing_under_way(monkeypatch: pytest.MonkeyPatch
     assert breaks(world)
 
 
-def test_r38_the_next_batch_of_a_fresh_rank_is_of_the_version_of_its_round(
+def test_r38_the_next_batch_of_a_fresh_rank_uses_the_version_of_its_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the rule, a round that should wait for a gradient lets it become too old (I7)."""

@@ -59,7 +59,7 @@ def all_agents_stop(seed: int = 1) -> Simulation:
     return sim
 
 
-def test_agents_that_were_stopped_kill_nobody_when_they_go_on() -> None:
+def test_agents_that_were_stopped_kill_no_rank_when_they_continue() -> None:
     for seed in range(5):
         sim = run(all_agents_stop(seed))
         assert happened(sim, "RankSilent") >= 6
@@ -67,7 +67,9 @@ def test_agents_that_were_stopped_kill_nobody_when_they_go_on() -> None:
         assert not happened(sim, "RankDied")
 
 
-def test_without_the_rule_they_would_kill_the_whole_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_r43_agents_that_were_stopped_kill_the_whole_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(silence, "is_awake", lambda *_: True)
     monkeypatch.setattr(silence, "_kill_due_ns", lambda *_: 0)
     sim = all_agents_stop()
@@ -80,14 +82,14 @@ def one_rank_stops() -> Simulation:
     return pods(Fault(200, Kind.FREEZE, FOR_EVER_MS, 2))
 
 
-def test_a_beating_agent_does_not_hide_a_frozen_rank() -> None:
+def test_heartbeats_of_an_agent_do_not_hide_a_frozen_rank() -> None:
     sim = run(one_rank_stops())
     assert happened(sim, "RankSilent") == 1
     assert not happened(sim, "RoundStuck"), "it was found before the round that waits for it"
     assert len(sim.finished) == 6, "the frozen one was killed, and one started in its place"
 
 
-def test_without_the_names_of_those_heard_only_the_round_would_show_it(
+def test_without_the_list_of_live_ranks_only_a_stuck_round_reveals_a_frozen_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = Relay.beat
@@ -107,7 +109,7 @@ def test_a_pod_whose_agent_dies_is_replaced_as_a_whole() -> None:
         assert sim.now < 3000 * MS
 
 
-def test_another_connection_costs_no_membership() -> None:
+def test_a_reconnect_of_an_agent_causes_no_membership_change() -> None:
     """The greeting lists all ranks.
 
     No message that the previous connection lost is missed.
@@ -119,7 +121,7 @@ def test_another_connection_costs_no_membership() -> None:
         assert happened(sim, "GenerationFormed") == 1
 
 
-def test_a_commit_reaches_a_pod_once() -> None:
+def test_a_commit_is_sent_once_per_pod() -> None:
     sim = pods()
     sent: list[tuple[str, tuple[int, int], int]] = []
     way_down = sim.links.to_ranks

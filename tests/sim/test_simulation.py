@@ -58,7 +58,7 @@ def test_a_job_without_faults_completes_on_all_ranks(world: World, seed: int) ->
 @bounded(500)
 @given(worlds(), seeds, faults())
 @pytest.mark.long
-def test_whatever_happens_the_promises_hold(world: World, seed: int, what: list[Fault]) -> None:
+def test_the_invariants_hold_under_any_faults(world: World, seed: int, what: list[Fault]) -> None:
     sim = run(world, seed, what)
     assert sim.finished or sim.outcomes & TRUE_VERDICTS
     proposals = sum(c.state.counter for c in sim.all_coordinators)
@@ -68,7 +68,7 @@ def test_whatever_happens_the_promises_hold(world: World, seed: int, what: list[
 @bounded(150)
 @given(worlds(), seeds, faults(most=2), faults_at_the_end())
 @pytest.mark.long
-def test_what_is_complete_stays_complete(
+def test_a_complete_job_stays_complete_under_faults_at_the_end(
     world: World, seed: int, what: list[Fault], at_the_end: list[Fault]
 ) -> None:
     """Faults strike while the ranks are released and afterwards (R17, C1).
@@ -86,7 +86,7 @@ def test_what_is_complete_stays_complete(
     seeds,
     faults(Kind.RAISE, Kind.RAISE, Kind.KILL, Kind.CRASH, Kind.RECONNECT, Kind.JOIN),
 )
-def test_a_mistake_of_the_script_ends_the_job_on_the_second_rank_that_meets_it(
+def test_a_script_error_ends_the_job_when_a_second_rank_raises_it(
     world: World, seed: int, what: list[Fault]
 ) -> None:
     """The rule holds beside other deaths and with coordinators that restart (R55).
@@ -124,7 +124,7 @@ def test_a_mistake_of_the_script_ends_the_job_on_the_second_rank_that_meets_it(
     ),
 )
 @pytest.mark.long
-def test_a_batch_with_which_scripts_fail_is_given_up_and_counted(
+def test_a_batch_that_makes_scripts_fail_is_skipped_and_counted(
     world: World, seed: int, most: int, what: list[Fault]
 ) -> None:
     """Exactly the samples of these batches are missing, under any other faults (R56).
@@ -150,7 +150,7 @@ GIVES_UP = World(replicas=4, leases=40, max_skipped=2, until_ms=20_000)
 
 
 @pytest.mark.long
-def test_a_bad_batch_costs_its_samples_and_not_the_job() -> None:
+def test_a_bad_batch_loses_its_samples_but_not_the_job() -> None:
     """The bad batch may be any lease, including the last one.
 
     The rule also holds across a new coordinator, and after a restore from a checkpoint made before
@@ -172,7 +172,7 @@ def test_a_bad_batch_costs_its_samples_and_not_the_job() -> None:
                 assert log.ledger.dropped == {DropReason.FAILED: samples_of(plan, lease)}
 
 
-def test_one_bad_batch_more_than_allowed_ends_the_job() -> None:
+def test_one_bad_batch_more_than_allowed_fails_the_job() -> None:
     bad = [Fault(0, Kind.BAD, pick=lease) for lease in (5, 15, 25)]
     assert run(GIVES_UP, 1, bad[:2]).finished
     assert run(GIVES_UP, 1, bad).outcomes == {"ScriptFailed"}
@@ -181,7 +181,7 @@ def test_one_bad_batch_more_than_allowed_ends_the_job() -> None:
     }
 
 
-def test_a_bad_batch_that_nobody_drops_kills_one_rank_after_another(
+def test_without_r56_a_bad_batch_kills_one_rank_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(script, "drop_given_up", lambda _: None)
@@ -194,7 +194,7 @@ def test_a_bad_batch_that_nobody_drops_kills_one_rank_after_another(
 
 @bounded(200)
 @given(worlds(), seeds, faults())
-def test_a_script_that_ends_the_job_ends_it_for_all(
+def test_a_script_that_stops_the_job_stops_it_on_all_ranks(
     world: World, seed: int, what: list[Fault]
 ) -> None:
     sim = run(dataclasses.replace(world, stop=0.1), seed, what)
@@ -204,7 +204,7 @@ def test_a_script_that_ends_the_job_ends_it_for_all(
     assert len({(log.version, log.digest, log.publisher) for log in logs}) <= 1, sim.story()
 
 
-def test_without_a_coordinator_rounds_go_on_and_changes_wait() -> None:
+def test_without_a_coordinator_rounds_continue_and_changes_wait() -> None:
     """A new coordinator admits a joiner that has waited for it (R10)."""
     sim = Simulation(World(replicas=2, leases=400), 2)
     sim.start()
@@ -222,7 +222,7 @@ def test_without_a_coordinator_rounds_go_on_and_changes_wait() -> None:
     assert len(sim.finished) == 3
 
 
-def test_one_rank_of_three_ends_the_job_and_publishes() -> None:
+def test_a_rank_that_stops_the_job_becomes_its_publisher() -> None:
     """The rank stops the job in each mode, long before the data end; the others keep stepping."""
     for mode in Mode:
         settings = RoundSettings(mode=mode, quorum=2, deadline_ns=5 * MS, bench_after_ns=10**9)
@@ -239,7 +239,7 @@ def test_one_rank_of_three_ends_the_job_and_publishes() -> None:
 
 
 @pytest.mark.parametrize("when", ["all evaluate", "benched", "draining"])
-def test_the_word_that_ends_the_job_is_heard_wherever_the_rank_stands(when: str) -> None:
+def test_a_stop_takes_effect_even_if_the_rank_evaluates_is_benched_or_drains(when: str) -> None:
     mode = Mode.SOLO if when == "all evaluate" else Mode.FULL  # Full waits for ranks that evaluate.
     patience = RoundSettings(mode, bench_after_ns=(100 if when == "benched" else 10**6) * MS)
     sim = Simulation(World(replicas=3, leases=500, settings=patience), 5)
@@ -269,7 +269,9 @@ def test_the_word_that_ends_the_job_is_heard_wherever_the_rank_stands(when: str)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_fault_found_while_no_coordinator_listens_ends_the_job_with_its_reason(seed: int) -> None:
+def test_a_fatal_error_reported_between_coordinators_ends_the_job_with_its_reason(
+    seed: int,
+) -> None:
     """Any rank may report it at any time between two coordinators; the second one receives it."""
     sim = Simulation(World(replicas=3, leases=500), seed)
     sim.start()
@@ -284,7 +286,7 @@ def test_a_fault_found_while_no_coordinator_listens_ends_the_job_with_its_reason
     assert sim.outcomes == {"CheckpointUnusable"}
 
 
-def test_evaluation_is_a_common_pause_in_full() -> None:
+def test_evaluation_pauses_all_ranks_in_full_mode() -> None:
     """Each rank evaluates after a third of its steps, for a different time.
 
     No round of mode Full lacks a rank, so there are as many rounds as without evaluation.
@@ -299,7 +301,7 @@ def test_evaluation_is_a_common_pause_in_full() -> None:
 
 
 @pytest.mark.long
-def test_back_from_resting_a_rank_has_nothing_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_back_from_evaluation_has_no_fresh_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank waits for the round that includes its earlier gradient.
 
     If that round starts again after a death, the rank announces the gradient with its true age (R8,
@@ -327,7 +329,7 @@ def test_back_from_resting_a_rank_has_nothing_fresh(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", Kind)
-def test_one_kind_of_fault_over_and_over(kind: Kind) -> None:
+def test_the_invariants_hold_under_repeated_faults_of_one_kind(kind: Kind) -> None:
     @bounded(25)
     @given(worlds(), seeds, faults(kind, most=4))
     def history(world: World, seed: int, what: list[Fault]) -> None:
@@ -343,14 +345,16 @@ def test_one_kind_of_fault_over_and_over(kind: Kind) -> None:
 
 @bounded(60)
 @given(worlds(3), seeds, faults(Kind.CRASH, Kind.TWIN, Kind.SLEEP, Kind.CUT, Kind.JOIN, Kind.LOSE))
-def test_coordinators_that_come_go_and_duel(world: World, seed: int, what: list[Fault]) -> None:
+def test_the_invariants_hold_with_coordinators_that_restart_and_compete(
+    world: World, seed: int, what: list[Fault]
+) -> None:
     sim = run(world, seed, what)
     assert sim.finished or "StateLost" in sim.outcomes, sim.story()
 
 
 @bounded(40)
 @given(worlds(3), seeds, faults(Kind.JOIN, Kind.SHRINK, Kind.DRAIN, Kind.MODE))
-def test_scaling_up_and_down_while_the_mode_changes(
+def test_the_invariants_hold_while_scaling_and_changing_the_mode(
     world: World, seed: int, what: list[Fault]
 ) -> None:
     sim = run(world, seed, what)
@@ -359,7 +363,7 @@ def test_scaling_up_and_down_while_the_mode_changes(
 
 @bounded(60)
 @given(worlds(3), seeds, faults(Kind.KILL, Kind.LOSE, Kind.DRAIN, Kind.JOIN, Kind.SHRINK))
-def test_only_allowed_sizes_train(world: World, seed: int, what: list[Fault]) -> None:
+def test_the_invariants_hold_with_allowed_sizes(world: World, seed: int, what: list[Fault]) -> None:
     sim = run(dataclasses.replace(world, allowed=(1, 3, 5)), seed, what)
     assert sim.finished or sim.outcomes & TRUE_VERDICTS, sim.story()
 
@@ -367,7 +371,7 @@ def test_only_allowed_sizes_train(world: World, seed: int, what: list[Fault]) ->
 @bounded(150)
 @given(worlds(), seeds, faults(Kind.WIPE, Kind.CRASH, Kind.LOSE, Kind.JOIN, most=5))
 @pytest.mark.long
-def test_all_ranks_die_and_a_checkpoint_brings_the_job_to_its_end(
+def test_a_job_with_a_checkpoint_survives_the_death_of_all_ranks(
     world: World, seed: int, what: list[Fault]
 ) -> None:
     """A job with a checkpoint is never lost, and every sample counts once in the end (R26)."""
@@ -415,7 +419,7 @@ def kill_at(world: World, seed: int, what: list[Fault], at_ns: int, slot: int) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.SOLO])
-def test_a_death_at_every_step_of_a_round(mode: Mode) -> None:
+def test_a_job_finishes_after_a_death_at_every_step_of_a_round(mode: Mode) -> None:
     world = World(replicas=3, settings=RoundSettings(mode=mode, bench_after_ns=300 * MS), leases=12)
     times = event_times(world, 11, [], 165, 205)
     assert len(times) > 20
@@ -426,7 +430,7 @@ def test_a_death_at_every_step_of_a_round(mode: Mode) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.JOIN, Kind.DRAIN, Kind.CRASH])
 @pytest.mark.long
-def test_a_death_at_every_step_of_a_generation_change(kind: Kind) -> None:
+def test_a_job_finishes_after_a_death_at_every_step_of_a_membership_change(kind: Kind) -> None:
     settings = RoundSettings(mode=Mode.QUORUM, quorum=2, bench_after_ns=300 * MS)
     world = World(replicas=3, settings=settings, leases=30)
     what = [Fault(175, kind, 30, 2)]
@@ -443,7 +447,7 @@ def test_a_death_at_every_step_of_a_generation_change(kind: Kind) -> None:
 @pytest.mark.parametrize("late", MaxAgePolicy)
 @pytest.mark.parametrize("normalisation", Normalisation)
 @pytest.mark.parametrize("pacing", [Pacing.ROUND, Pacing.SAMPLES])
-def test_ages_weights_and_sums_under_every_policy(
+def test_late_gradients_are_counted_as_each_late_policy_says(
     late: MaxAgePolicy, normalisation: Normalisation, pacing: Pacing
 ) -> None:
     """One rank is late all the time (I7, I12)."""
@@ -465,7 +469,7 @@ def test_ages_weights_and_sums_under_every_policy(
 
 
 @pytest.mark.parametrize("mode", [Mode.SOLO, Mode.QUORUM, Mode.MAJORITY, Mode.FULL, Mode.DEADLINE])
-def test_a_main_thread_that_hangs_for_ever_blocks_nobody(mode: Mode) -> None:
+def test_a_main_thread_that_hangs_forever_blocks_no_other_rank(mode: Mode) -> None:
     """The bound is one `benchAfter` plus the rounds that remain (I8, I9)."""
     settings = RoundSettings(mode=mode, quorum=2, deadline_ns=10 * MS, bench_after_ns=300 * MS)
     world = World(replicas=3, settings=settings, leases=40)
@@ -492,7 +496,7 @@ def stuck_for_ever(seed: int) -> Simulation:
     return sim
 
 
-def test_a_communication_thread_that_is_stuck_for_ever_is_replaced() -> None:
+def test_a_rank_with_a_stuck_communication_thread_is_replaced() -> None:
     """The bound is the longest work, an answer to PREPARE, and the rounds left (R35, I8)."""
     for seed in range(20):
         sim = stuck_for_ever(seed)
@@ -518,7 +522,7 @@ def one_stands_by() -> Simulation:
     return sim
 
 
-def test_who_stands_by_takes_the_place_of_a_dead_member() -> None:
+def test_a_standby_replica_replaces_a_dead_member() -> None:
     sim = one_stands_by()
     sim.after(400, lambda: sim.remove_pod(sim.pods[1, 0]))
     sim.run()
@@ -528,7 +532,7 @@ def test_who_stands_by_takes_the_place_of_a_dead_member() -> None:
     assert slots == [[0, 1], [0, 2]], "in the change that leaves the dead one out"
 
 
-def test_a_replica_that_stands_by_can_drain() -> None:
+def test_a_standby_replica_can_drain() -> None:
     sim = one_stands_by()
     sim.after(400, lambda: sim.drain((2, 0)))
     sim.run()
@@ -539,7 +543,7 @@ def test_a_replica_that_stands_by_can_drain() -> None:
     assert len(sim.finished) == 2
 
 
-def test_a_benched_rank_returns() -> None:
+def test_a_benched_rank_returns_and_contributes() -> None:
     settings = RoundSettings(mode=Mode.FULL, bench_after_ns=200 * MS)
     world = World(replicas=3, settings=settings, leases=90)
     sim = run(world, 3, [Fault(150, Kind.HANG, 500, 1)])
@@ -553,7 +557,7 @@ def test_a_benched_rank_returns() -> None:
     assert benched in {s.member for shares in later for s in shares if s.count}
 
 
-def test_quorum_of_all_is_full() -> None:
+def test_a_quorum_of_all_ranks_equals_full_mode() -> None:
     """The rounds and their contributions are the same (I10)."""
     for seed in range(8):
         full = RoundSettings(mode=Mode.FULL, bench_after_ns=500 * MS)
@@ -564,7 +568,7 @@ def test_quorum_of_all_is_full() -> None:
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
-def test_a_slow_rank_keeps_its_share(factor: int) -> None:
+def test_a_slow_rank_contributes_in_proportion_to_its_speed(factor: int) -> None:
     """A rank slower by a factor f contributes about 1/f of what another one does (I16)."""
     settings = RoundSettings(mode=Mode.QUORUM, quorum=3, max_age=0, bench_after_ns=1000 * MS)
     world = World(replicas=4, settings=settings, leases=300, slow={3: float(factor)})
@@ -574,7 +578,7 @@ def test_a_slow_rank_keeps_its_share(factor: int) -> None:
     assert 0.6 * others / factor <= applied[3] < others, applied
 
 
-def test_nobody_evaluating_ends_a_job_that_feeds_itself() -> None:
+def test_a_self_fed_job_does_not_end_while_all_ranks_evaluate() -> None:
     """All ranks evaluate at the same time; the job ends only when all loops have ended."""
     world = World(
         replicas=2, leases=0, steps=12, rest=0.5, settings=RoundSettings(bench_after_ns=10**9)
@@ -585,7 +589,7 @@ def test_nobody_evaluating_ends_a_job_that_feeds_itself() -> None:
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_the_job_counts_the_steps_of_a_script_that_feeds_itself(mode: Mode) -> None:
+def test_a_self_fed_job_with_a_step_quota_ends_at_that_step_on_all_ranks(mode: Mode) -> None:
     """The end does not depend on the mode or on ranks that die and come back."""
     settings = RoundSettings(mode=mode, quorum=2, deadline_ns=5 * MS, bench_after_ns=10**9)
     world = World(replicas=3, leases=0, quota=40, settings=settings)
@@ -601,7 +605,7 @@ def test_the_job_counts_the_steps_of_a_script_that_feeds_itself(mode: Mode) -> N
         assert any(r.resumed and r.resumed[0].progress.step for r in late), "they go on from there"
 
 
-def test_nobody_publishes_whose_loop_has_ended() -> None:
+def test_a_rank_whose_loop_has_ended_is_not_the_publisher() -> None:
     """A fast self-fed rank waits for the others with old weights in its model."""
     world = World(
         replicas=3, leases=0, steps=20, settings=RoundSettings(mode=Mode.SOLO), slow={2: 6.0}
@@ -623,7 +627,7 @@ def test_nobody_publishes_whose_loop_has_ended() -> None:
     assert not any(idle for _, idle in seen)
 
 
-def test_a_stop_request_ends_the_job_at_one_round() -> None:
+def test_a_stop_request_ends_the_job_at_the_same_round_on_all_ranks() -> None:
     world = World(replicas=3, leases=400)
     sim = Simulation(world, 2)
     sim.start()
@@ -635,7 +639,7 @@ def test_a_stop_request_ends_the_job_at_one_round() -> None:
     assert sim.now < 1000 * MS
 
 
-def test_a_request_that_is_older_than_the_ranks_is_not_lost() -> None:
+def test_a_request_made_before_the_ranks_report_their_log_is_not_lost() -> None:
     """A new coordinator receives the request before the numbers in the log (R18)."""
     world = World(replicas=2, leases=400)
     sim = Simulation(world, 4)
@@ -654,7 +658,7 @@ def test_a_request_that_is_older_than_the_ranks_is_not_lost() -> None:
     assert sim.now < 1500 * MS
 
 
-def test_every_round_of_the_random_initiator_waits_for_the_one_drawn() -> None:
+def test_random_initiator_rounds_are_never_triggered_by_a_quorum() -> None:
     settings = RoundSettings(mode=Mode.MAJORITY, random_initiator=True, bench_after_ns=500 * MS)
     sim = run(World(replicas=5, settings=settings, leases=60), 3, [])
     triggers = {go.trigger for go in rounds(sim)}
@@ -664,13 +668,13 @@ def test_every_round_of_the_random_initiator_waits_for_the_one_drawn() -> None:
 
 @bounded(30)
 @given(worlds(2), seeds, st.integers(0, 400))
-def test_the_same_seed_is_the_same_history(world: World, seed: int, at_ms: int) -> None:
+def test_the_same_seed_gives_the_same_history(world: World, seed: int, at_ms: int) -> None:
     what = [Fault(at_ms, Kind.LOSE, 100, 1), Fault(at_ms + 50, Kind.CRASH, 50, 0)]
     one, two = (run(world, seed, what) for _ in range(2))
     assert one.lines == two.lines
 
 
-def test_memory_stays_bounded_while_rounds_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_per_round_memory_of_a_rank_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that a rank stores per round outlives the round (R7, R15)."""
     world = World(replicas=3, leases=300, settings=RoundSettings(mode=Mode.SOLO), slow={2: 5.0})
     sim = Simulation(world, 6)

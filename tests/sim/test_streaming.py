@@ -59,26 +59,26 @@ def troubled(seed: int) -> tuple[World, list[Fault]]:
 
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.QUORUM])
-def test_where_nobody_is_slow_nearly_all_rounds_are_streamed(mode: Mode) -> None:
+def test_most_rounds_are_streamed_if_no_rank_is_slow(mode: Mode) -> None:
     sim = run(World(replicas=3, segments=4, leases=90, settings=replace(HARD, mode=mode)), 1, [])
     streamed = [go.streamed for go in records(sim)]
     assert sum(streamed) >= (0.9 if mode is Mode.FULL else 0.6) * len(streamed)
     assert not any(go.void for go in records(sim))
 
 
-def test_a_job_may_be_told_not_to() -> None:
+def test_overlap_never_disables_streamed_rounds() -> None:
     world = World(replicas=3, segments=4, settings=RoundSettings(overlap=Overlap.NEVER))
     assert not any(go.streamed for go in records(run(world, 1, [])))
 
 
-def test_the_last_round_is_not_streamed_so_that_no_figure_is_lost() -> None:
+def test_the_last_round_is_not_streamed_and_metrics_are_complete() -> None:
     sim = run(CLEAN, 1, [])
     assert not records(sim)[-1].streamed
     log = sim.finished[0].state.log
     assert log.ledger.metrics["loss"][1] == log.ledger.total().applied
 
 
-def test_the_same_job_streamed_and_not_applies_the_same() -> None:
+def test_streamed_and_plain_jobs_apply_the_same_samples() -> None:
     ends = []
     for overlap in Overlap:
         world = World(replicas=3, segments=4, leases=60, settings=RoundSettings(overlap=overlap))
@@ -87,7 +87,7 @@ def test_the_same_job_streamed_and_not_applies_the_same() -> None:
 
 
 @pytest.mark.long
-def test_troubled_jobs_hold_every_promise_and_some_rounds_are_void() -> None:
+def test_the_invariants_hold_in_jobs_with_faults_and_aborted_rounds() -> None:
     void = streamed = 0
     for seed in range(SEEDS):
         world, faults = troubled(seed)
@@ -99,7 +99,7 @@ def test_troubled_jobs_hold_every_promise_and_some_rounds_are_void() -> None:
     assert streamed > SEEDS
 
 
-def test_after_each_void_round_all_are_quiet_for_longer() -> None:
+def test_backoff_doubles_after_each_aborted_round() -> None:
     rank = RankState(me=None, pid=0, host="", endpoints=None)  # type: ignore[arg-type]
     waits = []
     for own in [None, GivenUp.LATE] * 4:
@@ -123,7 +123,7 @@ def voids(history: list[Go]) -> int:
 
 
 @pytest.mark.long
-def test_where_somebody_is_late_in_each_round_few_are_void() -> None:
+def test_few_rounds_are_aborted_if_some_rank_is_late_in_most_rounds() -> None:
     history = rounds_with_somebody_late()
     assert 2 <= voids(history[:50]) <= 10, "all learn it soon"
     assert voids(history[50:]) <= len(history[50:]) / 20
@@ -156,7 +156,9 @@ POST = SimRank.post
 
 
 @pytest.mark.long
-def test_r28_only_a_batch_of_the_present_weights_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r28_announcing_a_batch_of_old_weights_early_breaks_invariants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def hopes_for_any(rank: RankState) -> bool:
         before, rank.main_version = rank.main_version, rank.log.version
         hope = HOPES(rank)
@@ -170,7 +172,7 @@ def test_r28_only_a_batch_of_the_present_weights_comes(monkeypatch: pytest.Monke
 
 
 @pytest.mark.long
-def test_r28_a_number_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r28_using_a_batch_number_twice_breaks_invariants(monkeypatch: pytest.MonkeyPatch) -> None:
     def uses_it_again(rank: RankState, *_: object, **__: object) -> None:
         rank.stream.coming = None
 
@@ -180,7 +182,9 @@ def test_r28_a_number_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert breaks(world)
 
 
-def test_r30_a_rank_that_waits_for_itself_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r30_a_rank_that_blocks_inside_a_streamed_round_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def waits(self: SimRank, event: Any) -> None:
         inside = self.stream is not None
         if inside and type(event).__name__ in ("Step", "Prepare", "Skip", "Tick"):
@@ -195,7 +199,7 @@ def test_r30_a_rank_that_waits_for_itself_is_killed(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.long
 @pytest.mark.parametrize("trouble", ["discard", "rewrite", "nan"])
-def test_r31_what_does_not_come_as_named_makes_the_round_void(
+def test_r31_without_flags_a_gradient_unlike_its_announcement_breaks_invariants(
     trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = dataclasses.replace(CLEAN, **dict[str, Any]({trouble: 0.3}))
@@ -206,7 +210,7 @@ def test_r31_what_does_not_come_as_named_makes_the_round_void(
     assert breaks(world) or trouble == "rewrite"
 
 
-def test_r32_a_void_round_makes_nobody_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r32_an_aborted_round_makes_no_gradient_late(monkeypatch: pytest.MonkeyPatch) -> None:
     world = dataclasses.replace(CLEAN, rewrite=0.5)
 
     def late() -> int:
@@ -220,7 +224,7 @@ def test_r32_a_void_round_makes_nobody_late(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.long
-def test_r32_nobody_says_coming_in_the_round_after_a_void_one(
+def test_r32_no_rank_announces_early_in_the_round_after_an_aborted_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The ranks know it from the log, which a joiner has as well.
@@ -253,7 +257,9 @@ def test_r32_nobody_says_coming_in_the_round_after_a_void_one(
     assert said_after_void() > 0
 
 
-def test_r33_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r33_without_a_patience_limit_a_hang_in_backward_breaks_invariants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The script stops forever inside backward(), after COMING."""
     world = dataclasses.replace(CLEAN, settings=HARD)
     hang = [Fault(at_ms, Kind.HANG, 10**7, 1) for at_ms in (153.0, 157.0, 161.0)]
@@ -263,7 +269,9 @@ def test_r33_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-def test_r33_whoever_gave_it_up_all_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r33_more_rounds_abort_if_only_the_rank_that_gave_up_backs_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def only_its_own(rank: RankState, own: GivenUp | None) -> None:
         s = rank.stream
         before = s.level, s.quiet, s.good
@@ -277,7 +285,7 @@ def test_r33_whoever_gave_it_up_all_back_off(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.long
-def test_r33_patience_is_not_learnt_from_waiting_for_others(
+def test_r33_no_round_aborts_if_patience_is_learned_from_whole_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each whole round includes some rank's lateness, so with that length no rank gives up."""
@@ -294,7 +302,7 @@ def test_r33_patience_is_not_learnt_from_waiting_for_others(
 
 
 @pytest.mark.long
-def test_r34_coming_is_silence_for_a_round_that_is_not_streamed(
+def test_r34_treating_coming_as_arrive_breaks_invariants(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def takes_it_for_arrive(self: Arrivals, kind: AnnounceKind, *rest: Any) -> None:

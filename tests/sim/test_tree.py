@@ -36,7 +36,7 @@ def gos(sim: Simulation) -> dict[int, Go]:
 
 @pytest.mark.parametrize("how", [Kind.KILL, Kind.FREEZE])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_head_that_never_passes_go_on_costs_a_generation_and_no_gradient(
+def test_losing_a_head_that_holds_a_go_costs_a_generation_but_no_gradient(
     how: Kind, seed: int
 ) -> None:
     """If the head is killed, its agent reports the death.
@@ -73,7 +73,7 @@ def test_jobs_above_the_threshold_use_heads_and_survive_deaths() -> None:
 
 @pytest.mark.parametrize("how", [Kind.KILL, Kind.FREEZE])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_head_that_dies_with_announcements_costs_a_generation_and_no_gradient(
+def test_losing_a_head_that_holds_announcements_costs_a_generation_but_no_gradient(
     how: Kind, seed: int
 ) -> None:
     world = World(replicas=7, settings=FULL, leases=70, tree_above=0)
@@ -97,7 +97,9 @@ def only_by_time(self: Collector) -> int | None:
     return self._since_ns + self._patience_ns if self._held else None
 
 
-def test_a_head_must_pass_on_what_completes_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_stalls_if_heads_do_not_forward_a_complete_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert run(SMALL, 1, []).finished
     monkeypatch.setattr(Collector, "due_ns", only_by_time)
     with pytest.raises(BrokenPromiseError, match="I8: not over"):
@@ -105,7 +107,7 @@ def test_a_head_must_pass_on_what_completes_its_group(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.long
-def test_a_head_tells_the_starter_in_few_messages() -> None:
+def test_a_head_mostly_sends_its_group_in_one_message() -> None:
     """Every rank is needed; slow ranks may add messages in between."""
     ranks = TREE_ABOVE + 17
     world = World(replicas=ranks, settings=FULL, leases=3 * ranks)
@@ -131,7 +133,7 @@ def start_of_seven() -> Simulation:
     return sim
 
 
-def test_the_first_state_leaves_its_donor_twice() -> None:
+def test_no_rank_sends_the_first_state_more_than_twice() -> None:
     """A rank that has received the state passes it on (R45)."""
     sim = start_of_seven()
     send_state, senders = sim.links.send_state, Counter[MemberId]()
@@ -147,7 +149,7 @@ def test_the_first_state_leaves_its_donor_twice() -> None:
     assert max(senders.values()) == 2
 
 
-def test_without_r45_those_who_come_later_never_get_a_state(
+def test_without_r45_later_joiners_never_receive_a_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(membership, "pass_on", lambda *_: None)

@@ -98,7 +98,7 @@ def pages(job: tuple[Path, int, str]) -> list[Page]:
     return [Page((job[0] / f"page-{rank}").read_text()) for rank in range(2)]
 
 
-def test_a_coordinator_that_was_killed_after_the_release_learns_of_it(
+def test_a_coordinator_restarted_after_the_release_learns_that_the_job_is_complete(
     job: tuple[Path, int, str],
 ) -> None:
     """The ranks have ended, so only their agents can report that they were released (R17)."""
@@ -111,7 +111,7 @@ def test_a_coordinator_that_was_killed_after_the_release_learns_of_it(
     assert agents.count("started with pid") == 2, "a rank was started again"
 
 
-def test_the_rounds_of_each_rank_are_those_of_the_job(pages: list[Page]) -> None:
+def test_all_ranks_export_the_same_number_of_rounds(pages: list[Page]) -> None:
     rounds = pages[0]["committed_rounds"]
     assert rounds >= SAMPLES * EPOCHS / BATCH / 2
     for page in pages:
@@ -126,7 +126,7 @@ def test_the_rounds_of_each_rank_are_those_of_the_job(pages: list[Page]) -> None
     assert pages[0]["participation_ratio_sum"] == pages[1]["participation_ratio_sum"]
 
 
-def test_every_sample_is_on_one_page_once(pages: list[Page]) -> None:
+def test_every_sample_is_counted_on_exactly_one_page(pages: list[Page]) -> None:
     applied = sum(page["samples_total"] for page in pages)
     dropped = sum(page.get("samples_dropped_total") for page in pages)  # older than maxAge
     assert applied + dropped == SAMPLES * EPOCHS
@@ -135,7 +135,7 @@ def test_every_sample_is_on_one_page_once(pages: list[Page]) -> None:
     assert contributions == 2 * pages[0]["participation_ratio_sum"]
 
 
-def test_the_time_of_the_loop_adds_up(job: tuple[Path, int, str], pages: list[Page]) -> None:
+def test_the_parts_of_the_loop_time_add_up(job: tuple[Path, int, str], pages: list[Page]) -> None:
     for rank, page in enumerate(pages):
         steps, slow = map(int, (job[0] / f"steps-{rank}").read_text().split())
         assert page["steps_total"] == page["step_duration_seconds_count"] == steps
@@ -147,7 +147,7 @@ def test_the_time_of_the_loop_adds_up(job: tuple[Path, int, str], pages: list[Pa
         assert page["weight_copies_total"] >= steps
 
 
-def test_the_fast_rank_waited_less_than_in_full_mode(
+def test_the_fast_rank_waits_less_than_in_full_mode(
     job: tuple[Path, int, str], pages: list[Page]
 ) -> None:
     slow = int((job[0] / "steps-1").read_text().split()[1])
@@ -158,7 +158,7 @@ def test_the_fast_rank_waited_less_than_in_full_mode(
     assert pages[1]["steps_total"] < pages[0]["steps_total"]
 
 
-def test_the_time_that_figures_take_is_exported_and_part_of_the_steps(pages: list[Page]) -> None:
+def test_the_overhead_of_telemetry_is_exported(pages: list[Page]) -> None:
     """`python -m benchmarks.telemetry` measures the overhead on an idle machine."""
     for page in pages:
         assert 0 < page["telemetry_seconds_total"] < page["step_duration_seconds_sum"]

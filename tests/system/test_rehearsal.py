@@ -18,9 +18,7 @@ LIMIT_S = 240
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(LIMIT_S + 30)]
 
 
-def test_64_ranks_with_deaths_joins_a_drain_and_a_new_coordinator_account_for_every_sample() -> (
-    None
-):
+def test_a_rehearsal_of_64_ranks_with_faults_accounts_for_every_sample() -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "benchmarks.rehearsal", "64"),

@@ -55,7 +55,7 @@ def shown(pod: PodRecords, name: str) -> dict[tuple[str, ...], float]:
     return {tuple(v for k, v in s.labels.items() if k != "worker"): s.value for s in samples}
 
 
-def test_the_page_shows_what_a_step_is_made_of(pod: PodRecords) -> None:
+def test_the_page_shows_the_parts_of_a_step(pod: PodRecords) -> None:
     assert not shown(pod, "paceline_anatomy_step_seconds"), "no rank, no series"
     work(pod, 20).close()
     parts = shown(pod, "paceline_anatomy_step_seconds")
@@ -73,14 +73,14 @@ def test_the_page_shows_what_a_step_is_made_of(pod: PodRecords) -> None:
     assert ideal == {("lateness",): pytest.approx(0.06), ("network",): pytest.approx(0.08)}
 
 
-def test_of_many_that_were_waited_for_a_few_are_shown(pod: PodRecords) -> None:
+def test_the_number_of_blamed_peers_on_the_page_is_bounded(pod: PodRecords) -> None:
     work(pod, 20).close()
     peers = shown(pod, "paceline_anatomy_blocked_seconds")
     assert len(peers) == PEERS_MAX
     assert list(peers.values()) == pytest.approx([0.002] * PEERS_MAX)
 
 
-def test_a_bucket_names_the_last_round_in_it(pod: PodRecords) -> None:
+def test_a_histogram_bucket_has_its_last_round_as_exemplar(pod: PodRecords) -> None:
     work(pod, 3).close()
     text = pod.page(exemplars=True).decode()
     families = {f.name: f for f in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
@@ -92,7 +92,7 @@ def test_a_bucket_names_the_last_round_in_it(pod: PodRecords) -> None:
     assert b"# {" not in pod.page(), "the plain notation has none"
 
 
-def test_a_dead_rank_leaves_its_steps(pod: PodRecords) -> None:
+def test_samples_of_a_dead_rank_are_kept(pod: PodRecords) -> None:
     work(pod, 5).close()
     assert [(r.member, r.alive, len(r.rounds)) for r in pod.samples()] == [(str(ME), True, 5)]
     pod.retire(ME)

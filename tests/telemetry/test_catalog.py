@@ -13,7 +13,7 @@ SERIES_MAX = 300
 ROOT = Path(__file__).parents[2]
 
 
-def test_names_have_prefix_and_unit() -> None:
+def test_metric_names_have_a_prefix_and_a_unit() -> None:
     for metric in CATALOG:
         name = metric.name
         assert re.fullmatch(r"paceline_[a-z_]+", name), name
@@ -30,14 +30,14 @@ def test_labels_are_bounded_and_explained() -> None:
     assert {label for metric in CATALOG for label in metric.labels} == LABELS.keys()
 
 
-def test_buckets_grow() -> None:
+def test_histogram_buckets_are_ascending_and_few() -> None:
     for metric in CATALOG:
         assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM), metric.name
         assert list(metric.buckets) == sorted(set(metric.buckets)), metric.name
         assert len(metric.buckets) <= 10, metric.name
 
 
-def test_one_worker_stays_below_its_series() -> None:
+def test_one_worker_stays_below_the_limit_of_series() -> None:
     """Count the series that one rank can touch.
 
     Usually a rank uses one mode and every trigger. Two modes (a change while running) and one
@@ -54,12 +54,12 @@ def test_one_worker_stays_below_its_series() -> None:
     assert series < SERIES_MAX, series
 
 
-def test_the_reference_is_generated() -> None:
+def test_the_metrics_reference_is_up_to_date() -> None:
     path = ROOT / "docs" / "reference" / "metrics.md"
     assert path.read_text() == markdown(), (
         "run: python -m paceline.telemetry.reference > docs/reference/metrics.md"
     )
 
 
-def test_a_record_has_two_writers_only() -> None:
+def test_every_metric_has_a_known_writer() -> None:
     assert {metric.writer for metric in CATALOG} == set(Writer)

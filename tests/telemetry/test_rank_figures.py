@@ -166,7 +166,7 @@ def one() -> Iterator[OneRank]:
     rank.record.real.close()
 
 
-def test_a_round_with_everybody(one: OneRank) -> None:
+def test_a_round_with_all_ranks_writes_the_expected_metrics(one: OneRank) -> None:
     one.event(ev.Step((0,), 2, 2), after_ms=30)
     one.now_ns += 7 * MS
     one.round(one.share(A, 3), one.share(B, 0), one.share(C, 10), took_ms=10, trigger="all")
@@ -189,7 +189,7 @@ def test_a_round_with_everybody(one: OneRank) -> None:
     assert record["committed_rounds"][-1] == 1
 
 
-def test_who_is_waited_for_is_blamed_with_the_time_of_all_others(one: OneRank) -> None:
+def test_the_last_rank_is_blamed_for_the_waiting_time_of_all_others(one: OneRank) -> None:
     one.event(ev.Step((0,), 2, 2))
     one.round(one.share(A, 50), one.share(B, 0), one.share(C, 10), took_ms=50, trigger="all")
     assert one.record["arrivals_last_total"] == [1.0]
@@ -197,7 +197,7 @@ def test_who_is_waited_for_is_blamed_with_the_time_of_all_others(one: OneRank) -
 
 
 @pytest.mark.parametrize(("coming", "waited_s"), [((C,), 0.040), ((A, C), 0.090)])
-def test_in_a_streamed_round_a_rank_waits_from_what_go_names_of_it(
+def test_waiting_in_a_streamed_round_starts_at_the_message_that_go_counts(
     one: OneRank, coming: tuple[MemberId, ...], waited_s: float
 ) -> None:
     """GO counts the rank from its COMING or from its STEP.
@@ -213,7 +213,7 @@ def test_in_a_streamed_round_a_rank_waits_from_what_go_names_of_it(
     assert one.record["round_wait_seconds"] == [pytest.approx(waited_s)]
 
 
-def test_late_samples_and_their_age(one: OneRank) -> None:
+def test_late_samples_are_counted_with_their_age(one: OneRank) -> None:
     one.round(one.share(B, 0), took_ms=0)
     one.round(one.share(A, 0, fresh=False, oldest=0), one.share(B, 0), took_ms=0)
     record = one.record
@@ -226,7 +226,7 @@ def test_late_samples_and_their_age(one: OneRank) -> None:
     assert record["jumps_total"] == [1]
 
 
-def test_waiting_is_avoided_until_the_missing_rank_is_heard_of(one: OneRank) -> None:
+def test_waiting_is_avoided_until_the_missing_rank_reports(one: OneRank) -> None:
     """GO without C at 0; A and B compute for 100 ms; C sends PENDING after 60 ms."""
     one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
     one.now_ns += (100 - 6) * MS
@@ -251,7 +251,7 @@ def said(member: MemberId, at_ms: int, **more: Any) -> Share:
     return Share(member=member, upto=1, count=1, offset_us=at_ms * 1000, **more)
 
 
-def test_own_waiting_is_not_avoided() -> None:
+def test_time_that_a_rank_waits_itself_is_not_counted_as_avoided() -> None:
     """B arrives at 30 ms and waits for GO at 100 ms (a hard quorum), so it saved only 30 ms."""
     avoided = AvoidedWaiting(A)
     first = go(0, 0, said(A, 0, fresh=True), said(B, 0, fresh=True))
@@ -267,7 +267,7 @@ def test_a_missing_rank_would_have_waited_for_one_that_is_later_still() -> None:
     assert avoided.started(later, (A, B, C), 100 * MS) == (70 * MS, 120 * MS)
 
 
-def test_what_go_does_not_tell_is_not_counted() -> None:
+def test_waiting_that_go_does_not_report_is_not_counted_as_avoided() -> None:
     """C was late and is fresh again: GO does not say when its late batch arrived."""
     avoided = AvoidedWaiting(A)
     avoided.started(go(0, 0, said(A, 0, fresh=True)), (A, C), 0)
@@ -278,14 +278,14 @@ def test_what_go_does_not_tell_is_not_counted() -> None:
     assert avoided.started(go(3, 0, said(A, 0, fresh=True)), (A,), 300 * MS) == (0, 0)
 
 
-def test_idle_and_full_rounds_save_nothing() -> None:
+def test_full_rounds_with_an_idle_rank_avoid_no_waiting() -> None:
     avoided = AvoidedWaiting(A)
     full = go(0, 50, said(A, 0, fresh=True), said(B, 50, fresh=True), said(C, 0, idle=True))
     avoided.started(full, (A, B, C), 0)
     assert avoided.started(full, (A, B, C), 100 * MS) == (0, 0)
 
 
-def test_what_a_change_costs_in_parts_that_add_up(one: OneRank) -> None:
+def test_the_phases_of_a_membership_change_add_up_to_its_duration(one: OneRank) -> None:
     one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
     one.now_ns += 200 * MS
     one.generation(A, C, D, left=(LeftOut(B, "dead"),))  # promise +10, COMMIT +10, started +10
@@ -306,7 +306,7 @@ def test_what_a_change_costs_in_parts_that_add_up(one: OneRank) -> None:
     assert sum(record["samples_redealt_total"]) == 4, "both leases of B"
 
 
-def test_bench(one: OneRank) -> None:
+def test_benched_ranks_and_their_samples_are_counted(one: OneRank) -> None:
     held = one.rank.log.held(A)
     one.round(one.share(B, 0), took_ms=0, trigger="bench", benched=(Benched(A, held),))
     assert one.record["benched_total"] == [1]
@@ -314,7 +314,7 @@ def test_bench(one: OneRank) -> None:
     assert sum(one.record["samples_redealt_total"]) == 2 * len(held)
 
 
-def test_the_time_of_the_loop_adds_up() -> None:
+def test_the_parts_of_the_loop_time_are_recorded() -> None:
     record = SpyRecord()
     loop = LoopMetrics(record)  # type: ignore[arg-type]
     loop.began(100 * MS)
@@ -330,7 +330,7 @@ def test_the_time_of_the_loop_adds_up() -> None:
     record.real.close()
 
 
-def test_what_shadow_reports(one: OneRank) -> None:
+def test_shadow_mode_reports_what_other_modes_would_save(one: OneRank) -> None:
     """Counting starts at the rank's second round in Shadow mode."""
     log = one.rank.log
     log.settings = replace(log.settings, mode=Mode.SHADOW, quorum=2, grace_ns=0)
@@ -350,7 +350,7 @@ def test_what_shadow_reports(one: OneRank) -> None:
     assert told.saved_s["Majority"] == pytest.approx(0.120)
 
 
-def test_how_long_the_rest_takes(one: OneRank) -> None:
+def test_the_remaining_time_follows_the_current_speed(one: OneRank) -> None:
     """The epoch has 1000 samples, of which 4 are applied per second."""
     facts = one.metrics.facts
 
@@ -374,7 +374,7 @@ def test_how_long_the_rest_takes(one: OneRank) -> None:
     assert left_s() is None, "a donor's log is further, and no time has passed"
 
 
-def test_figures_of_the_script_are_of_the_last_rounds(one: OneRank) -> None:
+def test_script_metrics_cover_the_last_rounds(one: OneRank) -> None:
     """The reported metric is a mean over the last rounds only.
 
     It used to cover all rounds, so an early loss, or that of a previous run, stayed in it.
@@ -401,7 +401,7 @@ def test_figures_of_the_script_are_of_the_last_rounds(one: OneRank) -> None:
     assert told().metrics == {"loss": 0.5}
 
 
-def test_progress_reaches_its_end_where_samples_are_left_out(one: OneRank) -> None:
+def test_progress_reaches_one_when_samples_are_left_out(one: OneRank) -> None:
     one.rank.log.plan = replace(PLAN, samples=5, drop_last=True)
     for share in (A, B):
         one.round(one.share(share, 0), took_ms=0)
@@ -410,7 +410,7 @@ def test_progress_reaches_its_end_where_samples_are_left_out(one: OneRank) -> No
     assert (found.samples_left_out, found.progress) == (1, 1.0)
 
 
-def test_shares_of_rounds_follow_the_log(one: OneRank) -> None:
+def test_participation_shares_follow_the_log(one: OneRank) -> None:
     """Shares are read from the ledger now and then, also across changes of the membership."""
     facts = one.metrics.facts
 
@@ -430,7 +430,7 @@ def test_shares_of_rounds_follow_the_log(one: OneRank) -> None:
     assert shares() == {"0.0#0": 0.8, "2.0#0": 0.6}
 
 
-def test_streamed_and_void_rounds_failures_and_copies_are_counted(one: OneRank) -> None:
+def test_streamed_and_aborted_rounds_failures_and_copies_are_counted(one: OneRank) -> None:
     """These events are not visible in a GO."""
     record = one.record
     one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
@@ -450,7 +450,7 @@ def test_streamed_and_void_rounds_failures_and_copies_are_counted(one: OneRank) 
     assert record["transport_errors_total", "mpi"] == [1]
 
 
-def test_progress_is_told_by_the_rank_that_tells_of_the_job(one: OneRank) -> None:
+def test_the_reporting_rank_exports_the_progress_of_the_job(one: OneRank) -> None:
     for _ in range(20):
         one.now_ns += 994 * MS
         one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
@@ -460,7 +460,7 @@ def test_progress_is_told_by_the_rank_that_tells_of_the_job(one: OneRank) -> Non
     assert one.record["remaining_seconds"][-1] == pytest.approx((1000 - 80) / 4, rel=0.01)
 
 
-def test_checkpoints_are_counted_by_what_became_of_them(one: OneRank) -> None:
+def test_checkpoints_are_counted_by_result(one: OneRank) -> None:
     saving = Saving(every=2, written=3, skipped=1, failed=2, published=6)
     CheckpointMetrics(one.record).follow(saving, exposed_s=0.5, hidden_s=4.0)  # type: ignore[arg-type]
     record = one.record
@@ -510,7 +510,7 @@ def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     assert one.record["samples_dropped_total", "nonfinite"] == [2]
 
 
-def test_what_is_refused_is_counted_once_by_entry_point_and_reason(one: OneRank) -> None:
+def test_refusals_are_counted_once_by_entry_point_and_reason(one: OneRank) -> None:
     one.metrics.refresh(one.rank, one.now_ns)  # flush what other tests of this process have counted
     key = "refused_total", Entry.RENDEZVOUS, Reason.OTHER_USER
     before = sum(one.record[key])

@@ -55,7 +55,7 @@ def page(pod: PodRecords) -> dict[str, float]:
     return samples
 
 
-def test_slots_do_not_overlap() -> None:
+def test_slots_of_metrics_do_not_overlap() -> None:
     taken = set(LAYOUT.seq.values())
     for (name, _), at in LAYOUT.first.items():
         metric = next(metric for metric in CATALOG if metric.name == name)
@@ -66,7 +66,7 @@ def test_slots_do_not_overlap() -> None:
     assert LAYOUT.slots - LAYOUT.names == FIGURES_MAX * NAME_SLOTS
 
 
-def test_only_what_was_touched_is_shown(pod: PodRecords) -> None:
+def test_only_metrics_that_were_touched_are_exported(pod: PodRecords) -> None:
     record = open_for(pod, FIRST)
     assert not [name for name in page(pod) if name.startswith("paceline_steps")]
     record.counter("paceline_steps_total", kind="late")
@@ -117,7 +117,7 @@ def test_counters_never_go_backwards_across_restarts(pod: PodRecords) -> None:
     assert shown["paceline_rank_restarts_total{worker=3.0}"] == 1
 
 
-def test_what_the_agent_itself_knows_is_on_the_page(pod: PodRecords) -> None:
+def test_the_page_shows_what_the_agent_itself_measures(pod: PodRecords) -> None:
     away = page(pod)
     assert not [name for name in away if "coordinator" in name or "state_info" in name]
     pod.phases = lambda: [Phase.RUNNING]
@@ -134,7 +134,7 @@ def test_what_the_agent_itself_knows_is_on_the_page(pod: PodRecords) -> None:
     assert away["paceline_scrape_seconds_total{}"] < shown["paceline_scrape_seconds_total{}"] < 60
 
 
-def test_a_killed_rank_keeps_its_last_figures(pod: PodRecords) -> None:
+def test_the_last_values_of_a_killed_rank_are_kept(pod: PodRecords) -> None:
     fd = pod.begin(FIRST)
     script = (
         "import os\n"
@@ -160,7 +160,7 @@ while True:
 """
 
 
-def test_a_reader_sees_whole_updates() -> None:
+def test_a_reader_never_sees_a_partial_update() -> None:
     """Every update adds 1 to one bucket and 1 to the sum, so a torn read would differ."""
     fd = allocate_record()
     reader = RecordReader(fd)
@@ -183,7 +183,7 @@ def test_a_reader_sees_whole_updates() -> None:
     os.close(fd)
 
 
-def test_a_writer_that_died_inside_an_update_holds_up_nobody() -> None:
+def test_a_writer_killed_inside_an_update_does_not_block_readers() -> None:
     fd = allocate_record()
     record, reader = RankRecord.open(os.dup(fd)), RecordReader(fd)
     os.close(fd)
@@ -194,7 +194,7 @@ def test_a_writer_that_died_inside_an_update_holds_up_nobody() -> None:
     reader.close()
 
 
-def test_memory_of_another_version_is_refused() -> None:
+def test_a_record_of_another_version_is_refused() -> None:
     fd = os.memfd_create("test")
     os.ftruncate(fd, 64)
     with pytest.raises(RecordError, match="64 bytes"):
@@ -205,7 +205,7 @@ def test_memory_of_another_version_is_refused() -> None:
         RankRecord.open(fd)
 
 
-def test_wrong_names_are_mistakes_in_the_program() -> None:
+def test_unknown_metrics_and_labels_raise() -> None:
     record = RankRecord.create()
     with pytest.raises(KeyError):
         record.counter("paceline_typo_total")
@@ -218,7 +218,7 @@ def test_wrong_names_are_mistakes_in_the_program() -> None:
     record.close()
 
 
-def test_every_figure_is_shown_as_it_was_written_and_under_its_own_name(pod: PodRecords) -> None:
+def test_every_metric_is_exported_with_its_value_and_labels(pod: PodRecords) -> None:
     record = open_for(pod, FIRST)
     written: dict[str, float] = {}
     for number in range(FIGURES_MAX):
@@ -245,7 +245,7 @@ def test_every_figure_is_shown_as_it_was_written_and_under_its_own_name(pod: Pod
     assert {name: shown.get(name) for name in written} == written
 
 
-def test_what_a_script_reports_has_the_name_that_the_script_gave_it(pod: PodRecords) -> None:
+def test_script_metrics_keep_their_names_within_limits(pod: PodRecords) -> None:
     """Scripts choose the names: too many, too long, and equal after truncation."""
     record = open_for(pod, FIRST)
     job, long = JobMetrics(record), "näme " * 10
@@ -265,7 +265,7 @@ def test_what_a_script_reports_has_the_name_that_the_script_gave_it(pod: PodReco
     record.close()
 
 
-def test_the_figures_of_a_step_are_cheap() -> None:
+def test_recording_the_metrics_of_a_step_is_cheap() -> None:
     """Time the 25 updates that both threads write in one usual step and round.
 
     The bound is three times the budget, because the machine is noisy; `-s` shows the measured time.

@@ -41,7 +41,7 @@ def write_round(record: RankRecord, number: int, segments: int = 2) -> None:
     ring.end(PEER, 95, 900, 1000)
 
 
-def test_a_ring_keeps_the_last_steps_in_order() -> None:
+def test_the_ring_keeps_the_last_steps_in_order() -> None:
     fd = allocate_record()
     record, reader = RankRecord.open(os.dup(fd)), RecordReader(fd)
     assert reader.steps() == ()
@@ -55,7 +55,7 @@ def test_a_ring_keeps_the_last_steps_in_order() -> None:
     os.close(fd)
 
 
-def test_a_round_with_its_segments() -> None:
+def test_the_ring_keeps_the_last_rounds_with_their_segments() -> None:
     fd = allocate_record()
     record, reader = RankRecord.open(os.dup(fd)), RecordReader(fd)
     record.rounds.divide([4096, 100])
@@ -77,7 +77,7 @@ def test_a_round_with_its_segments() -> None:
     os.close(fd)
 
 
-def test_many_segments_share_places() -> None:
+def test_many_segments_are_merged_into_bounded_entries() -> None:
     fd = allocate_record()
     record, reader = RankRecord.open(os.dup(fd)), RecordReader(fd)
     count = 2 * SEGMENTS_MAX + 1
@@ -93,7 +93,7 @@ def test_many_segments_share_places() -> None:
     os.close(fd)
 
 
-def test_a_killed_rank_leaves_whole_entries() -> None:
+def test_a_killed_rank_leaves_only_complete_entries() -> None:
     """The rank is killed inside a store: that entry is left out, and the others are kept."""
     fd = allocate_record()
     script = (

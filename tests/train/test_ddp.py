@@ -48,7 +48,7 @@ WRAPPINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_one_line_changes_no_bit(wrapping: str) -> None:
+def test_adding_pl_ddp_to_a_script_changes_no_bit(wrapping: str) -> None:
     session = started(LoneSession())
     net = Net()
     model = DistributedDataParallel(net, **WRAPPINGS[wrapping])
@@ -68,7 +68,7 @@ def test_one_line_changes_no_bit(wrapping: str) -> None:
     assert loader.batch_size == BATCH
 
 
-def test_it_equals_the_same_training_with_a_plain_model() -> None:
+def test_a_plain_model_with_paceline_equals_plain_ddp() -> None:
     started(LoneSession())
     net = Net()
     optimizer = pl.DistributedOptimizer(sgd(net), net)
@@ -97,7 +97,7 @@ def by_attribute(model: DistributedDataParallel, last: bool) -> Any:
 
 @pytest.mark.parametrize("micro", [no_sync, by_attribute])
 @pytest.mark.parametrize("as_view", [False, True])
-def test_accumulation(micro: Micro, as_view: bool) -> None:
+def test_accumulation_gives_the_bits_of_plain_torch(micro: Micro, as_view: bool) -> None:
     """Run K backward passes of loss / K, all but the last in no_sync(), and one step."""
     accumulate = 3
     session = started(LoneSession())
@@ -119,7 +119,7 @@ def test_accumulation(micro: Micro, as_view: bool) -> None:
     assert session.steps == EPOCHS * SAMPLES // (BATCH * accumulate)
 
 
-def test_a_script_whose_count_runs_beside_the_leases_loses_nothing() -> None:
+def test_no_lease_is_lost_if_the_scripts_count_is_out_of_step() -> None:
     """Revoke a lease, after which the script's `index % K` and the leases stay out of step."""
     accumulate = 2
     taken: list[int] = []
@@ -148,7 +148,7 @@ def test_a_script_whose_count_runs_beside_the_leases_loses_nothing() -> None:
     assert session.applied == [lease for lease in range(leases) if lease not in taken]
 
 
-def test_a_rank_that_joins_late_finds_the_loops_of_past_epochs_empty() -> None:
+def test_past_epochs_are_empty_for_a_rank_that_joins_late() -> None:
     session = started(LoneSession())
     model = DistributedDataParallel(Net(), find_unused_parameters=True)
     optimizer = sgd(model)
@@ -177,7 +177,7 @@ def test_a_rank_that_joins_late_finds_the_loops_of_past_epochs_empty() -> None:
     assert session.released
 
 
-def test_a_look_at_one_batch_is_no_epoch() -> None:
+def test_looking_at_one_batch_does_not_count_as_an_epoch() -> None:
     """Look at a batch in each epoch, as the official tutorial does.
 
     It calls `b_sz = len(next(iter(self.train_data))[0])`.
@@ -227,7 +227,7 @@ def test_without_a_loader_the_job_counts_the_steps() -> None:
     assert session.released
 
 
-def test_the_script_ends_its_job_itself() -> None:
+def test_pl_stop_ends_the_job() -> None:
     session = started(LoneSession())
     model = DistributedDataParallel(Net())
     optimizer = sgd(model)
@@ -267,7 +267,7 @@ def test_without_a_loader_the_script_feeds_itself() -> None:
     assert same(net, reference)
 
 
-def test_what_the_script_reads_of_its_optimizer() -> None:
+def test_the_optimizer_keeps_its_type_rates_and_state_dict() -> None:
     started(LoneSession())
     model = DistributedDataParallel(Net(), find_unused_parameters=True)
     optimizer = sgd(model)
@@ -292,7 +292,7 @@ def test_what_the_script_reads_of_its_optimizer() -> None:
     assert fresh.state
 
 
-def test_loader_workers_and_their_order() -> None:
+def test_the_options_of_the_scripts_loader_are_kept() -> None:
     session = started(LoneSession())
     model = DistributedDataParallel(Net(), find_unused_parameters=True)
     optimizer = sgd(model)

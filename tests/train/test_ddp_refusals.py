@@ -34,7 +34,7 @@ def test_a_learning_rate_set_by_hand_is_refused() -> None:
     assert "pl.ddp(..., scheduler=" in refused.value.hint, "by the name that the script knows"
 
 
-def test_a_scheduler_of_the_script_is_refused_before_and_after() -> None:
+def test_the_scripts_own_scheduler_is_refused_before_and_after_the_call() -> None:
     started(LoneSession())
     model = DistributedDataParallel(Net())
     optimizer = sgd(model)
@@ -125,14 +125,14 @@ def with_loader(loader: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_cannot_work_is_refused_by_name(mistake: str) -> None:
+def test_unsupported_arguments_are_refused_by_name(mistake: str) -> None:
     started(LoneSession())
     make, text = MISTAKES[mistake]
     with pytest.raises(UsageError, match=text):
         make()
 
 
-def test_a_step_too_few_names_the_argument() -> None:
+def test_a_missing_step_is_refused_and_names_the_argument_accumulate() -> None:
     started(LoneSession())
     model = DistributedDataParallel(Net(), find_unused_parameters=True)
     optimizer = sgd(model)

@@ -40,7 +40,7 @@ def test_a_slow_rank_sleeps_and_the_others_do_not(sleeps: Sleeps) -> None:
     assert sleeps.ms == [25]
 
 
-def test_slow_with_a_probability(sleeps: Sleeps) -> None:
+def test_a_slow_rank_sleeps_with_the_given_probability(sleeps: Sleeps) -> None:
     faults = Faults(parse_faults("slow:rank=1,ms=20,p=0.3"), 1)
     for version in range(1000):
         announce(faults, version)
@@ -69,7 +69,7 @@ def test_a_slow_factor_stretches_the_step(sleeps: Sleeps) -> None:
     assert sleeps.ms == [15, 15]
 
 
-def test_a_drawn_step_takes_as_long_as_is_drawn(sleeps: Sleeps) -> None:
+def test_a_step_with_a_drawn_load_takes_the_drawn_time(sleeps: Sleeps) -> None:
     (fault,) = given = parse_faults("slow:load=lstm,scale=0.1,seed=3")
     assert fault.load is not None
     faults, steps_ms = Faults(given, 2), []
@@ -84,7 +84,7 @@ def test_a_drawn_step_takes_as_long_as_is_drawn(sleeps: Sleeps) -> None:
     assert steps_ms == pytest.approx([max(80, ms) for ms in drawn_ms], abs=1e-5)
 
 
-def test_every_rank_has_draws_of_its_own_and_the_same_ones_again(sleeps: Sleeps) -> None:
+def test_draws_are_reproducible_and_differ_between_ranks(sleeps: Sleeps) -> None:
     def run(place: int) -> list[float]:
         faults, before = Faults(parse_faults("slow:load=cloud"), place), len(sleeps.ms)
         for version in range(20):
@@ -95,7 +95,7 @@ def test_every_rank_has_draws_of_its_own_and_the_same_ones_again(sleeps: Sleeps)
     assert not set(run(0)) & set(run(1))
 
 
-def test_a_shift_goes_round(sleeps: Sleeps) -> None:
+def test_a_shift_rotates_the_delays_over_the_ranks(sleeps: Sleeps) -> None:
     ranks = [Faults(parse_faults("shift:min=50,max=350"), rank) for rank in range(4)]
     for _ in range(3):
         for rank, faults in enumerate(ranks):
@@ -103,7 +103,7 @@ def test_a_shift_goes_round(sleeps: Sleeps) -> None:
     assert sleeps.ms == [50, 150, 250, 350, 150, 250, 350, 50, 250, 350, 50, 150]
 
 
-def test_one_gradient_is_poisoned(sleeps: Sleeps) -> None:
+def test_exactly_one_gradient_is_poisoned(sleeps: Sleeps) -> None:
     faults = Faults(parse_faults("nan:rank=0,at=round:3"), 0)
     assert [announce(faults, version) for version in (1, 2, 4, 5)] == [0, 0, 1, 0]
     assert not sleeps.ms

@@ -74,7 +74,7 @@ def make_job(session: LoneSession, batch: int, **options: Any) -> Job:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_every_sample_once_per_epoch(workers: int, accumulate: int) -> None:
+def test_every_sample_is_dealt_once_per_epoch(workers: int, accumulate: int) -> None:
     job = make_job(LoneSession(), 4, num_workers=workers, accumulate=accumulate, seed=4)
     epochs: list[Counter[int]] = []
     for _ in job.loader.epochs(3):
@@ -93,7 +93,7 @@ def test_every_sample_once_per_epoch(workers: int, accumulate: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_leases_that_others_take_are_left_to_them(workers: int, accumulate: int) -> None:
+def test_revoked_leases_are_not_trained(workers: int, accumulate: int) -> None:
     """Revoke leases at random.
 
     Prefetched batches of a revoked lease never reach the user, a step of a lease that was revoked
@@ -124,7 +124,7 @@ def test_leases_that_others_take_are_left_to_them(workers: int, accumulate: int)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_rank_without_leases_waits_and_goes_on(workers: int) -> None:
+def test_a_rank_without_leases_waits_and_continues(workers: int) -> None:
     """Grant one lease at a time, so that the sampler is exhausted after each batch (D1)."""
 
     class Poor(LoneSession):
@@ -205,7 +205,7 @@ def test_a_batch_without_a_step_is_dropped_and_leaves_no_gradient(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_leaving_an_epoch_early_drops_its_rest(workers: int) -> None:
+def test_leaving_an_epoch_early_drops_the_rest_of_it(workers: int) -> None:
     job = make_job(LoneSession(), 4, num_workers=workers, accumulate=2)
     steps: Counter[int] = Counter()
     for epoch in job.loader.epochs(3):
@@ -226,7 +226,7 @@ def test_leaving_an_epoch_early_drops_its_rest(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_look_at_one_batch_costs_nothing(workers: int, accumulate: int) -> None:
+def test_looking_at_one_batch_consumes_nothing(workers: int, accumulate: int) -> None:
     """Look at a batch in each epoch, as the official DDP tutorial does to find the batch size."""
     job = make_job(LoneSession(), 4, num_workers=workers, accumulate=accumulate)
     for _ in job.loader.epochs(2):
@@ -245,7 +245,7 @@ def test_a_look_at_one_batch_costs_nothing(workers: int, accumulate: int) -> Non
     assert not job.session.dropped
 
 
-def test_a_look_leaves_waiting_work_in_its_unit() -> None:
+def test_looking_at_a_batch_keeps_the_unit_of_waiting_work() -> None:
     job = make_job(LoneSession(announce_every=2), 20)  # batches of 20, 20 and 4
     for _ in job.loader.epochs(1):
         for index, batch in enumerate(job.loader):
@@ -273,7 +273,7 @@ def test_training_on_a_batch_that_was_only_looked_at_is_an_error(what: str) -> N
         break
 
 
-def test_a_skipped_batch_leaves_waiting_work_alone() -> None:
+def test_a_skipped_batch_leaves_waiting_work_unchanged() -> None:
     job = make_job(LoneSession(announce_every=2), 11)
     for _ in job.loader.epochs(1):
         for index, batch in enumerate(job.loader):
@@ -287,7 +287,7 @@ def test_a_skipped_batch_leaves_waiting_work_alone() -> None:
     assert job.session.applied == [0, 2, 3]
 
 
-def test_a_skipped_lease_that_is_one_sum_with_waiting_work_drops_both() -> None:
+def test_a_skipped_lease_summed_with_waiting_work_drops_both() -> None:
     """Skip a lease whose first step is already part of a waiting sum.
 
     It cannot be subtracted from that sum again.
@@ -305,7 +305,7 @@ def test_a_skipped_lease_that_is_one_sum_with_waiting_work_drops_both() -> None:
     assert job.session.applied == [2, 3]
 
 
-def test_skipping_leaves_waiting_work_as_it_was() -> None:
+def test_skipping_batches_keeps_the_sum_and_unit_of_waiting_work() -> None:
     """Check that the work keeps the unit in which it was announced.
 
     Batches of another size that come in between do not change it.
@@ -357,7 +357,7 @@ def test_accumulating_by_hand_is_an_error() -> None:
 
 @pytest.mark.parametrize(("size", "accumulate"), [(20, 1), (20, 2), (44, 1)])
 @pytest.mark.parametrize("ahead", ["of backward", "of step"])
-def test_a_batch_that_is_taken_ahead_of_the_step_is_named(
+def test_taking_the_next_batch_before_the_step_is_an_error(
     ahead: str, size: int, accumulate: int
 ) -> None:
     """Fetch the next batch early.
@@ -396,7 +396,7 @@ def test_two_steps_for_one_batch_are_an_error() -> None:
         break
 
 
-def test_the_length_is_nominal() -> None:
+def test_the_length_is_the_nominal_number_of_batches_per_rank() -> None:
     job = make_job(LoneSession(), 4, accumulate=2)
     assert len(job.loader) == 12
     job.session.size = 4
@@ -447,7 +447,7 @@ MISUSES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", MISUSES)
-def test_misuse_is_named_with_a_way_out(name: str) -> None:
+def test_misuse_raises_an_error_with_a_hint(name: str) -> None:
     started(LoneSession())
     call, kind, words = MISUSES[name]
     with pytest.raises(kind, match=words) as caught:
@@ -464,7 +464,7 @@ def test_misuse_is_named_with_a_way_out(name: str) -> None:
         (1, 2, {"batch_size": 11, "accumulate": 4}, "1 steps of 44, for 2 ranks"),
     ],
 )
-def test_too_little_data_is_named(
+def test_too_little_data_is_an_error(
     epochs: int, ranks: int, options: dict[str, Any], words: str
 ) -> None:
     session = started(LoneSession())
@@ -474,7 +474,7 @@ def test_too_little_data_is_named(
         next(job.loader.epochs(epochs))
 
 
-def test_one_loop_over_epochs_per_job() -> None:
+def test_a_second_loop_over_epochs_is_an_error() -> None:
     job = make_job(LoneSession(), 22)
     for _ in job.loader.epochs(1):
         for batch in job.loader:
@@ -484,7 +484,7 @@ def test_one_loop_over_epochs_per_job() -> None:
         next(job.loader.epochs(1))
 
 
-def test_the_plan_is_what_the_loader_was_told() -> None:
+def test_the_plan_has_the_options_of_the_loader() -> None:
     session = started(LoneSession())
     job = Job(session, DataLoader(Numbers(), 8, accumulate=2, seed=5, drop_last=True))
     seen: list[int] = []
@@ -513,7 +513,7 @@ class Watched(Numbers):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_rank_notes_the_batch_before_it_loads_its_samples(accumulate: int) -> None:
+def test_a_rank_records_the_batch_before_it_loads_its_samples(accumulate: int) -> None:
     """Check that a sample that cannot be loaded is reported by its batch.
 
     This must hold whatever ends the process (R55).
@@ -535,7 +535,7 @@ def test_a_rank_notes_the_batch_before_it_loads_its_samples(accumulate: int) -> 
         assert index in batches_of(session.plan, batch.lease)[batch.part]
 
 
-def test_with_workers_the_batch_that_is_waited_for_is_noted() -> None:
+def test_with_workers_the_rank_records_the_batch_that_it_waits_for() -> None:
     job = make_job(LoneSession(), 4, num_workers=2)
     session = job.session
     for _ in job.loader.epochs(2):

@@ -37,7 +37,7 @@ def end(
     return run
 
 
-def test_a_mistake_in_the_script(end: Any) -> None:
+def test_a_usage_error_is_shown_with_its_line_and_hint_but_no_traceback(end: Any) -> None:
     code, shown, told = end(lambda: check_optimizer(3, "DistributedOptimizer"))
     assert code == 2
     assert shown.startswith("error: DistributedOptimizer got a int, not a torch optimizer (")
@@ -47,7 +47,7 @@ def test_a_mistake_in_the_script(end: Any) -> None:
     assert [f"error: {text}\n" for text in told] == [shown]
 
 
-def test_an_error_that_passed_through(end: Any) -> None:
+def test_the_traceback_of_a_foreign_error_omits_our_frames(end: Any) -> None:
     class Session:
         stopped = False
 
@@ -66,14 +66,14 @@ def test_an_error_that_passed_through(end: Any) -> None:
     assert told[0].startswith(f"KeyError: 'no lease 7' ({__file__}, line ")
 
 
-def test_a_look_at_a_batch_where_there_is_none(end: Any) -> None:
+def test_next_of_an_empty_loader_gets_a_hint(end: Any) -> None:
     code, shown, told = end(lambda: next(iter([])))
     assert code == 1
     assert "\nhint: next(iter(loader)) finds no batch" in shown
     assert "next(iter(loader), None)" in told[0]
 
 
-def test_a_fault_of_our_own_is_shown_as_it_is(end: Any) -> None:
+def test_an_internal_error_is_shown_with_its_traceback(end: Any) -> None:
     def broken() -> None:
         raise RuntimeBrokenError("a thread has ended", hint="report it")
 
@@ -83,7 +83,7 @@ def test_a_fault_of_our_own_is_shown_as_it_is(end: Any) -> None:
     assert told == []
 
 
-def test_what_a_worker_of_the_loader_raised_has_its_own_line() -> None:
+def test_an_error_of_a_loader_worker_has_the_workers_line() -> None:
     """Parse the text that torch raises in the loop over the loader."""
     text = (
         "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
@@ -100,7 +100,7 @@ def test_what_a_worker_of_the_loader_raised_has_its_own_line() -> None:
     assert raised == ScriptError("KeyError", "'label'", "/job/data.py", 12)
 
 
-def test_the_first_line_of_an_exception_is_enough() -> None:
+def test_only_the_first_line_of_an_exception_is_reported() -> None:
     try:
         raise ValueError("cannot read\nall of it")
     except ValueError as error:

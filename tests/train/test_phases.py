@@ -30,7 +30,7 @@ def train(session: LoneSession) -> torch.nn.Linear:
     return model
 
 
-def test_loader_and_model_tell_the_phases() -> None:
+def test_loader_and_model_report_the_phases_of_a_step() -> None:
     session = LoneSession()
     model = train(session)
     one = [Phase.LOADING, Phase.SCRIPT, Phase.FORWARD, Phase.BACKWARD]
@@ -39,7 +39,7 @@ def test_loader_and_model_tell_the_phases() -> None:
     assert not model._forward_pre_hooks
 
 
-def test_a_compiled_model_keeps_one_graph() -> None:
+def test_the_phase_hooks_do_not_break_the_graph_of_a_compiled_model() -> None:
     session = LoneSession()
     context.install(context.Context(session))
     model = torch.nn.Linear(2, 1)

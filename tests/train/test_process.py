@@ -58,7 +58,7 @@ def state_of_process(model: nn.Module) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("_ends")
 @pytest.mark.parametrize("end", ["stop", "the loop"])
-def test_the_process_is_as_before_when_the_job_is_over(end: str) -> None:
+def test_a_job_restores_what_it_changed_in_the_process(end: str) -> None:
     def shows(*_: object) -> None:
         """Stand in for the script's own hook."""
 
@@ -95,7 +95,7 @@ def test_the_process_is_as_before_when_the_job_is_over(end: str) -> None:
 
 
 @pytest.mark.usefixtures("_ends")
-def test_a_rank_alone_that_finishes_early_is_told_so() -> None:
+def test_finishing_before_all_samples_are_used_is_an_error() -> None:
     """Finish early; the script would otherwise end there without a message."""
     model = nn.Linear(2, 1)
     pl.init()
@@ -127,7 +127,7 @@ def test_reductions_of_torch_stay_refused_after_the_job(group_of_one: None) -> N
         dist.all_reduce(torch.ones(1))
 
 
-def test_variables_get_the_values_back_that_they_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_TEST_SET", "mine")
     monkeypatch.delenv("PACELINE_TEST_UNSET", raising=False)
     for value in ("one", "two"):
@@ -139,7 +139,7 @@ def test_variables_get_the_values_back_that_they_had(monkeypatch: pytest.MonkeyP
     assert "PACELINE_TEST_UNSET" not in os.environ
 
 
-def test_a_hook_of_the_scripts_own_shows_its_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_still_reach_the_scripts_own_excepthook(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[object] = []
     told: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda *error: shown.append(error[1]))

@@ -130,7 +130,7 @@ AT_THE_START: dict[str, tuple[Callable[[], object], type[UsageError], str]] = {
 
 
 @pytest.mark.parametrize("name", AT_THE_START)
-def test_refused_at_the_start(name: str) -> None:
+def test_unsupported_setups_are_refused_at_the_start(name: str) -> None:
     started(LoneSession())
     call, kind, words = AT_THE_START[name]
     with pytest.raises(kind, match=words) as caught:
@@ -141,7 +141,7 @@ def test_refused_at_the_start(name: str) -> None:
     assert caught.value.hint in str(caught.value)
 
 
-def test_everything_needs_init() -> None:
+def test_calls_before_init_are_an_error() -> None:
     for call in (wrap, pl.rank, pl.size, pl.is_publisher, pl.finish, lambda: pl.log("x", 1.0)):
         with pytest.raises(UsageError, match=r"before init\(\)"):
             call()
@@ -189,7 +189,7 @@ LATER: dict[Any, str] = {
 
 
 @pytest.mark.parametrize("change", LATER)
-def test_refused_once_training_has_started(
+def test_changes_after_training_has_started_are_refused(
     change: Callable[[nn.Sequential, pl.DistributedOptimizer], None],
 ) -> None:
     started(LoneSession())
@@ -216,7 +216,7 @@ def halves(model: nn.Sequential) -> tuple[torch.optim.Optimizer, torch.optim.Opt
 
 
 @pytest.mark.parametrize("fed", ["by itself", "by the loader"])
-def test_a_trainable_parameter_that_the_optimizer_lacks_is_named(fed: str) -> None:
+def test_a_trainable_parameter_without_an_optimizer_is_an_error(fed: str) -> None:
     started(LoneSession())
     model = net()
     optimizer = pl.DistributedOptimizer(halves(model)[0], model)
@@ -234,7 +234,7 @@ def test_a_trainable_parameter_that_the_optimizer_lacks_is_named(fed: str) -> No
         train()
 
 
-def test_with_ddp_the_call_is_named_that_takes_the_optimizer(group_of_one: None) -> None:
+def test_with_ddp_the_error_names_the_call_that_takes_the_optimizer(group_of_one: None) -> None:
     started(LoneSession())
     model = nn.parallel.DistributedDataParallel(net())
     one, _ = halves(model.module)
@@ -271,7 +271,7 @@ class Growing(nn.Module):
         return found
 
 
-def test_a_parameter_that_is_made_in_forward_is_named_at_the_first_step() -> None:
+def test_a_parameter_made_in_forward_is_an_error_at_the_first_step() -> None:
     started(LoneSession())
     model = Growing()
     optimizer = pl.DistributedOptimizer(sgd(model.first), model)
@@ -319,7 +319,7 @@ def test_a_step_of_another_optimizer_on_the_model_is_refused(
             train()
 
 
-def test_an_optimizer_of_another_model_may_step_and_any_after_the_job() -> None:
+def test_optimizers_of_other_models_can_step_and_any_after_the_job() -> None:
     started(LoneSession())
     model, other = net(), net()
     optimizer, more, again = wrap(model), sgd(other), sgd(model)
@@ -332,7 +332,7 @@ def test_an_optimizer_of_another_model_may_step_and_any_after_the_job() -> None:
 
 
 @pytest.mark.parametrize("kind", ["buffer", "frozen parameter", "own buffer"])
-def test_memory_that_cannot_be_written_is_named(kind: str) -> None:
+def test_an_expanded_buffer_that_cannot_be_written_is_an_error(kind: str) -> None:
     started(LoneSession())
     model, wide = net(), torch.ones(1, 3).expand(4, 3)
     optimizer = wrap(model)
@@ -349,7 +349,7 @@ def test_memory_that_cannot_be_written_is_named(kind: str) -> None:
         optimizer.step()
 
 
-def test_a_scheduler_for_the_users_loop_is_refused() -> None:
+def test_a_scheduler_in_the_users_loop_is_refused() -> None:
     started(LoneSession())
     model = net()
     optimizer = wrap(model)
@@ -381,7 +381,7 @@ def test_grad_scaler_is_refused(unscale_first: bool) -> None:
         assert line in caught.value.hint
 
 
-def test_bfloat16_autocast_needs_no_scaler() -> None:
+def test_bfloat16_autocast_trains_without_a_scaler() -> None:
     session = started(LoneSession(stop_at=2))
     model = net()
     optimizer = wrap(model)
@@ -422,7 +422,7 @@ def test_the_closure_of_lightning_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_clipping_left_in_place_is_refused(by_name: bool) -> None:
+def test_clipping_in_the_script_is_refused(by_name: bool) -> None:
     """Clip in the script, which used to clip the gradient of one rank silently."""
     started(LoneSession())
     model, other = net(), net()
@@ -490,7 +490,7 @@ SHARDED: dict[Callable[[], None], tuple[str, str]] = {
 
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("make", SHARDED)
-def test_what_is_spread_over_ranks_is_refused_by_name(make: Callable[[], None]) -> None:
+def test_unsupported_sharding_is_refused_by_name(make: Callable[[], None]) -> None:
     started(LoneSession())
     words, hint = SHARDED[make]
     with pytest.raises(UnsupportedError, match=words) as caught:
@@ -523,9 +523,7 @@ class Norms(torch.optim.SGD):
 
 @pytest.mark.parametrize("kind", [Norms, torch.optim.Adafactor, torch.optim.Muon])
 @pytest.mark.parametrize("spread", [True, False])
-def test_an_optimizer_that_looks_at_whole_tensors_is_refused_on_shards(
-    kind: Any, spread: bool
-) -> None:
+def test_optimizers_that_need_whole_tensors_are_refused_on_shards(kind: Any, spread: bool) -> None:
     started(LoneSession())
     model: Any = nn.Sequential(nn.Linear(3, 2, bias=False))
     if spread:
@@ -539,7 +537,7 @@ def test_an_optimizer_that_looks_at_whole_tensors_is_refused_on_shards(
         optimizer.step()
 
 
-def test_ddp_holds_all_of_the_model() -> None:
+def test_ddp_is_refused_in_a_job_with_sharded_models() -> None:
     session = started(LoneSession())
     session.shards = 2
     model = net()
@@ -578,7 +576,7 @@ def test_unequal_means_without_our_loader_are_refused() -> None:
         optimizer.step(samples=3)
 
 
-def test_unequal_sums_without_our_loader_are_fine() -> None:
+def test_unequal_sums_without_our_loader_are_accepted() -> None:
     session = started(LoneSession(stop_at=2))
     model = net()
     optimizer = wrap(model, loss_reduction="sum")
@@ -588,7 +586,7 @@ def test_unequal_sums_without_our_loader_are_fine() -> None:
     assert session.applied_samples == 7
 
 
-def test_a_sparse_gradient_that_no_module_announces_counts_as_a_dense_one() -> None:
+def test_an_unannounced_sparse_gradient_counts_like_a_dense_one() -> None:
     """Use `functional.embedding(sparse=True)`, whose gradient is added to the flat buffer."""
     ends = []
     for sparse in (False, True):
@@ -613,7 +611,7 @@ def test_a_sparse_gradient_that_no_module_announces_counts_as_a_dense_one() -> N
         ({"TORCHELASTIC_RESTART_COUNT": "0"}, True, "mp.spawn"),
     ],
 )
-def test_a_process_that_no_agent_started_is_no_rank(
+def test_a_process_that_no_agent_started_is_refused_as_a_rank(
     env: dict[str, str], child: bool, names: str
 ) -> None:
     """Check the environment; copies of one rank used to train side by side silently."""

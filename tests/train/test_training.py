@@ -82,7 +82,7 @@ def same(one: list[torch.Tensor], other: nn.Module) -> bool:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(("batch", "accumulate"), [(10, 1), (8, 1), (8, 2), (6, 3), (7, 4)])
 @pytest.mark.parametrize("loss", ["mean", "sum"])
-def test_the_weights_are_those_of_plain_torch(
+def test_the_weights_equal_those_of_plain_torch(
     name: str, batch: int, accumulate: int, loss: str
 ) -> None:
     session = started(LoneSession())
@@ -138,7 +138,7 @@ def once_per_lease(
 
 
 @pytest.mark.parametrize("habit", [per_batch, model_zero_grad, once_per_lease])
-def test_habits_of_other_scripts_change_no_bit(habit: Step) -> None:
+def test_other_places_of_zero_grad_and_step_change_no_bit(habit: Step) -> None:
     started(LoneSession())
     model = make_model()
     optimizer = pl.DistributedOptimizer(
@@ -194,7 +194,7 @@ CHANGES = [clone, double, double_in_place, without_nan, as_constant, as_data, ta
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("fed", ["by itself", "by the loader"])
-def test_one_weight_with_a_changed_gradient_steps_as_in_plain_torch(
+def test_a_changed_gradient_of_one_weight_steps_as_in_plain_torch(
     change: Callable[[nn.Parameter], None], fed: str
 ) -> None:
     def train(weight: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
@@ -228,7 +228,7 @@ def test_one_weight_with_a_changed_gradient_steps_as_in_plain_torch(
 @pytest.mark.parametrize(
     ("accumulate", "announce_every", "step_each"), [(2, 1, True), (1, 2, True), (2, 1, False)]
 )
-def test_a_changed_gradient_leaves_what_earlier_batches_added(
+def test_changing_a_gradient_keeps_the_sum_of_earlier_batches(
     change: Callable[[nn.Parameter], None], accumulate: int, announce_every: int, step_each: bool
 ) -> None:
     """Compare with a reference that keeps the gradient of each step in a tensor of its own."""
@@ -297,7 +297,7 @@ def test_zero_grad_between_two_backward_passes_drops_the_first(erase: str, accum
     assert not session.dropped
 
 
-def test_a_step_after_zero_grad_has_erased_the_gradient_is_an_error() -> None:
+def test_a_step_after_zero_grad_erased_the_gradient_is_an_error() -> None:
     started(LoneSession())
     model = make_model()
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -314,7 +314,7 @@ def test_a_step_after_zero_grad_has_erased_the_gradient_is_an_error() -> None:
         train()
 
 
-def test_late_gradients_that_wait_are_weighed_by_their_samples() -> None:
+def test_waiting_gradients_are_weighted_by_their_samples() -> None:
     """Announce two steps as one; at an epoch's end their batches differ in size (D3)."""
     session = started(LoneSession(announce_every=2, scheduler_steps=0))
     model, reference = make_model(), make_model()
@@ -342,7 +342,7 @@ def test_late_gradients_that_wait_are_weighed_by_their_samples() -> None:
     assert session.applied_samples == 100
 
 
-def test_a_script_that_feeds_itself() -> None:
+def test_a_script_that_feeds_itself_trains_like_plain_torch() -> None:
     session = started(LoneSession(stop_at=4, scheduler_steps=0))
     model, reference = make_model(), make_model()
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -361,7 +361,7 @@ def test_a_script_that_feeds_itself() -> None:
     assert session.applied_samples == 64
 
 
-def test_the_loop_over_steps_follows_the_job() -> None:
+def test_pl_steps_starts_at_the_step_of_the_job() -> None:
     session = started(LoneSession())
     session.version, session.progress = 3, Progress(step=3)  # it joins late
     model = make_model()
@@ -378,13 +378,13 @@ def test_the_loop_over_steps_follows_the_job() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2.5, True])
-def test_a_number_of_steps_is_a_whole_one(count: int) -> None:
+def test_a_number_of_steps_that_is_not_a_positive_integer_is_an_error(count: int) -> None:
     started(LoneSession())
     with pytest.raises(UsageError, match="steps="):
         next(pl.steps(count))
 
 
-def test_a_loop_that_begins_anew_in_a_running_job_is_warned_about(
+def test_a_loop_that_starts_at_zero_in_a_running_job_is_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     session = started(LoneSession())
@@ -453,7 +453,7 @@ def test_steps_after_the_stop_have_no_effect_and_the_second_is_an_error() -> Non
 
 
 @pytest.mark.parametrize("place", ["looked", "backward", "part", "stepped", "epoch"])
-def test_a_script_may_end_its_job_anywhere_in_the_loop(place: str) -> None:
+def test_pl_stop_works_anywhere_in_the_loop(place: str) -> None:
     session = started(LoneSession())
     model = make_model()
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -481,7 +481,7 @@ def test_a_script_may_end_its_job_anywhere_in_the_loop(place: str) -> None:
     assert session.dropped == ([2] if place in ("backward", "part") else [])
 
 
-def test_a_job_that_has_not_begun_cannot_be_ended() -> None:
+def test_pl_stop_before_training_has_started_is_an_error() -> None:
     started(LoneSession())
     model = make_model()
     pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -489,7 +489,7 @@ def test_a_job_that_has_not_begun_cannot_be_ended() -> None:
         pl.stop()
 
 
-def test_a_script_that_goes_on_after_another_has_ended_the_job_ends_in_order() -> None:
+def test_a_script_exits_with_code_0_after_another_rank_ended_the_job() -> None:
     session = started(LoneSession(stop_at=1))
     session.stopped_by_another = True
     model = make_model()
@@ -503,7 +503,7 @@ def test_a_script_that_goes_on_after_another_has_ended_the_job_ends_in_order() -
     assert session.released
 
 
-def test_a_gradient_that_is_not_finite_is_announced_as_such() -> None:
+def test_a_batch_with_a_non_finite_gradient_is_dropped() -> None:
     session = started(LoneSession(), faults="nan:rank=0,at=round:2")
     model = make_model()
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -516,7 +516,7 @@ def test_a_gradient_that_is_not_finite_is_announced_as_such() -> None:
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-def test_param_groups_show_the_models_parameters_and_the_jobs_learning_rate() -> None:
+def test_param_groups_show_the_models_parameters_and_the_jobs_rates() -> None:
     started(LoneSession())
     model = make_model()
     groups: list[dict[str, Any]] = [{"params": model[0].parameters()}]
@@ -539,7 +539,7 @@ def test_param_groups_show_the_models_parameters_and_the_jobs_learning_rate() ->
     assert rates == [[0.2, 0.5], [0.1, 0.25]]
 
 
-def test_state_dicts_are_those_of_plain_torch() -> None:
+def test_state_dicts_are_compatible_with_plain_torch() -> None:
     started(LoneSession(stop_at=2))
     model = make_model()
     model[0].bias.requires_grad_(False)
@@ -561,7 +561,7 @@ def test_state_dicts_are_those_of_plain_torch() -> None:
     assert plain.state_dict()["state"][3]["exp_avg"].shape == (2,)
 
 
-def test_a_frozen_parameter_stays_as_it_is() -> None:
+def test_a_frozen_parameter_is_not_changed() -> None:
     started(LoneSession(stop_at=3))
     model = make_model()
     model[0].weight.requires_grad_(False)
@@ -575,7 +575,7 @@ def test_a_frozen_parameter_stays_as_it_is() -> None:
     assert torch.equal(model.get_parameter("0.weight"), before)
 
 
-def test_logged_figures_ride_with_the_step() -> None:
+def test_logged_metrics_are_sent_with_the_step() -> None:
     session = started(LoneSession(stop_at=2))
     model = make_model()
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -587,7 +587,7 @@ def test_logged_figures_ride_with_the_step() -> None:
     assert session.metrics == [LoggedMetric("loss", 3.0, 3.0), LoggedMetric("loss", 6.0, 3.0)]
 
 
-def test_evaluating_gives_leases_back() -> None:
+def test_evaluating_returns_the_leases() -> None:
     session = started(LoneSession())
     model = make_model()
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)

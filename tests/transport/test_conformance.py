@@ -150,7 +150,7 @@ def test_sums_are_exact(crew: Crew, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_all_ranks_hold_the_same_bits(crew: Crew, size: int) -> None:
+def test_all_ranks_get_the_same_bits(crew: Crew, size: int) -> None:
     """Sum arbitrary floats, whose sum depends on the order of additions (R23)."""
     members = crew.ranks[:size]
     crew.open(members)
@@ -165,7 +165,7 @@ SEGMENTS = (262_160, 5_008, 262_160, 16, 100_000)
 """Elements of each segment, including its flag."""
 
 
-def test_segments_one_by_one_have_the_bits_of_one_call(crew: Crew) -> None:
+def test_segments_reduced_one_by_one_have_the_bits_of_one_call(crew: Crew) -> None:
     """Reduce in several ways: streaming a round must change no bit (R27)."""
     members = crew.ranks[:3]
     crew.open(members)
@@ -180,7 +180,7 @@ def test_segments_one_by_one_have_the_bits_of_one_call(crew: Crew) -> None:
 
 
 @pytest.mark.parametrize(("end", "reached"), [("killed", 3), ("aborted", 1)])
-def test_a_round_may_end_inside_any_segment(crew: Crew, end: str, reached: int) -> None:
+def test_a_round_can_end_inside_any_segment(crew: Crew, end: str, reached: int) -> None:
     """Keep one rank in its backward pass, so that the others wait for its segment."""
     a, victim, late = linked(crew)[:3]
     group = [a, victim, late]
@@ -203,7 +203,7 @@ def test_a_round_may_end_inside_any_segment(crew: Crew, end: str, reached: int) 
     check_sum(crew, group, Payload(11, SEGMENTS, one_by_one=True))
 
 
-def test_groups_grow_and_shrink(crew: Crew) -> None:
+def test_sums_are_exact_as_groups_grow_and_shrink(crew: Crew) -> None:
     a, b, c, d, e = crew.ranks
     for seed, members in enumerate(
         [[a, b], [a, b, c], [c, a, d, b, e], [e, b], [b], [a, b, c, d], [a, b]]
@@ -212,7 +212,7 @@ def test_groups_grow_and_shrink(crew: Crew) -> None:
         check_sum(crew, members, Payload(seed, (5, 4096)))
 
 
-def test_an_absent_peer_at_open_holds_nobody(crew: Crew) -> None:
+def test_an_absent_peer_at_open_blocks_nobody(crew: Crew) -> None:
     a, b, absent = crew.ranks[:3]
     crew.start_open([a, b, absent], only=[a, b], tells=True)
     wait_inside(a, b)
@@ -235,7 +235,7 @@ def test_an_absent_peer_at_open_holds_nobody(crew: Crew) -> None:
     check_sum(crew, [a, b], Payload(1, (100,)))
 
 
-def test_a_peer_killed_inside_a_reduction(crew: Crew) -> None:
+def test_a_peer_killed_inside_a_reduction_is_reported_as_lost(crew: Crew) -> None:
     """Keep the third rank away, so that nobody can finish and the victim is certainly inside."""
     a, victim, c, d = linked(crew)[:4]
     group = [a, victim, c, d]
@@ -255,7 +255,7 @@ def test_a_peer_killed_inside_a_reduction(crew: Crew) -> None:
     check_sum(crew, rest, Payload(2, (7, 300_000), calls=3))
 
 
-def test_a_peer_killed_at_any_moment_of_many_reductions(crew: Crew) -> None:
+def test_a_peer_killed_during_many_reductions_fails_the_others(crew: Crew) -> None:
     a, b, victim = crew.ranks[:3]
     crew.open([a, b, victim])
     for index, rank in enumerate([a, b, victim]):
@@ -272,7 +272,7 @@ def test_a_peer_killed_at_any_moment_of_many_reductions(crew: Crew) -> None:
     check_sum(crew, [a, b], Payload(6, (1 << 18,), calls=3))
 
 
-def test_a_stopped_peer_is_left_behind_and_comes_back(crew: Crew) -> None:
+def test_a_stopped_peer_is_left_out_and_can_return(crew: Crew) -> None:
     a, stopped, c = crew.ranks[:3]
     group = [a, stopped, c]
     crew.open(group)
@@ -330,7 +330,7 @@ def test_nothing_spins_while_idle(crew: Crew) -> None:
 @pytest.mark.parametrize(
     "kind", exhaustive_unless(lambda kind: kind in IN_MAKE_TEST, REAL), indirect=True
 )
-def test_ports_are_local_and_given_back(crew: Crew) -> None:
+def test_ports_are_local_and_released(crew: Crew) -> None:
     a, b = crew.ranks[:2]
     crew.open([a, b])
     _, address = crew.peers([a])[0]
@@ -347,7 +347,7 @@ def test_ports_are_local_and_given_back(crew: Crew) -> None:
     assert not any(name in Path("/proc/net/unix").read_text() for name in names)
 
 
-def test_nccl(pool: ProcessPool) -> None:
+def test_nccl_without_a_gpu_is_refused_with_a_hint(pool: ProcessPool) -> None:
     """Check the refusal on a machine without a GPU; on GPUs the whole suite runs instead."""
     from paceline.transport.base import TransportError
     from paceline.transport.torch.nccl import NcclTransport

@@ -129,7 +129,7 @@ def crews() -> Iterator[list[Crew]]:
     ],
     ids=["own GPUs", "three of them", "a shared GPU", "one on the host", "all on the host"],
 )
-def test_nccl_is_taken_where_each_rank_has_a_gpu_of_its_own(
+def test_nccl_is_chosen_if_each_rank_has_its_own_gpu(
     crews: list[Crew], ranks: list[tuple[torch.device, str]], want: str
 ) -> None:
     crew = Crew(*ranks)
@@ -137,7 +137,7 @@ def test_nccl_is_taken_where_each_rank_has_a_gpu_of_its_own(
     assert crew.chosen() == {want}
 
 
-def test_why_nccl_is_not_taken_is_told(crews: list[Crew]) -> None:
+def test_the_reason_for_leaving_out_nccl_is_reported(crews: list[Crew]) -> None:
     crews += [Crew((GPU, "a"), (GPU, "a")), Crew((CPU, "a"), (GPU, "b"))]
     shared, mixed = crews
     assert "ranks 0 and 1 share a; hint:" in shared.ranks[1].describe()["left out.nccl"]
@@ -150,7 +150,7 @@ def test_why_nccl_is_not_taken_is_told(crews: list[Crew]) -> None:
 
 
 @pytest.mark.long
-def test_where_one_rank_cannot_wire_nccl_all_go_through_host_memory(crews: list[Crew]) -> None:
+def test_if_one_rank_cannot_connect_nccl_all_use_host_memory(crews: list[Crew]) -> None:
     crew = Crew((GPU, "a"), (OTHER, "b"), (GPU, "c"))
     crews.append(crew)
     crew.gpu[1].broken = True
@@ -160,7 +160,7 @@ def test_where_one_rank_cannot_wire_nccl_all_go_through_host_memory(crews: list[
     assert any("no connection out of this container" in why for why in told)
 
 
-def test_a_backend_that_was_asked_for_is_refused_when_training_begins() -> None:
+def test_a_forced_nccl_is_refused_when_training_begins_without_one_gpu() -> None:
     transport = SelectedTransport([GpuTransport(Hub(), "r0", "a")], {})
     with pytest.raises(TransportError, match=r"one GPU per rank.*are on cpu; hint: move the model"):
         transport.begin([CPU])
@@ -176,7 +176,7 @@ def test_ranks_that_share_a_gpu_cannot_use_nccl_alone() -> None:
         rank.open(Group("g", 1, peers, 0), ABORT, 1.0)
 
 
-def test_auto_goes_on_without_nccl_where_there_is_no_gpu() -> None:
+def test_auto_leaves_out_nccl_without_a_gpu() -> None:
     transport = make_transport("auto", local=True)
     transport.begin([GPU])  # gloo moves it through host memory
     assert "nccl=" not in transport.address
@@ -185,7 +185,7 @@ def test_auto_goes_on_without_nccl_where_there_is_no_gpu() -> None:
     transport.shutdown()
 
 
-def test_what_is_not_reached_goes_through_host_memory_and_that_is_said_once(
+def test_unreachable_memory_is_staged_on_the_host_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rank = SelectedTransport([FarTransport(Hub(), "r0")], {})
@@ -199,7 +199,7 @@ def test_what_is_not_reached_goes_through_host_memory_and_that_is_said_once(
     rank.shutdown()
 
 
-def test_host_buffers_are_kept_between_calls_and_given_up_with_a_call() -> None:
+def test_host_buffers_are_reused_unless_a_call_was_abandoned() -> None:
     """Check promise 3: memory that an abandoned reduction may still write to is never reused."""
     staging, seen = Staging(), []
 
@@ -231,7 +231,7 @@ def test_host_buffers_are_kept_between_calls_and_given_up_with_a_call() -> None:
     assert not {buffer.data_ptr() for buffer in left[:2]} & set(seen[-1])
 
 
-def test_host_buffers_follow_what_is_reduced() -> None:
+def test_host_buffers_follow_the_shapes_and_dtypes_of_the_reduction() -> None:
     staging = Staging()
 
     def fill(buffers: Sequence[torch.Tensor]) -> None:

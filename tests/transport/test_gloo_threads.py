@@ -35,7 +35,7 @@ def summing() -> set[str]:
     return found
 
 
-def test_a_sum_need_not_wait_for_the_thread_of_the_one_before(pair: list[GlooTransport]) -> None:
+def test_gloo_has_two_summing_threads_per_rank(pair: list[GlooTransport]) -> None:
     before = summing()  # threads of other tests, which may be about to end
     peers = tuple(Peer(str(rank), t.address) for rank, t in enumerate(pair))
 

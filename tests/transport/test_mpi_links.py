@@ -47,7 +47,7 @@ def predicted(algorithm: str, payload: Payload, size: int) -> str:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("name", ["mpi", "mpi-mixed"])
-def test_the_order_of_additions_is_the_schedules(
+def test_the_order_of_additions_is_that_of_the_schedule(
     pool: ProcessPool, name: str, algorithm: str, size: int
 ) -> None:
     """Check that the bits are known in advance, in C and in Python (R23, I10)."""
@@ -67,7 +67,7 @@ def test_the_order_of_additions_is_the_schedules(
     pool.give_back(ranks)
 
 
-def test_links_survive_the_generations(pool: ProcessPool) -> None:
+def test_links_are_kept_across_generations(pool: ProcessPool) -> None:
     kind = "mpi:ring"
     ranks = pool.take(3)
     crew = Crew(kind, list(ranks))
@@ -83,7 +83,7 @@ def test_links_survive_the_generations(pool: ProcessPool) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_dead_cost_no_memory(pool: ProcessPool) -> None:
+def test_dead_peers_do_not_leak_memory(pool: ProcessPool) -> None:
     """Kill many peers: messages that were in flight to a dead rank must not pile up."""
     try:
         outlive_many(pool)
@@ -119,7 +119,7 @@ def outlive_many(pool: ProcessPool) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
+def test_unreachable_peers_time_out_and_leave_mpi_usable(
     pool: ProcessPool, stranger: Rendezvous
 ) -> None:
     """Meet a peer that never connects and one that is dead.
@@ -164,7 +164,7 @@ def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
     pool.give_back([dialer, friend])
 
 
-def test_a_send_to_the_dead_fails_at_once(pool: ProcessPool) -> None:
+def test_a_send_to_a_dead_rank_fails_at_once(pool: ProcessPool) -> None:
     """Send to a dead rank.
 
     MPICH would retry for 3 s or forever while holding its lock, so that the rank would look frozen.
@@ -184,7 +184,7 @@ def test_a_send_to_the_dead_fails_at_once(pool: ProcessPool) -> None:
     pool.give_back([survivor])
 
 
-def test_the_environment_is_loopback_only_for_local_runs() -> None:
+def test_the_environment_selects_loopback_for_local_runs_only() -> None:
     assert mpi_environment(True)["FI_TCP_IFACE"] == "lo"
     assert "FI_TCP_IFACE" not in mpi_environment(False)
     assert mpi_environment(False)["FI_PROVIDER"] == "tcp"

@@ -36,7 +36,7 @@ def environment(provider: str) -> dict[str, str]:
     return os.environ | mpi_environment(local=True) | {"FI_PROVIDER": provider}
 
 
-def test_a_provider_that_works_is_left_alone() -> None:
+def test_a_working_provider_is_accepted_and_leaves_no_files() -> None:
     tmpdir = Path(tempfile.gettempdir())
     below = partial(descendants, os.getpid())
     with left_files.OwnFiles(below, tmpdir, period_s=0.01) as own:
@@ -45,7 +45,7 @@ def test_a_provider_that_works_is_left_alone() -> None:
     assert own.left() == []
 
 
-def test_one_that_does_not_is_named_with_mpi_s_own_words_and_a_way_out() -> None:
+def test_a_provider_that_fails_is_reported_with_the_error_of_mpi_and_a_hint() -> None:
     with pytest.raises(ProviderError) as error:
         check_provider(environment(MISSING))
     for word in (f"FI_PROVIDER={MISSING}", "OFI call", "hint: ", "spec.fabric.profile", "auto"):
@@ -64,13 +64,13 @@ def made(backend: str, provider: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_transport_says_which_one_it_uses() -> None:
+def test_the_transport_reports_its_provider() -> None:
     done = made("mpi", "tcp;ofi_rxm")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "ofi;tcp;ofi_rxm|None"
 
 
-def test_auto_goes_on_without_mpi_and_says_so() -> None:
+def test_auto_continues_without_mpi_and_logs_it() -> None:
     done = made("auto", MISSING)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("None|MPI does not work with FI_PROVIDER=no_such_provider;")

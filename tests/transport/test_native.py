@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "paceline"
 
 
-def test_it_is_built_once_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_is_built_once_and_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(REDUCE).paceline_reduce
     (built,) = cache.iterdir()  # and no temporary file
     monkeypatch.setenv("CC", "false")
@@ -33,7 +33,7 @@ def test_it_is_built_once_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(cache.iterdir()) == [built]
 
 
-def test_another_source_is_another_library(cache: Path) -> None:
+def test_a_changed_source_or_header_is_built_again(cache: Path) -> None:
     load(REDUCE)
     changed, header = cache / "reduce.c", cache / HEADER
     shutil.copy(REDUCE.with_name(HEADER), header)
@@ -44,7 +44,7 @@ def test_another_source_is_another_library(cache: Path) -> None:
         assert len(list(cache.glob("*.so"))) == number
 
 
-def test_what_an_image_has_beside_the_source_is_taken(
+def test_a_library_installed_beside_its_source_is_used(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "installed"
@@ -60,7 +60,7 @@ def test_what_an_image_has_beside_the_source_is_taken(
     assert load(installed[SOURCES.index(SHARED)]).paceline_shared
 
 
-def test_without_a_compiler_it_says_what_to_do(
+def test_without_a_compiler_the_error_has_a_hint(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(cache))
@@ -68,19 +68,21 @@ def test_without_a_compiler_it_says_what_to_do(
         load(REDUCE)
 
 
-def test_a_compiler_that_fails_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_compiler_that_fails(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CC", "false")
     with pytest.raises(UnavailableError, match=r"/false failed"):
         load(REDUCE)
     assert list(cache.iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_named(cache: Path) -> None:
+def test_the_error_names_a_cache_that_cannot_be_written(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     with pytest.raises(UnavailableError, match=str(cache)):
         load(REDUCE)
 
 
-def test_the_cache_is_where_the_user_keeps_such_things(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache_folder() == Path("/somewhere/paceline")

@@ -128,7 +128,7 @@ def group(number: int, transport: NcclTransport) -> Group:
     return Group(f"g{number}", number, peers, 0)
 
 
-def test_it_follows_the_callers_stream_and_only_looks_until_the_sum_is_there(
+def test_a_sum_follows_the_callers_stream_and_is_polled(
     machine: Machine, transport: NcclTransport
 ) -> None:
     transport.allreduce([torch.ones(4)], Abort(), NATIVE)
@@ -141,7 +141,7 @@ def test_it_follows_the_callers_stream_and_only_looks_until_the_sum_is_there(
     ]
 
 
-def test_an_error_beside_the_work_ends_the_wait(machine: Machine, transport: NcclTransport) -> None:
+def test_a_connection_error_ends_the_wait(machine: Machine, transport: NcclTransport) -> None:
     machine.looks_left = 10**9
     machine.error = ErrorType.REMOTE_ERROR
     with pytest.raises(PeerLost, match="error in its connections: REMOTE_ERROR"):
@@ -168,7 +168,7 @@ SUMMED = ["own waits nccl", "mark own", "wait", "summed"]
 
 
 @pytest.mark.parametrize("number", [1, UNDER_WAY_MAX, UNDER_WAY_MAX + 2])
-def test_segments_are_queued_in_their_order_a_few_ahead_of_the_one_that_is_waited_for(
+def test_segments_are_queued_in_order_with_a_bounded_number_in_flight(
     machine: Machine, transport: NcclTransport, number: int
 ) -> None:
     ahead = min(number, UNDER_WAY_MAX)
@@ -177,7 +177,7 @@ def test_segments_are_queued_in_their_order_a_few_ahead_of_the_one_that_is_waite
     assert machine.record == LAUNCHED * ahead + beyond + SUMMED * ahead
 
 
-def test_an_abort_ends_the_wait_for_one_of_several(
+def test_an_abort_ends_the_wait_for_one_of_several_segments(
     machine: Machine, transport: NcclTransport
 ) -> None:
     abort = Abort()
@@ -196,7 +196,7 @@ def test_an_abort_ends_the_wait_for_one_of_several(
     assert transport.describe()["abandoned"] == "1"
 
 
-def test_an_error_beside_one_of_several_ends_the_wait(
+def test_a_connection_error_ends_the_wait_for_one_of_several_segments(
     machine: Machine, transport: NcclTransport
 ) -> None:
     def summed() -> None:
@@ -208,7 +208,7 @@ def test_an_error_beside_one_of_several_ends_the_wait(
     assert machine.aborted.wait(WAIT_S)
 
 
-def test_a_launch_that_fails_leaves_those_before_it_behind(
+def test_a_failed_launch_abandons_the_earlier_ones(
     machine: Machine, transport: NcclTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check promise 3: buffers of earlier launches may still be written to."""
@@ -227,7 +227,7 @@ def test_a_launch_that_fails_leaves_those_before_it_behind(
     assert transport.describe()["abandoned.alive"] == "1"
 
 
-def test_where_one_rank_reduces_segments_are_summed_one_after_the_other(
+def test_with_reduce_and_broadcast_segments_are_summed_one_by_one(
     machine: Machine, transport: NcclTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def differ(found: NcclTransport, *_: Any) -> None:
@@ -241,7 +241,7 @@ def test_where_one_rank_reduces_segments_are_summed_one_after_the_other(
     assert told == ["reduce", "broadcast", "summed"] * 2
 
 
-def test_a_group_that_was_left_is_aborted_when_the_next_one_stands(
+def test_a_closed_group_is_aborted_when_the_next_one_is_open(
     machine: Machine, transport: NcclTransport
 ) -> None:
     """Expect an abort of the old group.

@@ -35,7 +35,7 @@ def exchange(rendezvous: Rendezvous, group: Group, value: bytes) -> dict[str, by
 
 
 @pytest.mark.parametrize("value_bytes", [100, 600_000])
-def test_the_addresses_of_all_ranks_may_be_larger_than_a_message(
+def test_the_addresses_of_all_ranks_can_exceed_a_message(
     meetings: list[Rendezvous], value_bytes: int
 ) -> None:
     """Use values as large as those of some 450 ranks, which used to end rank 0 by an assertion."""
@@ -78,7 +78,7 @@ def test_a_rank_with_a_thousand_open_files_meets_the_others() -> None:
         meeting.close()
 
 
-def test_too_few_files_for_a_caller_is_an_error_with_a_way_out(
+def test_running_out_of_files_is_an_error_with_a_hint(
     meetings: list[Rendezvous], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run out of descriptors; the rank used to retry to accept the same caller forever."""

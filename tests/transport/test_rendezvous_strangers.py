@@ -136,7 +136,9 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("data", GARBAGE.values(), ids=list(GARBAGE))
-def test_garbage_is_refused_and_counted_and_the_peers_meet(meetings: Meetings, data: bytes) -> None:
+def test_garbage_is_refused_and_counted_and_the_peers_still_meet(
+    meetings: Meetings, data: bytes
+) -> None:
     before = refused_in_all()
     with reach(meetings[1]) as stranger:
         stranger.setblocking(False)
@@ -153,7 +155,9 @@ def test_garbage_is_refused_and_counted_and_the_peers_meet(meetings: Meetings, d
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_any_bytes_of_any_number_of_strangers_are_refused(meetings: Meetings, seed: int) -> None:
+def test_peers_meet_among_many_strangers_that_send_random_bytes(
+    meetings: Meetings, seed: int
+) -> None:
     dice = random.Random(seed)
     strangers = [reach(meetings[1]) for _ in range(50)]
     for stranger in strangers:
@@ -166,7 +170,7 @@ def test_any_bytes_of_any_number_of_strangers_are_refused(meetings: Meetings, se
         stranger.close()
 
 
-def test_a_rank_without_the_token_meets_nobody(meetings: Meetings) -> None:
+def test_a_rank_without_the_token_is_refused(meetings: Meetings) -> None:
     """Let a rank with a guessed token call another one: both must fail."""
     before = refused(Reason.UNAUTHENTICATED)
     forger = group_of(meetings, 0, secret_of("guess"))
@@ -214,7 +218,7 @@ class Recorder(threading.Thread):
             sink.shutdown(socket.SHUT_WR)
 
 
-def test_a_hello_that_was_recorded_is_worth_nothing_on_another_connection() -> None:
+def test_a_replayed_hello_is_refused() -> None:
     """Replay a hello in the generation in which it was recorded and in a later one."""
     meetings = Rendezvous(HOST), Rendezvous(HOST)
     relay = Recorder(meetings[1])
@@ -243,7 +247,7 @@ def test_a_hello_that_was_recorded_is_worth_nothing_on_another_connection() -> N
         each.close()
 
 
-def test_a_hello_that_is_meant_for_another_rank_is_refused(meetings: Meetings) -> None:
+def test_a_hello_for_another_rank_is_refused(meetings: Meetings) -> None:
     """Misdirect a hello: a port may have been another rank's a moment ago."""
     before = refused(Reason.UNKNOWN_PEER)
     peers = Peer("r0", meetings[0].address), Peer("r7", meetings[1].address)
@@ -260,7 +264,7 @@ def test_a_hello_that_is_meant_for_another_rank_is_refused(meetings: Meetings) -
     assert refused(Reason.UNKNOWN_PEER) > before
 
 
-def test_a_peer_that_was_stopped_in_an_older_generation_calls_again(meetings: Meetings) -> None:
+def test_a_peer_of_an_older_generation_can_call_again(meetings: Meetings) -> None:
     """Send a hello of an older generation, which is genuine: its sender is dropped, not refused."""
     before = refused_in_all()
     assert meet(meetings, "g1") == "hi"
@@ -277,7 +281,9 @@ def test_a_peer_that_was_stopped_in_an_older_generation_calls_again(meetings: Me
 
 
 @pytest.mark.parametrize("head", [plain, framed], ids=["length alone", "nonce and MAC"])
-def test_half_frames_cost_no_memory(meetings: Meetings, head: Callable[[bytes], bytes]) -> None:
+def test_incomplete_frames_use_no_memory(
+    meetings: Meetings, head: Callable[[bytes], bytes]
+) -> None:
     """Send 500 half frames of 1 MiB, which used to take 504 MiB before any authentication."""
     half = head(bytes(HELD_BYTES))[: HELD_BYTES // 2]
     before = own_bytes()
@@ -295,7 +301,7 @@ def test_half_frames_cost_no_memory(meetings: Meetings, head: Callable[[bytes], 
         stranger.close()
 
 
-def test_callers_that_say_nothing_are_bounded_in_number(meetings: Meetings) -> None:
+def test_the_number_of_silent_callers_is_bounded(meetings: Meetings) -> None:
     group = group_of(meetings, 1)
     strangers = []
     for _ in range(STRANGERS_MAX + 100):
@@ -327,7 +333,7 @@ def test_a_caller_that_does_not_finish_its_hello_in_time_is_closed(
     assert refused(Reason.TOO_SLOW) == before + 1
 
 
-def test_peers_meet_while_strangers_call_without_end(meetings: Meetings) -> None:
+def test_peers_meet_while_strangers_keep_calling(meetings: Meetings) -> None:
     stop = threading.Event()
 
     def flood() -> None:
@@ -357,7 +363,7 @@ def test_peers_meet_while_strangers_call_without_end(meetings: Meetings) -> None
 
 
 @pytest.mark.parametrize("body", [b"\x91" * DEEP, b"\xc1", b"\x05", b"\x81\xa4word\xc0", b""])
-def test_a_message_of_a_peer_that_is_none_closes_its_connection_only(
+def test_an_invalid_message_of_a_peer_closes_only_its_connection(
     meetings: Meetings, body: bytes
 ) -> None:
     """Send an invalid message with the token, as a peer of another release might."""
@@ -382,7 +388,7 @@ def test_a_message_of_a_peer_that_is_none_closes_its_connection_only(
     assert refused(Reason.MALFORMED) == before + 1
 
 
-def test_a_message_cannot_be_taken_out_or_sent_twice() -> None:
+def test_a_message_cannot_be_replayed_or_reflected() -> None:
     """Check the MAC, which covers the number and the direction of each message."""
     here, there = socket.socketpair()
     one, other = PeerConnection(here, "one"), PeerConnection(there, "other")

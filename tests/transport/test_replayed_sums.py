@@ -26,7 +26,9 @@ def machine_of(rank: ProcessRank) -> int:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("method", exhaustive_except(IN_MAKE_TEST, [*METHODS, *LEVELS]))
-def test_the_sums_of_a_group_can_be_made_again(pool: ProcessPool, method: str) -> None:
+def test_the_sums_of_a_group_can_be_reproduced_in_one_process(
+    pool: ProcessPool, method: str
+) -> None:
     """Sum arbitrary floats.
 
     With two levels, three ranks are on one machine and two on another; then one is on each, and
@@ -55,6 +57,6 @@ def test_the_sums_of_a_group_can_be_made_again(pool: ProcessPool, method: str) -
     pool.give_back(ranks)
 
 
-def test_levels_without_machines_cannot_be_repeated() -> None:
+def test_two_level_sums_without_machines_are_an_error() -> None:
     with pytest.raises(ValueError, match="of 2 ranks the journals place 0 on a machine"):
         SumAgain().sum("hier:mpi:ring", Payload(1, (5, 5)).parts(0))

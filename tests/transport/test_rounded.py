@@ -65,9 +65,7 @@ def crew(pool: ProcessPool) -> Iterator[Crew]:
 
 @pytest.mark.parametrize("kind", ["mpi", "mpi-mixed"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_bits_and_residuals_are_those_of_the_schedule(
-    crew: Crew, kind: str, algorithm: str
-) -> None:
+def test_bits_and_residuals_match_the_schedule(crew: Crew, kind: str, algorithm: str) -> None:
     """Check the loop in C, and groups in which the loops in C and in Python work together."""
     crew.kind = f"{kind}{ROUNDED}:{algorithm}"
     for size in SIZES:
@@ -88,7 +86,7 @@ def test_bits_and_residuals_are_those_of_the_schedule(
 
 @pytest.mark.parametrize("size", range(2, 9))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_sum_and_residuals_make_what_came_in(algorithm: str, size: int) -> None:
+def test_sum_and_residuals_add_up_to_the_input(algorithm: str, size: int) -> None:
     """Use integers below 2^20, which float32 sums exactly and bfloat16 cannot hold."""
     draw = torch.Generator().manual_seed(size)
     parts = [
@@ -101,7 +99,7 @@ def test_sum_and_residuals_make_what_came_in(algorithm: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sim", "staged"])
-def test_nothing_is_lost_in_memory_either(kind: str) -> None:
+def test_in_memory_sum_and_residuals_add_up_to_the_input(kind: str) -> None:
     """Sum in memory; `staged` goes through buffers that stand in for those of a device."""
     hubs, draw = Hubs(), torch.Generator().manual_seed(1)
     ranks = [in_memory(kind, hubs, f"t{index}") for index in range(3)]
@@ -120,7 +118,7 @@ def test_nothing_is_lost_in_memory_either(kind: str) -> None:
     assert torch.equal(sums[0] + added(residuals), added(parts))
 
 
-def test_a_transport_that_cannot_is_refused_by_name() -> None:
+def test_bfloat16_on_a_transport_without_rounding_is_refused() -> None:
     with pytest.raises(TransportError, match=r"spec.collective.wire: BFloat16.*gloo.*hint: set"):
         make_transport("gloo", local=True, wire=Wire.BFLOAT16)
     kinds: list[type[Transport]] = [MpiTransport, GlooTransport, ShmTransport]
@@ -129,7 +127,7 @@ def test_a_transport_that_cannot_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("owned", [True, False], ids=["in place", "not in place"])
 @pytest.mark.parametrize("places", ["abab", "abbab"])
-def test_two_levels_round_once_for_each_slice(places: str, owned: bool) -> None:
+def test_two_levels_round_once_per_slice(places: str, owned: bool) -> None:
     """Check that only the rank that has a slice rounds it, and nothing inside a machine."""
     hub, draw = Hub(), torch.Generator().manual_seed(1)
     ranks = [
@@ -163,7 +161,7 @@ def test_two_levels_round_once_for_each_slice(places: str, owned: bool) -> None:
         rank.shutdown()
 
 
-def test_inside_a_machine_nothing_is_rounded() -> None:
+def test_auto_with_bfloat16_offers_shared_memory_but_not_gloo() -> None:
     rank = make_transport("auto", local=True, wire=Wire.BFLOAT16)
     assert "shm=" in rank.address
     assert "left out.gloo" in rank.describe()

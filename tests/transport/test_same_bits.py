@@ -89,7 +89,7 @@ def sums(ranks: Sequence[Doubted], numel: int) -> list[list[float]]:
     return [buffer.tolist() for buffer in buffers]
 
 
-def test_equal_bits_take_the_librarys_own_allreduce(crew: list[Doubted]) -> None:
+def test_with_equal_bits_the_librarys_allreduce_is_used(crew: list[Doubted]) -> None:
     open_all(crew, 1)
     for rank in crew:
         rank.operations.clear()
@@ -99,7 +99,7 @@ def test_equal_bits_take_the_librarys_own_allreduce(crew: list[Doubted]) -> None
 
 
 @pytest.mark.parametrize(("size", "name"), [*zip(PROBE_BYTES, PROBE_NAMES, strict=True)])
-def test_one_other_bit_on_one_rank_makes_one_rank_reduce_for_this_group_only(
+def test_one_different_bit_selects_reduce_and_broadcast_for_this_group(
     crew: list[Doubted], size: int, name: str
 ) -> None:
     crew[1].changed_bytes = size
@@ -118,7 +118,7 @@ def test_one_other_bit_on_one_rank_makes_one_rank_reduce_for_this_group_only(
     assert [c.bits for rank in crew for c in rank.conducts()] == [Bits.COMPARED] * RANKS
 
 
-def test_how_many_are_under_way_changes_no_bit(crew: list[Doubted]) -> None:
+def test_the_number_of_sums_in_flight_changes_no_bit(crew: list[Doubted]) -> None:
     """Let the ranks differ in the number, too (R27)."""
     open_all(crew, 1)
     given = [make_probes(rank, CPU) * 3 for rank in range(RANKS)]
@@ -139,7 +139,7 @@ def test_how_many_are_under_way_changes_no_bit(crew: list[Doubted]) -> None:
     assert len(found) == 1
 
 
-def test_a_peer_that_never_compares_holds_nobody(crew: list[Doubted]) -> None:
+def test_a_peer_that_never_compares_blocks_nobody(crew: list[Doubted]) -> None:
     """Check promise 2: wait until the timeout or the abort flag."""
     peers = tuple(Peer(f"r{i}", rank.address) for i, rank in enumerate(crew[:2]))
     setattr(crew[1], "_compare", lambda *_: None)  # noqa: B010
@@ -156,7 +156,7 @@ def test_a_peer_that_never_compares_holds_nobody(crew: list[Doubted]) -> None:
                 waits.result(timeout=30)
 
 
-def test_one_changed_bit_changes_the_digest_and_the_data_differ_by_rank() -> None:
+def test_one_changed_bit_changes_the_digest_of_a_probe() -> None:
     first, other = make_probes(0, CPU), make_probes(1, CPU)
     assert [probe.nbytes for probe in first] == list(PROBE_BYTES)
     assert all(digest(a) != digest(b) for a, b in zip(first, other, strict=True))
@@ -172,7 +172,7 @@ def test_one_changed_bit_changes_the_digest_and_the_data_differ_by_rank() -> Non
     assert digest(swapped) != before
 
 
-def test_the_sum_of_the_data_depends_on_the_order() -> None:
+def test_the_sum_of_the_probes_depends_on_the_order() -> None:
     columns = [make_probes(rank, CPU)[0] for rank in range(3)]
     a, b, c = columns
     assert digest((a + b) + c) != digest(a + (b + c))

@@ -45,7 +45,7 @@ def choices(crew: Crew, members: list[Rank]) -> list[list[str]]:
     return [[o.value[f"choice.{name}"] for name in CLASS_NAMES] for o in outcomes]
 
 
-def test_a_joiner_gets_the_table_that_the_others_measured(pool: ProcessPool) -> None:
+def test_a_joiner_gets_the_measurements_of_the_others(pool: ProcessPool) -> None:
     """Open groups of three and four ranks of one machine.
 
     Any three ranks are the same topology; four are another one.
@@ -76,7 +76,7 @@ def test_a_joiner_gets_the_table_that_the_others_measured(pool: ProcessPool) -> 
     pool.give_back(ranks)
 
 
-def test_classes_are_measured_up_to_the_largest_segment() -> None:
+def test_size_classes_are_measured_up_to_the_largest_segment() -> None:
     for largest, measured in ((1000, 1), (100 << 10, 2), (5 << 20, 4)):
         hubs = Hubs()
         ranks = [in_memory("both", hubs, f"t{index}") for index in range(2)]
@@ -89,7 +89,7 @@ def test_classes_are_measured_up_to_the_largest_segment() -> None:
         assert told["choice.64MiB"] == told[f"choice.{CLASS_NAMES[measured - 1]}"]
 
 
-def test_how_the_chosen_transport_sums_is_told() -> None:
+def test_the_wire_and_staging_of_the_chosen_transport_are_reported() -> None:
     hub = Hubs().one
     ranks = [
         SelectedTransport([FarTransport(hub, f"t{i}")], {}, wire=Wire.BFLOAT16) for i in (0, 1)
@@ -102,7 +102,7 @@ def test_how_the_chosen_transport_sums_is_told() -> None:
 
 
 @pytest.mark.parametrize("broken", exhaustive_except(["gloo"], ["mpi", "gloo"]))
-def test_a_transport_that_one_rank_cannot_wire_is_left_out_by_all(
+def test_a_transport_that_one_rank_cannot_connect_is_left_out_by_all(
     pool: ProcessPool, broken: str
 ) -> None:
     """Include joiners; the transport is used again when that rank has left."""
@@ -130,7 +130,7 @@ def test_a_transport_that_one_rank_cannot_wire_is_left_out_by_all(
     pool.give_back(ranks)
 
 
-def test_a_transport_is_left_out_once_and_the_next_group_does_not_wait_for_it(
+def test_a_failed_transport_is_left_out_once_and_not_awaited_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Break one transport on one rank, which used to fail the group for all."""
@@ -168,7 +168,9 @@ def open_all(ranks: Sequence[Transport], number: int) -> list[BaseException | No
         return [future.exception() for future in opened]
 
 
-def test_a_job_that_grows_beyond_the_files_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_beyond_the_limit_of_open_files_is_an_error_with_a_hint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Check the limit at the start, as an error of the rank, and later, of the channel."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     with pytest.raises(LimitError, match=r"a rank needs up to \d+ open files .* limit is 1024"):
@@ -197,7 +199,7 @@ class Queueing(FirstTransport):
         super().allreduce_in_turn(buffers, abort, algorithm, summed)
 
 
-def test_segments_go_to_the_only_candidate_together_and_else_each_to_that_of_its_size() -> None:
+def test_only_a_single_candidate_gets_all_segments_together() -> None:
     told: list[int] = []
     for far in (False, True):
         hubs = Hubs()
@@ -216,7 +218,7 @@ def test_segments_go_to_the_only_candidate_together_and_else_each_to_that_of_its
 
 
 @pytest.mark.parametrize("told_by", [("t0", "t1", "t2"), ("t1",)])
-def test_where_bits_have_to_be_the_same_nothing_is_measured(told_by: tuple[str, ...]) -> None:
+def test_reproducible_runs_choose_without_measuring(told_by: tuple[str, ...]) -> None:
     """Let all ranks or a single one require it, as in a job that was switched to Full meanwhile."""
     hubs = Hubs()
     ranks = [
@@ -241,7 +243,7 @@ def test_a_forced_backend_is_the_only_candidate() -> None:
     forced.shutdown()
 
 
-def test_auto_says_what_it_left_out_and_why() -> None:
+def test_auto_reports_what_it_left_out_and_why() -> None:
     """Run outside mpiexec, where there is no MPI; gloo remains."""
     transport = make_transport("auto", local=True)
     assert transport.address.startswith("gloo=")

@@ -114,7 +114,7 @@ PER_RANK = ((True, True, True), (False, False, False), (True, False, True))
     ],
     ids=str,
 )
-def test_both_loops_add_in_member_order(
+def test_native_and_python_loops_add_in_member_order(
     made: Callable[..., Ranks], native: tuple[bool, ...], in_place: tuple[bool, ...]
 ) -> None:
     ranks = opened(made(*native))
@@ -126,7 +126,7 @@ def test_both_loops_add_in_member_order(
                 assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
 
 
-def test_two_levels_with_unequal_machines() -> None:
+def test_two_levels_sum_exactly_on_machines_of_unequal_size() -> None:
     """Put two ranks on one machine and three on the other: two slices, and one rank only copies."""
     hub = Hub()
     places = ("a", "b", "b", "a", "b")
@@ -149,7 +149,7 @@ def test_two_levels_with_unequal_machines() -> None:
         rank.shutdown()
 
 
-def test_two_levels_are_for_several_machines_of_several_ranks() -> None:
+def test_two_levels_need_several_machines_with_several_ranks() -> None:
     rank = HierTransport(SharedMemory(), SimTransport(Hub(), "r0"), place="a")
     assert rank.name == "hier:sim"
     assert "all ranks are on one" in rank.unfit(["a/x|1", "a/y|2"])
@@ -158,7 +158,7 @@ def test_two_levels_are_for_several_machines_of_several_ranks() -> None:
     rank.shutdown()
 
 
-def test_ranks_on_several_machines_have_no_shared_memory() -> None:
+def test_shared_memory_is_refused_on_several_machines() -> None:
     ranks = [ShmTransport(SharedMemory(), place=place) for place in ("a", "a", "b")]
     named = [SelectedTransport([rank], {}) for rank in ranks]
     peers = tuple(Peer(f"r{i}", rank.address) for i, rank in enumerate(named))
@@ -168,7 +168,7 @@ def test_ranks_on_several_machines_have_no_shared_memory() -> None:
         rank.shutdown()
 
 
-def test_the_first_to_find_out_says_whose_buffer_differs(made: Callable[..., Ranks]) -> None:
+def test_an_error_names_the_rank_whose_buffer_size_differs(made: Callable[..., Ranks]) -> None:
     ranks = opened(made(True, False))
     sizes = (100_000, 100_001)
 
@@ -185,7 +185,7 @@ def test_the_first_to_find_out_says_whose_buffer_differs(made: Callable[..., Ran
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_a_rank_that_gives_up_wakes_who_waits(made: Callable[..., Ranks], native: bool) -> None:
+def test_a_rank_that_gives_up_wakes_waiting_ranks(made: Callable[..., Ranks], native: bool) -> None:
     ranks, abort = opened(made(native, native, native)), Abort()
     outcomes: list[object] = []
 
@@ -212,7 +212,9 @@ def test_a_rank_that_gives_up_wakes_who_waits(made: Callable[..., Ranks], native
     assert isinstance(second, TransportAborted), second
 
 
-def test_refused_memory_is_named_and_auto_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_memory_is_an_error_and_auto_continues_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object) -> int:
         raise PermissionError(1, "Operation not permitted")
 
@@ -227,7 +229,7 @@ def test_refused_memory_is_named_and_auto_goes_on(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.long
 @pytest.mark.parametrize("refused", ["fcntl.fcntl", "mmap.mmap"])
-def test_a_machine_without_room_for_the_addresses_is_named_and_auto_goes_on(
+def test_a_refused_mapping_is_an_error_and_auto_continues_without_it(
     monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     """Refuse the mapping, like `ulimit -v` or a kernel without seals.
@@ -250,7 +252,7 @@ def test_a_machine_without_room_for_the_addresses_is_named_and_auto_goes_on(
 
 
 @pytest.mark.long
-def test_a_rank_that_cannot_map_the_others_holds_nobody_and_keeps_nothing(
+def test_a_rank_that_cannot_map_the_others_blocks_nobody_and_leaks_nothing(
     made: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = made(True, True, True)
@@ -308,7 +310,7 @@ def one_descriptor_left() -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_a_rank_at_its_limit_of_open_files_takes_no_half_of_the_descriptors() -> None:
+def test_a_rank_at_its_limit_of_files_keeps_no_partial_descriptors() -> None:
     here, there = socket.socketpair()
     there.setblocking(False)
     connection = PeerConnection(there, "a peer")
@@ -323,7 +325,9 @@ def test_a_rank_at_its_limit_of_open_files_takes_no_half_of_the_descriptors() ->
     here.close()
 
 
-def test_a_pod_that_may_not_hold_a_buffer_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_above_the_memory_limit_of_the_pod_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Check the limit before the kernel kills the process for a page that is not allowed."""
     memory = SharedMemory()
     monkeypatch.setattr(shm_memory, "cgroup_limits", lambda _: iter([64 << 20]))
@@ -334,7 +338,7 @@ def test_a_pod_that_may_not_hold_a_buffer_is_told_so(monkeypatch: pytest.MonkeyP
     memory.close()
 
 
-def test_a_pod_without_room_for_a_group_goes_on_where_it_may(
+def test_a_group_above_the_memory_limit_of_the_pod_is_a_transport_error(
     made: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Raise TransportError, which makes `auto` leave the transport out; others end the rank."""
@@ -345,7 +349,7 @@ def test_a_pod_without_room_for_a_group_goes_on_where_it_may(
         rank.open(group, Abort(), 1.0)
 
 
-def test_no_compiler_is_no_obstacle_where_stores_keep_their_order(
+def test_without_a_compiler_python_is_used_where_stores_are_ordered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -363,7 +367,7 @@ def pages(memory: SharedMemory) -> int:
 
 
 @pytest.mark.long
-def test_memory_goes_back_with_its_last_tensor() -> None:
+def test_memory_is_released_with_its_last_tensor() -> None:
     memory = SharedMemory()
     whole = memory.zeros(1 << 20, torch.float32)
     assert not whole.any()
@@ -381,7 +385,7 @@ def test_memory_goes_back_with_its_last_tensor() -> None:
     memory.close()
 
 
-def test_a_forked_child_gives_nothing_back() -> None:
+def test_a_forked_child_releases_no_memory_of_its_parent() -> None:
     memory = SharedMemory()
     tensor = memory.zeros(1 << 16, torch.float32).fill_(2.0)
     child = os.fork()
@@ -394,7 +398,7 @@ def test_a_forked_child_gives_nothing_back() -> None:
     memory.close()
 
 
-def test_nobody_else_may_write() -> None:
+def test_the_memory_cannot_be_written_or_resized_through_its_file() -> None:
     memory = SharedMemory()
     tensor = memory.zeros(1000, torch.float32)
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -416,7 +420,7 @@ def open_files() -> list[str]:
 
 
 @pytest.mark.long
-def test_nothing_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_files_or_mappings_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     before, mapped = open_files(), Path("/proc/self/maps").read_text().count("memfd:paceline")
     ranks = [ShmTransport(SharedMemory()) for _ in range(3)]
@@ -434,7 +438,7 @@ def test_nothing_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Path("/proc/self/maps").read_text().count("memfd:paceline") == mapped
 
 
-def test_a_process_of_another_user_is_turned_away(
+def test_a_process_of_another_user_is_refused(
     made: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = made(True, True)

@@ -122,7 +122,9 @@ def queues(monkeypatch: pytest.MonkeyPatch) -> LazyQueues:
 @given(
     st.lists(st.tuples(st.integers(0, 3 * NUMEL), st.sampled_from([1, 2, 4, 8])), max_size=4),
 )
-def test_pieces_are_the_buffers_and_follow_from_their_sizes(sizes: list[tuple[int, int]]) -> None:
+def test_pieces_cover_the_buffers_and_depend_only_on_their_sizes(
+    sizes: list[tuple[int, int]],
+) -> None:
     types = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
     buffers = [torch.empty(numel, dtype=types[size]) for numel, size in sizes]
     pieces = list(cut(buffers))
@@ -137,7 +139,7 @@ def test_pieces_are_the_buffers_and_follow_from_their_sizes(sizes: list[tuple[in
             ), "a copy would get the sum instead of the buffer"
 
 
-def test_buffers_that_belong_together_are_cut_alike() -> None:
+def test_buffers_that_belong_together_are_cut_at_the_same_places() -> None:
     pair = torch.arange(2 * NUMEL, dtype=torch.float32), torch.zeros(2 * NUMEL)
     pieces = list(cut_alike(pair))
     assert len(pieces) == 4
@@ -146,7 +148,7 @@ def test_buffers_that_belong_together_are_cut_alike() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, STAGES, 7])
-def test_the_three_stages_overlap_and_no_number_is_used_too_early(
+def test_the_three_stages_overlap_and_no_data_is_used_too_early(
     queues: LazyQueues, count: int
 ) -> None:
     staging = Staging(queues)
@@ -174,7 +176,7 @@ def test_the_three_stages_overlap_and_no_number_is_used_too_early(
         assert torch.equal(far, want)
 
 
-def test_a_device_that_hangs_does_not_hold_an_abort(queues: LazyQueues) -> None:
+def test_a_device_that_hangs_does_not_block_an_abort(queues: LazyQueues) -> None:
     staging, abort = Staging(queues), Abort()
     abort.raise_()
     summed: list[Any] = []
@@ -199,7 +201,7 @@ class HostTransport(SimTransport):
 
 
 @pytest.mark.parametrize(("devices", "pieces"), [([CPU, CPU], 1), ([GPU, CPU], 3)])
-def test_ranks_beside_one_with_a_gpu_cut_as_it_does(
+def test_all_ranks_cut_buffers_alike_if_one_has_a_gpu(
     devices: list[torch.device], pieces: int
 ) -> None:
     """Mix devices: all ranks must reduce the same number of buffers."""

@@ -41,14 +41,14 @@ def test_blocks_are_summed_alike_one_by_one_and_together() -> None:
 
 
 @given(st.integers(0, 2**31), st.integers(0, 40), st.integers(0, 31))
-def test_any_bit_that_differs_changes_the_hash(seed: int, at: int, bit: int) -> None:
+def test_any_flipped_bit_changes_the_hash(seed: int, at: int, bit: int) -> None:
     flat = torch.randn(41, generator=torch.Generator().manual_seed(seed % 1000))
     other = flat.clone()
     other.view(torch.int32)[at] ^= (1 << bit) if bit < 31 else -(1 << 31)
     assert hash_of([flat]) != hash_of([other])
 
 
-def test_numbers_that_change_places_change_the_hash() -> None:
+def test_swapped_values_change_the_hash() -> None:
     flat = torch.arange(4 * BLOCK_WORDS, dtype=torch.float32)
     swapped = flat.clone()
     swapped[[3, 9]] = flat[[9, 3]]
@@ -69,7 +69,7 @@ def test_small_differences_of_opposite_signs_do_not_cancel_out() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.bool])
-def test_memory_of_any_length_and_place_is_hashed(dtype: torch.dtype) -> None:
+def test_memory_of_any_length_and_alignment_is_hashed(dtype: torch.dtype) -> None:
     base = torch.ones(40, dtype=dtype)
     for start in range(5):
         for length in range(6):
@@ -78,12 +78,12 @@ def test_memory_of_any_length_and_place_is_hashed(dtype: torch.dtype) -> None:
     assert len({hash_of([base[:n]]) for n in range(40)}) == 40
 
 
-def test_zeros_behind_the_end_are_not_taken_for_weights() -> None:
+def test_padding_zeros_do_not_count_as_weights() -> None:
     assert hash_of([torch.zeros(1)]) != hash_of([torch.zeros(2)])
     assert hash_of([torch.zeros(2)]) != hash_of([torch.zeros(1), torch.zeros(1)])
 
 
-def test_a_frozen_weight_counts() -> None:
+def test_the_hash_of_a_model_covers_frozen_weights() -> None:
     weights = [torch.ones(3)]
     assert hash_of_model(weights, [1]) != hash_of_model(weights, [2])
     assert hash_of_model(weights, []) == hash_of(weights)

@@ -27,7 +27,7 @@ class Wired(SimTransport):
         return {"wire": "Float32", "choice.4KiB": "shm is the fastest"}
 
 
-def test_what_the_data_channel_is_is_logged_once_per_membership(
+def test_the_data_channel_is_logged_once_per_membership(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     metrics: Any = SimpleNamespace(opened=lambda *_: None)

@@ -119,7 +119,7 @@ def saver(tmp_path: Path, rank: Rank) -> Iterator[Saver]:
     made.writer.close(ANSWER_S)
 
 
-def test_the_shards_of_a_group_are_one_checkpoint(tmp_path: Path) -> None:
+def test_the_shards_of_a_group_form_one_checkpoint(tmp_path: Path) -> None:
     """Let each rank write its own part into one folder, which the first rank publishes (R53)."""
     path, ranks = tmp_path / "saved", [Rank(), Rank()]
     for shard, rank in enumerate(ranks):
@@ -149,7 +149,7 @@ def test_the_shards_of_a_group_are_one_checkpoint(tmp_path: Path) -> None:
         disk.find(path, ranks[0].identity)
 
 
-def test_a_checkpoint_that_lacks_a_shard_gets_no_name(tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_a_shard_is_not_published(tmp_path: Path) -> None:
     path, rank = tmp_path / "saved", Rank()
     rank.identity = dataclasses.replace(rank.identity, shard=0, shards=2)
     saver = Saver(path, rank)
@@ -159,7 +159,9 @@ def test_a_checkpoint_that_lacks_a_shard_gets_no_name(tmp_path: Path) -> None:
     assert not list(path.iterdir())
 
 
-def test_a_restored_state_has_the_same_bits_and_goes_on_alike(saver: Saver, tmp_path: Path) -> None:
+def test_a_restored_state_has_the_same_bits_and_trains_on_identically(
+    saver: Saver, tmp_path: Path
+) -> None:
     saver.save(3)
     path = tmp_path / "saved"
     other = Rank(seed=9)
@@ -189,7 +191,7 @@ def disk_hash(loaded: disk.Loaded, rank: Rank) -> int:
     return again.committed.hash()
 
 
-def test_any_reader_gets_the_model_by_name(saver: Saver, tmp_path: Path) -> None:
+def test_a_plain_safetensors_reader_gets_the_model_by_name(saver: Saver, tmp_path: Path) -> None:
     """Load the model as docs/checkpoints.md shows."""
     saver.save(3)
     saver.rank.committed.copy_to_model()
@@ -234,14 +236,16 @@ def test_complex_numbers_are_stored_and_restored(tmp_path: Path, dtype: torch.dt
     assert torch.equal(stored, want)  # type: ignore[arg-type]
 
 
-def test_nothing_is_seen_before_it_is_published(saver: Saver, tmp_path: Path) -> None:
+def test_a_checkpoint_is_invisible_until_it_is_published(saver: Saver, tmp_path: Path) -> None:
     saver.write(3)
     assert disk.find(tmp_path / "saved", saver.rank.identity) is None
     saver.publish(3)
     assert disk.find(tmp_path / "saved", saver.rank.identity) is not None
 
 
-def test_the_newest_are_kept_and_leftovers_go(saver: Saver, tmp_path: Path) -> None:
+def test_the_newest_checkpoints_are_kept_and_leftovers_removed(
+    saver: Saver, tmp_path: Path
+) -> None:
     path = tmp_path / "saved"
     left = path / f"{WRITING}2-elsewhere-1"
     left.mkdir(parents=True)
@@ -292,7 +296,7 @@ def test_a_torn_checkpoint_is_an_error_and_never_a_start_from_zero(
     assert read_newest(path, identity).log.version == 3
 
 
-def test_everybody_who_may_read_the_folder_may_read_the_files(saver: Saver, tmp_path: Path) -> None:
+def test_the_files_have_the_permissions_of_their_folder(saver: Saver, tmp_path: Path) -> None:
     saver.save(3)
     modes = {p.stat().st_mode & 0o777 for p in (tmp_path / "saved" / "v3").iterdir()}
     assert modes == {(tmp_path / "saved" / "v3").stat().st_mode & 0o666}
@@ -318,7 +322,9 @@ MALICIOUS = {
 
 
 @pytest.mark.parametrize("name", MALICIOUS)
-def test_a_checkpoint_is_data_and_never_a_program(saver: Saver, tmp_path: Path, name: str) -> None:
+def test_a_pickle_in_a_checkpoint_is_refused_and_never_run(
+    saver: Saver, tmp_path: Path, name: str
+) -> None:
     """Replace a file of the checkpoint by a pickle with correct sizes and checksums.
 
     It is refused by name and never run, torch's `.metadata` included.
@@ -338,7 +344,7 @@ def test_a_checkpoint_is_data_and_never_a_program(saver: Saver, tmp_path: Path, 
     assert not ran.exists()
 
 
-def test_a_manifest_that_names_too_little_is_refused(saver: Saver, tmp_path: Path) -> None:
+def test_a_manifest_that_lacks_files_is_refused(saver: Saver, tmp_path: Path) -> None:
     saver.save(3)
     path = tmp_path / "saved" / "v3" / disk.MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | {"files": []}))
@@ -362,7 +368,7 @@ def test_a_manifest_that_names_another_file_is_refused(
     assert caught.value.message.isprintable()
 
 
-def test_a_manifest_of_any_size_is_not_read(saver: Saver, tmp_path: Path) -> None:
+def test_a_manifest_above_its_size_limit_is_refused(saver: Saver, tmp_path: Path) -> None:
     saver.save(3)
     path = tmp_path / "saved" / "v3" / disk.MANIFEST
     path.write_text(path.read_text() + " " * disk.MANIFEST_BYTES_MAX)
@@ -377,7 +383,7 @@ def test_a_manifest_of_any_size_is_not_read(saver: Saver, tmp_path: Path) -> Non
         (MemoryError(), "MemoryError"),
     ],
 )
-def test_an_error_that_nobody_expected_is_told_and_the_writer_goes_on(
+def test_an_unexpected_error_is_reported_and_the_writer_continues(
     saver: Saver, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
 ) -> None:
     """Raise in the writer thread.
@@ -399,7 +405,9 @@ def test_an_error_that_nobody_expected_is_told_and_the_writer_goes_on(
     saver.save(6)
 
 
-def test_a_foreign_checkpoint_is_named(saver: Saver, tmp_path: Path) -> None:
+def test_the_error_names_what_differs_in_a_checkpoint_of_another_job(
+    saver: Saver, tmp_path: Path
+) -> None:
     saver.save(3)
     path, mine = tmp_path / "saved", saver.rank.identity
     foreign = {
@@ -421,7 +429,7 @@ def test_a_foreign_checkpoint_is_named(saver: Saver, tmp_path: Path) -> None:
         disk.find(path, mine)
 
 
-def test_more_epochs_go_on_from_the_end_of_fewer(saver: Saver, tmp_path: Path) -> None:
+def test_a_finished_job_resumes_if_it_is_given_more_epochs(saver: Saver, tmp_path: Path) -> None:
     saver.save(3, finished=True)
     path, mine = tmp_path / "saved", saver.rank.identity
     longer = disk.Identity("job", mine.layout, replace(PLAN, epochs=PLAN.epochs + 1))
@@ -432,7 +440,7 @@ def test_more_epochs_go_on_from_the_end_of_fewer(saver: Saver, tmp_path: Path) -
     assert disk.load(path, more, longer).log.version == 3
 
 
-def test_a_folder_that_cannot_be_used_is_an_answer(tmp_path: Path, rank: Rank) -> None:
+def test_a_folder_that_cannot_be_used_is_reported(tmp_path: Path, rank: Rank) -> None:
     (tmp_path / "file").write_text("")
     saver = Saver(tmp_path / "file" / "saved", rank)
     assert saver.write(3) == Written(3, "Not a directory")
@@ -448,7 +456,7 @@ def disk_at(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_a_full_disk_keeps_the_one_before(disk_at: Path, rank: Rank) -> None:
+def test_a_full_disk_keeps_the_previous_checkpoint(disk_at: Path, rank: Rank) -> None:
     saver = Saver(disk_at / "saved", rank)
     saver.save(3)
     (disk_at / "ballast").write_bytes(b"x" * (3 << 20))
@@ -478,7 +486,7 @@ while True:
 
 
 @pytest.mark.processes
-def test_a_killed_writer_leaves_the_one_before(tmp_path: Path, rank: Rank) -> None:
+def test_a_killed_writer_leaves_the_previous_checkpoint_intact(tmp_path: Path, rank: Rank) -> None:
     """Kill the writer at random moments, each time on top of what the last one left."""
     path, rng, version = tmp_path / "saved", random.Random(7), 1
     (tmp_path / "writes.py").write_text(WRITES)

@@ -87,7 +87,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_rebound_parameters_move_as_the_models_would(name: str) -> None:
+def test_a_rebound_optimizer_steps_like_plain_torch(name: str) -> None:
     rank = Rank(OPTIMIZERS[name])
     plain = make_model()
     optimizer = OPTIMIZERS[name](plain.parameters())
@@ -104,7 +104,7 @@ def test_rebound_parameters_move_as_the_models_would(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_averages_may_be_made_as_the_segments_come(name: str) -> None:
+def test_averaging_segments_as_they_arrive_gives_the_same_bits(name: str) -> None:
     """Include optimizers that write into their gradients; the sum must be kept."""
     early, late = Rank(OPTIMIZERS[name], clip_norm=0.5), Rank(OPTIMIZERS[name], clip_norm=0.5)
     for seed in range(4):
@@ -120,7 +120,7 @@ def test_averages_may_be_made_as_the_segments_come(name: str) -> None:
         assert kept == [bytes(bytes_of(flat)) for flat in summed]
 
 
-def test_an_average_of_a_round_that_came_to_nothing_is_not_taken_for_the_next() -> None:
+def test_averages_of_an_aborted_round_are_not_used_in_the_next() -> None:
     early, late = Rank(), Rank()
     early.reduce(1)
     early.committed.prepare(0, 3.0)
@@ -149,7 +149,7 @@ def test_a_rank_that_is_behind_gets_the_same_bits_from_the_last_result(name: str
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("steps", [0, 3])
-def test_a_snapshot_makes_an_equal_member(name: str, steps: int) -> None:
+def test_a_rank_that_loads_a_snapshot_equals_its_donor(name: str, steps: int) -> None:
     def schedule(optimizer: Optimizer) -> LRScheduler:
         return MultiStepLR(optimizer, [2, 4], gamma=0.3)
 
@@ -171,7 +171,7 @@ def test_a_snapshot_makes_an_equal_member(name: str, steps: int) -> None:
     assert joiner.committed.strong_hash() == donor.committed.strong_hash()
 
 
-def test_a_foreign_or_torn_state_changes_nothing() -> None:
+def test_a_foreign_or_torn_state_is_refused_and_changes_nothing() -> None:
     rank = Rank()
     before = rank.committed.strong_hash()
     other = Gradients([("w", nn.Parameter(torch.ones(3)))])
@@ -189,7 +189,7 @@ def test_a_foreign_or_torn_state_changes_nothing() -> None:
     assert rank.committed.strong_hash() == before
 
 
-def test_the_scheduler_follows_the_log() -> None:
+def test_the_scheduler_takes_the_number_of_steps_it_is_given() -> None:
     rank = Rank(OPTIMIZERS["sgd"], scheduler=lambda optimizer: StepLR(optimizer, 2, gamma=0.5))
     rank.reduce(0)
     rank.committed.accumulate(rank.gradients.result, first=True)
@@ -198,7 +198,7 @@ def test_the_scheduler_follows_the_log() -> None:
         assert rank.committed.binding.known[0]["lr"] == want
 
 
-def test_changing_the_handed_over_optimizer_is_refused() -> None:
+def test_changing_the_wrapped_optimizer_is_refused() -> None:
     rank = Rank()
     rank.round(1)
     rank.optimizer.param_groups[0]["lr"] = 0.7
@@ -221,7 +221,7 @@ def test_clipping_limits_the_averaged_gradient(divisor: float) -> None:
         torch.testing.assert_close(now, then - 0.1 * gradient)
 
 
-def test_clipping_by_value() -> None:
+def test_clipping_by_value_limits_each_update() -> None:
     rank = Rank(OPTIMIZERS["sgd"], clip_value=0.01)
     before = rank.weights()
     rank.round(3)
@@ -251,7 +251,7 @@ def test_the_norm_has_the_same_bits_with_any_number_of_threads() -> None:
     assert len(hashes) == 1
 
 
-def test_an_abandoned_reduction_cannot_reach_the_update() -> None:
+def test_writes_of_an_abandoned_reduction_do_not_reach_the_update() -> None:
     one, other = Rank(), Rank()
     one.round(1)
     other.round(1)
@@ -266,7 +266,7 @@ def test_an_abandoned_reduction_cannot_reach_the_update() -> None:
     assert one.committed.strong_hash() == other.committed.strong_hash()
 
 
-def test_float_buffers_travel_as_one_tensor() -> None:
+def test_float_buffers_are_packed_into_one_tensor() -> None:
     one, other = Rank(), Rank()
     statistics = one.model[1]
     statistics.get_buffer("running_mean").fill_(2.0)
@@ -322,7 +322,7 @@ class SpectralRank(Rank):
 
 @pytest.mark.parametrize("dtype", COMPLEX)
 @pytest.mark.parametrize("name", ["momentum", "adamw", "adagrad"])
-def test_complex_parameters_move_as_in_plain_torch(name: str, dtype: torch.dtype) -> None:
+def test_complex_parameters_are_updated_as_in_plain_torch(name: str, dtype: torch.dtype) -> None:
     rank, plain = SpectralRank(OPTIMIZERS[name], dtype), Spectral(dtype, 0)
     reference = OPTIMIZERS[name](p for p in plain.parameters() if p.requires_grad)
     assert not any(flat.is_complex() for flat in rank.gradients.result)
@@ -337,7 +337,7 @@ def test_complex_parameters_move_as_in_plain_torch(name: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", COMPLEX)
-def test_a_complex_state_makes_an_equal_member(dtype: torch.dtype) -> None:
+def test_a_rank_that_loads_a_complex_state_equals_its_donor(dtype: torch.dtype) -> None:
     donor, joiner = (SpectralRank(OPTIMIZERS["adamw"], dtype, seed=seed) for seed in (0, 1))
     donor.train(0)
     header, buffers = donor.committed.snapshot()
@@ -380,7 +380,7 @@ def test_complex_buffers_are_averaged_with_the_others() -> None:
     assert torch.equal(rank.model.mean, mean * 2)  # type: ignore[arg-type]
 
 
-def test_the_hash_covers_what_is_not_trained_and_no_buffer() -> None:
+def test_the_hash_covers_frozen_parameters_but_no_buffers() -> None:
     ranks = [SpectralRank(OPTIMIZERS["sgd"], torch.complex64) for _ in range(2)]
     one, other = (rank.committed for rank in ranks)
     ranks[0].model.mean.fill_(7)  # type: ignore[operator]
@@ -412,7 +412,7 @@ def with_buffers(**shapes: tuple[int, ...]) -> Rank:
         ({"seen": (4,)}, {"seen": (3,)}, r"seen: shape \(4,\) in .*, shape \(3,\) on this rank"),
     ],
 )
-def test_the_first_buffer_that_differs_is_named(
+def test_the_error_names_the_first_buffer_that_differs(
     donor: dict[str, Any], joiner: dict[str, Any], words: str
 ) -> None:
     """Cover buffers that are registered or resized in forward()."""
@@ -424,7 +424,7 @@ def test_the_first_buffer_that_differs_is_named(
     assert "persistent=False" in caught.value.hint
 
 
-def test_buffers_that_are_not_persistent_stay_out() -> None:
+def test_non_persistent_buffers_are_excluded() -> None:
     donor, joiner = with_buffers(own=(4,), seen=(2,)), with_buffers(own=(3,), seen=(2,))
     own = joiner.model.get_buffer("own").fill_(7)
     assert len(donor.committed.float_buffers_flat()) == len(joiner.committed.float_buffers_flat())
@@ -435,7 +435,7 @@ def test_buffers_that_are_not_persistent_stay_out() -> None:
     assert set(donor.committed.copy().model) == set(donor.model.state_dict())
 
 
-def test_the_report_counts_three_buffers() -> None:
+def test_the_memory_report_counts_three_buffers() -> None:
     rank = Rank()
     report = rank.committed.memory_report()
     assert str(report).startswith("3 buffers of ")
@@ -444,7 +444,7 @@ def test_the_report_counts_three_buffers() -> None:
     assert 4 * elements <= report.buffer_bytes <= 4 * elements + 64 * 6
 
 
-def test_pacing_is_chosen_by_what_the_optimizer_does() -> None:
+def test_only_plain_sgd_without_clipping_counts_as_linear() -> None:
     assert Rank(OPTIMIZERS["sgd"]).committed.linear()[0]
     for name, why in (("momentum", "weight decay"), ("adamw", "not known to be linear")):
         linear, text = Rank(OPTIMIZERS[name]).committed.linear()
@@ -485,7 +485,7 @@ def equal(one: object, other: object) -> bool:
 
 @given(value=plain_values)
 @settings(deadline=None)
-def test_state_survives_the_wire_as_it_was(value: object) -> None:
+def test_an_encoded_state_decodes_to_the_same_value(value: object) -> None:
     encoder = Encoder(as_tensor)
     text = json.dumps(encoder.encode(value, "x"))
     back = Decoder([bytes_of(b) for b in encoder.buffers]).decode(
@@ -494,6 +494,6 @@ def test_state_survives_the_wire_as_it_was(value: object) -> None:
     assert equal(value, back)
 
 
-def test_what_cannot_travel_is_named() -> None:
+def test_the_error_names_a_value_that_cannot_be_encoded() -> None:
     with pytest.raises(UnsupportedError, match=r"state\['x'\] is a set"):
         Encoder(as_tensor).encode({"x": {1, 2}}, "state")

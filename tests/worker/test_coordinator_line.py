@@ -121,7 +121,7 @@ def lined(rank: Rank) -> Iterator[tuple[CoordinatorLine, Agent]]:
         assert not line._thread.is_alive()
 
 
-def test_a_rank_says_nothing_before_its_agent_has_a_connection() -> None:
+def test_a_rank_sends_nothing_before_its_agent_has_a_connection() -> None:
     with lined(Rank()) as (line, agent):
         line.send(STOPPED)
         agent.tell(Introduce(7))
@@ -129,7 +129,7 @@ def test_a_rank_says_nothing_before_its_agent_has_a_connection() -> None:
         assert first == [Said(7, REGISTER), Said(7, BEAT), Said(7, FIGURES)]
 
 
-def test_each_connection_begins_with_the_facts() -> None:
+def test_each_connection_begins_with_one_registration() -> None:
     rank = Rank()
     with lined(rank) as (line, agent):
         for number in (3, 9):
@@ -152,7 +152,7 @@ def test_an_order_of_any_size_arrives() -> None:
             assert rank.until_obeyed() == order
 
 
-def test_a_word_of_any_size_arrives() -> None:
+def test_a_message_of_any_size_arrives() -> None:
     with lined(Rank()) as (line, agent):
         agent.tell(Introduce(1))
         agent.wait(REGISTER)
@@ -163,7 +163,7 @@ def test_a_word_of_any_size_arrives() -> None:
 
 
 @pytest.mark.long
-def test_figures_come_as_often_as_is_wanted() -> None:
+def test_figures_are_sent_at_the_requested_interval() -> None:
     with lined(Rank()) as (_, agent):
         agent.tell(Introduce(1), BeatEvery(ms=3_600_000, figures=1))
         first = [agent.next() for _ in range(6)]
@@ -172,7 +172,7 @@ def test_figures_come_as_often_as_is_wanted() -> None:
         assert FIGURES not in [x.message for x in later if x is not None]
 
 
-def test_what_is_no_message_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_order_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     rank = Rank()
     with caplog.at_level(logging.WARNING), lined(rank) as (_, agent):
         packets.send(agent.socket, b'{"type": "news from a later release"}')
@@ -181,7 +181,7 @@ def test_what_is_no_message_is_skipped(caplog: pytest.LogCaptureFixture) -> None
     assert "the coordinator sent something that is no message" in caplog.text
 
 
-def test_a_heartbeat_that_cannot_be_made_ends_the_rank_with_its_reason() -> None:
+def test_an_error_while_making_a_heartbeat_ends_the_rank_with_its_reason() -> None:
     """Let the heartbeat callback fail.
 
     It reads the state under a lock, so another attempt would fail too; the rank used to fall
@@ -197,7 +197,7 @@ def test_a_heartbeat_that_cannot_be_made_ends_the_rank_with_its_reason() -> None
     assert isinstance(error, RuntimeError)
 
 
-def test_no_word_is_lost_or_said_twice_while_connections_come_and_go() -> None:
+def test_no_message_is_sent_twice_while_connections_are_renewed() -> None:
     """Send from another thread while the connection is renewed.
 
     What was accepted for one connection is sent over that connection, in order.
@@ -230,7 +230,7 @@ def test_no_word_is_lost_or_said_twice_while_connections_come_and_go() -> None:
     assert every == sorted(set(every))
 
 
-def test_an_order_that_cannot_be_followed_is_asked_for_again(
+def test_a_rank_registers_again_after_an_order_failed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Expect a new registration: the coordinator then repeats its current orders."""
@@ -242,7 +242,9 @@ def test_an_order_that_cannot_be_followed_is_asked_for_again(
     assert "Ask could not be followed: RuntimeError" in caplog.text
 
 
-def test_who_left_too_much_unread_is_introduced_to_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_registers_again_after_its_outbox_overflowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Let the agent stop reading: queued messages are dropped and the facts are sent again."""
     monkeypatch.setattr(coordinator_line, "OUTBOX_MAX", 8)
     rank = Rank()
@@ -257,7 +259,7 @@ def test_who_left_too_much_unread_is_introduced_to_anew(monkeypatch: pytest.Monk
         agent.wait(STOPPED)
 
 
-def test_the_last_word_of_a_rank_is_heard() -> None:
+def test_the_last_message_before_close_is_delivered() -> None:
     with lined(Rank()) as (line, agent):
         agent.tell(Introduce(1))
         agent.wait(REGISTER)
@@ -268,7 +270,7 @@ def test_the_last_word_of_a_rank_is_heard() -> None:
             pass
 
 
-def test_the_end_of_the_agent_is_the_end_of_the_line() -> None:
+def test_the_connection_ends_with_the_agent() -> None:
     with lined(Rank()) as (line, agent):
         agent.socket.close()
         line._thread.join(WAIT_S)

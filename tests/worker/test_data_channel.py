@@ -79,7 +79,7 @@ def opened(transport: Queueing) -> tuple[DataChannel, Noted]:
     return channel, noted
 
 
-def test_all_segments_of_a_round_are_told_and_no_time_is_counted_twice() -> None:
+def test_each_segment_is_reported_and_no_time_is_counted_twice() -> None:
     """Check the times of each segment.
 
     Several may be in flight: if their times overlapped, bytes per second would be too high.
@@ -93,7 +93,7 @@ def test_all_segments_of_a_round_are_told_and_no_time_is_counted_twice() -> None
     assert noted.times == sorted(noted.times)
 
 
-def test_what_is_rounded_goes_one_by_one_with_its_residual() -> None:
+def test_rounded_segments_are_reduced_one_by_one_with_their_residuals() -> None:
     transport = Queueing()
     channel, noted = opened(transport)
     assert channel.sum(SEGMENTS, [torch.zeros(4), None, torch.zeros(8)]) is None
@@ -102,7 +102,7 @@ def test_what_is_rounded_goes_one_by_one_with_its_residual() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 2])
-def test_what_was_summed_before_a_loss_counts(place: int) -> None:
+def test_segments_summed_before_a_peer_was_lost_are_reported(place: int) -> None:
     channel, noted = opened(Queueing(fails_at=place))
     failed = channel.sum(SEGMENTS)
     assert isinstance(failed, ev.ChannelFailed)

@@ -36,6 +36,6 @@ class RecordedCuda:
     ],
     ids=["first", "own", "more ranks than GPUs", "one GPU", "no GPU", "the script has chosen"],
 )
-def test_each_rank_takes_its_own(index: int, cuda: RecordedCuda, want: list[int]) -> None:
+def test_each_rank_takes_its_own_gpu(index: int, cuda: RecordedCuda, want: list[int]) -> None:
     take_own_gpu(index, cuda)
     assert cuda.taken == want

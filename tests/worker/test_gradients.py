@@ -73,7 +73,7 @@ operations = st.lists(
 
 @given(operations=operations)
 @settings(max_examples=examples(60), deadline=None)
-def test_the_two_buffers_hold_what_separate_numbers_would(
+def test_the_two_buffers_match_an_oracle_of_separate_numbers(
     operations: list[tuple[str, float]],
 ) -> None:
     """Use powers of two and small integers, so that the oracle is exact."""
@@ -175,7 +175,7 @@ def test_a_gradient_that_the_script_assigns_counts_once(
     assert torch.equal(loaded(gradients, BufferName.GRAD)[0][:6], torch.ones(6))
 
 
-def test_a_gradient_of_none_counts_as_zero_and_leaves_earlier_batches() -> None:
+def test_a_gradient_of_none_counts_as_zero_and_keeps_earlier_batches() -> None:
     one, other = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
     gradients = Gradients([("one", one), ("other", other)])
     (one.sum() + other.sum() * 2.0).backward()
@@ -190,7 +190,7 @@ def test_a_gradient_of_none_counts_as_zero_and_leaves_earlier_batches() -> None:
 # torch warns about it once per process, after the backward pass.
 @pytest.mark.filterwarnings("ignore:Using backward")
 @pytest.mark.parametrize("listens", [True, False])
-def test_a_graph_of_the_gradients_themselves_is_refused_by_name(listens: bool) -> None:
+def test_backward_with_create_graph_is_refused(listens: bool) -> None:
     """Call backward(create_graph=True).
 
     It would count what an earlier backward pass of the lease has left twice.
@@ -213,7 +213,7 @@ def test_a_graph_of_the_gradients_themselves_is_refused_by_name(listens: bool) -
     gradients.attach()
 
 
-def test_backward_passes_are_noticed() -> None:
+def test_backward_passes_are_detected() -> None:
     gradients = make_buckets()
     assert not gradients.touched()
     add_gradient(gradients, 1.0)
@@ -229,7 +229,7 @@ def test_backward_passes_are_noticed() -> None:
     assert gradients.detached()
 
 
-def test_each_data_type_has_a_segment() -> None:
+def test_each_dtype_has_its_own_segment() -> None:
     gradients = make_buckets((torch.float32, torch.bfloat16))
     add_gradient(gradients, 1.0)
     assert [s.dtype for s in gradients.layout.segments] == [torch.bfloat16, torch.float32]
@@ -240,7 +240,7 @@ def test_each_data_type_has_a_segment() -> None:
     }
 
 
-def test_the_result_of_an_abandoned_reduction_is_left_alone() -> None:
+def test_a_renewed_result_is_independent_of_an_abandoned_reduction() -> None:
     gradients = make_buckets()
     add_gradient(gradients, 4.0)
     gradients.swap()
@@ -253,7 +253,7 @@ def test_the_result_of_an_abandoned_reduction_is_left_alone() -> None:
     assert all_equal(late(gradients), 4.0)
 
 
-def test_finite_is_exact() -> None:
+def test_the_finite_check_is_exact() -> None:
     """Check that values near overflow are finite, while a NaN or an Inf never is."""
     gradients = make_buckets()
     for value, want in ((3e38, True), (-3e38, True), (float("nan"), False), (float("inf"), False)):
@@ -265,7 +265,7 @@ def test_finite_is_exact() -> None:
     assert not gradients.finite(BufferName.GRAD)
 
 
-def test_the_fingerprint_tells_models_apart() -> None:
+def test_the_fingerprint_depends_on_name_shape_and_dtype() -> None:
     def of(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> str:
         return Gradients([(name, torch.nn.Parameter(torch.ones(shape, dtype=dtype)))]).fingerprint()
 
@@ -286,7 +286,7 @@ def watched(*names: str, cell: int = 16) -> tuple[Gradients, list[torch.nn.Param
     return gradients, [parameter for _, parameter in named], told
 
 
-def test_a_segment_is_told_of_when_it_has_its_last_gradient() -> None:
+def test_a_segment_is_reported_when_it_has_its_last_gradient() -> None:
     gradients, [a, b, c, d], told = watched(*"abcd")
     assert [slot.segment for slot in gradients.layout.slots] == [1, 1, 0, 0]
     d.sum().backward()
@@ -302,7 +302,7 @@ def test_a_segment_is_told_of_when_it_has_its_last_gradient() -> None:
     assert torch.equal(a.grad, torch.ones_like(a))
 
 
-def test_a_segment_is_told_of_once_however_often_it_is_written() -> None:
+def test_a_segment_is_reported_once_however_often_it_is_written() -> None:
     gradients, parameters, told = watched(*"abcd")
     for _ in range(3):
         torch.stack([p.sum() for p in parameters]).sum().backward()
@@ -314,7 +314,7 @@ def test_a_segment_is_told_of_once_however_often_it_is_written() -> None:
     assert sorted(told) == [0, 0, 1]
 
 
-def test_a_parameter_without_a_gradient_keeps_its_segment_untold() -> None:
+def test_a_segment_with_a_missing_gradient_is_not_reported() -> None:
     gradients, [a, b, c, _], told = watched(*"abcd")
     (a.sum() + b.sum() + c.sum()).backward()
     assert told == [1]
@@ -323,14 +323,14 @@ def test_a_parameter_without_a_gradient_keeps_its_segment_untold() -> None:
     assert told == [1], "nobody listens any more"
 
 
-def test_a_frozen_parameter_keeps_its_segment_untold() -> None:
+def test_a_segment_with_a_frozen_parameter_is_not_reported() -> None:
     _, [a, b, c, d], told = watched(*"abcd")
     d.requires_grad_(False)
     (a.sum() + b.sum() + c.sum() + d.sum()).backward()
     assert told == [1]
 
 
-def test_a_parameter_that_is_used_twice_has_one_gradient() -> None:
+def test_a_parameter_that_is_used_twice_completes_its_segment_once() -> None:
     _, [_, _, c, d], told = watched(*"abcd")
     (2.0 * d.sum() + 3.0 * d.sum()).backward()
     assert told == []
@@ -340,7 +340,7 @@ def test_a_parameter_that_is_used_twice_has_one_gradient() -> None:
     assert torch.equal(d.grad, torch.full_like(d, 5.0))
 
 
-def test_gradients_that_were_taken_away_are_in_the_segment_when_it_is_told_of() -> None:
+def test_gradients_set_to_none_are_in_the_segment_when_it_is_reported() -> None:
     seen = []
     gradients, parameters, _ = watched(*"abcd")
 
@@ -356,7 +356,7 @@ def test_gradients_that_were_taken_away_are_in_the_segment_when_it_is_told_of() 
     assert gradients.attach() == 0
 
 
-def test_an_error_inside_backward_leaves_the_rest_untold_and_the_next_batch_whole() -> None:
+def test_an_error_in_backward_leaves_the_next_batch_intact() -> None:
     gradients, parameters, told = watched(*"abcd")
 
     def fail(_: torch.Tensor) -> None:
@@ -375,7 +375,7 @@ def test_an_error_inside_backward_leaves_the_rest_untold_and_the_next_batch_whol
     assert all_equal([gradients.result[0]], 0.0)
 
 
-def test_a_compiled_model_tells_too() -> None:
+def test_segments_of_a_compiled_model_are_reported() -> None:
     """Stand in for the compiler, which would take a minute.
 
     What it makes is one autograd node with the gradients of all parameters.

@@ -60,7 +60,7 @@ def shards(monkeypatch: pytest.MonkeyPatch) -> Group:
 
 
 @pytest.mark.parametrize("make", [mail, part])
-def test_mail_that_the_others_never_get_is_bounded_and_counted(make: Any, shards: Group) -> None:
+def test_incomplete_messages_are_bounded_and_refusals_counted(make: Any, shards: Group) -> None:
     for number in range(10 * MAIL_MAX):
         shards.lead._receive(make(number))
         shards.follower._receive(make(1000 + number))
@@ -71,7 +71,7 @@ def test_mail_that_the_others_never_get_is_bounded_and_counted(make: Any, shards
     assert shards.taken == []
 
 
-def test_mail_of_a_generation_that_is_over_is_not_kept(shards: Group) -> None:
+def test_messages_of_an_older_generation_are_not_kept(shards: Group) -> None:
     old = GenerationId(1, "a", 4)
     for number in range(10):
         shards.lead._receive(mail(number, old))
@@ -82,7 +82,7 @@ def test_mail_of_a_generation_that_is_over_is_not_kept(shards: Group) -> None:
     assert shards.lead._arrived == {}
 
 
-def test_a_state_that_all_have_is_taken_and_older_ones_are_dropped(shards: Group) -> None:
+def test_a_state_that_all_shards_have_is_handled_and_older_ones_are_dropped(shards: Group) -> None:
     """Let the slow shard skip states that the fast one has; those never become complete."""
     for version in (1, 2, 3):
         shards.lead._receive(mail(version))
@@ -98,7 +98,7 @@ def test_a_state_that_all_have_is_taken_and_older_ones_are_dropped(shards: Group
     assert shards.lead._arrived == {}
 
 
-def test_many_states_that_a_slow_shard_skips_hold_up_no_later_one(shards: Group) -> None:
+def test_states_that_a_slow_shard_skips_do_not_block_later_ones(shards: Group) -> None:
     for version in range(0, 10 * MAIL_MAX, 2):
         shards.lead._receive(mail(version))
         shards.lead._receive(mail(version + 1))

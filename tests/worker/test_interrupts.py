@@ -32,7 +32,7 @@ def comm(kind: type[CommThread] = CommThread, **machine: Any) -> CommThread:
     return kind(nobody, peers, NoTransport(), nobody, Interrupts(), nobody)
 
 
-def test_an_order_is_queued_whatever_fails_after_its_interrupt() -> None:
+def test_an_order_is_queued_even_if_its_interrupt_fails() -> None:
     """Let the interrupt of the other ranks fail.
 
     The link thread swallows the error and asks for the order again. The abort flag used to stay
@@ -47,7 +47,7 @@ def test_an_order_is_queued_whatever_fails_after_its_interrupt() -> None:
     assert not thread._interrupts.abort.is_raised()
 
 
-def test_an_order_that_never_interrupted_leaves_the_count_alone() -> None:
+def test_an_order_without_an_interrupt_leaves_the_count_unchanged() -> None:
     interrupts = Interrupts()
     interrupts.taken()
     interrupts.arrived()
@@ -57,7 +57,7 @@ def test_an_order_that_never_interrupted_leaves_the_count_alone() -> None:
 
 
 @pytest.mark.parametrize("read", ["registration", "heartbeat", "figures"])
-def test_what_the_link_thread_says_of_the_state_is_as_of_one_event(read: str) -> None:
+def test_the_link_thread_reads_the_state_between_two_events(read: str) -> None:
     """Read the state while an event is handled.
 
     The link thread used to read it while an event changed it, and swallowed the errors that this
@@ -96,7 +96,7 @@ def end(_: int) -> None:
     raise EndedError
 
 
-def test_a_rank_of_a_group_that_never_answers_is_not_waited_for_for_ever(
+def test_the_wait_for_a_rank_of_a_group_times_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(group, "ANSWER_S", 0.05)

@@ -75,7 +75,7 @@ def test_all_joiners_of_a_version_are_sent_the_same_memory() -> None:
     assert all(parts[0] == donor.sent[JOINERS[0]][0] for parts in donor.sent.values())
 
 
-def test_a_joiner_passes_on_what_it_got_as_it_came() -> None:
+def test_a_joiner_forwards_the_state_without_a_copy() -> None:
     donor, joiner = Donor(), Donor()
     donor.update()
     donor.serve(JOINERS[0], 1)
@@ -86,7 +86,7 @@ def test_a_joiner_passes_on_what_it_got_as_it_came() -> None:
     assert all(sent is came for sent, came in zip(joiner.sent[JOINERS[1]], payload, strict=True))
 
 
-def test_a_joiner_of_a_later_version_gets_that_one() -> None:
+def test_a_joiner_of_a_later_version_gets_that_version() -> None:
     donor = Donor()
     donor.update()
     donor.serve(JOINERS[0], 1)
@@ -127,7 +127,7 @@ def test_a_joiner_that_cannot_take_the_state_ends_alone(monkeypatch: pytest.Monk
     assert said == []
 
 
-def test_states_of_generations_that_nobody_has_promised_do_not_pile_up() -> None:
+def test_staged_states_of_unknown_generations_are_bounded() -> None:
     """Send many states, each of which may be as large as the model."""
     joiner = Donor()
     rank: Any = SimpleNamespace(gen_id=GEN, promise=GEN._replace(counter=GEN.counter + 1))

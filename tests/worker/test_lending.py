@@ -87,7 +87,7 @@ def test_lending_copies_nothing_and_takes_no_memory() -> None:
     assert storages == {flat.untyped_storage().data_ptr() for flat in flats}
 
 
-def test_a_graph_that_the_script_keeps_over_a_step_is_refused() -> None:
+def test_backward_of_a_graph_kept_over_a_step_is_refused() -> None:
     """Keep a graph over a step, which fails with any optimizer.
 
     Its backward() would mix the weights of two versions.
@@ -104,7 +104,7 @@ def test_a_graph_that_the_script_keeps_over_a_step_is_refused() -> None:
         loss.backward()
 
 
-def test_what_cannot_lie_there_is_copied() -> None:
+def test_parameters_that_cannot_share_memory_are_copied() -> None:
     """Use a float32 master and memory whose order differs from the flat one."""
 
     def made(model: nn.Sequential) -> tuple[Committed, Gradients]:
@@ -135,7 +135,7 @@ def test_what_cannot_lie_there_is_copied() -> None:
 
 
 @pytest.mark.parametrize("lend", [False, True])
-def test_only_copies_keep_what_scripts_write_out_of_weights_that_must_be_equal(lend: bool) -> None:
+def test_only_copies_keep_script_writes_out_of_the_committed_weights(lend: bool) -> None:
     """Show why nothing is lent where a round may proceed without a rank.
 
     That rank misses a version, and with it what its script does to the weights of each one, such as

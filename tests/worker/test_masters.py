@@ -57,7 +57,7 @@ def fill(parameters: list[nn.Parameter], seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_half_is_stepped_as_plain_torch_steps_float32_masters(
+def test_half_precision_steps_like_plain_torch_with_float32_masters(
     dtype: torch.dtype, name: str
 ) -> None:
     rank = Rank(dtype, name)
@@ -77,7 +77,7 @@ def test_a_half_is_stepped_as_plain_torch_steps_float32_masters(
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_updates_that_a_half_would_round_away_add_up(dtype: torch.dtype) -> None:
+def test_updates_below_half_precision_accumulate(dtype: torch.dtype) -> None:
     """Take 4,000 steps of 2^-16 on a weight of 1, where the next bfloat16 is 2^-7 away."""
     model = nn.Linear(4, 1, bias=False).to(dtype)
     nn.init.ones_(model.weight)
@@ -95,7 +95,7 @@ def test_updates_that_a_half_would_round_away_add_up(dtype: torch.dtype) -> None
     assert torch.equal(model.weight.detach(), want.expand(1, 4))
 
 
-def test_a_gradient_keeps_the_type_that_autograd_wants() -> None:
+def test_gradients_keep_the_dtype_of_their_parameters() -> None:
     rank = Rank(torch.bfloat16)
     inputs = torch.ones(2, 6, dtype=torch.bfloat16)
     loss = rank.model[1](rank.model[0](inputs).float()).square().sum()
@@ -126,7 +126,7 @@ def test_joiners_and_checkpoints_get_the_masters(name: str) -> None:
     assert len({rank.committed.strong_hash() for rank in (donor, joiner, restored)}) == 1
 
 
-def test_a_hash_sees_what_the_model_in_bfloat16_does_not_show() -> None:
+def test_the_hash_covers_master_bits_that_bfloat16_cannot_show() -> None:
     one, other = Rank(torch.bfloat16), Rank(torch.bfloat16)
     for rank, divisor in ((one, 3.0), (other, 3.0001)):
         rank.round(1, divisor)
@@ -135,7 +135,7 @@ def test_a_hash_sees_what_the_model_in_bfloat16_does_not_show() -> None:
     assert one.committed.hash() != other.committed.hash()
 
 
-def test_what_an_optimizer_of_a_half_has_kept_goes_on_as_float32() -> None:
+def test_existing_optimizer_state_of_a_half_precision_model_becomes_float32() -> None:
     """Use an optimizer that stepped, or loaded its state, before training starts."""
     rank = Rank(torch.bfloat16, "adamw")
     rank.optimizer = OPTIMIZERS["adamw"](list(rank.model.parameters()))
@@ -147,7 +147,7 @@ def test_what_an_optimizer_of_a_half_has_kept_goes_on_as_float32() -> None:
     rank.round(5)
 
 
-def test_segments_are_as_long_as_their_sums() -> None:
+def test_segments_are_sized_by_their_float32_sums() -> None:
     """Count four bytes for each half-precision element, in a sum and on the wire."""
     named = [(str(index), nn.Parameter(torch.ones(1000).half())) for index in range(8)]
     half = Gradients(named, segment_bytes=4 * 2100).layout

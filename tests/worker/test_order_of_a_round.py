@@ -17,7 +17,7 @@ from torch import nn
 PATIENCE_S = 60.0
 
 
-def test_figures_of_a_round_come_when_the_main_thread_has_been_let_go(
+def test_round_metrics_are_recorded_after_the_main_thread_has_resumed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order: list[str] = []

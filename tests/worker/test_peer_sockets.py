@@ -21,7 +21,7 @@ from paceline.worker.peer_sockets import PeerSockets, ReceivedMessage
 from testing.makers import GEN_1, member
 
 
-def test_what_the_lanes_to_all_peers_take_is_what_is_counted(tmp_path: Path) -> None:
+def test_connections_to_all_peers_open_as_many_files_as_are_planned(tmp_path: Path) -> None:
     """Count files in one process, which holds both the outgoing and the incoming connections."""
     # The library opens some files once per process for zero-copy sends; they belong to no peer.
     exchange([PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "yz"])
@@ -62,7 +62,7 @@ def exchange(ranks: Sequence[PeerSockets]) -> int:
             rank.close()
 
 
-def test_a_wait_says_whether_anything_came(tmp_path: Path) -> None:
+def test_wait_returns_whether_anything_arrived(tmp_path: Path) -> None:
     sockets = PeerSockets(directory=tmp_path, name="a", host="", token="")
     try:
         assert not sockets.wait(1)
@@ -94,7 +94,7 @@ state("before")
 """
 
 
-def test_a_state_may_go_while_the_script_ends(tmp_path: Path) -> None:
+def test_a_state_can_be_sent_while_the_script_exits(tmp_path: Path) -> None:
     """Send a state from an atexit handler, as a donor does whose script failed.
 
     The library must not refuse before the engine has ended, which would hide the script's error.
@@ -114,7 +114,7 @@ def open_files() -> int:
 
 
 @pytest.mark.parametrize("folder", ["plain", "my project", "semi;colon, 100% \N{SNOWMAN}"])
-def test_whatever_the_folder_is_called(tmp_path: Path, folder: str) -> None:
+def test_sockets_work_in_a_folder_of_any_name(tmp_path: Path, folder: str) -> None:
     (tmp_path / folder).mkdir()
     one, two = (
         PeerSockets(directory=tmp_path / folder, name=name, host="", token="") for name in "ab"
@@ -139,7 +139,7 @@ def test_whatever_the_folder_is_called(tmp_path: Path, folder: str) -> None:
 NOTE = AskState(GEN_1, member(0), at_least=3)
 
 
-def test_what_a_whole_generation_has_not_used_is_closed(tmp_path: Path) -> None:
+def test_connections_unused_for_a_whole_generation_are_closed(tmp_path: Path) -> None:
     """Use only some of the connections in a generation.
 
     Each change of membership gives a rank other peers, so it would end up connected to all.
@@ -182,7 +182,7 @@ def receive(sockets: PeerSockets) -> ReceivedMessage:
             return mail
 
 
-def test_a_state_goes_in_pieces_and_arrives_as_it_was(
+def test_a_state_is_sent_in_pieces_and_arrives_unchanged(
     pair: tuple[PeerSockets, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Send a state of several pieces.
@@ -217,7 +217,7 @@ class State(bytearray):
 
 
 @pytest.mark.long
-def test_a_state_that_is_under_way_gives_way_to_a_newer_one(pair: tuple[PeerSockets, ...]) -> None:
+def test_a_state_in_flight_is_replaced_by_a_newer_one(pair: tuple[PeerSockets, ...]) -> None:
     """Send to a joiner that reads nothing and asks again: each state used to stay in memory."""
     donor, joiner = pair
     joiner.close()
@@ -235,7 +235,7 @@ def test_a_state_that_is_under_way_gives_way_to_a_newer_one(pair: tuple[PeerSock
     assert [each() is not None for each in alive] == [False, False, False, True]
 
 
-def test_what_has_arrived_is_followed_by_the_next(pair: tuple[PeerSockets, ...]) -> None:
+def test_states_that_arrived_are_followed_by_the_next(pair: tuple[PeerSockets, ...]) -> None:
     for number in range(3):
         state = bytes([number]) * 2_000_000
         pair[0].send_bulk(member(1), NOTE, [state])

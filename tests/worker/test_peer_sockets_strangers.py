@@ -141,7 +141,7 @@ CASES: Final = [
 
 
 @pytest.mark.parametrize(("lane", "frames"), CASES)
-def test_a_message_that_is_none_is_dropped_and_counted(
+def test_an_invalid_message_is_dropped_and_counted(
     pair: Pair, lane: str, frames: list[bytes]
 ) -> None:
     before = refused(Reason.MALFORMED, Reason.TOO_LARGE)
@@ -184,7 +184,7 @@ def test_a_message_of_many_frames_arrives_whole(pair: Pair) -> None:
     assert [len(part) for part in mail.payload] == [2 * PIECE_BYTES, 0, 1]
 
 
-def test_a_flood_of_garbage_does_not_hold_up_a_peer(pair: Pair) -> None:
+def test_a_flood_of_garbage_does_not_block_a_peer(pair: Pair) -> None:
     stranger = sender_to(pair, "fast")
     stranger.set(zmq.SNDHWM, 0)
     for _ in range(5_000):
@@ -247,7 +247,7 @@ def test_the_header_of_a_large_frame_closes_the_connection(
     assert receive(pair[1]).message == NOTE
 
 
-def test_half_frames_of_many_strangers_cost_little_memory(pair: Pair) -> None:
+def test_incomplete_frames_of_many_strangers_use_little_memory(pair: Pair) -> None:
     before = own_bytes()
     half = struct.pack("!BQ", 6, FRAME_BYTES_MAX) + bytes(FRAME_BYTES_MAX - 100)
     strangers = []
@@ -265,7 +265,7 @@ def test_half_frames_of_many_strangers_cost_little_memory(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\xff" * 200])
-def test_a_program_that_speaks_another_protocol_is_no_peer(pair: Pair, data: bytes) -> None:
+def test_a_program_that_speaks_another_protocol_is_refused(pair: Pair, data: bytes) -> None:
     counted = refused()
     strangers = [reach(pair, lane) for lane in ("fast", "bulk")]
     for stranger in strangers:
@@ -279,7 +279,7 @@ def test_a_program_that_speaks_another_protocol_is_no_peer(pair: Pair, data: byt
         stranger.close()
 
 
-def test_what_a_peer_sends_and_nobody_reads_stays_with_it(pair: Pair) -> None:
+def test_unread_messages_stay_with_their_sender(pair: Pair) -> None:
     """Send without a reader.
 
     Otherwise one peer could fill the memory of a rank that is in a long reduction.
@@ -317,7 +317,7 @@ except ConnectionError:
 @pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("lane", ["fast", "bulk"])
-def test_another_user_is_not_even_greeted(lane: str) -> None:
+def test_a_connection_of_another_user_is_closed_without_a_greeting(lane: str) -> None:
     """Connect as another user to a socket in a folder that every user may enter."""
     with tempfile.TemporaryDirectory(prefix="paceline-test-") as folder:
         Path(folder).chmod(0o777)
@@ -357,7 +357,7 @@ def test_a_stranger_with_another_key_is_counted() -> None:
     ours.close()
 
 
-def test_peers_that_come_and_go_are_not_counted(tmp_path: Path) -> None:
+def test_peers_that_connect_and_leave_are_not_counted_as_refused(tmp_path: Path) -> None:
     counted = refused()
     rank = PeerSockets(directory=tmp_path, name="rank", host="", token="t")
     for number in range(5):

@@ -179,7 +179,7 @@ def rank(make: Callable[..., OneRank]) -> OneRank:
 # ---- when a segment is contributed ---------------------------------------------------------------
 
 
-def test_a_batch_is_said_to_come_once_its_first_segment_is_there(rank: OneRank) -> None:
+def test_a_batch_is_announced_once_its_first_segment_is_ready(rank: OneRank) -> None:
     rank.reducer.begin(COMING)
     rank.write(2, 3.0)
     rank.write(1, 2.0)
@@ -189,7 +189,7 @@ def test_a_batch_is_said_to_come_once_its_first_segment_is_there(rank: OneRank) 
     assert rank.heard() == COMING
 
 
-def test_each_segment_goes_out_when_it_is_ready_and_the_last_one_after_the_step(
+def test_segments_are_sent_when_ready_and_the_last_one_after_the_step(
     rank: OneRank,
 ) -> None:
     rank.compute(1.0)
@@ -216,9 +216,7 @@ def test_each_segment_goes_out_when_it_is_ready_and_the_last_one_after_the_step(
 
 
 @pytest.mark.parametrize("gives_up", [False, True])
-def test_the_link_does_not_wait_while_the_next_segment_is_made_ready(
-    rank: OneRank, gives_up: bool
-) -> None:
+def test_the_next_segment_is_prepared_during_a_transfer(rank: OneRank, gives_up: bool) -> None:
     rank.compute(1.0)
     rank.reducer.reduce(order(in_hand=True))
     assert rank.channel.begun() == (1.0, False)
@@ -234,7 +232,7 @@ def test_the_link_does_not_wait_while_the_next_segment_is_made_ready(
     assert rank.channel.begun() == (2.0, gives_up)
 
 
-def test_segments_that_are_ready_in_another_order_go_out_in_theirs(rank: OneRank) -> None:
+def test_segments_are_sent_in_order_whichever_is_ready_first(rank: OneRank) -> None:
     rank.compute(1.0)
     rank.reducer.reduce(order(in_hand=True))
     rank.write(2, 3.0)
@@ -246,7 +244,7 @@ def test_segments_that_are_ready_in_another_order_go_out_in_theirs(rank: OneRank
 
 
 @pytest.mark.parametrize("source", [BufferName.LATE, None])
-def test_a_rank_with_no_batch_in_hand_keeps_nobody_waiting(
+def test_a_rank_with_no_batch_in_hand_sends_all_segments_at_once(
     rank: OneRank, source: BufferName | None
 ) -> None:
     """Let the rank compute meanwhile: that batch belongs to a later round."""
@@ -260,7 +258,7 @@ def test_a_rank_with_no_batch_in_hand_keeps_nobody_waiting(
     assert isinstance(rank.outcome(), ev.Reduced)
 
 
-def test_a_step_that_came_before_the_round_goes_out_whole(rank: OneRank) -> None:
+def test_a_step_that_was_taken_before_the_round_is_sent_whole(rank: OneRank) -> None:
     rank.compute(1.0, 2.0, 3.0)
     rank.step()
     rank.reducer.reduce(order())
@@ -270,7 +268,7 @@ def test_a_step_that_came_before_the_round_goes_out_whole(rank: OneRank) -> None
     assert isinstance(rank.outcome(), ev.Reduced)
 
 
-def test_a_parameter_without_a_gradient_holds_its_segment_back_until_the_step(
+def test_a_segment_with_a_missing_gradient_waits_for_the_step(
     rank: OneRank,
 ) -> None:
     rank.compute(1.0)
@@ -286,7 +284,7 @@ def test_a_parameter_without_a_gradient_holds_its_segment_back_until_the_step(
     assert isinstance(rank.outcome(), ev.Reduced)
 
 
-def test_what_earlier_batches_of_the_lease_have_left_goes_out_with_the_last_one(
+def test_gradients_of_earlier_batches_of_a_lease_are_sent_with_the_last(
     rank: OneRank,
 ) -> None:
     for segment in range(SEGMENTS):
@@ -301,7 +299,7 @@ def test_what_earlier_batches_of_the_lease_have_left_goes_out_with_the_last_one(
     rank.outcome()
 
 
-def test_gradients_that_the_script_has_taken_away_are_copied_in(rank: OneRank) -> None:
+def test_gradients_that_the_script_set_to_none_are_copied_in(rank: OneRank) -> None:
     """Call `model.zero_grad()` before backward()."""
     rank.reducer.begin(COMING)
     for parameter in rank.parameters:
@@ -356,7 +354,7 @@ def erase_and_compute_again(rank: OneRank, parameter: torch.nn.Parameter) -> Non
         (erase_and_compute_again, [2.0, 4.0, 6.0]),
     ],
 )
-def test_a_gradient_that_is_assigned_after_it_was_contributed_voids_the_round(
+def test_a_gradient_assigned_after_it_was_contributed_aborts_the_round(
     rank: OneRank, change: Callable[[OneRank, torch.nn.Parameter], None], want: list[float]
 ) -> None:
     """Expect the gradient in the next round, with what an earlier step of the contribution left."""
@@ -379,7 +377,7 @@ def test_a_gradient_that_is_assigned_after_it_was_contributed_voids_the_round(
     assert isinstance(rank.outcome(), ev.Reduced)
 
 
-def test_a_model_of_one_segment_never_says_coming(make: Callable[..., OneRank]) -> None:
+def test_a_model_of_one_segment_is_never_announced_early(make: Callable[..., OneRank]) -> None:
     before = set(threading.enumerate())
     rank = make(segments=1)
     rank.compute(1.0)
@@ -399,7 +397,7 @@ def test_a_parameter_that_is_used_twice_is_counted_once(rank: OneRank) -> None:
     assert rank.channel.begun() == (5.0, False)
 
 
-def test_buffers_are_averaged_behind_the_last_segment(rank: OneRank) -> None:
+def test_buffers_are_averaged_after_the_last_segment(rank: OneRank) -> None:
     rank.compute(1.0, 2.0, 3.0)
     rank.step()
     go = Go(GEN, 0, Trigger.ALL, streamed=True, sync=True)
@@ -435,7 +433,9 @@ def stream_until(rank: OneRank, segment: int) -> None:
 
 @pytest.mark.parametrize("segment", range(SEGMENTS))
 @pytest.mark.parametrize("bad", [NAN, float("inf")])
-def test_a_gradient_that_is_not_finite(rank: OneRank, segment: int, bad: float) -> None:
+def test_a_gradient_that_is_not_finite_aborts_the_round(
+    rank: OneRank, segment: int, bad: float
+) -> None:
     stream_until(rank, segment)
     rank.write(segment, bad)
     if segment == LAST:
@@ -446,7 +446,7 @@ def test_a_gradient_that_is_not_finite(rank: OneRank, segment: int, bad: float) 
         assert not rank.step().finite
 
 
-def test_a_first_segment_with_a_nan_is_never_said_to_come(rank: OneRank) -> None:
+def test_a_batch_with_a_nan_in_its_first_segment_is_not_announced_early(rank: OneRank) -> None:
     rank.compute(NAN, 1.0, 1.0)
     with pytest.raises(queue.Empty):
         rank.posted.get(timeout=QUIET_S)
@@ -454,7 +454,7 @@ def test_a_first_segment_with_a_nan_is_never_said_to_come(rank: OneRank) -> None
 
 
 @pytest.mark.parametrize("segment", range(LAST))
-def test_a_segment_that_is_written_after_it_was_handed_over(rank: OneRank, segment: int) -> None:
+def test_a_segment_written_after_it_was_sent_aborts_the_round(rank: OneRank, segment: int) -> None:
     """Cover two backward() passes and a script that scales p.grad."""
     stream_until(rank, LAST)
     rank.write(LAST, 3.0)
@@ -463,7 +463,7 @@ def test_a_segment_that_is_written_after_it_was_handed_over(rank: OneRank, segme
     assert end_of(rank, LAST) == ev.Voided(GivenUp.REWRITTEN)
 
 
-def test_a_segment_that_is_written_again_and_not_finite_then(rank: OneRank) -> None:
+def test_a_segment_rewritten_with_a_nan_aborts_the_round(rank: OneRank) -> None:
     stream_until(rank, LAST)
     rank.write(LAST, 3.0)
     rank.write(0, NAN)
@@ -471,7 +471,7 @@ def test_a_segment_that_is_written_again_and_not_finite_then(rank: OneRank) -> N
     assert end_of(rank, LAST) == ev.Voided(GivenUp.REWRITTEN)
 
 
-def test_a_segment_that_is_written_by_a_script_with_inference_mode(rank: OneRank) -> None:
+def test_a_write_in_inference_mode_aborts_the_round(rank: OneRank) -> None:
     stream_until(rank, LAST)
     rank.write(LAST, 3.0)
     grad = rank.parameters[-1].grad
@@ -482,7 +482,7 @@ def test_a_segment_that_is_written_by_a_script_with_inference_mode(rank: OneRank
     assert end_of(rank, LAST) == ev.Voided(GivenUp.REWRITTEN)
 
 
-def test_a_write_beside_autograd_goes_unnoticed(rank: OneRank) -> None:
+def test_a_write_to_grad_data_is_not_detected(rank: OneRank) -> None:
     """Write to `p.grad.data`, as described in docs/limits.md.
 
     The segment is sent as backward() left it.
@@ -510,7 +510,7 @@ def test_a_write_beside_autograd_goes_unnoticed(rank: OneRank) -> None:
     ],
     ids=["samples", "unit", "leases"],
 )
-def test_a_step_that_says_something_else_than_what_was_to_come(
+def test_a_step_that_differs_from_its_announcement_aborts_the_round(
     rank: OneRank, step: ev.Step
 ) -> None:
     stream_until(rank, LAST)
@@ -521,7 +521,9 @@ def test_a_step_that_says_something_else_than_what_was_to_come(
 
 @pytest.mark.parametrize("segment", range(SEGMENTS))
 @pytest.mark.parametrize("begins_another", [False, True])
-def test_a_batch_that_the_script_drops(rank: OneRank, segment: int, begins_another: bool) -> None:
+def test_a_batch_that_the_script_drops_aborts_the_round(
+    rank: OneRank, segment: int, begins_another: bool
+) -> None:
     stream_until(rank, segment)
     rank.reducer.close(dropped=True)
     if begins_another:
@@ -529,7 +531,7 @@ def test_a_batch_that_the_script_drops(rank: OneRank, segment: int, begins_anoth
     assert end_of(rank, segment) == ev.Voided(GivenUp.DROPPED)
 
 
-def test_a_round_whose_batch_was_dropped_before_it_began(rank: OneRank) -> None:
+def test_a_round_whose_batch_was_dropped_before_it_began_is_aborted(rank: OneRank) -> None:
     rank.compute(1.0)
     rank.reducer.close(dropped=True)
     rank.reducer.reduce(order(in_hand=True))
@@ -538,7 +540,7 @@ def test_a_round_whose_batch_was_dropped_before_it_began(rank: OneRank) -> None:
     assert end_of(rank, 0) == ev.Voided(GivenUp.DROPPED)
 
 
-def test_the_batch_after_a_dropped_one_is_not_taken_for_it(rank: OneRank) -> None:
+def test_the_batch_after_a_dropped_one_does_not_join_its_round(rank: OneRank) -> None:
     """Let GO arrive before the report that the batch was dropped, with the next batch in hand.
 
     That report is handled before any step of the next batch.
@@ -558,7 +560,7 @@ def test_the_batch_after_a_dropped_one_is_not_taken_for_it(rank: OneRank) -> Non
 
 
 @pytest.mark.parametrize("segment", range(SEGMENTS))
-def test_a_rank_that_is_out_of_patience(rank: OneRank, segment: int) -> None:
+def test_a_rank_that_times_out_aborts_the_round(rank: OneRank, segment: int) -> None:
     stream_until(rank, segment)
     rank.reducer.give_up(GivenUp.LATE)
     rank.reducer.give_up(GivenUp.DROPPED)
@@ -580,7 +582,7 @@ def test_a_rank_that_gives_up_inside_a_transfer_flags_the_next_one(
 
 
 @pytest.mark.parametrize("segment", range(SEGMENTS))
-def test_what_another_rank_has_flagged_ends_the_round_here(rank: OneRank, segment: int) -> None:
+def test_the_flag_of_another_rank_aborts_the_round(rank: OneRank, segment: int) -> None:
     rank.compute(1.0, 2.0, 3.0)
     rank.step()
     rank.reducer.reduce(order(sync=True))
@@ -594,7 +596,7 @@ def test_what_another_rank_has_flagged_ends_the_round_here(rank: OneRank, segmen
     assert rank.reducer.synced is None
 
 
-def test_nothing_is_to_be_given_up_between_two_rounds(rank: OneRank) -> None:
+def test_giving_up_between_two_rounds_has_no_effect(rank: OneRank) -> None:
     rank.reducer.give_up(GivenUp.LATE)
     rank.compute(1.0, 2.0, 3.0)
     rank.step()
@@ -602,7 +604,7 @@ def test_nothing_is_to_be_given_up_between_two_rounds(rank: OneRank) -> None:
     assert rank.channel.begun() == (1.0, False)
 
 
-def test_a_void_round_leaves_the_gradient_whole_for_the_next_one(rank: OneRank) -> None:
+def test_an_aborted_round_leaves_the_gradient_intact_for_the_next_one(rank: OneRank) -> None:
     stream_until(rank, 1)
     rank.reducer.give_up(GivenUp.LATE)
     end_of(rank, 1)
@@ -616,7 +618,7 @@ def test_a_void_round_leaves_the_gradient_whole_for_the_next_one(rank: OneRank) 
     assert not any(flat[-1] for flat in rank.gradients.result)
 
 
-def test_a_step_says_nothing_of_the_batch_that_its_script_has_begun_since(rank: OneRank) -> None:
+def test_a_step_does_not_complete_the_batch_that_began_after_it(rank: OneRank) -> None:
     """Let the main thread start the next batch early.
 
     Some steps let it continue at once, so it can be at the next batch when the communication thread
@@ -721,7 +723,7 @@ def test_a_transfer_that_no_abort_ends_breaks_the_rank(
         rank.channel.abort()
 
 
-def test_a_pass_over_memory_that_hangs_breaks_the_rank(
+def test_a_hanging_pass_over_the_gradients_breaks_the_rank(
     rank: OneRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reduction, "PATIENCE_S", QUIET_S)
@@ -741,7 +743,7 @@ def test_a_pass_over_memory_that_hangs_breaks_the_rank(
 
 
 @pytest.mark.parametrize("segment", range(LAST))
-def test_a_transfer_that_was_through_all_the_same_is_the_last_one(
+def test_a_transfer_that_completes_during_a_stop_is_the_last_one(
     rank: OneRank, segment: int
 ) -> None:
     stops = stop_in_transfer(rank, segment)
@@ -754,7 +756,7 @@ def test_a_transfer_that_was_through_all_the_same_is_the_last_one(
 
 
 @pytest.mark.parametrize("flag", [False, True])
-def test_what_was_complete_before_counts(rank: OneRank, flag: bool) -> None:
+def test_a_round_that_was_complete_before_a_stop_counts(rank: OneRank, flag: bool) -> None:
     stops = stop_in_transfer(rank, LAST)
     while not rank.reducer._stopping:
         time.sleep(0.001)
@@ -763,7 +765,7 @@ def test_what_was_complete_before_counts(rank: OneRank, flag: bool) -> None:
     assert isinstance(rank.reducer.outcome(), ev.Voided if flag else ev.Reduced)
 
 
-def test_a_round_after_a_stop_is_like_any_other(rank: OneRank) -> None:
+def test_a_round_after_a_stop_completes(rank: OneRank) -> None:
     stream_until(rank, 1)
     rank.reducer.stop()
     rank.reducer.stop()
@@ -780,7 +782,7 @@ def test_a_round_after_a_stop_is_like_any_other(rank: OneRank) -> None:
     assert isinstance(rank.outcome(), ev.Reduced)
 
 
-def test_a_lost_peer_ends_the_round(rank: OneRank) -> None:
+def test_a_lost_peer_fails_the_round(rank: OneRank) -> None:
     stream_until(rank, 1)
     rank.write(1, 1.0)
     rank.channel.begun()
@@ -797,7 +799,7 @@ class BrokenError(Exception):
     pass
 
 
-def test_an_error_of_the_data_thread_is_the_communication_threads(rank: OneRank) -> None:
+def test_an_error_of_the_data_thread_is_raised_in_the_communication_thread(rank: OneRank) -> None:
     rank.compute(1.0)
     rank.reducer.reduce(order(in_hand=True))
     rank.channel.begun()
@@ -807,7 +809,7 @@ def test_an_error_of_the_data_thread_is_the_communication_threads(rank: OneRank)
     rank.reducer.stop()  # must return
 
 
-def test_a_hook_of_the_script_that_raises(rank: OneRank) -> None:
+def test_a_batch_dropped_after_a_hook_raised_aborts_the_round(rank: OneRank) -> None:
     """Let the script catch the error and drop the batch, whose gradient is incomplete."""
 
     def fail(_: torch.Tensor) -> None:
@@ -900,7 +902,7 @@ def play_together(
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_streamed_or_not_the_sums_are_the_same_bits(
+def test_streamed_and_unstreamed_rounds_give_the_same_bits(
     make: Callable[..., OneRank], ranks: int
 ) -> None:
     for seed in range(5):
@@ -922,7 +924,7 @@ def test_streamed_or_not_the_sums_are_the_same_bits(
         ("written twice", (GivenUp.REWRITTEN,)),
     ],
 )
-def test_what_one_rank_gives_up_is_void_on_all(
+def test_a_round_that_one_rank_gives_up_is_aborted_on_all(
     make: Callable[..., OneRank], trouble: str, why: tuple[GivenUp, ...]
 ) -> None:
     for seed in range(10):
@@ -932,7 +934,7 @@ def test_what_one_rank_gives_up_is_void_on_all(
         assert others == [ev.Voided(None)] * 2
 
 
-def test_two_ranks_may_give_up_the_same_round(make: Callable[..., OneRank]) -> None:
+def test_two_ranks_can_give_up_the_same_round(make: Callable[..., OneRank]) -> None:
     for seed in range(10):
         outcomes, _ = play_together(make, seed, "late", "dropped", "")
         assert all(isinstance(outcome, ev.Voided) for outcome in outcomes)
@@ -940,7 +942,7 @@ def test_two_ranks_may_give_up_the_same_round(make: Callable[..., OneRank]) -> N
         assert outcomes[2].own is None
 
 
-def test_a_new_generation_ends_the_round_on_each_rank_wherever_it_is(
+def test_a_new_generation_ends_the_round_on_every_rank(
     make: Callable[..., OneRank],
 ) -> None:
     for seed in range(10):

@@ -113,7 +113,7 @@ ROUNDS = st.tuples(
 
 @given(st.sampled_from(ALGORITHMS), st.integers(1, 5), st.lists(ROUNDS, max_size=12))
 @settings(deadline=None)
-def test_applied_and_residuals_are_all_that_was_given(
+def test_applied_sums_and_residuals_add_up_to_all_gradients(
     algorithm: str, size: int, rounds: list[tuple[str, set[int], int, int]]
 ) -> None:
     group = Group(algorithm, [new_rank() for _ in range(size)])
@@ -129,7 +129,7 @@ def test_applied_and_residuals_are_all_that_was_given(
         group.check()
 
 
-def test_a_residual_is_at_most_half_a_step_of_bfloat16_of_a_sum() -> None:
+def test_a_residual_is_at_most_half_a_bfloat16_step_of_the_sum() -> None:
     """Check that a residual does not grow with the number of rounds."""
     group = Group("ring", [new_rank() for _ in range(4)])
     for seed in range(50):
@@ -138,7 +138,7 @@ def test_a_residual_is_at_most_half_a_step_of_bfloat16_of_a_sum() -> None:
         assert 0 < largest <= 5000 * 2**-8
 
 
-def test_a_rank_that_takes_over_another_state_forgets_its_own_residual() -> None:
+def test_a_rank_that_loads_another_state_drops_its_residuals() -> None:
     group = Group("ring", [new_rank() for _ in range(3)])
     group.commit({0, 1, 2}, 1, 3)
     assert group.residual(group.ranks[1]).any()
@@ -146,7 +146,7 @@ def test_a_rank_that_takes_over_another_state_forgets_its_own_residual() -> None
     assert not group.residual(group.ranks[1]).any()
 
 
-def test_wire_types_do_not_mix() -> None:
+def test_the_fingerprint_depends_on_the_wire_type() -> None:
     named = [("w", nn.Parameter(torch.zeros(NUMEL)))]
     prints = {Gradients(named, wire=wire).fingerprint() for wire in Wire}
     assert len(prints) == len(Wire)

@@ -12,7 +12,7 @@ from paceline.core.messages import STUCK, ScriptError
 from paceline.worker.script_watch import ScriptClock, ScriptWatch
 
 
-def test_the_time_of_a_script_counts_from_when_it_left() -> None:
+def test_the_time_of_a_script_counts_from_the_end_of_its_last_call() -> None:
     clock = ScriptClock(S)
     assert clock.look(10 * S, 9 * S) == S
     assert clock.look(11 * S, 9 * S) == 2 * S
@@ -22,7 +22,7 @@ def test_the_time_of_a_script_counts_from_when_it_left() -> None:
     assert clock.look(15 * S, 14 * S) == S
 
 
-def test_a_process_that_was_stopped_has_not_had_the_time() -> None:
+def test_time_while_the_process_was_stopped_does_not_count() -> None:
     clock = ScriptClock(S)
     assert clock.look(10 * S, 9 * S) == S
     assert clock.look(5000 * S, 9 * S) == 3 * S
@@ -30,7 +30,7 @@ def test_a_process_that_was_stopped_has_not_had_the_time() -> None:
     assert ScriptClock(S).look(9000 * S, 9 * S) == 2 * S
 
 
-def test_stuck_scripts_are_alike_if_they_are_in_one_file() -> None:
+def test_two_stuck_scripts_are_the_same_error_if_the_file_is_the_same() -> None:
     """Compare by file, because an endless loop can be observed at any of its lines."""
     one = ScriptError(STUCK, "", "train.py", 7)
     assert one.is_same(ScriptError(STUCK, "", "train.py", 8))
@@ -56,7 +56,7 @@ spins()
 """
 
 
-def test_a_script_that_loops_for_ever_is_found_where_it_is(tmp_path: Path) -> None:
+def test_a_script_in_an_endless_loop_is_reported_with_its_line(tmp_path: Path) -> None:
     script = tmp_path / "spins.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
@@ -67,7 +67,7 @@ def test_a_script_that_loops_for_ever_is_found_where_it_is(tmp_path: Path) -> No
     assert f"not called for 0.2 s, spec.stepDeadlineSeconds ({script}, line" in done.stderr
 
 
-def test_a_script_that_is_away_for_half_of_its_time_is_named_until_it_comes() -> None:
+def test_a_script_is_reported_from_half_its_deadline_until_it_returns() -> None:
     watch = ScriptWatch(100 * S, lambda *_: None)
     watch.left()
     left_ns = now_ns()

@@ -21,7 +21,7 @@ print(short_sockets.use_folder(sys.argv[1]))
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_sockets_are_made_where_there_is_room(tmp_path: Path, depth: int) -> None:
+def test_sockets_are_made_in_a_folder_with_a_short_path(tmp_path: Path, depth: int) -> None:
     """Use a long TMPDIR.
 
     Loader workers used to fail to send their batches, and the script waited forever.

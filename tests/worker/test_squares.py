@@ -39,7 +39,7 @@ class Rank:
         self.committed.apply(divisor, step=True, look=self.squares.look(weighing))
 
 
-def test_nothing_is_said_before_both_are_known() -> None:
+def test_nothing_is_reported_before_both_norms_are_known() -> None:
     rank = Rank()
     for _ in range(EVERY):
         assert rank.squares.facts() == {}
@@ -47,7 +47,7 @@ def test_nothing_is_said_before_both_are_known() -> None:
     assert rank.squares.facts() == {}
 
 
-def test_of_a_step_that_is_looked_at_and_before_it_is_clipped() -> None:
+def test_norms_are_taken_from_a_sampled_step_before_clipping() -> None:
     rank = Rank()
     for number in range(1, EVERY + 1):
         # The sum over the samples is divided by half their number, which makes twice the mean.
@@ -60,7 +60,7 @@ def test_of_a_step_that_is_looked_at_and_before_it_is_clipped() -> None:
     assert facts[Fact.MEAN_SQUARE] == pytest.approx(32 * 32 * 9.0)
 
 
-def test_what_is_no_mean_of_samples_does_not_count() -> None:
+def test_gradients_that_are_no_mean_of_samples_do_not_count() -> None:
     rank = Rank()
     for _ in range(EVERY):
         rank.announce(torch.full((32, 32), torch.nan), unit=SAMPLES, finite=False)
@@ -69,7 +69,7 @@ def test_what_is_no_mean_of_samples_does_not_count() -> None:
     assert rank.squares.facts() == {}
 
 
-def test_two_ranks_find_the_noise_that_their_gradients_have() -> None:
+def test_the_noise_scale_of_two_ranks_is_estimated_correctly() -> None:
     torch.manual_seed(1)
     rank, signal = Rank(), torch.randn(32, 32)
     scale = 200.0

@@ -236,7 +236,7 @@ def test_the_communication_thread_works_on_its_own_stream(record: Record, name: 
 
 
 @pytest.mark.parametrize("name", READING)
-def test_bytes_leave_the_device_when_all_updates_are_in_memory(record: Record, name: str) -> None:
+def test_bytes_leave_the_device_after_all_updates_have_finished(record: Record, name: str) -> None:
     """Check that a synchronization precedes the read.
 
     Otherwise two ranks with equal weights could report two hashes, and a joiner could get a torn
@@ -250,7 +250,7 @@ def test_bytes_leave_the_device_when_all_updates_are_in_memory(record: Record, n
     assert not [what for what in names[settled:read] if "_." in what.replace("_to_copy", "")]
 
 
-def test_the_parts_of_a_state_are_installed_on_the_own_stream(record: Record) -> None:
+def test_the_parts_of_a_state_are_installed_on_the_ranks_own_stream(record: Record) -> None:
     donor, joiner = Rank(Record()), Rank(record)
     header, buffers = donor.committed.snapshot()
     joiner.driver._staged[GEN] = (json.dumps(header).encode(), *buffers)
@@ -261,7 +261,7 @@ def test_the_parts_of_a_state_are_installed_on_the_own_stream(record: Record) ->
     assert {on for _, on in record.operations()} == {OWN}
 
 
-def test_the_evidence_of_a_journal_and_a_copy_of_the_state_are_whole(record: Record) -> None:
+def test_hashes_and_copies_of_the_state_synchronize_first(record: Record) -> None:
     for read in (Committed.strong_hash, Committed.copy, Committed.state_dict, Committed.hash):
         rank = Rank(record)
         rank.do(ev.Apply(GO, WEIGHING, hash=False))
@@ -281,7 +281,7 @@ def test_a_transport_is_called_in_the_stream_that_fills_the_buffers(record: Reco
     assert "synchronize" not in [what for _, what, _ in record.entries]
 
 
-def test_the_main_thread_goes_on_after_everything_was_marked(record: Record) -> None:
+def test_the_main_thread_resumes_after_an_event_marks_all_work(record: Record) -> None:
     rank = Rank(record)
     record.entries.clear()
     rank.do(ev.Resume(1, True, False, Progress()))
@@ -358,7 +358,7 @@ def test_no_step_waits_for_its_device_before_it_is_announced(
     assert steps == 3
 
 
-def test_a_segment_is_handed_on_and_forecast_while_its_kernels_are_queued(
+def test_a_segment_is_announced_and_sent_while_its_kernels_are_queued(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check COMING, the fill and the sum of a streamed round.
@@ -387,7 +387,7 @@ def test_a_segment_is_handed_on_and_forecast_while_its_kernels_are_queued(
     rank.end()
 
 
-def test_what_a_device_finds_travels_with_the_segment_and_is_told_in_time(
+def test_a_non_finite_value_found_on_a_device_aborts_the_round(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Put an Inf into the first segment.
@@ -417,7 +417,9 @@ def test_what_a_device_finds_travels_with_the_segment_and_is_told_in_time(
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_a_device_finds_what_the_host_finds(dtype: torch.dtype, bad: float) -> None:
+def test_the_device_check_finds_the_same_non_finite_values_as_the_host(
+    dtype: torch.dtype, bad: float
+) -> None:
     places = (CPU, torch.device("meta"), CPU)
     flags = Flags([Segment(dtype, place, 100) for place in places], [CPU])
     assert 0 in flags
@@ -462,7 +464,7 @@ class Streamed:
         self.reducer.shutdown()
 
 
-def test_a_main_thread_parks_when_its_kernels_have_run_and_adopts_what_it_gets(
+def test_the_main_thread_parks_after_its_kernels_and_adopts_the_new_state(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run a whole job of one rank.

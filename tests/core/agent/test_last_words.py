@@ -31,7 +31,7 @@ CASES: dict[str, ScriptError | None] = {
 
 
 @pytest.mark.parametrize(("text", "error"), CASES.items())
-def test_the_last_exception_is_found_at_the_scripts_own_line(
+def test_the_last_exception_is_reported_at_the_line_of_the_script(
     text: str, error: ScriptError | None
 ) -> None:
     assert error_in(text) == error

@@ -66,18 +66,18 @@ def twice(first: PodReading, last: PodReading) -> Network:
     return found
 
 
-def test_the_ports_have_sent_what_the_channel_had_to_send() -> None:
+def test_rdma_is_inferred_if_ports_sent_at_least_half_of_the_payload() -> None:
     assert judged(pod(0, NEW), pod(8, after(NEW, 8))) is Network.RDMA
     assert judged(pod(0, NEW), pod(4, after(NEW, 8))) is Network.RDMA
 
 
-def test_the_ports_have_sent_less_than_half_of_it() -> None:
+def test_tcp_is_inferred_after_two_windows_below_half_of_the_payload() -> None:
     assert judged(pod(0, NEW), pod(3.9, after(NEW, 8))) is Network.UNKNOWN, "not of one window"
     assert twice(pod(0, NEW), pod(3.9, after(NEW, 8))) is Network.TCP
     assert twice(pod(100, NEW), pod(100, after(NEW, 8))) is Network.TCP
 
 
-def test_what_goes_out_once_beside_is_not_taken_for_the_channel() -> None:
+def test_one_window_of_other_traffic_does_not_count_as_the_data_channel() -> None:
     """The state for a joiner goes over TCP.
 
     Pods that share an adapter have no port counters.
@@ -97,7 +97,7 @@ def test_what_goes_out_once_beside_is_not_taken_for_the_channel() -> None:
     assert judged(reading(0, NEW), reading(800, one), *again) is Network.UNKNOWN, "another group"
 
 
-def test_an_adapter_hands_to_a_pod_of_its_node_what_no_port_counts() -> None:
+def test_rdma_is_inferred_if_neither_ports_nor_interfaces_sent_the_payload() -> None:
     """An adapter passes data to a pod of its own node without counting it at a port.
 
     An interface does not count it either, but over TCP it would.
@@ -111,7 +111,7 @@ def test_an_adapter_hands_to_a_pod_of_its_node_what_no_port_counts() -> None:
     assert judged(pod(0, closed, beside_mib=0), later) is Network.TCP
 
 
-def test_a_driver_without_counters_is_judged_by_the_interfaces() -> None:
+def test_without_port_counters_the_interfaces_decide() -> None:
     def reading(beside_mib: int, rank: RankReading) -> PodReading:
         return PodReading({}, beside_mib * MIB, {A: rank})
 
@@ -119,18 +119,18 @@ def test_a_driver_without_counters_is_judged_by_the_interfaces() -> None:
     assert twice(reading(0, NEW), reading(8, after(NEW, 8))) is Network.TCP
 
 
-def test_without_an_open_device_the_ports_send_for_others() -> None:
+def test_port_traffic_is_ignored_if_the_rank_has_no_open_device() -> None:
     closed = replace(NEW, device_open=False)
     assert judged(pod(0, closed), pod(800, after(closed, 8))) is Network.TCP
 
 
-def test_gloo_over_infiniband_is_tcp_all_the_same() -> None:
+def test_gloo_counts_as_tcp_if_it_reduced_most_bytes() -> None:
     mixed = after(after(NEW, 3), 5, transport="gloo")
     assert judged(pod(0, NEW), pod(8, mixed)) is Network.TCP
     assert judged(pod(0, NEW), pod(8, after(after(NEW, 5), 3, transport="gloo"))) is Network.RDMA
 
 
-def test_shared_memory_uses_no_network_and_two_levels_use_that_of_mpi() -> None:
+def test_shared_memory_needs_no_network_and_hierarchical_counts_as_mpi() -> None:
     assert judged(pod(0, NEW), pod(0, after(NEW, 800, transport="shm"))) is Network.UNKNOWN
     assert judged(pod(0, NEW), pod(8, after(NEW, 8, transport="hier:mpi"))) is Network.RDMA
 
@@ -140,7 +140,9 @@ def test_shared_memory_uses_no_network_and_two_levels_use_that_of_mpi() -> None:
     [(ENOUGH_BYTES / MIB / 2, 100), (800.0, REDUCTIONS_MIN - 1)],
     ids=["too few bytes", "the one in flight at the beginning may be most of it"],
 )
-def test_nothing_is_known_before_enough_has_moved(mib: float, reductions: int) -> None:
+def test_the_network_is_unknown_until_enough_bytes_and_reductions_passed(
+    mib: float, reductions: int
+) -> None:
     some = after(NEW, mib, reductions)
     assert judged(pod(0, NEW), pod(800, some)) is Network.UNKNOWN
     assert judged(pod(0, NEW), pod(0, some)) is Network.UNKNOWN
@@ -148,20 +150,20 @@ def test_nothing_is_known_before_enough_has_moved(mib: float, reductions: int) -
     assert judged(pod(0, NEW), pod(800, some), pod(1600, more)) is Network.RDMA
 
 
-def test_what_cannot_be_seen_is_not_known() -> None:
+def test_the_network_is_unknown_without_device_state_or_counters() -> None:
     hidden = replace(NEW, device_open=None)
     assert judged(pod(0, hidden), pod(8, after(hidden, 8))) is Network.UNKNOWN
     unseen = PodReading({}, None, {A: NEW}), PodReading({}, None, {A: after(NEW, 8)})
     assert judged(*unseen) is Network.UNKNOWN
 
 
-def test_a_port_that_appears_or_counts_anew_has_sent_nothing() -> None:
+def test_a_new_or_reset_port_counter_counts_as_no_traffic() -> None:
     last = PodReading({"mlx5_0/1": 0, "mlx5_1/1": 800 * MIB}, None, {A: after(NEW, 8)})
     more = PodReading(last.ports, None, {A: after(after(NEW, 8), 8)})
     assert judged(pod(8, NEW), last, more) is Network.TCP
 
 
-def test_each_window_is_judged_by_itself() -> None:
+def test_each_window_is_judged_on_its_own() -> None:
     one = after(NEW, 8)
     two = after(one, 8)
     three = after(two, 8)
@@ -173,7 +175,7 @@ def test_each_window_is_judged_by_itself() -> None:
     assert judged(*readings) is Network.RDMA
 
 
-def test_nothing_is_judged_within_one_pod_nor_across_a_change_of_the_membership() -> None:
+def test_no_verdict_is_given_within_one_pod_or_across_a_membership_change() -> None:
     """Bytes reduced while a rank was alone must not count as bytes that RDMA did not carry."""
     alone = replace(NEW, alone=True)
     assert judged(pod(0, alone), pod(0, after(alone, 80))) is Network.UNKNOWN
@@ -184,7 +186,7 @@ def test_nothing_is_judged_within_one_pod_nor_across_a_change_of_the_membership(
     assert judged(pod(0, NEW), pod(0, changed)) is Network.UNKNOWN
 
 
-def test_a_verdict_outlives_a_change_of_the_membership_until_the_next_one() -> None:
+def test_a_verdict_survives_a_membership_change_until_the_next_verdict() -> None:
     one = after(NEW, 8)
     changed = replace(one, generation=(2.0, 1.0))
     assert judged(pod(0, NEW), pod(8, one), pod(8, changed)) is Network.RDMA
@@ -192,7 +194,7 @@ def test_a_verdict_outlives_a_change_of_the_membership_until_the_next_one() -> N
     assert judged(pod(0, NEW), pod(8, one), pod(8, alone)) is Network.UNKNOWN
 
 
-def test_gpudirect_is_said_by_every_connection_of_the_pod() -> None:
+def test_gpudirect_requires_that_all_connections_of_the_pod_use_it() -> None:
     def verdict(one: Connections, other: Connections, sent_mib: float = 8) -> Network:
         first = replace(NEW, reduced={}, connections=one), replace(NEW, connections=other)
         last = [after(rank, 8, transport="nccl") for rank in first]
@@ -206,7 +208,7 @@ def test_gpudirect_is_said_by_every_connection_of_the_pod() -> None:
     assert verdict(Connections(8, 0), Connections(), sent_mib=0) is Network.TCP
 
 
-def test_connections_in_lines_of_nccl() -> None:
+def test_nccl_connections_are_counted_from_log_lines() -> None:
     """The lines have the forms that NCCL 2.4 to 2.27 write."""
     direct = [
         "node-0:70:81 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA",
@@ -233,7 +235,7 @@ def test_connections_in_lines_of_nccl() -> None:
     assert nccl_connections(neither) == Connections()
 
 
-def test_a_job_is_as_good_as_the_worst_of_its_ranks() -> None:
+def test_worst_returns_the_worst_network_of_the_ranks() -> None:
     tcp, rdma, direct, unknown = Network.TCP, Network.RDMA, Network.GPUDIRECT, Network.UNKNOWN
     assert worst([direct, rdma]) is rdma
     assert worst([direct, direct]) is direct

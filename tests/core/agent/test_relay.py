@@ -58,12 +58,12 @@ class Pod:
         return self.relay.greet()
 
 
-def test_one_greeting_has_all_who_introduce_themselves() -> None:
+def test_one_greeting_contains_all_registered_ranks() -> None:
     pod = Pod(B, A)
     assert pod.greeted() == (register(A), register(B))
 
 
-def test_who_is_late_is_passed_on_and_not_waited_for_the_first_time() -> None:
+def test_a_late_registration_is_forwarded_and_not_awaited_at_first() -> None:
     """A script that has not called `pl.init()` does not read messages yet."""
     pod = Pod(A)
     pod.stopped.add(B)
@@ -75,7 +75,7 @@ def test_who_is_late_is_passed_on_and_not_waited_for_the_first_time() -> None:
     assert pod.say(register(B)) == [register(B)]
 
 
-def test_who_took_part_before_is_waited_for() -> None:
+def test_a_reconnect_waits_for_ranks_that_took_part_before() -> None:
     pod = Pod(A, B)
     pod.greeted()
     pod.relay.disconnect()
@@ -86,7 +86,7 @@ def test_who_took_part_before_is_waited_for() -> None:
     assert not pod.relay.awaits, "it will never answer"
 
 
-def test_what_was_said_for_an_older_connection_is_dropped() -> None:
+def test_messages_for_an_older_connection_are_dropped() -> None:
     pod = Pod(A)
     pod.greeted()
     old = pod.numbers[A]
@@ -98,7 +98,7 @@ def test_what_was_said_for_an_older_connection_is_dropped() -> None:
     assert pod.say(stale) == [stale]
 
 
-def test_nothing_passes_to_a_rank_that_this_coordinator_does_not_know() -> None:
+def test_messages_reach_only_ranks_that_this_coordinator_knows() -> None:
     """A message may be an order of the previous coordinator.
 
     The rank registers and is asked again.
@@ -112,7 +112,7 @@ def test_nothing_passes_to_a_rank_that_this_coordinator_does_not_know() -> None:
     assert pod.relay.listeners((A, B)) == [A]
 
 
-def test_a_rank_that_read_nothing_for_long_begins_anew() -> None:
+def test_a_rank_that_stopped_reading_registers_again() -> None:
     pod = Pod(A)
     pod.greeted()
     old = pod.numbers[A]
@@ -124,7 +124,7 @@ def test_a_rank_that_read_nothing_for_long_begins_anew() -> None:
     assert pod.relay.listeners((A,)) == [A]
 
 
-def test_the_end_of_a_line_is_told_if_the_rank_was_known() -> None:
+def test_a_closed_connection_is_reported_if_the_rank_was_known() -> None:
     pod = Pod(A)
     pod.greeted()
     assert pod.relay.close(A) == [m.RankGone(A)]
@@ -134,7 +134,7 @@ def test_the_end_of_a_line_is_told_if_the_rank_was_known() -> None:
     assert pod.relay.close(B) == []
 
 
-def test_a_rank_may_speak_for_itself_only_and_says_first_who_it_is() -> None:
+def test_a_rank_must_register_first_and_send_only_its_own_messages() -> None:
     pod = Pod(A)
     pod.connect()
     with pytest.raises(ValueError, match="speaks for"):
@@ -149,7 +149,7 @@ def test_a_rank_may_speak_for_itself_only_and_says_first_who_it_is() -> None:
 # ---- beats -----------------------------------------------------------------------------------
 
 
-def test_a_beat_says_once_what_all_say_alike() -> None:
+def test_a_pod_heartbeat_contains_common_values_once() -> None:
     pod = Pod(A, B)
     pod.greeted()
     for who in (A, B):
@@ -165,7 +165,7 @@ def test_a_beat_says_once_what_all_say_alike() -> None:
         assert later.changed == ()
 
 
-def test_who_is_not_heard_is_not_said_to_be() -> None:
+def test_a_pod_heartbeat_lists_only_ranks_with_a_heartbeat_since_the_last_one() -> None:
     """The heartbeats of an agent cannot hide a rank that sends none."""
     pod = Pod(A, B)
     pod.greeted()
@@ -189,7 +189,7 @@ CHANGES: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("facts", CHANGES.values(), ids=CHANGES)
-def test_what_changes_is_told(facts: dict[str, object]) -> None:
+def test_changed_values_of_a_rank_are_reported(facts: dict[str, object]) -> None:
     pod = Pod(A, B, C)
     pod.greeted()
     for who in (A, B, C):
@@ -207,7 +207,7 @@ def test_what_changes_is_told(facts: dict[str, object]) -> None:
     assert replace(said, doing=None) == replace(changed, doing=None)
 
 
-def test_who_was_long_at_work_and_is_no_more_is_told() -> None:
+def test_the_end_of_a_long_reduction_is_reported_once() -> None:
     pod = Pod(A)
     pod.greeted()
     for for_ms in (1501, 1701):
@@ -221,7 +221,7 @@ def test_who_was_long_at_work_and_is_no_more_is_told() -> None:
     assert pod.relay.beat().changed == ()
 
 
-def test_over_a_new_connection_all_is_told_again() -> None:
+def test_a_new_connection_reports_all_values_again() -> None:
     pod = Pod(A)
     pod.greeted()
     carriers = ((A, m.Network.TCP),)
@@ -237,7 +237,7 @@ def test_over_a_new_connection_all_is_told_again() -> None:
         pod.greeted()
 
 
-def test_figures_wait_for_their_turn_but_not_beyond_the_end() -> None:
+def test_figures_are_coalesced_and_flushed_before_the_end() -> None:
     pod = Pod(A)
     pod.greeted()
     for version in range(3):

@@ -99,7 +99,7 @@ def feed(place: Place, now_ns: int, *events: Event) -> list[Effect]:
 
 
 @pytest.mark.parametrize(("phase", "cue"), list(product(Phase, Cue)), ids=str)
-def test_every_pair_of_phase_and_cue(phase: Phase, cue: Cue) -> None:
+def test_each_phase_and_cue_follows_the_transition_table(phase: Phase, cue: Cue) -> None:
     place = make_place(phase)
     events = CUE_EVENTS[cue]
     if (phase, cue) == (Phase.RUNNING, Cue.TIME):  # Only a finished rank has a deadline.
@@ -120,12 +120,12 @@ def test_every_pair_of_phase_and_cue(phase: Phase, cue: Cue) -> None:
             feed(place, now_ns, *events)
 
 
-def test_the_table_leads_everywhere_and_ends_only_once() -> None:
+def test_the_transition_table_reaches_every_phase_and_never_leaves_ended() -> None:
     assert set(NEXT.values()) == set(Phase)
     assert {after for (before, _), after in NEXT.items() if before is Phase.ENDED} == {Phase.ENDED}
 
 
-def test_a_life_with_one_crash() -> None:
+def test_a_crashed_rank_is_restarted_after_the_backoff() -> None:
     place = Place(2, 1, 5, LIMITS)
     first, second = MemberId(2, 1, 5 * ATTEMPT_STRIDE), MemberId(2, 1, 5 * ATTEMPT_STRIDE + 1)
     assert feed(place, 0, Tick()) == [Launch(first)]
@@ -143,7 +143,7 @@ def test_a_life_with_one_crash() -> None:
     assert place.dead == [first, second]
 
 
-def test_a_death_tells_what_the_script_raised_and_at_which_batch() -> None:
+def test_a_death_reports_the_exception_and_the_batch() -> None:
     place = Place(0, 0, 0, LIMITS)
     raised = ScriptError("OSError", "bad sector", "train.py", 7)
     feed(place, 0, Tick(), Up(1), ReportedOutcome(RankOutcome.FAILED, "OSError", error=raised))
@@ -155,7 +155,7 @@ def test_a_death_tells_what_the_script_raised_and_at_which_batch() -> None:
     assert list(place.failures) == [dead], "a new coordinator has to hear of it"
 
 
-def test_an_exception_before_init_is_read_from_the_traceback() -> None:
+def test_an_exception_before_init_is_parsed_from_the_traceback() -> None:
     place = Place(0, 0, 0, LIMITS)
     text = 'Traceback ...\n  File "train.py", line 4, in <module>\nImportError: no such lib'
     [report] = feed(place, 1 * S, Tick(), Up(1), Exited(1, text))[-1:]
@@ -166,19 +166,19 @@ def test_an_exception_before_init_is_read_from_the_traceback() -> None:
 
 
 @pytest.mark.parametrize("code", [-SIGKILL, -15])
-def test_a_signal_from_outside_is_no_failure_of_the_script(code: int) -> None:
+def test_an_external_signal_does_not_count_as_a_script_failure(code: int) -> None:
     place = Place(0, 0, 0, LIMITS)
     feed(place, 0, Tick(), Up(1), Exited(code, "", DealtBatch(5, 1)))
     assert not place.failures
 
 
-def test_a_rank_that_its_agent_has_killed_has_not_failed_by_its_script() -> None:
+def test_a_rank_killed_by_its_agent_does_not_count_as_a_script_failure() -> None:
     place = Place(0, 0, 0, LIMITS)
     feed(place, 0, Tick(), Up(1), Kill("silent"), Exited(-SIGABRT, ""))
     assert not place.failures
 
 
-def test_a_rank_that_has_ended_before_it_was_killed_keeps_its_own_reason() -> None:
+def test_a_rank_that_failed_before_a_kill_keeps_its_own_reason() -> None:
     """The end of its launcher may be observed before the rank's own."""
     place = Place(0, 0, 0, LIMITS)
     said = ReportedOutcome(RankOutcome.FAILED, "KeyError: 1", error=ScriptError("KeyError", "1"))
@@ -191,7 +191,7 @@ def test_a_rank_that_has_ended_before_it_was_killed_keeps_its_own_reason() -> No
 
 
 @given(st.integers(1, 10_000))
-def test_the_back_off_doubles_up_to_its_bound(failures: int) -> None:
+def test_the_backoff_doubles_up_to_its_maximum(failures: int) -> None:
     pause, longer = backoff_ns(failures), backoff_ns(failures + 1)
     assert BACKOFF_NS <= pause <= longer <= BACKOFF_MAX_NS
     assert longer == min(2 * pause, BACKOFF_MAX_NS)
@@ -224,7 +224,7 @@ def rule(action: FailureAction, *codes: int) -> FailureRuleSettings:
         (2, [rule(FailureAction.IGNORE, 2)], 3),
     ],
 )
-def test_what_the_job_says_of_a_failure(
+def test_failure_rules_decide_whether_a_rank_is_restarted(
     code: int, rules: list[FailureRuleSettings], restarts: int
 ) -> None:
     place = failing(code, *rules)
@@ -232,14 +232,16 @@ def test_what_the_job_says_of_a_failure(
     assert (place.ended is None) is (restarts == 3)
 
 
-def test_what_does_not_count_is_followed_more_and_more_slowly_all_the_same() -> None:
+def test_ignored_failures_still_increase_the_backoff() -> None:
     ignored = rule(FailureAction.IGNORE, 75)
     due_ns = [failing(75, ignored, times=n).wake_at_ns or 0 for n in range(4)]
     assert [b - a for a, b in itertools.pairwise(due_ns)] == [1 * S, 2 * S, 4 * S]
 
 
 @given(lives=st.lists(st.integers(0, 2 * HEALTHY_NS), max_size=12), limit=st.integers(0, 5))
-def test_only_failures_in_a_row_count(lives: list[int], limit: int) -> None:
+def test_only_consecutive_failures_count_toward_the_backoff_limit(
+    lives: list[int], limit: int
+) -> None:
     """The oracle is the number of deaths since the last process that lived long enough."""
     place = Place(0, 0, 0, Limits(limit, 0))
     now_ns = row = 0
@@ -267,7 +269,7 @@ def test_only_failures_in_a_row_count(lives: list[int], limit: int) -> None:
         max_size=30,
     )
 )
-def test_whatever_happens_each_process_is_launched_and_reported_once(events: list[object]) -> None:
+def test_each_process_is_launched_and_reported_once_under_any_events(events: list[object]) -> None:
     place = Place(0, 0, 0, LIMITS)
     effects: list[Effect] = []
     now_ns = 0
@@ -311,7 +313,7 @@ def test_a_second_sigterm_neither_repeats_nor_shortens_the_drain() -> None:
     assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 1)
 
 
-def test_the_end_of_the_job_shortens_a_drain() -> None:
+def test_a_shutdown_shortens_a_drain() -> None:
     place = make_place(Phase.DRAINING)
     feed(place, 0, ReportedOutcome(RankOutcome.PRESENT, ""))
     assert feed(place, 1 * S, Shutdown("over")) == [Command(place.member, "shutdown", "over")]
@@ -321,7 +323,7 @@ def test_the_end_of_the_job_shortens_a_drain() -> None:
     assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
 
 
-def test_the_end_of_the_job_ends_a_rank_that_took_no_part_at_once() -> None:
+def test_a_shutdown_kills_a_rank_that_took_no_part_at_once() -> None:
     """The script of such a rank is still importing.
 
     Nothing is expected from it, so this is not a failure.
@@ -353,7 +355,7 @@ PRESENT = ReportedOutcome(RankOutcome.PRESENT, "")
         (Phase.DRAINING, [FINISHED, Shutdown("over"), Drain("SIGTERM")]),
     ],
 )
-def test_the_script_of_a_released_rank_has_its_time_and_no_more(
+def test_the_script_of_a_released_rank_is_killed_after_finish_ns(
     phase: Phase, events: list[Event]
 ) -> None:
     """No event shortens or removes the deadline.
@@ -376,14 +378,14 @@ def test_the_script_of_a_released_rank_has_its_time_and_no_more(
     assert "cut short" in place.ended.message
 
 
-def test_a_rank_that_never_takes_its_release_is_ended_too() -> None:
+def test_a_rank_that_never_accepts_its_release_is_killed() -> None:
     place = make_place(Phase.RUNNING, Limits(3, 30 * S, finish_ns=100 * S))
     feed(place, 0, PRESENT, Closing())
     [kill] = feed(place, 100 * S, Tick())
     assert isinstance(kill, SendKill)
 
 
-def test_a_dismissed_rank_whose_script_does_not_return_is_ended_and_not_followed() -> None:
+def test_a_dismissed_rank_whose_script_does_not_return_is_killed_for_good() -> None:
     place = make_place(Phase.RUNNING)
     feed(place, 0, ReportedOutcome(RankOutcome.DISMISSED, "left out"))
     [kill] = feed(place, DISMISSED_NS, Tick())
@@ -393,7 +395,7 @@ def test_a_dismissed_rank_whose_script_does_not_return_is_ended_and_not_followed
     assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
 
 
-def test_a_start_that_hangs_is_given_up() -> None:
+def test_a_start_that_hangs_is_killed_and_retried() -> None:
     place = make_place(Phase.STARTING)
     [kill] = feed(place, START_NS, Tick())
     assert isinstance(kill, SendKill)
@@ -402,7 +404,7 @@ def test_a_start_that_hangs_is_given_up() -> None:
     assert place.phase is Phase.WAITING
 
 
-def test_a_process_that_never_was_has_no_exit_code_for_a_rule() -> None:
+def test_a_process_that_never_started_matches_no_exit_code_rule() -> None:
     limits = Limits(restarts_max=0, rules=(rule(FailureAction.IGNORE, 1),), drain_ns=30 * S)
     never, failed = make_place(Phase.STARTING, limits), make_place(Phase.RUNNING, limits)
     feed(never, 0, NeverStarted("its launcher ended"))
@@ -410,7 +412,7 @@ def test_a_process_that_never_was_has_no_exit_code_for_a_rule() -> None:
     assert (never.phase, failed.phase) == (Phase.ENDED, Phase.WAITING)
 
 
-def test_a_drain_before_the_start_loses_nothing() -> None:
+def test_a_drain_before_the_start_exits_with_code_0() -> None:
     for phase in (Phase.STARTING, Phase.WAITING):
         place = make_place(phase)
         feed(place, 0, Drain("scale-down"))
@@ -420,7 +422,7 @@ def test_a_drain_before_the_start_loses_nothing() -> None:
         assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
 
 
-def test_attempts_of_one_pod_never_reach_those_of_the_next() -> None:
+def test_the_attempt_number_of_a_pod_never_reaches_that_of_the_next_pod() -> None:
     place = Place(0, 0, 3, Limits(10**9, 0))
     for _ in range(ATTEMPT_STRIDE):
         assert place.ended is None
@@ -430,7 +432,7 @@ def test_attempts_of_one_pod_never_reach_those_of_the_next() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.STARTING, Phase.RUNNING])
-def test_nothing_is_started_after_the_release(phase: Phase) -> None:
+def test_no_process_is_started_after_the_release(phase: Phase) -> None:
     """A process that waits for its start or has just started is no longer needed (R17)."""
     place = make_place(phase)
     effects = feed(place, 0, Closing())
@@ -441,7 +443,7 @@ def test_nothing_is_started_after_the_release(phase: Phase) -> None:
     assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
 
 
-def test_who_takes_part_in_the_release_ends_by_itself_and_has_no_successor() -> None:
+def test_a_rank_in_the_release_ends_by_itself_and_is_not_restarted() -> None:
     place = make_place(Phase.RUNNING)
     assert feed(place, 0, ReportedOutcome(RankOutcome.PRESENT, ""), Closing()) == []
     assert place.wake_at_ns == LIMITS.finish_ns, "nothing waits without a deadline"
@@ -508,20 +510,22 @@ def death(**facts: Any) -> Death:
         ({"code": 1, "outcome": RankOutcome.DISMISSED, "leaving": "x"}, (End.DRAINED, 1), "code 1"),
     ],
 )
-def test_what_an_end_means(facts: dict[str, object], end: tuple[End, int] | None, why: str) -> None:
+def test_an_exit_is_mapped_to_its_end_and_reason(
+    facts: dict[str, object], end: tuple[End, int] | None, why: str
+) -> None:
     ended = last_end(death(**facts))
     assert (ended and (ended.end, ended.exit_code)) == end
     assert why in why_it_ended(death(**facts))
     assert bool(why) == bool(why_it_ended(death(**facts)))
 
 
-def test_only_a_kill_is_suspected_to_be_the_memory() -> None:
+def test_only_sigkill_suggests_running_out_of_memory() -> None:
     assert "memory" in how_it_ended(-SIGKILL)
     assert "memory" not in how_it_ended(-SIGTERM)
     assert how_it_ended(-63) == "signal 63 (unknown signal)"
 
 
-def test_the_first_failure_speaks_for_the_pod() -> None:
+def test_the_first_failure_decides_the_end_of_the_pod() -> None:
     places = [make_place(Phase.RUNNING) for _ in range(3)]
     feed(places[0], 0, ReportedOutcome(RankOutcome.FINISHED, ""), Exited(0, ""))
     assert pod_end(places) is None
@@ -535,7 +539,7 @@ def test_the_first_failure_speaks_for_the_pod() -> None:
     assert pod_end([places[0], places[2]]) == Ended(End.FINISHED, "", 0)
 
 
-def test_what_a_rank_wrote_before_it_was_killed_is_no_reason() -> None:
+def test_output_before_a_sigkill_is_not_given_as_the_reason() -> None:
     """SIGKILL leaves no time for a message, so the last lines may be hours old."""
     killed = why_it_ended(death(code=-9, text="UserWarning: a warning from the first epoch"))
     assert "SIGKILL" in killed

@@ -31,7 +31,7 @@ def stories(draw: st.DrawFn) -> tuple[list[int], list[dict[int, Sum]]]:
 
 
 @given(stories())
-def test_no_moment_is_further_off_than_is_said(
+def test_aligned_clocks_are_within_their_stated_error(
     story: tuple[list[int], list[dict[int, Sum]]],
 ) -> None:
     shifts, noted = story
@@ -44,7 +44,7 @@ def test_no_moment_is_further_off_than_is_said(
 
 
 @given(stories())
-def test_hosts_that_were_asked_one_after_the_other(
+def test_hosts_without_common_rounds_are_aligned_through_others(
     story: tuple[list[int], list[dict[int, Sum]]],
 ) -> None:
     """The first and the last host share no round, and are linked by those between."""
@@ -59,14 +59,14 @@ def test_hosts_that_were_asked_one_after_the_other(
         assert abs(shift - shifts[0] - clock.shift_ns) <= clock.off_ns
 
 
-def test_one_round_that_was_made_twice_moves_nothing() -> None:
+def test_a_repeated_round_does_not_shift_a_clock() -> None:
     """The second host repeats round 1 a second later."""
     first = {n: Sum(100 * n * MS, (100 * n + 5) * MS) for n in range(5)}
     second = first | {1: Sum(1100 * MS, 1105 * MS)}
     assert align({"a": first, "b": second})["b"] == Clock(0, 5 * MS)
 
 
-def test_who_shares_no_round_has_no_clock() -> None:
+def test_a_host_without_common_rounds_has_no_clock() -> None:
     own = {n: Sum(n * MS, n * MS) for n in range(5)}
     assert set(align({"a": own, "new": {7: own[0]}, "b": own, "mute": {}})) == {"a", "b"}
     assert align({"alone": {}}) == {"alone": Clock(0, 0)}

@@ -44,7 +44,7 @@ ROUND = RoundSample(
 )
 
 
-def test_a_step_that_waited_for_another_rank() -> None:
+def test_a_step_is_split_into_parts_and_names_the_rank_it_waited_for() -> None:
     found = dissect(STEP, [ROUND])
     assert {part: ns // MS for part, ns in found.parts.items()} == {
         Part.LOADING: 10,
@@ -63,19 +63,19 @@ def test_a_step_that_waited_for_another_rank() -> None:
     assert found.if_the_network_were_free_ns == 172 * MS
 
 
-def test_what_ran_beside_backward_is_hidden() -> None:
+def test_reduction_during_backward_counts_as_hidden() -> None:
     streamed = replace(ROUND, streamed=True, segments=(segment(150, 190), segment(190, 230)))
     found = summarise([STEP], [streamed])
     assert sum(found.exposed.values()) == pytest.approx(0.030)
     assert sum(found.hidden.values()) == pytest.approx(0.050)
 
 
-def test_a_round_that_a_rank_only_joined_blocks_nobody_in_it() -> None:
+def test_a_round_that_a_rank_joined_without_a_gradient_blocks_no_step() -> None:
     others = replace(ROUND, fresh=False, arrived_ns=0, last="", last_ns=0)
     assert dissect(STEP, [others]).parts[Part.BLOCKED] == 0
 
 
-def test_gaps_lie_between_neighbouring_updates() -> None:
+def test_gaps_are_measured_between_consecutive_updates() -> None:
     later = replace(ROUND, round=8, update_begun_ns=382 * MS, update_ended_ns=392 * MS)
     far = replace(ROUND, round=20, update_begun_ns=5000 * MS, update_ended_ns=5001 * MS)
     found = summarise([STEP], [ROUND, later, far])
@@ -118,7 +118,7 @@ def histories(draw: st.DrawFn) -> tuple[list[StepSample], list[RoundSample]]:
 
 
 @given(histories())
-def test_parts_sum_to_the_step(history: tuple[list[StepSample], list[RoundSample]]) -> None:
+def test_the_parts_sum_to_the_step(history: tuple[list[StepSample], list[RoundSample]]) -> None:
     steps, rounds = history
     for step in steps:
         found = dissect(step, rounds)

@@ -26,14 +26,14 @@ def test_the_late_rank_is_blamed() -> None:
     assert job.step_s == pytest.approx(0.1)
 
 
-def test_advice_names_what_the_late_rank_does_longer() -> None:
+def test_advice_names_the_part_in_which_the_late_rank_is_slower() -> None:
     first = analyse(pods()).advice[0]
     assert first.what.endswith("mostly worker 2.0")
     assert "spends 70 ms of a step on backward, the others 30 ms" in first.change
     assert "Quorum of 2 would have saved 27 ms" in first.change
 
 
-def test_a_job_without_lateness_gets_no_such_advice() -> None:
+def test_a_job_without_late_ranks_gets_no_advice_about_them() -> None:
     job = analyse([PodSamples("job", 0, "here", (replace(rank(0), rounds=()),))])
     assert not job.blame
     assert not job.savings
@@ -41,7 +41,7 @@ def test_a_job_without_lateness_gets_no_such_advice() -> None:
 
 
 @given(st.integers(-900, 10**6))
-def test_clocks_of_other_hosts_change_nothing(shift_ms: int) -> None:
+def test_clock_shifts_of_hosts_do_not_change_the_analysis(shift_ms: int) -> None:
     shifted, plain = analyse(pods(shift_ms)), analyse(pods())
     assert arrivals(shifted.ranks) == arrivals(plain.ranks)
     assert shifted.savings == plain.savings
@@ -49,7 +49,7 @@ def test_clocks_of_other_hosts_change_nothing(shift_ms: int) -> None:
     assert known_rounds(shifted.ranks) == range(ROUNDS)
 
 
-def test_a_pod_that_does_not_answer_costs_only_what_takes_all() -> None:
+def test_a_missing_pod_removes_only_results_that_need_all_pods() -> None:
     """The late rank is still blamed by name."""
     known, silent = pods()[:2], [SilentPod("job-2-0", "no answer within 10 s")]
     job = analyse(known, silent)
@@ -61,7 +61,7 @@ def test_a_pod_that_does_not_answer_costs_only_what_takes_all() -> None:
     assert job.silent == tuple(silent)
 
 
-def test_the_time_line_shows_rounds_that_most_ranks_know() -> None:
+def test_latest_rounds_are_those_that_most_ranks_know() -> None:
     first, second, third = pods()
     ranks = analyse([first, second, asked_later(third, 3)]).ranks
     assert known_rounds(ranks) == range(8)
@@ -70,7 +70,7 @@ def test_the_time_line_shows_rounds_that_most_ranks_know() -> None:
     assert latest_rounds((), 12) == range(0)
 
 
-def test_a_host_without_a_round_in_common_has_no_clock() -> None:
+def test_a_rank_without_common_rounds_has_no_clock_and_no_savings() -> None:
     first, second, third = pods(shift_ms=500)
     job = analyse([first, second, asked_later(third, ROUNDS)])
     assert [rank.clock is None for rank in job.ranks] == [False, False, True]

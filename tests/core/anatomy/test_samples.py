@@ -88,7 +88,7 @@ BAD: list[Change] = [
 
 
 @pytest.mark.parametrize("change", BAD)
-def test_samples_beyond_a_bound_are_refused(change: Change) -> None:
+def test_samples_beyond_a_limit_are_rejected(change: Change) -> None:
     with pytest.raises(SamplesError):
         read_samples(told(change))
 
@@ -97,18 +97,18 @@ def test_samples_beyond_a_bound_are_refused(change: Change) -> None:
     "answer",
     [b"", b"5", b"null", b"[" * 100_000, b'{"job":' * 50_000, b'"\xff"', b'{"job":"\\ud800"}'],
 )
-def test_what_is_no_samples_at_all_is_refused(answer: bytes) -> None:
+def test_an_answer_that_is_not_samples_is_rejected(answer: bytes) -> None:
     with pytest.raises(SamplesError):
         read_samples(answer)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_samples_or_a_typed_error(answer: bytes) -> None:
+def test_random_bytes_raise_a_samples_error(answer: bytes) -> None:
     with pytest.raises(SamplesError):
         read_samples(answer)
 
 
-def test_samples_of_a_rank_fit_into_their_share() -> None:
+def test_the_largest_valid_samples_fit_into_the_size_limit() -> None:
     big = 2**63 - 1
     segment = dict.fromkeys(
         ["payload_bytes", "ready_ns", "opened_ns", "begun_ns", "ended_ns", "busy_ns"], 10**15
@@ -132,7 +132,7 @@ NUMBERS = st.integers(0, 2**63 - 1) | st.integers(0, 5)
 
 @pytest.mark.long
 @given(st.data())
-def test_a_report_is_made_of_whatever_holds_the_bounds(data: st.DataObject) -> None:
+def test_a_report_is_built_from_any_samples_within_the_limits(data: st.DataObject) -> None:
     """Impossible numbers give a strange page, but no endless work and no traceback."""
 
     def change(pod: dict[str, Any]) -> None:

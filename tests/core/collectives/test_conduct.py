@@ -31,11 +31,11 @@ from paceline_api.types.enums import Wire
         ),
     ],
 )
-def test_what_is_told(conduct: Conduct, words: str) -> None:
+def test_the_conduct_of_a_transport_is_described(conduct: Conduct, words: str) -> None:
     assert told(conduct) == words
 
 
-def test_many_machines_are_not_told_one_by_one() -> None:
+def test_a_long_list_of_machines_is_abbreviated() -> None:
     words = told(Conduct("hier:mpi", machines=tuple(rank // 8 for rank in range(1024))))
     assert "128 machines (ranks 0-7 | 8-15 |" in words
     assert "| 56-63 and 120 more)" in words

@@ -15,7 +15,9 @@ def greatest(ranks: list[list[int]]) -> list[int]:
 
 
 @given(st.lists(DIGESTS, min_size=1, max_size=5))
-def test_exactly_the_sizes_at_which_a_rank_differs_are_named(ranks: list[list[int]]) -> None:
+def test_differing_returns_exactly_the_sizes_at_which_a_digest_differs(
+    ranks: list[list[int]],
+) -> None:
     want = tuple(
         name
         for name, digests in zip(PROBE_NAMES, zip(*ranks, strict=True), strict=True)
@@ -25,6 +27,6 @@ def test_exactly_the_sizes_at_which_a_rank_differs_are_named(ranks: list[list[in
 
 
 @given(DIGESTS, st.integers(1, 5))
-def test_equal_digests_differ_nowhere_and_votes_have_64_bits(digests: list[int], n: int) -> None:
+def test_equal_digests_do_not_differ_and_votes_fit_in_64_bits(digests: list[int], n: int) -> None:
     assert differing(greatest([digests] * n)) == ()
     assert all(-(2**63) <= entry < 2**63 for entry in vote(digests))

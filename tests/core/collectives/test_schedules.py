@@ -104,7 +104,9 @@ def run(plans: list[Schedule], order: list[int], kept: Kept | None = None) -> li
     size=st.integers(1, 17),
     data=st.data(),
 )
-def test_every_rank_ends_with_the_same_fold(algorithm: str, size: int, data: st.DataObject) -> None:
+def test_every_rank_ends_with_the_sum_in_the_order_of_fold(
+    algorithm: str, size: int, data: st.DataObject
+) -> None:
     plans = [schedule(algorithm, size, rank) for rank in range(size)]
     order = data.draw(st.permutations(range(size)))
     chunks = run(plans, order)
@@ -114,7 +116,7 @@ def test_every_rank_ends_with_the_same_fold(algorithm: str, size: int, data: st.
 
 
 @given(algorithm=st.sampled_from(ALGORITHMS), size=st.integers(2, 17), data=st.data())
-def test_what_travels_is_rounded_as_fold_says_and_each_loss_is_kept_once(
+def test_messages_are_rounded_as_in_fold_and_each_residual_is_kept_once(
     algorithm: str, size: int, data: st.DataObject
 ) -> None:
     plans = [schedule(algorithm, size, rank) for rank in range(size)]
@@ -136,7 +138,7 @@ def test_what_travels_is_rounded_as_fold_says_and_each_loss_is_kept_once(
 
 
 @pytest.mark.parametrize("size", range(1, 18))
-def test_fold_counts_every_part_once(size: int) -> None:
+def test_fold_adds_every_part_once(size: int) -> None:
     for algorithm in ALGORITHMS:
         for chunk in range(schedule(algorithm, size, 0).chunks):
             total = fold(algorithm, [1 << rank for rank in range(size)], chunk, int.__add__)
@@ -144,7 +146,7 @@ def test_fold_counts_every_part_once(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", range(2, 18))
-def test_partners_are_mutual_and_few(size: int) -> None:
+def test_partners_are_mutual_and_few_per_rank(size: int) -> None:
     mine = [partners(ALGORITHMS, size, rank) for rank in range(size)]
     for rank in range(size):
         assert rank not in mine[rank]
@@ -153,7 +155,7 @@ def test_partners_are_mutual_and_few(size: int) -> None:
         assert len(mine[rank]) <= 2 + size.bit_length() + 1
 
 
-def test_numbers_of_steps() -> None:
+def test_schedules_have_the_expected_numbers_of_steps() -> None:
     assert len(schedule(RING, 8, 3).steps) == 14
     assert len(schedule(RECURSIVE_DOUBLING, 8, 3).steps) == 3
     assert [len(schedule(RECURSIVE_DOUBLING, 5, rank).steps) for rank in range(5)] == [
@@ -187,7 +189,7 @@ def test_halving_doubling_adds_in_the_order_of_recursive_doubling(size: int) -> 
         assert both[0] == both[1]
 
 
-def test_golden_halving_doubling_of_four() -> None:
+def test_halving_doubling_of_four_ranks_matches_the_golden_schedule() -> None:
     """Rank 2 reduces the first half with rank 3's part, then its second quarter with rank 0's.
 
     Then it gathers in the reverse order.
@@ -201,7 +203,7 @@ def test_golden_halving_doubling_of_four() -> None:
     ]
 
 
-def test_golden_recursive_doubling_of_three() -> None:
+def test_recursive_doubling_of_three_ranks_matches_the_golden_schedule() -> None:
     """Rank 0 sends its part to 1, ranks 1 and 2 double, and 1 returns the result to 0."""
     text = [
         [(s.send_to, s.recv_from, s.reduce) for s in schedule(RECURSIVE_DOUBLING, 3, rank).steps]
@@ -214,7 +216,7 @@ def test_golden_recursive_doubling_of_three() -> None:
     ]
 
 
-def test_unknown_algorithm_names_the_known_ones() -> None:
+def test_the_error_for_an_unknown_algorithm_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'tree'.*recursive_doubling, halving_doubling, ring"):
         schedule("tree", 2, 0)
 

@@ -27,20 +27,20 @@ NAMES = st.sampled_from(
 TIMES = st.one_of(st.just(0.0), st.floats(1e-6, 1.0))
 
 
-def test_the_fastest_wins_and_says_why() -> None:
+def test_the_fastest_candidate_is_chosen_with_its_reason() -> None:
     choice = choose({"gloo": 90e-6, "mpi:ring": 49e-6, "shm": 22e-6}, 1 << 20)
     assert choice.candidate == "shm"
     assert choice.why == "shm 22 us at 1048576 B; next: mpi:ring 49 us, gloo 90 us"
 
 
 @given(NAMES)
-def test_a_candidate_is_known_by_its_name(name: str) -> None:
+def test_method_of_inverts_the_candidate_name(name: str) -> None:
     assert Method.of(name).candidate == name
     assert Method.of("gloo") == Method("gloo", "native") == Method("gloo")
     assert Method.of("hier:mpi:ring") == Method("hier:mpi", "ring")
 
 
-def test_ties_go_to_the_first_name() -> None:
+def test_ties_are_broken_by_name() -> None:
     assert choose({"b": 1.0, "a": 1.0}, 1).candidate == "a"
 
 
@@ -50,7 +50,7 @@ def test_unmeasured_candidates_lose_against_measured_ones() -> None:
     assert "only candidate" in choose({"a": 0.0}, 1).why
 
 
-def test_regret_compares_what_one_rank_measured_at_one_size() -> None:
+def test_regret_compares_the_choice_with_the_best_of_one_rank() -> None:
     choice = choose({"a": 1.0, "b": 1.5}, 1)
     assert choice.regret({"a": 1.0, "b": 1.5}) == 0.0
     assert choice.regret({"a": 1.5, "b": 1.0, "c": 1.2}) == 0.5
@@ -59,7 +59,7 @@ def test_regret_compares_what_one_rank_measured_at_one_size() -> None:
 
 
 @given(st.dictionaries(NAMES, st.floats(1e-6, 1.0), min_size=1))
-def test_a_rank_that_measures_the_means_regrets_nothing(row: dict[str, float]) -> None:
+def test_regret_is_zero_for_the_row_that_the_choice_was_made_from(row: dict[str, float]) -> None:
     assert choose(row, 1).regret(row) == 0.0
 
 
@@ -69,7 +69,7 @@ def test_the_order_of_the_table_does_not_matter(seconds: dict[str, float]) -> No
     assert choose(seconds, 1) == choose(shuffled, 1)
 
 
-def test_size_classes_are_monotonic_and_hold_their_own_payload() -> None:
+def test_size_classes_are_monotonic_and_contain_their_own_payload() -> None:
     assert [size_class(payload) for payload in CLASS_BYTES] == [0, 1, 2, 3, 4]
     limits = (0, 16383, 16384, 262143, 262144, (4 << 20) - 1, 4 << 20, (32 << 20) - 1, 32 << 20)
     assert [size_class(payload) for payload in (*limits, 1 << 40)] == [
@@ -92,7 +92,7 @@ def test_every_class_has_its_own_choice() -> None:
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=6))
-def test_a_topology_is_the_number_of_ranks_and_who_shares_a_machine(machines: list[str]) -> None:
+def test_a_topology_encodes_which_ranks_share_a_machine(machines: list[str]) -> None:
     shape = topology(machines)
     assert len(shape) == len(machines)
     for one in range(len(machines)):
@@ -102,13 +102,13 @@ def test_a_topology_is_the_number_of_ranks_and_who_shares_a_machine(machines: li
     assert topology(renamed) == shape
 
 
-def test_who_is_far_behind_is_not_measured_in_larger_classes() -> None:
+def test_a_much_slower_candidate_is_not_measured_in_larger_classes() -> None:
     table = {"a": [1e-4], "b": [3.9e-4], "c": [4.1e-4]}
     assert calls_to_measure({name: [] for name in table}, 0) == {"a": 5, "b": 5, "c": 5}
     assert calls_to_measure(table, 1) == {"a": 5, "b": 5, "c": 0}
 
 
-def test_a_slow_link_ends_the_measuring_and_the_last_class_speaks_for_the_larger_ones() -> None:
+def test_on_a_slow_link_larger_classes_use_the_last_measured_class() -> None:
     table = {"a": [1e-3, 1e-2, 0.1], "b": [1e-3, 2e-2, 0.2]}
     assert calls_to_measure(table, 3) == {"a": 0, "b": 0}  # 16 x 0.3 s
     choices = choose_all({name: [*row, 0.0, 0.0] for name, row in table.items()})
@@ -117,7 +117,7 @@ def test_a_slow_link_ends_the_measuring_and_the_last_class_speaks_for_the_larger
     ] * 3
 
 
-def test_time_for_a_class_is_bounded_but_each_that_may_win_is_measured() -> None:
+def test_slow_candidates_get_fewer_calls_but_at_least_one() -> None:
     quick = {"a": [0, 0, 1e-3], "b": [0, 0, 1e-3]}
     slow = {"a": [0, 0, 0.08], "b": [0, 0, 0.04]}
     assert calls_to_measure(quick, 3) == {"a": 3, "b": 3}
@@ -125,7 +125,7 @@ def test_time_for_a_class_is_bounded_but_each_that_may_win_is_measured() -> None
 
 
 @given(st.dictionaries(NAMES, TIMES, min_size=1))
-def test_the_best_of_a_class_is_measured_in_the_next(seconds: dict[str, float]) -> None:
+def test_the_best_candidate_of_a_class_is_measured_in_the_next(seconds: dict[str, float]) -> None:
     calls = calls_to_measure({name: [taken] for name, taken in seconds.items()}, 1)
     assert calls[choose(seconds, 1).candidate] >= 1 or not any(calls.values())
     assert all(count <= CALLS for count in calls.values())

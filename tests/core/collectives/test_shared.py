@@ -256,13 +256,13 @@ THREE = [
 
 
 @pytest.mark.parametrize("job", [*TWO, *THREE], ids=str)
-def test_every_order_gives_every_rank_the_sum(job: Job) -> None:
+def test_every_interleaving_gives_every_rank_the_sum(job: Job) -> None:
     assert explore(job) == {("done",) * job.ranks}
 
 
 @pytest.mark.parametrize("job", [*TWO, *THREE], ids=str)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_death_between_any_two_stores_leaves_nothing_half_read(job: Job, victim: int) -> None:
+def test_a_death_between_any_two_steps_gives_no_rank_a_wrong_sum(job: Job, victim: int) -> None:
     """A rank that has finished has the sum.
 
     The others wait until the peer connection reports the death.
@@ -275,7 +275,7 @@ def test_a_death_between_any_two_stores_leaves_nothing_half_read(job: Job, victi
 
 
 @pytest.mark.parametrize("job", [*TWO, *THREE], ids=str)
-def test_who_gives_up_may_write_over_all_it_has_shown(job: Job) -> None:
+def test_a_rank_that_aborts_may_overwrite_its_shared_memory(job: Job) -> None:
     """A rank that continues after a long stop may find that another one has aborted.
 
     It then has no sum rather than a wrong one.
@@ -312,6 +312,6 @@ def test_every_byte_is_summed_once(nbytes: int, carried: bool, shared: bool) -> 
         assert barriers == (3 if shared else 2 * len(sums))
 
 
-def test_the_order_of_additions_is_that_of_the_members() -> None:
+def test_fold_adds_in_rank_order() -> None:
     parts: Sequence[float] = (1e16, 1.0, -1e16, 1.0)
     assert fold(parts, operator.add) == ((1e16 + 1.0) - 1e16) + 1.0

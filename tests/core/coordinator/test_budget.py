@@ -34,7 +34,9 @@ def per_rank(counts: dict[int, int]) -> list[float]:
     return [counts[ranks] / ranks for ranks in SIZES]
 
 
-def test_a_beat_of_a_pod_costs_the_same_for_any_number_of_pods(crowds: dict[int, Crowd]) -> None:
+def test_the_cost_of_a_pod_heartbeat_is_independent_of_the_number_of_pods(
+    crowds: dict[int, Crowd],
+) -> None:
     counts = {}
     for ranks, crowd in crowds.items():
         said = crowd.said_by((0, 0), 2)
@@ -43,7 +45,7 @@ def test_a_beat_of_a_pod_costs_the_same_for_any_number_of_pods(crowds: dict[int,
 
 
 @pytest.mark.long
-def test_a_second_of_beats_is_bounded(crowds: dict[int, Crowd]) -> None:
+def test_the_cost_per_heartbeat_over_time_stays_bounded(crowds: dict[int, Crowd]) -> None:
     """The count includes the scans of all ranks that the passing of time triggers.
 
     Without heartbeats, every rank would be silent for too long in this span.
@@ -72,7 +74,7 @@ def test_a_second_of_beats_is_bounded(crowds: dict[int, Crowd]) -> None:
     assert counts[1024] < 1.5 * counts[64], counts
 
 
-def test_a_status_costs_a_bounded_amount_per_rank(crowds: dict[int, Crowd]) -> None:
+def test_the_cost_of_a_status_per_rank_is_bounded(crowds: dict[int, Crowd]) -> None:
     counts = {
         ranks: count_steps(lambda c=crowd: c.coordinator.status(c.now))  # type: ignore[misc]
         for ranks, crowd in crowds.items()
@@ -82,7 +84,7 @@ def test_a_status_costs_a_bounded_amount_per_rank(crowds: dict[int, Crowd]) -> N
     assert cost[2] < LINEAR * cost[1], counts
 
 
-def test_a_change_of_the_membership_costs_a_bounded_amount_per_rank(
+def test_the_cost_of_a_membership_change_per_rank_is_bounded(
     crowds: dict[int, Crowd],
 ) -> None:
     counts = {}
@@ -97,7 +99,7 @@ def test_a_change_of_the_membership_costs_a_bounded_amount_per_rank(
 
 
 @pytest.mark.long
-def test_a_start_costs_a_bounded_amount_per_rank() -> None:
+def test_the_cost_of_a_start_per_rank_is_bounded() -> None:
     """All ranks register within a second.
 
     That takes a fixed number of scans of all ranks (R42), each linear.
@@ -108,7 +110,7 @@ def test_a_start_costs_a_bounded_amount_per_rank() -> None:
     assert cost[2] < LINEAR * cost[1], counts
 
 
-def test_what_1024_ranks_say_is_less_than_100_kb_per_second() -> None:
+def test_1024_ranks_send_less_than_100_kb_per_second() -> None:
     crowd = Crowd(1024)
     crowd.start()
     state = crowd.coordinator.state

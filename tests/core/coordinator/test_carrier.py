@@ -44,7 +44,7 @@ class Desk:
         return self._coordinator.status(self._now)
 
 
-def test_the_worst_of_the_members_is_the_job_s() -> None:
+def test_the_network_of_a_job_is_the_worst_of_its_members() -> None:
     desk = Desk(A, B, C)
     assert desk.told() is Network.UNKNOWN
     assert desk.told((A, Network.RDMA), (B, Network.RDMA)) is Network.UNKNOWN
@@ -56,12 +56,12 @@ def test_the_worst_of_the_members_is_the_job_s() -> None:
     assert desk.told((C, Network.TCP)) is Network.TCP
 
 
-def test_within_one_pod_nothing_is_carried() -> None:
+def test_a_job_within_one_pod_has_no_network() -> None:
     desk = Desk(B, C)
     assert desk.told((B, Network.TCP), (C, Network.TCP)) is Network.UNKNOWN
 
 
-def test_the_history_has_each_change_once() -> None:
+def test_the_history_contains_each_change_of_the_network_once() -> None:
     desk = Desk(A, B)
     for network in (Network.RDMA, Network.UNKNOWN, Network.RDMA, Network.TCP, Network.RDMA):
         desk.told((A, Network.RDMA), (B, network))

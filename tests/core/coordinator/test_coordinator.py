@@ -170,7 +170,7 @@ def kinds(messages: list[Struct]) -> list[str]:
     return [type(x).__name__ for x in messages]
 
 
-def test_a_new_coordinator_begins_nothing_anew_while_a_pod_has_not_reported() -> None:
+def test_a_new_coordinator_does_not_start_over_while_a_pod_has_not_reported() -> None:
     """The rank with the weights is slow to report.
 
     `replicas` is 1, and a joiner registers first (R26).
@@ -187,7 +187,7 @@ def test_a_new_coordinator_begins_nothing_anew_while_a_pod_has_not_reported() ->
     assert kinds(told).count("Prepare") == 2
 
 
-def test_who_begins_a_loop_anew_that_nobody_counts_is_named() -> None:
+def test_a_late_joiner_of_a_self_fed_job_without_steps_is_reported() -> None:
     """A self-fed script without a number of steps is not elastic.
 
     A rank that joins late starts its loop at step 0, which must not pass in silence.
@@ -216,7 +216,7 @@ def test_who_begins_a_loop_anew_that_nobody_counts_is_named() -> None:
             assert "pl.steps(N)" in condition.message
 
 
-def test_ranks_that_feed_themselves_from_equal_seeds_are_named() -> None:
+def test_equal_seeds_of_self_fed_ranks_are_reported() -> None:
     for seeds, named in (((7, 7), True), ((7, 8), False), ((None, None), False)):
         desk = Desk(replicas=2)
         desk.pods(0, 1)
@@ -235,7 +235,7 @@ def no_part(desk: Desk) -> list[str]:
     return [x.message for x in said_of(told) if x.reason == NO_PART]
 
 
-def test_a_script_that_has_not_called_init_for_a_minute_is_named() -> None:
+def test_a_script_without_a_call_of_init_for_a_minute_is_reported() -> None:
     """The script may compute on its own for days.
 
     The end of the job reports it as well, but that would be too late.
@@ -279,7 +279,7 @@ def pass_time(desk: Desk, tenths: int, *beating: MemberId) -> None:
             desk.say(beat(each, NO_GENERATION, 0))
 
 
-def test_one_of_two_that_hangs_before_init_is_what_the_job_waits_for() -> None:
+def test_a_rank_that_hangs_before_init_is_named_as_the_one_awaited() -> None:
     """Half of the ranks may not begin (R26).
 
     The condition once said that rank 1.0#0 was silent and not known dead, and hid the one that
@@ -313,7 +313,7 @@ def test_one_of_two_that_hangs_before_init_is_what_the_job_waits_for() -> None:
     assert not [x for x in status(desk.state).conditions if x.reason == NO_PART]
 
 
-def test_two_of_three_begin_while_the_third_hangs_before_init() -> None:
+def test_two_of_three_ranks_begin_while_the_third_hangs_before_init() -> None:
     desk = Desk(replicas=3)
     start(desk, A, B, C)
     for each in (A, B):
@@ -329,7 +329,7 @@ def test_two_of_three_begin_while_the_third_hangs_before_init() -> None:
     assert "the job waits" not in condition
 
 
-def test_a_process_lives_since_its_agent_first_spoke_of_it() -> None:
+def test_a_process_counts_as_alive_since_its_agent_first_reported_it() -> None:
     desk = Desk(replicas=1)
     desk.pods(0)
     desk.agent(A)
@@ -339,7 +339,7 @@ def test_a_process_lives_since_its_agent_first_spoke_of_it() -> None:
     assert desk.state.roster.rank(A).alive_ns == since_ns
 
 
-def test_who_has_died_or_is_ready_within_the_minute_is_not_named() -> None:
+def test_ranks_that_die_or_register_within_a_minute_are_not_reported() -> None:
     desk = Desk(replicas=1)
     desk.pods(0)
     desk.form(A)
@@ -351,7 +351,7 @@ def test_who_has_died_or_is_ready_within_the_minute_is_not_named() -> None:
     assert not no_part(desk)
 
 
-def test_samples_that_the_script_skipped_are_a_condition() -> None:
+def test_samples_skipped_by_the_script_raise_a_condition() -> None:
     desk = Desk(replicas=1)
     desk.pods(0)
     desk.form(A)
@@ -363,7 +363,7 @@ def test_samples_that_the_script_skipped_are_a_condition() -> None:
         assert all("96 samples" in x.message for x in found)
 
 
-def test_weights_are_lost_only_when_nobody_is_left_who_may_have_them() -> None:
+def test_state_is_not_lost_while_a_rank_that_has_it_may_be_alive() -> None:
     desk = Desk(replicas=3)
     desk.pods(0, 1, 2)
     at = desk.form(A, B, C)
@@ -378,7 +378,7 @@ def test_weights_are_lost_only_when_nobody_is_left_who_may_have_them() -> None:
     assert desk.state.phase is Phase.WAITING
 
 
-def test_a_job_starts_late_with_fewer_but_never_below_min_replicas() -> None:
+def test_a_job_starts_with_fewer_ranks_but_never_below_min_replicas() -> None:
     for least, starts in ((2, True), (3, False)):
         desk = Desk(replicas=4, min_replicas=least)
         desk.pods(0, 1)
@@ -393,7 +393,7 @@ def test_a_job_starts_late_with_fewer_but_never_below_min_replicas() -> None:
     assert kinds(desk.say(register(C))).count("Prepare") == 3
 
 
-def test_a_group_that_died_whole_begins_again_together() -> None:
+def test_a_group_whose_ranks_all_died_restarts_together() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -409,7 +409,7 @@ def test_a_group_that_died_whole_begins_again_together() -> None:
     assert kinds(told).count("Prepare") == 2
 
 
-def test_a_group_that_died_whole_does_not_wait_for_ever_for_all() -> None:
+def test_a_restart_of_a_dead_group_does_not_wait_forever_for_all_ranks() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -446,7 +446,7 @@ def test_a_lost_prepare_is_sent_again_over_the_new_connection() -> None:
     assert [x.id for x in again if isinstance(x, m.Prepare)] == [desk.state.proposal]
 
 
-def test_a_heartbeat_is_no_answer() -> None:
+def test_a_heartbeat_does_not_count_as_an_answer_to_prepare() -> None:
     """A rank with a stuck communication thread still sends heartbeats.
 
     It must not hold up the group forever.
@@ -468,7 +468,7 @@ def test_a_heartbeat_is_no_answer() -> None:
     assert not desk.state.roster.rank(A).suspect
 
 
-def test_who_waits_for_a_peer_to_connect_is_not_killed_before_it_says_so() -> None:
+def test_ranks_that_wait_for_a_silent_peer_to_connect_do_not_become_suspect() -> None:
     """A peer that died between PREPARE and COMMIT is silent and holds up all others."""
     desk = Desk(replicas=3)
     desk.pods(0, 1, 2)
@@ -487,7 +487,7 @@ def test_who_waits_for_a_peer_to_connect_is_not_killed_before_it_says_so() -> No
     assert suspects[-1] == [C], "A and B owe an answer too, and beat"
 
 
-def test_who_complained_owes_nothing() -> None:
+def test_a_rank_that_complained_owes_no_answer() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     for who in (A, B):
@@ -500,7 +500,7 @@ def test_who_complained_owes_nothing() -> None:
     assert [x for x in (A, B) if desk.state.owes_an_answer(x)] == [B]
 
 
-def test_a_complaint_about_what_is_being_changed_begins_no_other_change() -> None:
+def test_a_complaint_during_a_membership_change_starts_no_other_change() -> None:
     """All other ranks complain about a death, many of them after PREPARE was sent."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
@@ -513,7 +513,7 @@ def test_a_complaint_about_what_is_being_changed_begins_no_other_change() -> Non
     assert desk.state.proposal == proposal
 
 
-def test_complaints_back_off_as_long_as_no_round_is_committed() -> None:
+def test_the_delay_after_complaints_doubles_while_no_round_is_committed() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -547,7 +547,7 @@ def complaints(desk: Desk, at: GenerationId, count: int, round_: int = 0) -> Non
             desk.say(m.Started(desk.state.proposal, who, True))
 
 
-def test_the_same_ranks_do_not_fail_to_reduce_for_ever() -> None:
+def test_repeated_complaints_of_the_same_membership_fail_the_job() -> None:
     """An example is a backend that cannot access the memory of the gradients."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
@@ -563,7 +563,7 @@ def test_the_same_ranks_do_not_fail_to_reduce_for_ever() -> None:
     )
 
 
-def test_a_round_in_between_makes_complaints_harmless() -> None:
+def test_a_completed_round_resets_the_complaint_count() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -572,7 +572,7 @@ def test_a_round_in_between_makes_complaints_harmless() -> None:
     assert desk.state.outcome is None
 
 
-def test_a_complaint_about_an_older_generation_is_not_heard() -> None:
+def test_a_complaint_about_an_older_generation_is_ignored() -> None:
     """The older generation was already replaced (R4)."""
     desk, at = running()
     complaints(desk, at, 1)
@@ -581,7 +581,7 @@ def test_a_complaint_about_an_older_generation_is_not_heard() -> None:
     assert desk.state.due_ns is None
 
 
-def test_another_membership_is_another_chance() -> None:
+def test_a_new_membership_resets_the_complaint_count() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -599,7 +599,7 @@ def test_another_membership_is_another_chance() -> None:
     assert desk.state.outcome is None
 
 
-def test_what_is_released_stays_complete_whoever_complains() -> None:
+def test_a_complaint_after_the_release_does_not_fail_the_job() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -611,7 +611,7 @@ def test_what_is_released_stays_complete_whoever_complains() -> None:
     assert desk.state.outcome is None
 
 
-def test_a_leaver_waits_for_somebody_with_the_state() -> None:
+def test_a_leaving_rank_waits_until_another_rank_has_the_state() -> None:
     """No generation is formed for it before that.
 
     Each new generation would restart the transfer of the state to the joiner.
@@ -626,7 +626,7 @@ def test_a_leaver_waits_for_somebody_with_the_state() -> None:
     assert "Prepare" in kinds(told)
 
 
-def test_who_talks_is_not_dead_whatever_the_inventory_says() -> None:
+def test_a_connected_rank_is_not_dead_even_if_the_inventory_lacks_its_pod() -> None:
     """The inventory may be older than the pod.
 
     It counts only once the rank is silent (C4).
@@ -641,7 +641,7 @@ def test_who_talks_is_not_dead_whatever_the_inventory_says() -> None:
     assert kinds(desk.say(register(B))) == ["Dismiss"]
 
 
-def test_a_release_that_nobody_took_out_is_no_success() -> None:
+def test_a_release_that_no_rank_confirmed_is_not_a_success() -> None:
     """The last rank reports the stop round and is lost before it is released (C1)."""
     desk = Desk(replicas=1)
     desk.pods(0)
@@ -658,7 +658,7 @@ def test_a_release_that_nobody_took_out_is_no_success() -> None:
     assert desk.state.outcome.reason == "StateLost"
 
 
-def test_a_released_rank_that_ended_well_is_a_success() -> None:
+def test_a_released_rank_that_exits_with_code_0_completes_the_job() -> None:
     desk = Desk(replicas=1)
     desk.pods(0)
     at = desk.form(A)
@@ -688,7 +688,7 @@ AFTER_THE_RELEASE: dict[str, Event] = {
 
 
 @pytest.mark.parametrize("event", AFTER_THE_RELEASE.values(), ids=AFTER_THE_RELEASE)
-def test_no_death_after_the_release_changes_the_outcome(event: Event) -> None:
+def test_a_failure_after_the_release_does_not_change_the_outcome(event: Event) -> None:
     """A complete job stays complete (R17, C1)."""
     desk, at = released()
     desk.post(event)
@@ -699,13 +699,13 @@ def test_no_death_after_the_release_changes_the_outcome(event: Event) -> None:
     assert desk.state.outcome.complete, desk.state.outcome
 
 
-def test_a_rank_that_comes_back_after_the_release_hears_it_again() -> None:
+def test_a_rank_that_reconnects_after_the_release_is_released_again() -> None:
     """The rank may have been disconnected when the others were released (R17)."""
     desk, at = released()
     assert m.Release(at, 9) in desk.say(register(A, last=at))
 
 
-def test_a_job_that_was_stopped_is_not_said_to_be_complete() -> None:
+def test_a_stopped_job_is_not_reported_as_complete() -> None:
     """After Ctrl-C the last lines once said so, right before "stopped by the user"."""
     desk = Desk(replicas=1)
     desk.pods(0)
@@ -729,7 +729,7 @@ def released_and_gone() -> Desk:
     return desk
 
 
-def test_an_agent_that_is_silent_after_the_release_does_not_hold_up_the_end() -> None:
+def test_a_silent_agent_after_the_release_does_not_delay_the_end() -> None:
     """Only the silent agent could report that its rank has ended.
 
     The other ranks have the complete result (R17).
@@ -748,7 +748,7 @@ def test_an_agent_that_is_silent_after_the_release_does_not_hold_up_the_end() ->
     assert told.silent == (1,)
 
 
-def test_an_agent_that_beats_is_waited_for() -> None:
+def test_after_the_release_an_agent_with_heartbeats_is_awaited() -> None:
     desk = released_and_gone()
     for _ in range(20):
         desk.post(coord.FromAgent(m.PodBeat(1, 0)), FREEZE_MS // 2)
@@ -758,7 +758,7 @@ def test_an_agent_that_beats_is_waited_for() -> None:
 
 @pytest.mark.parametrize("released", [False, True])
 @pytest.mark.parametrize("required", [False, True])
-def test_a_checkpoint_that_cannot_be_written_is_an_error_where_it_is_required(
+def test_a_failed_checkpoint_fails_the_job_only_if_checkpoints_are_required(
     *, required: bool, released: bool
 ) -> None:
     """A run once exited with code 0 although all checkpoints failed on a full disk.
@@ -792,7 +792,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_where_it_is_required(
     assert "spec.checkpoint.required" in warning
 
 
-def test_who_holds_up_the_end_of_a_complete_job_is_named_once() -> None:
+def test_a_script_that_delays_the_end_of_a_complete_job_is_reported_once() -> None:
     """The script loops forever after the training; the run once reported nothing about it."""
     desk, at = released()
     desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
@@ -815,7 +815,7 @@ def test_who_holds_up_the_end_of_a_complete_job_is_named_once() -> None:
     assert [h.message for h in told.happenings if h.reason == "ScriptCutShort"]
 
 
-def test_a_script_that_ends_soon_is_not_named() -> None:
+def test_a_script_that_ends_soon_after_the_release_is_not_reported() -> None:
     desk, at = released()
     for who in (A, B):
         desk.post(coord.FromAgent(m.RankDead(who, 0, "", False, (at, 9))), 2000)
@@ -823,9 +823,7 @@ def test_a_script_that_ends_soon_is_not_named() -> None:
     assert not [h for h in told.happenings if h.reason == "ScriptStillRuns"]
 
 
-def test_a_released_rank_that_still_works_is_waited_for_as_long_as_its_agent_speaks_for_it() -> (
-    None
-):
+def test_a_released_rank_is_awaited_as_long_as_its_agent_sends_heartbeats() -> None:
     desk, at = released()
     desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
     for _ in range(20):
@@ -860,7 +858,7 @@ def frozen_agent() -> tuple[Desk, GenerationId]:
     return desk, at
 
 
-def test_the_ranks_of_a_silent_agent_are_suspect_and_come_back_with_it() -> None:
+def test_the_ranks_of_a_silent_agent_recover_when_it_returns() -> None:
     """An agent that was stopped for a while must not kill its ranks when it continues (R43)."""
     desk, at = frozen_agent()
     told = desk.say(beat(C, at))
@@ -868,7 +866,7 @@ def test_the_ranks_of_a_silent_agent_are_suspect_and_come_back_with_it() -> None
     assert not desk.state.roster.rank(C).suspect
 
 
-def test_a_rank_that_stays_silent_behind_an_agent_that_is_back_is_killed() -> None:
+def test_a_rank_still_silent_after_its_agent_returned_is_killed() -> None:
     """Heartbeats of an agent must not hide a rank that sends none (R43)."""
     desk, at = frozen_agent()
     told: list[Struct] = []
@@ -882,7 +880,7 @@ def test_a_rank_that_stays_silent_behind_an_agent_that_is_back_is_killed() -> No
     assert [x.member for x in told if isinstance(x, m.KillRank)] == [C]
 
 
-def test_who_comes_back_after_the_release_is_released_too_or_found_to_be_stuck() -> None:
+def test_a_rank_back_after_the_release_is_released_or_killed_if_stuck() -> None:
     """The release was sent only to the ranks that were connected (R17)."""
     desk, at = frozen_agent()
     for who in (A, B):
@@ -894,7 +892,7 @@ def test_who_comes_back_after_the_release_is_released_too_or_found_to_be_stuck()
     assert kinds(told) == ["KillRank"]
 
 
-def test_a_script_that_is_stuck_in_a_batch_is_named_once_with_where_it_is() -> None:
+def test_a_script_stuck_in_a_batch_is_reported_once_with_its_line() -> None:
     """All other ranks once waited, and nothing said for which rank."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
@@ -913,7 +911,7 @@ def test_a_script_that_is_stuck_in_a_batch_is_named_once_with_where_it_is() -> N
     assert not [x for x in told.conditions if x.reason == "ScriptStuck"]
 
 
-def test_a_crash_before_the_first_round_ends_the_job_as_an_exception_does() -> None:
+def test_a_crash_before_the_first_round_fails_the_job() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     desk.post(coord.FromAgent(m.RankStarted(A, 4711)))
@@ -923,7 +921,7 @@ def test_a_crash_before_the_first_round_ends_the_job_as_an_exception_does() -> N
     assert "signal 11 (SIGSEGV)" in desk.state.outcome.message
 
 
-def test_what_all_ranks_of_a_pod_say_alike_is_said_once() -> None:
+def test_the_common_values_of_a_pod_heartbeat_apply_to_all_ranks_it_lists() -> None:
     """A rank that is heard but not listed has the values of the pod.
 
     Its other values are those that it reported last (R43).
@@ -938,7 +936,7 @@ def test_what_all_ranks_of_a_pod_say_alike_is_said_once() -> None:
     assert (seen.active, seen.doing) == (True, m.Doing(0, -1, 40))
 
 
-def test_when_a_pod_s_connection_ends_nobody_of_it_can_be_asked() -> None:
+def test_ranks_of_a_disconnected_pod_are_absent_until_they_register_again() -> None:
     """The greeting over the next connection lists the ranks that can be asked (R43)."""
     neighbour = MemberId(0, 1, 0)
     desk = Desk(replicas=1)
@@ -954,7 +952,7 @@ def test_when_a_pod_s_connection_ends_nobody_of_it_can_be_asked() -> None:
     assert [s.member for s in desk.state.roster.present()] == [A]
 
 
-def test_a_greeting_over_a_new_connection_replaces_what_the_old_one_said() -> None:
+def test_a_greeting_over_a_new_connection_replaces_the_old_registrations() -> None:
     """The end of the old connection may be noticed after the new one opens, or never."""
     desk = Desk(replicas=1)
     desk.pods(0)
@@ -963,7 +961,7 @@ def test_a_greeting_over_a_new_connection_replaces_what_the_old_one_said() -> No
     assert desk.state.roster.present() == [], "it has not introduced itself again"
 
 
-def test_a_script_that_fails_after_its_release_is_told() -> None:
+def test_a_script_that_fails_after_its_release_is_reported() -> None:
     """The error is in the script's own use of the model, and no other report would name it."""
     desk, at = released()
     desk.post(coord.FromAgent(m.RankDead(B, 1, "KeyError", False, (at, 9))))
@@ -971,7 +969,7 @@ def test_a_script_that_fails_after_its_release_is_told() -> None:
     assert desk.state.outcome.reason == "ScriptFailed"
 
 
-def test_nothing_is_started_after_the_release() -> None:
+def test_no_process_is_started_after_the_release() -> None:
     """Agents are told at the release, or when they connect later (R17)."""
     desk, _ = released()
     told = [e for e in desk.state.effects if isinstance(e, coord.ToAgent)]
@@ -980,7 +978,7 @@ def test_nothing_is_started_after_the_release() -> None:
     assert desk.post(late) == [m.Closing()]
 
 
-def test_a_death_is_not_told_as_the_lost_channel_of_another_rank() -> None:
+def test_a_membership_change_names_the_death_not_the_peers_lost_channel() -> None:
     """The complaint of a peer arrives before the report of the dead rank's agent."""
     desk = Desk(replicas=3)
     desk.pods(0, 1, 2)
@@ -996,7 +994,7 @@ def test_a_death_is_not_told_as_the_lost_channel_of_another_rank() -> None:
     assert formed[-1].facts["why"] == change.why
 
 
-def test_a_lost_channel_without_a_death_is_told_as_what_it_is() -> None:
+def test_a_lost_channel_without_a_death_is_named_as_the_cause() -> None:
     desk = Desk(replicas=3)
     desk.pods(0, 1, 2)
     generation = desk.form(A, B, C)
@@ -1044,17 +1042,17 @@ def outcome_after(
         (75, [rule(FailureAction.COUNT, 75)], False, "BackoffLimitExceeded"),
     ],
 )
-def test_what_the_job_says_of_a_death(
+def test_failure_rules_decide_the_outcome_after_deaths(
     code: int, rules: list[FailureRuleSettings], trained: bool, reason: str | None
 ) -> None:
     assert outcome_after(2, code, *rules, trained=trained) == reason
 
 
-def test_one_death_is_enough_where_the_job_says_so() -> None:
+def test_a_fail_job_rule_fails_the_job_at_the_first_death() -> None:
     assert outcome_after(1, 42, rule(FailureAction.FAIL_JOB, 42)) == "FailurePolicy"
 
 
-def test_no_rule_fails_a_job_whose_last_round_is_made() -> None:
+def test_no_rule_fails_a_job_after_its_last_round() -> None:
     desk = Desk(rules=(rule(FailureAction.FAIL_JOB, 137),))
     desk.pods(0, 1)
     generation = desk.form(A, B)
@@ -1063,7 +1061,7 @@ def test_no_rule_fails_a_job_whose_last_round_is_made() -> None:
     assert desk.state.outcome is None
 
 
-def test_processes_started_again_are_counted_in_each_place() -> None:
+def test_restarts_are_summed_over_all_places() -> None:
     desk = Desk()
     desk.pods(0, 1)
     desk.form(A, B)
@@ -1076,7 +1074,7 @@ def test_processes_started_again_are_counted_in_each_place() -> None:
     assert status(desk.state).restarts == 3
 
 
-def test_why_the_data_channel_is_as_it_is_comes_with_the_start() -> None:
+def test_the_reason_for_the_transport_is_reported_with_started() -> None:
     desk = Desk()
     desk.pods(0, 1)
     generation = desk.form(A, B)
@@ -1086,7 +1084,7 @@ def test_why_the_data_channel_is_as_it_is_comes_with_the_start() -> None:
     assert status(desk.state).transport_why == "mpi:ring 40 us at 4096 B; next: gloo 90 us"
 
 
-def test_a_retired_coordinator_says_nothing_more() -> None:
+def test_a_superseded_coordinator_sends_no_more_messages() -> None:
     desk = Desk(replicas=1)
     desk.pods(0)
     desk.form(A)
@@ -1096,7 +1094,7 @@ def test_a_retired_coordinator_says_nothing_more() -> None:
     assert desk.say(register(A, later)) == []
 
 
-def test_the_end_of_the_job_is_told_to_its_agents_and_outside() -> None:
+def test_the_end_of_the_job_shuts_down_connected_agents_and_is_reported() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     desk.form(A, B)
@@ -1107,7 +1105,7 @@ def test_the_end_of_the_job_is_told_to_its_agents_and_outside() -> None:
     assert [e.outcome.reason for e in effects if isinstance(e, coord.JobEnded)] == ["ScriptFailed"]
 
 
-def test_a_report_for_an_older_proposal_is_not_counted() -> None:
+def test_a_report_for_an_older_proposal_is_ignored() -> None:
     """An old report does not say what its rank has promised since (R4)."""
     desk, at = running()
     desk.say(m.Complain(at, A, 0, "no link"))
@@ -1120,7 +1118,7 @@ def test_a_report_for_an_older_proposal_is_not_counted() -> None:
     assert A in desk.state.reports
 
 
-def test_a_new_job_is_above_the_generations_of_its_checkpoint() -> None:
+def test_the_first_proposal_is_above_the_generation_of_the_checkpoint() -> None:
     """Another coordinator made the generations of the checkpoint (R1)."""
     desk = Desk(replicas=1)
     desk.pods(0)
@@ -1129,7 +1127,7 @@ def test_a_new_job_is_above_the_generations_of_its_checkpoint() -> None:
     assert desk.state.proposal > GenerationId(6, "", 0)
 
 
-def test_a_pod_that_comes_after_the_end_is_sent_home() -> None:
+def test_a_pod_that_connects_after_the_end_is_shut_down() -> None:
     desk = Desk(replicas=1)
     desk.pods(0)
     desk.form(A)
@@ -1138,7 +1136,7 @@ def test_a_pod_that_comes_after_the_end_is_sent_home() -> None:
     assert desk.post(coord.FromAgent(hello)) == [m.Shutdown("ScriptFailed")]
 
 
-def test_a_restarted_coordinator_drains_nobody_before_it_was_told_the_size() -> None:
+def test_a_restarted_coordinator_drains_no_pod_before_it_knows_the_size() -> None:
     """The job file still says 2 replicas.
 
     The job was scaled to 3 under an earlier coordinator.
@@ -1156,7 +1154,7 @@ def test_a_restarted_coordinator_drains_nobody_before_it_was_told_the_size() -> 
     assert "DrainPod" in kinds(desk.post(coord.SetTargets(m.Targets(replicas=2))))
 
 
-def test_its_own_sleep_makes_nobody_suspect() -> None:
+def test_a_pause_of_the_coordinator_makes_no_rank_suspect() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     desk.form(A, B)
@@ -1164,7 +1162,7 @@ def test_its_own_sleep_makes_nobody_suspect() -> None:
     assert not any(s.suspect for s in desk.state.roster.ranks.values())
 
 
-def test_an_inventory_that_is_older_than_a_pod_does_not_bury_it() -> None:
+def test_an_inventory_older_than_a_pod_does_not_make_it_dead() -> None:
     """The pod reports before an inventory lists it.
 
     It is dead once a later inventory no longer lists it.
@@ -1185,7 +1183,7 @@ def resizing_of(desk: Desk) -> list[str]:
     return [c.message for c in status(desk.state).conditions if c.type == "Resizing"]
 
 
-def test_a_killed_pod_is_no_replica_that_runs() -> None:
+def test_a_killed_pod_does_not_count_as_a_running_replica() -> None:
     """A killed pod never reports its end; only the inventory shows it."""
     desk, _ = running()
     desk.post(coord.SetTargets(m.Targets(replicas=2)))
@@ -1197,14 +1195,14 @@ def test_a_killed_pod_is_no_replica_that_runs() -> None:
     assert resizing_of(desk) == []
 
 
-def test_a_pod_that_no_inventory_lists_yet_runs_when_its_agent_has_reported() -> None:
+def test_a_pod_whose_agent_reported_counts_before_the_inventory_lists_it() -> None:
     desk, _ = running()
     desk.post(coord.SetTargets(m.Targets(replicas=3)))
     desk.agent(C)
     assert resizing_of(desk) == []
 
 
-def test_pods_that_are_gone_are_forgotten_in_the_end() -> None:
+def test_pods_that_are_gone_are_eventually_forgotten() -> None:
     desk, _ = running()
     roster = desk.state.roster
     many = tuple((1, attempt) for attempt in range(1, 30))
@@ -1234,7 +1232,9 @@ def running() -> tuple[Desk, GenerationId]:
         ({"usual_ms": 300, "payload_bytes": 10**7}, FREEZE_MS + 3000),
     ],
 )
-def test_a_round_without_an_end_is_given_up(facts: dict[str, int], bound_ms: int) -> None:
+def test_a_round_past_its_time_limit_starts_a_new_generation(
+    facts: dict[str, int], bound_ms: int
+) -> None:
     """The limit leaves time for a healthy reduction, even the first one of a large model (R35)."""
     desk, at = running()
     assert desk.say(at_work(A, at, bound_ms - 1, **facts)) == []
@@ -1243,14 +1243,14 @@ def test_a_round_without_an_end_is_given_up(facts: dict[str, int], bound_ms: int
     assert "rank 0.0#0 has been in the reduction of round 7 for" in desk.state.why
 
 
-def test_who_is_stuck_is_found_behind_others_at_work() -> None:
+def test_a_stuck_rank_is_found_among_working_ranks() -> None:
     desk, at = running()
     assert desk.say(at_work(A, at, 1)) == []
     assert "Prepare" in kinds(desk.say(at_work(B, at, FREEZE_MS)))
     assert "rank 1.0#0 has been in the reduction" in desk.state.why
 
 
-def test_who_is_stuck_and_does_not_answer_is_killed_by_its_agent() -> None:
+def test_a_stuck_rank_that_does_not_answer_is_killed_by_its_agent() -> None:
     desk, at = running()
     desk.say(at_work(B, at, FREEZE_MS))
     desk.say(prepared(A, desk.state.proposal))
@@ -1261,7 +1261,7 @@ def test_who_is_stuck_and_does_not_answer_is_killed_by_its_agent() -> None:
     assert [o.member for o in orders if isinstance(o, m.KillRank)] == [B]
 
 
-def test_a_bound_that_was_too_low_doubles_with_each_generation_without_a_round() -> None:
+def test_the_time_limit_of_a_round_doubles_with_each_generation_without_one() -> None:
     """No rank is stuck; the links are only slower than estimated."""
     desk, at = running()
     for doublings in range(4):
@@ -1274,13 +1274,13 @@ def test_a_bound_that_was_too_low_doubles_with_each_generation_without_a_round()
             desk.say(m.Started(at, each, True))
 
 
-def test_what_was_told_before_a_promise_is_no_longer_so() -> None:
+def test_a_report_from_before_the_last_promise_is_ignored() -> None:
     desk, at = running()
     assert desk.say(at_work(A, NO_GENERATION, 10 * FREEZE_MS)) == []
     assert kinds(desk.say(at_work(A, at, 10 * FREEZE_MS))) != []
 
 
-def test_who_is_stuck_before_its_first_round_is_killed_and_comes_again() -> None:
+def test_a_rank_stuck_before_its_first_round_is_killed_once() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     desk.agent(A)
@@ -1290,7 +1290,7 @@ def test_who_is_stuck_before_its_first_round_is_killed_and_comes_again() -> None
     assert kinds(desk.say(at_work(A, NO_GENERATION, FREEZE_MS + 200))) == [], "asked once"
 
 
-def test_who_is_stuck_after_the_release_does_not_hold_up_the_end() -> None:
+def test_a_rank_stuck_after_the_release_is_killed_and_the_job_completes() -> None:
     desk, at = released()
     told = desk.say(at_work(B, at, FREEZE_MS))
     assert kinds(told) == ["KillRank"]
@@ -1301,7 +1301,7 @@ def test_who_is_stuck_after_the_release_does_not_hold_up_the_end() -> None:
     assert desk.state.outcome.complete
 
 
-def test_the_status_has_each_rank_s_own_figures_and_the_log_s_once() -> None:
+def test_the_status_contains_figures_of_each_rank_and_those_of_the_log_once() -> None:
     """Each rank reports a share for every rank.
 
     With those in every row, the status would grow with the square of the number of ranks.
@@ -1319,7 +1319,7 @@ def test_the_status_has_each_rank_s_own_figures_and_the_log_s_once() -> None:
     assert (found.log.gradients, len(found.log.shares)) == (7, 2)
 
 
-def test_many_ranks_beat_rarely_and_may_be_silent_for_longer() -> None:
+def test_heartbeats_are_rarer_and_silence_is_tolerated_longer_with_many_ranks() -> None:
     """The 1,024 ranks send heartbeats every 4 s.
 
     With a limit of 400 ms of silence, all of them would become suspect (R42).
@@ -1335,7 +1335,7 @@ def test_many_ranks_beat_rarely_and_may_be_silent_for_longer() -> None:
     assert desk.state.roster.rank(A).suspect == "silent for 20.0 s"
 
 
-def test_all_hear_of_another_pace_when_the_job_grows() -> None:
+def test_agents_receive_a_new_heartbeat_interval_when_the_job_is_scaled() -> None:
     desk = Desk(replicas=2)
     told = desk.post(coord.FromAgent(m.AgentHello(A.slot, 0, "h", "", (A,), ())))
     assert not any(isinstance(x, m.BeatEvery) for x in told)
@@ -1345,7 +1345,7 @@ def test_all_hear_of_another_pace_when_the_job_grows() -> None:
     assert m.BeatEvery(200, 1) in told
 
 
-def test_only_a_rank_that_tells_of_the_log_speaks_for_it() -> None:
+def test_log_figures_come_from_the_rank_that_reports_them_now() -> None:
     """Figures of a rank that no longer reports the log are older."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
@@ -1358,7 +1358,7 @@ def test_only_a_rank_that_tells_of_the_log_speaks_for_it() -> None:
     assert status(desk.state).log.gradients == 20
 
 
-def test_the_figures_of_a_rank_that_is_gone_are_told_until_there_are_newer_ones() -> None:
+def test_log_figures_of_a_dead_rank_are_kept_until_newer_ones_arrive() -> None:
     """A job that failed after 66 rounds once showed 0 applied samples.
 
     The rank that reported the log had died.
@@ -1374,14 +1374,14 @@ def test_the_figures_of_a_rank_that_is_gone_are_told_until_there_are_newer_ones(
     assert status(desk.state).log.gradients == 133
 
 
-def test_all_are_there_and_none_has_trained_so_nobody_waits() -> None:
+def test_the_first_generation_starts_at_once_when_all_ranks_are_present() -> None:
     """The coordinator waits neither for the inventory nor for a pod beyond the requested ones."""
     desk = Desk(replicas=2)
     assert desk.say(register(A)) == []
     assert kinds(desk.say(register(B))) == ["Prepare", "Prepare"]
 
 
-def test_once_ranks_have_trained_all_that_may_live_are_waited_for() -> None:
+def test_after_training_the_coordinator_waits_for_all_ranks_that_may_be_alive() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1, 2, trained=True)
     kept = Kept(GenerationId(1, "b", 1), 2, "d", 0, False)
@@ -1391,7 +1391,7 @@ def test_once_ranks_have_trained_all_that_may_live_are_waited_for() -> None:
     assert desk.state.due_ns == desk.state.roster.rank(A).ready_ns + SETTLE_MS * MS
 
 
-def test_who_is_silent_is_found_in_time_beside_one_that_is_dead() -> None:
+def test_a_silent_rank_is_detected_in_time_beside_a_dead_one() -> None:
     desk, _ = running()
     desk.post(coord.FromAgent(m.RankDead(A, -9, "killed", True)))
     heard_ns = desk.state.roster.rank(B).heard_ns
@@ -1402,7 +1402,7 @@ def test_who_is_silent_is_found_in_time_beside_one_that_is_dead() -> None:
     assert kinds(desk.post(coord.Tick(), 0)) == ["KillRank"]
 
 
-def test_before_the_first_generation_a_leaver_goes_only_without_weights() -> None:
+def test_before_the_first_generation_a_leaving_rank_with_state_is_kept() -> None:
     """A rank with weights may be the only one that has them (R16)."""
     desk = Desk(replicas=2)
     assert kinds(desk.say(register(B, leaving=True))) == ["Dismiss"]
@@ -1411,7 +1411,7 @@ def test_before_the_first_generation_a_leaver_goes_only_without_weights() -> Non
     assert kinds(desk.say(register(C, GEN_1, leaving=True))) == ["Dismiss"]
 
 
-def test_a_rank_whose_pod_is_gone_has_no_exit_code_of_a_failure() -> None:
+def test_a_rank_whose_pod_is_gone_is_reported_with_exit_code_0() -> None:
     desk, _ = running()
     desk.post(coord.FromAgent(m.RankGone(B)))
     inventory = m.Inventory(2, ((0, 0),))

@@ -122,7 +122,7 @@ def slow_may_commit(
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
-def test_who_may_be_left_out(count: int) -> None:
+def test_may_commit_agrees_with_a_plain_majority_rule(count: int) -> None:
     active = members(*range(count))
     outsider = members(9)
     for promised in subsets(active + outsider):
@@ -133,7 +133,7 @@ def test_who_may_be_left_out(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-def test_two_disjoint_halves_can_never_both_commit_without_evidence(count: int) -> None:
+def test_two_disjoint_halves_cannot_both_commit_without_evidence(count: int) -> None:
     active = members(*range(count))
     for one in subsets(active):
         other = tuple(m for m in active if m not in one)
@@ -142,7 +142,7 @@ def test_two_disjoint_halves_can_never_both_commit_without_evidence(count: int) 
 
 @pytest.mark.parametrize("possible", range(1, 7))
 @pytest.mark.parametrize("here", range(1, 7))
-def test_two_first_generations_never_begin_side_by_side(here: int, possible: int) -> None:
+def test_two_first_generations_cannot_begin_at_the_same_time(here: int, possible: int) -> None:
     one = not may_begin(here, possible, "x", had_state=False)
     other = not may_begin(possible - here, possible, "x", had_state=False)
     assert not (one and other)
@@ -157,7 +157,7 @@ generations = st.builds(GenerationId, st.integers(1, 3), st.sampled_from("ab"), 
 
 @CI
 @given(st.lists(st.tuples(generations, st.integers(0, 9), st.booleans()), max_size=5))
-def test_the_greatest_last_record_wins_then_the_greatest_version(
+def test_the_winner_has_the_latest_generation_then_the_highest_version(
     facts: list[tuple[GenerationId, int, bool]],
 ) -> None:
     reports = {
@@ -184,7 +184,7 @@ def test_a_newer_generation_beats_a_higher_version() -> None:
     assert commit.joiners == (B,)
 
 
-def test_a_state_that_the_last_record_does_not_list_is_a_joiners() -> None:
+def test_a_member_without_recorded_state_counts_as_a_joiner() -> None:
     """The rank was a member of the group but never received the group's state (V8)."""
     newer = GenerationId(1, "a", 2)
     ours = report(A, last=newer, members=(A, B), with_state=(A,), active=(A,), gen_active=(A,))
@@ -193,14 +193,14 @@ def test_a_state_that_the_last_record_does_not_list_is_a_joiners() -> None:
     assert commit.gen.with_state == (A,)
 
 
-def test_who_is_one_round_behind_is_repaired_by_the_holder() -> None:
+def test_ranks_one_round_behind_are_repaired_by_the_holder() -> None:
     commit = formed(report(A, version=4), report(B), report(C, version=4))
     assert commit.holder == commit.donor == B
     assert [x for x, *_ in commit.behind] == [A, C]
     assert commit.gen.version == 5
 
 
-def test_a_rank_that_has_just_got_its_state_repairs_nobody() -> None:
+def test_a_rank_with_a_short_log_is_not_chosen_to_repair_others() -> None:
     """A rank that has just received its state lacks the earlier records.
 
     Another rank with the same log has them.
@@ -212,7 +212,7 @@ def test_a_rank_that_has_just_got_its_state_repairs_nobody() -> None:
     assert formed(short, report(B)).holder == A, "where nobody lacks anything"
 
 
-def test_logs_that_diverge_end_the_job_with_the_evidence() -> None:
+def test_diverging_logs_fail_the_job_and_name_the_rank() -> None:
     answer = decide(report(A), report(B, version=4, digest="other"), report(C))
     assert isinstance(answer, Broken)
     assert answer.reason == "LogsDiverge"
@@ -222,26 +222,26 @@ def test_logs_that_diverge_end_the_job_with_the_evidence() -> None:
 # ---- leaving (R16) -------------------------------------------------------------------------------
 
 
-def test_a_leaver_is_dismissed_and_the_others_stay() -> None:
+def test_a_leaving_rank_is_dismissed_and_the_others_stay() -> None:
     commit = formed(report(A, leaving=True), report(B), report(C))
     assert commit.gen.members == (B, C)
     assert [(x.member, x.why) for x in commit.gen.left_out] == [(A, "leave")]
 
 
-def test_a_leaver_counts_for_no_majority() -> None:
+def test_a_leaving_rank_does_not_count_toward_the_majority() -> None:
     """The case is that of scenario V24."""
     pair = {"members": (A, B), "active": (A, B), "gen_active": (A, B), "with_state": (A, B)}
     assert isinstance(decide(report(A, leaving=True, **pair)), Wait)
 
 
-def test_the_only_holder_of_a_round_leaves_after_somebody_else_has_it() -> None:
+def test_the_only_holder_of_a_round_stays_until_another_rank_has_it() -> None:
     """No rank waits for a segment that only a dismissed rank has (V12)."""
     commit = formed(report(A, leaving=True), report(B, version=4), report(C, version=4))
     assert A in commit.gen.members
     assert commit.holder == A
 
 
-def test_before_the_last_active_rank_leaves_others_are_recorded_as_active() -> None:
+def test_other_ranks_become_active_before_the_last_active_rank_leaves() -> None:
     lone = {"gen_active": (A,), "active": (A,), "with_state": (A, B), "members": (A, B)}
     first = formed(report(A, leaving=True, **lone), report(B, **lone), unaccounted="")
     assert first.gen.members == (A, B)
@@ -255,7 +255,7 @@ def test_a_draining_joiner_is_never_admitted() -> None:
     assert D not in formed(report(A), report(B), joiner(D, leaving=True)).gen.members
 
 
-def test_nobody_joins_what_has_stopped() -> None:
+def test_no_rank_joins_a_stopped_job() -> None:
     commit = formed(report(A, stopped=True), report(B, stopped=True), joiner(D))
     assert commit.gen.members == (A, B)
 
@@ -263,14 +263,14 @@ def test_nobody_joins_what_has_stopped() -> None:
 # ---- joining and benched ranks (A6, R26) ---------------------------------------------------------
 
 
-def test_a_joiner_is_passive_once_rounds_have_run_and_active_before() -> None:
+def test_a_joiner_is_active_only_if_no_rounds_have_run() -> None:
     later = formed(report(A), report(B), joiner(D))
     assert (later.gen.active, later.joiners) == ((A, B), (D,))
     first = formed(report(A, version=1, started=1), report(B, version=1, started=1), joiner(D))
     assert first.gen.active == (A, B, D)
 
 
-def test_a_joiner_with_complete_state_is_active_and_a_benched_rank_is_not() -> None:
+def test_a_member_with_complete_state_becomes_active_but_a_benched_rank_does_not() -> None:
     facts = {"members": (A, B, C), "active": (A,), "gen_active": (A,), "benched": (B,)}
     commit = formed(report(A, **facts), report(B, **facts), report(C, **facts))
     assert commit.gen.active == (A, C)
@@ -285,7 +285,7 @@ def test_the_first_generation_takes_the_lowest_ranks_weights_and_pacing() -> Non
     assert commit.joiners == (B, C)
 
 
-def test_nothing_begins_anew_while_weights_may_live() -> None:
+def test_a_job_does_not_start_over_while_its_weights_may_exist() -> None:
     lost = "all ranks that had the weights of version 7 are lost"
     waits = decide(joiner(A), joiner(B), joiner(C), state_lost=lost)
     assert isinstance(waits, Wait)
@@ -301,7 +301,7 @@ def test_nothing_begins_anew_while_weights_may_live() -> None:
         ({"plan": replace(PLAN, seed=2)}, "DataDiffers"),
     ],
 )
-def test_ranks_that_do_not_fit_are_found_before_the_first_reduction(
+def test_mismatched_ranks_are_rejected_before_the_first_reduction(
     facts: dict[str, object], reason: str
 ) -> None:
     reports = [joiner(A), joiner(B)]

@@ -49,7 +49,7 @@ def dies(desk: Desk, who: MemberId) -> list[Struct]:
 # ---- stabilizationSeconds ------------------------------------------------------------------------
 
 
-def test_those_who_come_together_join_in_one_change() -> None:
+def test_joiners_that_arrive_together_join_in_one_change() -> None:
     desk = wanting(4, A)
     assert "Prepare" not in kinds(comes(desk, B))
     assert "Prepare" not in kinds(comes(desk, C, STABLE_MS // 2))
@@ -61,12 +61,12 @@ def test_those_who_come_together_join_in_one_change() -> None:
     assert kinds(told) == ["Prepare"] * 3
 
 
-def test_nobody_waits_when_all_that_are_wanted_are_ready() -> None:
+def test_a_change_starts_at_once_when_all_requested_ranks_are_ready() -> None:
     desk = wanting(2, A)
     assert kinds(comes(desk, B)).count("Prepare") == 2
 
 
-def test_a_death_is_repaired_at_once_and_takes_along_who_is_ready() -> None:
+def test_a_death_starts_a_change_at_once_and_admits_ready_joiners() -> None:
     desk = wanting(4, A, B)
     comes(desk, C)
     told = [e for e in dies(desk, B) if isinstance(e, m.Prepare)]
@@ -87,7 +87,7 @@ def test_a_drain_does_not_wait_for_others() -> None:
     assert "Prepare" in kinds(desk.say(m.Leaving(at, B, False)))
 
 
-def test_one_that_comes_and_dies_costs_nothing() -> None:
+def test_a_joiner_that_dies_before_joining_causes_no_change() -> None:
     desk = wanting(4, A, B)
     comes(desk, C)
     dies(desk, C)
@@ -98,7 +98,7 @@ def test_one_that_comes_and_dies_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize(("there", "train"), [(1, 0), (2, 2), (3, 2), (4, 4), (7, 4)])
-def test_the_largest_size_that_is_reached_trains(there: int, train: int) -> None:
+def test_the_largest_allowed_size_that_is_reached_trains(there: int, train: int) -> None:
     ranks = members(*range(there))
     assert len(Sizes((2, 4)).begin(ranks)) == train
 
@@ -117,7 +117,7 @@ def test_the_largest_size_that_is_reached_trains(there: int, train: int) -> None
         (0, 1, 1),
     ],
 )
-def test_others_join_up_to_the_next_size(inside: int, outside: int, join: int) -> None:
+def test_ranks_join_up_to_the_next_allowed_size(inside: int, outside: int, join: int) -> None:
     """No member is dismissed if more than an allowed size train.
 
     If no rank is inside, ranks outside take over.
@@ -126,7 +126,7 @@ def test_others_join_up_to_the_next_size(inside: int, outside: int, join: int) -
     assert Sizes((2, 4)).join(ranks[:inside], ranks[inside:]) == set(ranks[inside:][:join])
 
 
-def test_a_replica_counts_with_all_of_its_ranks() -> None:
+def test_a_replica_counts_only_with_all_of_its_ranks() -> None:
     ranks = [MemberId(slot, local, 0) for slot in range(3) for local in range(2)]
     sizes = Sizes((1, 3), procs=2)
     assert sizes.begin(ranks) == set(ranks)
@@ -136,7 +136,7 @@ def test_a_replica_counts_with_all_of_its_ranks() -> None:
     assert sizes.join(ranks[1:3], [ranks[0], *ranks[3:]]) == set(), "slot 0 is not whole"
 
 
-def test_a_process_of_a_replica_that_trains_comes_back_whatever_the_size() -> None:
+def test_a_process_of_a_training_replica_rejoins_at_any_size() -> None:
     inside = [MemberId(0, 0, 0), MemberId(1, 0, 0), MemberId(1, 1, 0)]
     back = MemberId(0, 1, 0)
     assert Sizes((4,), procs=2).join(inside, [back]) == {back}
@@ -146,7 +146,7 @@ def states(desk: Desk) -> dict[MemberId, RankPhase]:
     return {r.member: r.state for r in desk.coordinator.status(desk.now).ranks}
 
 
-def test_more_than_a_size_stand_by_until_the_next_one_is_reached() -> None:
+def test_surplus_ranks_stand_by_until_the_next_size_is_reached() -> None:
     desk = Desk(replicas=4, allowed=(2, 4))
     desk.pods(0, 1, 2, 3)
     for who in (A, B, C):
@@ -163,7 +163,7 @@ def test_more_than_a_size_stand_by_until_the_next_one_is_reached() -> None:
     assert kinds(comes(desk, D)).count("Prepare") == 4
 
 
-def test_who_stands_by_takes_the_place_of_a_dead_member() -> None:
+def test_a_standby_replica_replaces_a_dead_member() -> None:
     commit = formed(
         report(A), report(B), joiner(D), unaccounted="", sizes=Sizes((3, 5)), possible_ranks=4
     )
@@ -171,7 +171,7 @@ def test_who_stands_by_takes_the_place_of_a_dead_member() -> None:
     assert [(x.member, x.why) for x in commit.gen.left_out] == [(C, "silent")]
 
 
-def test_members_that_have_no_state_yet_are_not_sent_away() -> None:
+def test_members_without_state_are_not_dismissed() -> None:
     """The state of these members is on its way when the last of four dies."""
     four = (A, B, C, D)
     facts = {"members": four, "gen_active": (A,), "active": (A,)}
@@ -180,7 +180,7 @@ def test_members_that_have_no_state_yet_are_not_sent_away() -> None:
     assert commit.gen.members == (A, B, C)
 
 
-def test_who_stands_by_leaves_before_those_that_train_whoever_asks() -> None:
+def test_a_standby_pod_is_drained_before_training_pods() -> None:
     """The rule also holds for a new coordinator that has formed no generation."""
     desk = Desk(replicas=2, allowed=(1, 2))
     desk.pods(0, 1)
@@ -192,7 +192,7 @@ def test_who_stands_by_leaves_before_those_that_train_whoever_asks() -> None:
     assert [pod.slot for pod in pods_to_drain(roster, 1, (A,))] == [1]
 
 
-def test_who_waits_for_the_end_leaves_before_those_that_train() -> None:
+def test_a_pod_whose_loop_has_ended_is_drained_before_training_pods() -> None:
     """The loop of a self-fed script may end early on a fast rank while others still train."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
@@ -202,7 +202,7 @@ def test_who_waits_for_the_end_leaves_before_those_that_train() -> None:
     assert [pod.slot for pod in pods_to_drain(desk.state.roster, 1, (A, B))] == [0]
 
 
-def test_the_slowest_replica_leaves_first_and_who_leaves_already_counts() -> None:
+def test_the_slowest_replica_is_drained_first_and_draining_pods_count() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
@@ -213,7 +213,7 @@ def test_the_slowest_replica_leaves_first_and_who_leaves_already_counts() -> Non
     assert pods_to_drain(desk.state.roster, 1, (A, B)) == []
 
 
-def test_a_checkpoint_that_only_a_part_of_a_replica_sees_is_waited_for_in_peace() -> None:
+def test_a_checkpoint_found_by_only_part_of_a_replica_starts_no_generation() -> None:
     """The coordinator must not ask all ranks again at each heartbeat."""
     kept = Kept(GEN_1, 5, "digest")
     able = {MemberId(slot, local, 0): None for slot in range(2) for local in range(2)}
@@ -224,22 +224,22 @@ def test_a_checkpoint_that_only_a_part_of_a_replica_sees_is_waited_for_in_peace(
     assert {m.slot for m in beginners(whole, kept, sizes)} == {0, 1, 2}
 
 
-def test_nobody_who_trains_is_sent_away() -> None:
+def test_training_ranks_are_not_dismissed_to_reach_an_allowed_size() -> None:
     commit = formed(report(A), report(B), report(C), unaccounted="", sizes=Sizes((2, 4)))
     assert commit.gen.members == (A, B, C)
 
 
-def test_below_the_smallest_size_a_job_goes_on_and_nobody_joins() -> None:
+def test_below_the_smallest_size_a_job_continues_and_no_rank_joins() -> None:
     commit = formed(report(A), report(B), joiner(D), unaccounted="", sizes=Sizes((4, 8)))
     assert commit.gen.members == (A, B)
 
 
-def test_below_the_smallest_size_somebody_takes_over_from_those_who_leave() -> None:
+def test_below_the_smallest_size_a_joiner_replaces_a_leaving_rank() -> None:
     commit = formed(report(A, leaving=True), joiner(D), unaccounted="", sizes=Sizes((4, 8)))
     assert commit.gen.members == (A, D)
 
 
-def test_a_member_that_drains_is_not_counted_and_not_turned_out() -> None:
+def test_a_draining_member_is_not_counted_but_stays_a_member() -> None:
     everybody = [report(x) for x in (A, B, C)]
     commit = formed(*everybody, sizes=Sizes((2, 4)), draining={A})
     assert commit.gen.members == (A, B, C)
@@ -254,7 +254,7 @@ def test_no_job_begins_below_the_smallest_size() -> None:
     assert isinstance(decide(joiner(A), unaccounted="", had_state=False, sizes=Sizes((2, 4))), Wait)
 
 
-def test_a_size_below_min_replicas_is_none_to_begin_with() -> None:
+def test_a_job_does_not_begin_at_an_allowed_size_below_min_replicas() -> None:
     desk = Desk(replicas=4, min_replicas=3, allowed=(2, 4))
     desk.pods(0, 1, 2)
     for who in (A, B, C):

@@ -48,7 +48,7 @@ def end(desk: Desk) -> tuple[str, str]:
     return (outcome.reason, outcome.message) if outcome is not None else ("", "")
 
 
-def test_the_same_exception_at_the_same_line_on_a_second_rank_ends_the_job() -> None:
+def test_the_same_exception_at_the_same_line_on_a_second_rank_fails_the_job() -> None:
     desk = trained()
     dies(desk, A, replace(BAD, message="bad sector 1"), FIRST)
     assert desk.state.outcome is None, "one rank may be an accident"
@@ -73,7 +73,7 @@ def test_the_same_exception_at_the_same_line_on_a_second_rank_ends_the_job() -> 
         ((None, 3), (None, 4)),
     ],
 )
-def test_a_second_end_with_the_same_batch_ends_the_job(
+def test_a_second_failure_on_the_same_batch_fails_the_job(
     first: tuple[m.ScriptError | None, int], second: tuple[m.ScriptError | None, int]
 ) -> None:
     """The cause may be an exception at another line, a crash or an exit code.
@@ -99,7 +99,7 @@ def test_a_second_end_with_the_same_batch_ends_the_job(
         (None, None, 3),
     ],
 )
-def test_two_accidents_do_not_end_a_job(
+def test_two_unrelated_failures_do_not_fail_the_job(
     second: m.ScriptError | None, batch: m.DealtBatch | None, code: int
 ) -> None:
     """The second failure has another line, another exception, or an external signal."""
@@ -109,7 +109,7 @@ def test_two_accidents_do_not_end_a_job(
     assert desk.state.outcome is None
 
 
-def test_one_place_alone_may_raise_at_the_same_line_again() -> None:
+def test_one_place_may_raise_at_the_same_line_again() -> None:
     """The limit for such failures is backoffLimit."""
     desk = trained()
     dies(desk, A, BAD, FIRST)
@@ -118,14 +118,14 @@ def test_one_place_alone_may_raise_at_the_same_line_again() -> None:
 
 
 @pytest.mark.parametrize("action", [FailureAction.COUNT, FailureAction.IGNORE])
-def test_a_rule_for_the_exit_code_is_stronger(action: FailureAction) -> None:
+def test_a_rule_for_the_exit_code_takes_precedence(action: FailureAction) -> None:
     desk = trained(rule(action, 1))
     dies(desk, A)
     dies(desk, B)
     assert desk.state.outcome is None
 
 
-def test_after_the_last_round_a_failure_takes_nothing_away() -> None:
+def test_failures_after_the_last_round_do_not_fail_the_job() -> None:
     desk = trained()
     assert desk.state.gen is not None
     desk.say(m.Stopped(desk.state.gen.id, C, 9))
@@ -134,14 +134,14 @@ def test_after_the_last_round_a_failure_takes_nothing_away() -> None:
     assert desk.state.outcome is None
 
 
-def test_a_mistake_of_the_user_ends_the_job_before_the_others_are_done() -> None:
+def test_exit_code_2_fails_the_job_at_once() -> None:
     """The rank's agent reports it as well, but a small job may be complete by then."""
     desk = trained()
     dies(desk, A, None, None, EXIT_BAD_INPUT, restarts=False)
     assert end(desk) == ("RankFailed", f"rank {A}: exit code 2")
 
 
-def test_lost_weights_are_told_as_what_has_lost_them() -> None:
+def test_state_lost_by_script_failures_is_reported_as_script_failed() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     desk.form(A, B)
@@ -157,7 +157,7 @@ def test_lost_weights_are_told_as_what_has_lost_them() -> None:
         assert part in message.splitlines()[0]
 
 
-def test_lost_weights_of_ranks_that_were_killed_stay_lost_weights() -> None:
+def test_state_lost_partly_by_a_kill_is_reported_as_state_lost() -> None:
     desk = trained()
     dies(desk, A)
     dies(desk, B, None, None, -9)
@@ -165,7 +165,7 @@ def test_lost_weights_of_ranks_that_were_killed_stay_lost_weights() -> None:
     assert end(desk) == ("StateLost", "all ranks are lost")
 
 
-def test_a_complete_job_tells_which_scripts_failed_on_the_way() -> None:
+def test_a_complete_job_reports_the_script_failures_on_the_way() -> None:
     desk = trained()
     dies(desk, A, BAD, FIRST)
     assert desk.state.gen is not None
@@ -186,7 +186,7 @@ def test_a_complete_job_tells_which_scripts_failed_on_the_way() -> None:
     assert [one.what for one in status(desk.state).script_failures] == [str(BAD), str(OTHER)]
 
 
-def test_a_new_coordinator_hears_of_the_failures_before_it() -> None:
+def test_a_new_coordinator_learns_earlier_failures_from_the_agents() -> None:
     desk = Desk(replicas=3)
     desk.pods(0, 1, 2)
     earlier = m.RankDead(A, 1, str(BAD), True, error=BAD)
@@ -199,7 +199,7 @@ def test_a_new_coordinator_hears_of_the_failures_before_it() -> None:
     assert end(desk)[0] == "ScriptFailed"
 
 
-def test_rounds_that_no_heartbeat_has_told_of_count_before_a_crash() -> None:
+def test_rounds_reported_only_with_a_crash_count_as_training() -> None:
     """A crash in the fourth batch is not a crash before the first round."""
     desk = Desk(replicas=2)
     desk.pods(0, 1)
@@ -231,7 +231,7 @@ def told(desk: Desk) -> list[str]:
     return [one.message for one in desk.state.history.happenings if one.reason == "BatchSkipped"]
 
 
-def test_a_batch_with_which_two_processes_failed_is_given_up() -> None:
+def test_a_batch_on_which_two_processes_failed_is_skipped() -> None:
     desk = trained(max_skipped=1)
     dies(desk, A, BAD, FIRST)
     assert scripts.to_skip(desk.state, ()) == ()
@@ -244,14 +244,14 @@ def test_a_batch_with_which_two_processes_failed_is_given_up() -> None:
         assert part in event
 
 
-def test_a_rule_of_no_skipped_batches_ends_the_job() -> None:
+def test_a_bad_batch_fails_the_job_if_no_batch_may_be_skipped() -> None:
     desk = trained(max_skipped=0)
     dies(desk, A, BAD, FIRST)
     dies(desk, B, BAD, FIRST)
     assert end(desk)[0] == "ScriptFailed"
 
 
-def test_failures_at_one_line_with_other_batches_cost_no_more_than_their_batches() -> None:
+def test_failures_at_one_line_fail_the_job_only_outside_of_a_batch() -> None:
     """Each of these failures may be the first one on a bad batch.
 
     A failure outside of any batch is an error of the script.
@@ -264,7 +264,7 @@ def test_failures_at_one_line_with_other_batches_cost_no_more_than_their_batches
     assert end(desk)[0] == "ScriptFailed"
 
 
-def test_one_batch_more_than_may_be_skipped_ends_the_job() -> None:
+def test_one_bad_batch_more_than_allowed_fails_the_job() -> None:
     desk = trained(max_skipped=1)
     dies(desk, A, BAD, FIRST)
     dies(desk, B, BAD, FIRST)
@@ -274,7 +274,7 @@ def test_one_batch_more_than_may_be_skipped_ends_the_job() -> None:
     assert end(desk)[0] == "ScriptFailed"
 
 
-def test_what_the_log_has_given_up_counts_over_coordinators_and_resumptions() -> None:
+def test_batches_skipped_in_the_log_count_for_a_new_coordinator() -> None:
     """A new coordinator learns failures from the agents, and skipped batches from the log."""
     for skips, most, found in (((7,), 2, (FIRST.lease,)), ((FIRST.lease,), 1, ())):
         desk = trained(max_skipped=most)
@@ -292,14 +292,14 @@ def test_what_the_log_has_given_up_counts_over_coordinators_and_resumptions() ->
     assert end(desk)[0] == "ScriptFailed"
 
 
-def test_a_rule_for_the_exit_code_gives_nothing_up() -> None:
+def test_a_failure_matched_by_an_exit_code_rule_skips_no_batch() -> None:
     desk = trained(rule(FailureAction.COUNT, 1), max_skipped=1)
     dies(desk, A, BAD, FIRST)
     dies(desk, B, BAD, FIRST)
     assert scripts.to_skip(desk.state, ()) == ()
 
 
-def test_a_bad_batch_may_be_the_first_one() -> None:
+def test_a_failure_in_the_first_batch_does_not_fail_the_job_at_once() -> None:
     desk = Desk(replicas=3, max_skipped=1)
     desk.pods(0, 1, 2)
     desk.form(A, B, C)

@@ -188,7 +188,7 @@ STEP = st.tuples(st.sampled_from(EVENTS), st.integers(0, RANKS - 1), st.integers
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from((0, 2, 3, 3, 4)), st.lists(STEP, min_size=20, max_size=60))
-def test_decisions_are_those_of_a_coordinator_that_looks_at_each_event(
+def test_decisions_equal_those_of_a_coordinator_that_scans_at_each_event(
     first: int, story: list[tuple[str, int, int]]
 ) -> None:
     stage = Stage()

@@ -108,7 +108,7 @@ class Job:
         return self.coordinator.status(self.now_ns)
 
 
-def test_a_slow_rank_is_named_with_its_slowdown_and_since_when() -> None:
+def test_a_slow_rank_is_reported_with_its_slowdown_and_start_time() -> None:
     job = Job(Do.TOLERATE)
     assert job.train(3, a=0.1, b=0.1, c=0.1).stragglers == ()
     status = job.train(5, a=0.1, b=0.1, c=0.32)
@@ -121,7 +121,7 @@ def test_a_slow_rank_is_named_with_its_slowdown_and_since_when() -> None:
     assert job.train(2, a=0.1, b=0.1, c=0.1).stragglers == ()
 
 
-def test_restart_in_place_is_done_once_and_the_ladder_goes_on_with_the_next_process() -> None:
+def test_restart_in_place_happens_once_and_the_next_process_continues_the_ladder() -> None:
     job = Job(Do.RESTART_IN_PLACE, Do.REPLACE)
     job.train(10, a=0.1, b=0.1, c=0.3)
     [kill] = job.kills

@@ -51,7 +51,9 @@ def at_least(a: float, b: float) -> bool:
 
 
 @given(model=models(), setting=settings(), factor=st.floats(1, 10))
-def test_a_slower_link_makes_nothing_quicker(model: Model, setting: Setting, factor: float) -> None:
+def test_a_slower_link_never_makes_a_forecast_faster(
+    model: Model, setting: Setting, factor: float
+) -> None:
     link = Link(model.link.alpha_s * factor, model.link.beta_s_per_byte * factor)
     quick, slow = model.forecast(setting), replace(model, link=link).forecast(setting)
     assert at_least(slow.step_s, quick.step_s)
@@ -59,7 +61,7 @@ def test_a_slower_link_makes_nothing_quicker(model: Model, setting: Setting, fac
 
 
 @given(model=models(), setting=settings())
-def test_full_is_never_quicker_than_a_quorum(model: Model, setting: Setting) -> None:
+def test_full_mode_is_never_faster_than_a_quorum(model: Model, setting: Setting) -> None:
     full, quorum = model.forecast(replace(setting, quorum=setting.members)), model.forecast(setting)
     assert at_least(full.step_s, quorum.step_s)
     assert at_least(quorum.gradients_per_s, full.gradients_per_s)
@@ -67,7 +69,7 @@ def test_full_is_never_quicker_than_a_quorum(model: Model, setting: Setting) -> 
 
 
 @given(model=models(), batch=st.floats(1, 256))
-def test_one_member_waits_for_nobody_and_sends_nothing(model: Model, batch: float) -> None:
+def test_the_forecast_for_one_member_ignores_the_link(model: Model, batch: float) -> None:
     found = model.forecast(Setting(1, 1, batch))
     dear = replace(model, link=Link(1.0, 1.0)).forecast(Setting(1, 1, batch))
     assert found.step_s == dear.step_s
@@ -75,12 +77,14 @@ def test_one_member_waits_for_nobody_and_sends_nothing(model: Model, batch: floa
 
 
 @given(model=models(), setting=settings())
-def test_a_group_of_one_is_a_replica(model: Model, setting: Setting) -> None:
+def test_the_gain_of_groups_of_one_is_1(model: Model, setting: Setting) -> None:
     assert model.gain(setting.members, 1, setting.batch) == pytest.approx(1.0)
 
 
 @given(model=models(), setting=settings(), other=st.floats(1, 1e5))
-def test_progress_is_part_of_what_is_applied(model: Model, setting: Setting, other: float) -> None:
+def test_goodput_never_exceeds_the_applied_samples(
+    model: Model, setting: Setting, other: float
+) -> None:
     found = model.forecast(setting)
     assert 0 < found.efficiency <= 1
     assert found.goodput <= found.gradients_per_s * setting.batch * (1 + 1e-9)
@@ -90,7 +94,7 @@ def test_progress_is_part_of_what_is_applied(model: Model, setting: Setting, oth
 
 
 @given(measured=times, members=sizes, data=st.data())
-def test_later_in_the_order_is_later(
+def test_arrival_times_increase_with_the_quorum(
     measured: list[list[float]], members: int, data: st.DataObject
 ) -> None:
     quorum = data.draw(st.integers(1, members))
@@ -104,14 +108,14 @@ def test_later_in_the_order_is_later(
 
 
 @given(st.lists(seconds, min_size=1, max_size=64))
-def test_fewer_points_have_the_same_mean(each: list[float]) -> None:
+def test_thinning_keeps_the_mean(each: list[float]) -> None:
     few = thinned(each)
     assert len(few) <= 16
     assert sum(few) / len(few) == pytest.approx(sum(each) / len(each))
 
 
 @given(a=st.floats(0, 1e-2), b=st.floats(1e-12, 1e-6), segment=st.integers(1, 1 << 26))
-def test_alpha_and_beta_are_found_again(a: float, b: float, segment: int) -> None:
+def test_link_fit_recovers_alpha_and_beta(a: float, b: float, segment: int) -> None:
     truth = Link(a, b)
     known = [(p, s) for p in (2, 4, 8) for s in (segment, 4 * segment)]
     found = Link.fit(Sum(p, s, truth.seconds(p, s)) for p, s in known)
@@ -119,7 +123,9 @@ def test_alpha_and_beta_are_found_again(a: float, b: float, segment: int) -> Non
 
 
 @given(square=st.floats(0.01, 100), scale=st.floats(2, 1e4), batch=st.integers(1, 512))
-def test_the_noise_scale_is_found_again(square: float, scale: float, batch: int) -> None:
+def test_noise_scale_is_recovered_from_two_batch_sizes(
+    square: float, scale: float, batch: int
+) -> None:
     def of(size: int) -> float:  # E|g|² = |G|² + tr(cov)/B
         return square * (1 + scale / size)
 
@@ -133,7 +139,7 @@ def test_the_noise_scale_is_found_again(square: float, scale: float, batch: int)
 # ---- known values ----------------------------------------------------------------------------
 
 
-def test_one_slow_member_of_four_stays_one_of_four() -> None:
+def test_the_share_of_slow_members_is_kept_at_other_sizes() -> None:
     measured = [[0.1], [0.1], [0.1], [0.4]]
     assert arrival_s(measured, 4, 4) == pytest.approx(0.4)
     assert arrival_s(measured, 4, 3) == pytest.approx(0.1)
@@ -141,30 +147,30 @@ def test_one_slow_member_of_four_stays_one_of_four() -> None:
     assert arrival_s(measured, 8, 6) == pytest.approx(0.1)
 
 
-def test_the_latest_of_two_dice() -> None:
+def test_arrival_of_two_dice_is_the_known_expectation() -> None:
     dice = [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]
     assert arrival_s(dice, 2, 2) == pytest.approx(161 / 36)
     assert arrival_s(dice, 2, 1) == pytest.approx(91 / 36)
 
 
-def test_no_signal_above_the_noise_is_not_known() -> None:
+def test_the_noise_scale_is_unknown_without_a_signal() -> None:
     assert noise_scale(batch=8, square=4.0, larger=16, larger_square=2.0) is None
 
 
-def test_what_cannot_be_told_apart() -> None:
+def test_fit_two_handles_degenerate_points() -> None:
     assert fit_two([]) == (0.0, 0.0)
     assert fit_two([(1.0, 2.0, 4.0)]) == (0.0, 2.0)
     assert fit_two([(1.0, 1.0, 3.0), (2.0, 1.0, 2.0)])[0] == 0.0, "a slope below zero is none"
 
 
-def test_rows_that_follow_the_model_are_predicted_from_the_other_ones() -> None:
+def test_ideal_rows_are_predicted_from_the_other_rows() -> None:
     rows = [ideal(p) for p in (1, 2, 4, 8)] + [ideal(2, model=2), ideal(4, model=2)]
     for each in check(rows):
         assert abs(each.error) < 1e-6, each
     assert Model.fit(rows).speedups == pytest.approx({1: 1.0, 2: 1.6})
 
 
-def test_of_groups_alone_replicas_are_known_once_a_speedup_is_given() -> None:
+def test_rows_of_groups_alone_predict_replicas_if_a_speedup_is_given() -> None:
     rows = [ideal(p, model=2) for p in (2, 4)]
     with pytest.raises(KeyError):
         Model.fit(rows).forecast(Setting(2, 2, 32))
@@ -172,7 +178,7 @@ def test_of_groups_alone_replicas_are_known_once_a_speedup_is_given() -> None:
     assert Model.fit(rows, {2: 1.6}).forecast(plain.setting).step_s == pytest.approx(plain.step_s)
 
 
-def test_where_the_batch_is_all_noise_replicas_win_and_where_it_is_none_groups_do() -> None:
+def test_the_crossover_to_groups_depends_on_the_noise_scale() -> None:
     rows = [ideal(p) for p in (1, 2, 4)] + [ideal(2, model=2)]
     model = replace(Model.fit(rows), sharing_s=0.0, link=Link(0.0, 0.0), update_s=0.0)
     assert replace(model, noise_scale=1e9).crossover(2, 32, groups_max=64) is None
@@ -194,7 +200,7 @@ def test_where_the_batch_is_all_noise_replicas_win_and_where_it_is_none_groups_d
         ("BigLSTM", 1.22, 2.00, 0.22),
     ],
 )
-def test_the_rule_gives_the_published_gains(
+def test_the_gain_formula_gives_the_published_gains(
     network: str, speedup: float, more_epochs: float, published: float
 ) -> None:
     """The gains with two GPUs per copy are at least 26.5, 8 and 22 %.

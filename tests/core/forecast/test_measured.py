@@ -31,7 +31,7 @@ def change(number: int, members: int, version: int, at_s: float) -> Change:
 FULL = RoundSettings(mode=Mode.FULL)
 
 
-def test_a_run_of_two() -> None:
+def test_a_row_is_built_from_the_samples_of_two_ranks() -> None:
     found = row(pods(rank(0, 40, 10), rank(1, 60, 10)), FULL, 1)
     assert found is not None
     assert found.setting == Setting(2, 2, 32)
@@ -44,14 +44,14 @@ def test_a_run_of_two() -> None:
     assert found.noise_scale is None
 
 
-def test_in_a_quorum_a_round_waits_for_fewer() -> None:
+def test_the_row_of_a_quorum_job_records_the_quorum() -> None:
     settings = RoundSettings(mode=Mode.QUORUM, quorum=1)
     found = row(pods(rank(0, 40, 10), rank(1, 60, 10)), settings, 1)
     assert found is not None
     assert found.setting == Setting(2, 1, 32)
 
 
-def test_a_rank_without_data_says_nothing_of_the_batch() -> None:
+def test_a_rank_without_data_is_ignored_for_the_batch_size() -> None:
     idle = rank(1, 60, 10)
     idle = replace(idle, steps=tuple(replace(step, samples=0) for step in idle.steps))
     found = row(pods(rank(0, 40, 10), idle), FULL, 1)
@@ -60,7 +60,7 @@ def test_a_rank_without_data_says_nothing_of_the_batch() -> None:
     assert row(pods(idle), FULL, 1) is None
 
 
-def test_whoever_has_left_is_no_member() -> None:
+def test_a_rank_that_has_left_is_not_counted() -> None:
     left = rank(1, 60, 10)
     found = row(pods(rank(0, 40, 64, since=40), left), FULL, 1)
     assert found is not None
@@ -68,7 +68,7 @@ def test_whoever_has_left_is_no_member() -> None:
     assert found.sums == ()
 
 
-def test_what_a_smaller_job_did_is_not_in_the_row_of_a_larger_one() -> None:
+def test_steps_of_an_earlier_membership_are_excluded() -> None:
     old, new = rank(0, 40, 64), rank(1, 60, 10, since=54)
     found = row(pods(old, new), FULL, 1)
     assert found is not None
@@ -76,12 +76,12 @@ def test_what_a_smaller_job_did_is_not_in_the_row_of_a_larger_one() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 5])
-def test_too_few_rounds_are_no_row(rounds: int) -> None:
+def test_too_few_rounds_give_no_row(rounds: int) -> None:
     assert row(pods(rank(0, 40, rounds), rank(1, 60, rounds)), FULL, 1) is None
     assert row([], FULL, 1) is None
 
 
-def test_the_noise_scale_is_that_of_the_norms() -> None:
+def test_the_noise_scale_is_derived_from_the_reported_norms() -> None:
     """The facts follow |G|² = 2 and tr(cov) = 2 x 100.
 
     A batch of B then has the squared norm 2 x (1 + 100/B).
@@ -103,7 +103,7 @@ def test_the_noise_scale_is_that_of_the_norms() -> None:
     assert noise_scale_told([RankStatus(members[0], RankPhase.ACTIVE)]) is None
 
 
-def test_memberships_before_the_last_one() -> None:
+def test_earlier_memberships_with_enough_rounds_are_listed() -> None:
     changes = (
         change(1, 2, 0, 100.0),
         change(2, 3, 40, 110.5),

@@ -41,7 +41,7 @@ def forecasts(plan: Plan) -> dict[tuple[int, str], float]:
     return {(line.forecast.setting.ranks, line.mode): line.forecast.step_s for line in plan.lines}
 
 
-def test_each_size_in_the_modes_that_differ_there() -> None:
+def test_a_plan_lists_each_size_in_the_modes_that_differ_there() -> None:
     plan = make(asked(), BOOK)
     assert list(forecasts(plan)) == [
         (1, "Quorum 1"),
@@ -60,7 +60,7 @@ def test_each_size_in_the_modes_that_differ_there() -> None:
 
 
 @pytest.mark.parametrize("quorum", [1, 2, 3])
-def test_of_two_quorums_of_one_size_the_job_has_its_own(quorum: int) -> None:
+def test_the_line_of_the_job_has_its_own_quorum(quorum: int) -> None:
     """The advice once compared with the larger quorum, which is always forecast."""
     settings = RoundSettings(mode=Mode.QUORUM, quorum=quorum)
     plan = make(asked(settings=settings), BOOK)
@@ -68,7 +68,7 @@ def test_of_two_quorums_of_one_size_the_job_has_its_own(quorum: int) -> None:
     assert (own.forecast.setting.members, own.mode) == (4, f"Quorum {quorum}")
 
 
-def test_two_quorums_that_were_measured_are_two_rows() -> None:
+def test_two_measured_quorums_give_two_rows() -> None:
     """The second measurement once replaced the first.
 
     It was then compared with the forecast of the first.
@@ -91,7 +91,7 @@ def test_a_deadline_is_not_forecast() -> None:
     assert "no comparison" in plan.advice
 
 
-def test_rows_are_predicted_from_the_other_ones() -> None:
+def test_each_row_is_predicted_from_the_other_rows() -> None:
     plan = make(asked(), BOOK)
     assert [one.by for one in plan.compared] == [BY_ROWS] * 3
     assert [one.spread_s for one in plan.compared] == pytest.approx([0, 0, 0])
@@ -100,13 +100,13 @@ def test_rows_are_predicted_from_the_other_ones() -> None:
     assert plan.compared[0].error == pytest.approx(0, abs=1e-6)
 
 
-def test_one_row_has_no_error() -> None:
+def test_a_single_row_has_no_prediction_error() -> None:
     plan = make(asked(), enter(Book(), [measured(ideal(2))]))
     assert plan.error is None
     assert "measure another size" in plan.advice
 
 
-def test_what_was_shown_stands_beside_what_is_measured_later() -> None:
+def test_an_earlier_forecast_is_compared_with_a_later_measurement() -> None:
     said = make(asked(ranks=(8,)), BOOK)
     book = show(BOOK, (line.forecast for line in said.lines), at_s=10.0)
     slower = replace(ideal(8), step_s=2 * ideal(8).step_s)
@@ -121,21 +121,21 @@ def test_what_was_shown_stands_beside_what_is_measured_later() -> None:
     assert make(asked(), book).compared[-1].predicted_s == last.predicted_s
 
 
-def test_a_forecast_made_during_a_run_is_not_about_it() -> None:
+def test_a_forecast_made_during_a_run_is_not_compared_with_that_run() -> None:
     said = make(asked(ranks=(8,)), BOOK)
     book = show(BOOK, (line.forecast for line in said.lines), at_s=30.0)
     book = enter(book, [measured(ideal(8), "job-1, 1.1", at_s=20.0)])
     assert book.measured[-1].shown is None
 
 
-def test_the_last_membership_keeps_its_row_when_it_is_an_earlier_one() -> None:
+def test_a_measurement_keeps_its_row_when_entered_again_without_one() -> None:
     row = ideal(2)
     book = enter(Book(), [measured(row, "job-1, 1.1")])
     only_step = Measurement("job-1, 1.1", 0.0, row.setting, row.step_s)
     assert rows(enter(book, [only_step])) == [row]
 
 
-def test_a_step_alone_is_compared_and_taught_nothing() -> None:
+def test_a_step_time_without_a_row_is_compared_but_not_used_for_the_fit() -> None:
     row = ideal(8)
     alone = Measurement("job-1, 1.1", 1.0, row.setting, row.step_s * 1.25)
     plan = make(asked(), enter(BOOK, [alone]))
@@ -143,7 +143,7 @@ def test_a_step_alone_is_compared_and_taught_nothing() -> None:
     assert forecasts(plan) == forecasts(make(asked(), BOOK))
 
 
-def test_groups_against_replicas() -> None:
+def test_a_plan_compares_groups_with_replicas() -> None:
     unknown = make(asked(models=(1, 2)), BOOK).contests
     assert [(one.model, one.speedup, one.groups) for one in unknown] == [(2, None, None)]
     assert [each.groups for each in unknown[0].needed] == [1, 4, 16]
@@ -157,7 +157,7 @@ def test_groups_against_replicas() -> None:
     assert (4, "Full") in forecasts(plan)
 
 
-def test_advice_needs_more_than_the_error() -> None:
+def test_a_gain_below_the_prediction_error_gives_no_recommendation() -> None:
     plan = make(asked(), BOOK)
     assert "You decide" in plan.advice
     bad = replace(ideal(4), step_s=100 * ideal(4).step_s)
@@ -166,7 +166,7 @@ def test_advice_needs_more_than_the_error() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 8)), max_size=100))
-def test_a_book_is_bounded_and_in_order(runs: list[tuple[int, int]]) -> None:
+def test_a_book_is_bounded_sorted_and_without_duplicates(runs: list[tuple[int, int]]) -> None:
     book = Book()
     for at_s, members in runs:
         book = enter(book, [measured(ideal(members), f"job-{at_s}", at_s=float(at_s))])

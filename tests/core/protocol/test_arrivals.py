@@ -85,7 +85,7 @@ words = st.tuples(
 
 @CI
 @given(logs(), st.lists(words, max_size=14), st.integers(0, 5), st.booleans(), st.data())
-def test_the_counters_say_what_all_announcements_say(
+def test_the_incremental_table_decides_as_the_plain_trigger(
     log: Log,
     heard: list[tuple[int, AnnounceKind, int, dict[str, Any]]],
     opened_ns: int,
@@ -117,7 +117,7 @@ def test_the_counters_say_what_all_announcements_say(
             assert decide(table, **facts_now) == wanted
 
 
-def test_a_pending_that_was_overtaken_takes_nothing_back() -> None:
+def test_a_late_pending_does_not_undo_an_arrive() -> None:
     """The PENDING was forwarded by another rank and overtaken by the ARRIVE sent after it."""
     log = make_log(2)
     table = Arrivals(log, 0)

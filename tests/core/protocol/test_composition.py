@@ -50,20 +50,20 @@ PLANS = [
 
 
 @given(st.lists(st.booleans(), max_size=70))
-def test_a_set_of_ranks_comes_back(flags: list[bool]) -> None:
+def test_a_set_of_ranks_survives_packing_into_bits(flags: list[bool]) -> None:
     everybody = members(*range(len(flags)))
     bits = pack_bits(bytearray(flags))
     assert chosen(bits, everybody) == tuple(m for m, x in zip(everybody, flags, strict=True) if x)
 
 
-def test_a_bit_that_nobody_has_is_refused() -> None:
+def test_a_bit_without_a_rank_is_rejected() -> None:
     for bits in (b"\x08", b"\x01\x00"):
         with pytest.raises(ValueError, match="names some of 3"):
             chosen(bits, members(0, 1, 2))
 
 
 @given(st.lists(st.integers(0, OFFSET_MAX_US), max_size=20))
-def test_times_come_back_nearly_and_in_their_order(offsets_us: list[int]) -> None:
+def test_packed_offsets_keep_their_order_and_are_nearly_exact(offsets_us: list[int]) -> None:
     back = unpack_offsets(pack_offsets(offsets_us))
     assert sorted(back) == unpack_offsets(pack_offsets(sorted(offsets_us)))
     for us, found in zip(offsets_us, back, strict=True):
@@ -124,7 +124,7 @@ def shortened(log: Log, record: Go) -> Go:
     st.sampled_from([Pacing.ROUND, Pacing.SAMPLES]),
     st.data(),
 )
-def test_both_forms_of_a_round_say_the_same(
+def test_the_compact_and_the_full_form_of_a_round_are_equivalent(
     ranks: int, plan: DataPlan, mode: Mode, pacing: Pacing, data: st.DataObject
 ) -> None:
     rules = RoundSettings(mode=mode, pacing=pacing)
@@ -157,7 +157,7 @@ def test_both_forms_of_a_round_say_the_same(
         assert plain.ledger.samples == plain.ledger.total().applied == short.ledger.samples
 
 
-def test_the_round_appended_last_is_told_beside_the_one_that_comes_next() -> None:
+def test_the_last_appended_round_can_be_read_beside_the_next_one() -> None:
     """A rank may join the next round before it has applied the round it has appended."""
     log = make_log(3)
     last = go(log, fresh(log, 0), fresh(log, 1))
@@ -169,7 +169,7 @@ def test_the_round_appended_last_is_told_beside_the_one_that_comes_next() -> Non
     assert log.weigh(last) is weighing
 
 
-def test_a_go_that_does_not_fit_the_log_is_refused() -> None:
+def test_a_go_that_does_not_fit_the_log_is_rejected() -> None:
     log = make_log(3)
     usual = dict.fromkeys(log.active, (AnnounceKind.ARRIVE, 0))
     record = compact(log, go(log), usual)
@@ -181,7 +181,7 @@ def test_a_go_that_does_not_fit_the_log_is_refused() -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS[:3])
-def test_the_log_tells_the_samples_of_every_lease(plan: DataPlan) -> None:
+def test_a_share_of_any_whole_lease_is_usual(plan: DataPlan) -> None:
     """The last lease of an epoch is included.
 
     That one is smaller, or whole if the remainder is dropped.
@@ -196,7 +196,7 @@ def test_the_log_tells_the_samples_of_every_lease(plan: DataPlan) -> None:
 
 
 @pytest.mark.parametrize("ranks", [64, 256, 1024])
-def test_the_usual_go_is_small(ranks: int) -> None:
+def test_a_usual_go_is_small(ranks: int) -> None:
     """A GO of 1,024 ranks has 4 kB; with all shares listed it had 117 kB."""
     plan = DataPlan(samples=40 * ranks, batch=4, epochs=1, seed=1)
     log = make_log(ranks, plan=plan)

@@ -28,7 +28,7 @@ def solo(ranks: int, plan: DataPlan | None = None) -> Log:
     return make_log(ranks, rules) if plan is None else make_log(ranks, rules, plan)
 
 
-def test_only_what_was_left_behind_is_late() -> None:
+def test_only_a_gradient_that_missed_its_round_counts_as_late() -> None:
     log = solo(2)
     first = fresh(log, 1)
     log.append(go(log, fresh(log, 0), idle(1)))
@@ -39,7 +39,7 @@ def test_only_what_was_left_behind_is_late() -> None:
     assert log.ledger.by_member[member(1)] == Totals(applied=4, late=4, rounds=1)
 
 
-def test_of_a_fresh_gradient_that_carries_older_ones_the_older_ones_are_late() -> None:
+def test_older_gradients_carried_by_a_fresh_one_count_as_late() -> None:
     plan = DataPlan(samples=10, batch=4, epochs=1, seed=1)
     log = solo(2, plan)
     log.append(go(log, idle(0)))
@@ -60,7 +60,7 @@ def test_of_a_fresh_gradient_that_carries_older_ones_the_older_ones_are_late() -
     assert own.ledger.by_member[member(0)].late == 1, "nothing is dealt: a step is one sample"
 
 
-def test_the_figures_of_the_last_epoch_are_those_of_its_rounds_alone() -> None:
+def test_metrics_of_the_last_epoch_include_only_its_rounds() -> None:
     """The mean over the whole run once showed 0.743 where the last epoch had 0.221.
 
     A copy of the log, such as that of a checkpoint, continues with the same figures.
@@ -79,7 +79,7 @@ def test_the_figures_of_the_last_epoch_are_those_of_its_rounds_alone() -> None:
     assert Log.restore(log.snapshot()).ledger.snapshot() == log.ledger.snapshot()
 
 
-def test_gradients_of_a_run_before_are_counted_apart() -> None:
+def test_gradients_of_an_earlier_run_are_counted_separately() -> None:
     log = solo(1, DataPlan(samples=8, batch=4, epochs=3, seed=1))
     log.append(go(log, fresh(log, 0, 1)))
     assert (log.ledger.contributions, log.ledger.contributions_before) == (1, 0)
@@ -95,7 +95,7 @@ def test_gradients_of_a_run_before_are_counted_apart() -> None:
     assert (resumed.ledger.contributions, resumed.ledger.contributions_before) == (2, 1)
 
 
-def test_what_was_dropped_is_counted_by_its_reason_and_makes_its_epoch_short() -> None:
+def test_dropped_samples_are_counted_by_reason_and_make_their_epoch_short() -> None:
     plan = DataPlan(samples=8, batch=4, epochs=2, seed=1)
     log = solo(1, plan)
     first, second = log.held(member(0))
@@ -114,13 +114,13 @@ def test_what_was_dropped_is_counted_by_its_reason_and_makes_its_epoch_short() -
     assert not log.ledger.open_epochs
 
 
-def test_what_a_discount_takes_away_is_counted() -> None:
+def test_samples_lost_to_a_discount_are_counted() -> None:
     log = solo(1)
     log.append(go(log, replace(fresh(log, 0), discount=0.25)))
     assert log.ledger.by_member[member(0)].discounted == 3.0
 
 
-def test_what_a_benched_or_departed_rank_held_is_counted_as_dealt_again() -> None:
+def test_leases_of_benched_and_departed_ranks_are_counted_as_dealt_again() -> None:
     log = solo(3)
     out = Benched(member(2), log.held(member(2))[:1])
     log.append(go(log, fresh(log, 0), benched=(out,), trigger=Trigger.BENCH))
@@ -132,7 +132,7 @@ def test_what_a_benched_or_departed_rank_held_is_counted_as_dealt_again() -> Non
     assert log.ledger.rounds == {Trigger.BENCH: 1}
 
 
-def test_a_round_across_the_end_of_an_epoch_counts_in_both() -> None:
+def test_a_round_across_the_end_of_an_epoch_counts_in_both_epochs() -> None:
     log = solo(2, DataPlan(samples=12, batch=4, epochs=2, seed=1))
     for _ in range(2):
         log.append(compact(log, go(log), dict.fromkeys(log.active, (AnnounceKind.ARRIVE, 0))))

@@ -106,7 +106,7 @@ def _draw_round(data: st.DataObject, log: Log, seqs: dict[MemberId, int], gone: 
     return go(log, *shares, trigger=Trigger.TAIL)
 
 
-def test_nobody_can_apply_what_it_does_not_hold() -> None:
+def test_a_rank_cannot_apply_a_lease_that_it_does_not_hold() -> None:
     log = make_log(2)
     stolen = replace(fresh(log, 0), leases=log.held(member(1))[:1])
     with pytest.raises(DealError, match="is not held by"):
@@ -130,7 +130,7 @@ def test_leases_are_dealt_round_robin_and_returned_ones_first() -> None:
 # ---- records that do not fit ---------------------------------------------------------------------
 
 
-def test_a_record_that_does_not_fit_is_refused_with_the_evidence() -> None:
+def test_a_record_that_does_not_fit_is_rejected_with_the_reason() -> None:
     log = make_log(2)
     with pytest.raises(LogError, match="GO of round 3"):
         log.append(replace(go(log, fresh(log, 0)), round=3))
@@ -144,7 +144,7 @@ def test_a_record_that_does_not_fit_is_refused_with_the_evidence() -> None:
         log.append(go(log, fresh(log, 0), request=Request(2, None)))
 
 
-def test_nothing_follows_the_stop_round() -> None:
+def test_no_record_follows_the_stop_round() -> None:
     log = make_log(2)
     log.append(go(log, request=Request(1, stop=True)))
     assert log.stopped
@@ -157,7 +157,7 @@ def test_nothing_follows_the_stop_round() -> None:
 
 @CI
 @given(st.data(), st.sampled_from(Normalisation), st.sampled_from([Pacing.ROUND, Pacing.SAMPLES]))
-def test_a_restored_log_goes_on_as_the_original(
+def test_a_restored_log_continues_as_the_original(
     data: st.DataObject, normalisation: Normalisation, pacing: Pacing
 ) -> None:
     rules = RoundSettings(mode=Mode.SOLO, normalisation=normalisation, pacing=pacing)
@@ -177,7 +177,7 @@ def test_a_restored_log_goes_on_as_the_original(
         assert twin.snapshot() == log.snapshot()
 
 
-def test_what_a_member_behind_lacks_is_found_by_its_end() -> None:
+def test_missing_after_returns_the_records_that_a_member_lacks() -> None:
     log = make_log(2)
     end = log.index, log.digest
     log.append(Gen(GenerationId(1, "a", 2), log.members, log.members, log.members, 0))
@@ -212,7 +212,7 @@ contributions = st.lists(
 
 @CI
 @given(contributions, st.sampled_from(Normalisation), st.randoms())
-def test_an_update_is_linear_and_does_not_depend_on_the_order(
+def test_an_update_is_linear_and_independent_of_the_order(
     parts: list[tuple[int, Fraction]], normalisation: Normalisation, dice: Random
 ) -> None:
     """The update is the sum over samples over the divisor, for all units and orders (I11, I12)."""
@@ -244,7 +244,7 @@ def test_equal_sample_counts_use_the_mean_of_means() -> None:
     assert not log.weigh(uneven).equal
 
 
-def test_paced_by_samples_the_optimizer_steps_when_the_nominal_samples_are_in() -> None:
+def test_with_sample_pacing_the_optimizer_steps_once_per_nominal_samples() -> None:
     log = make_log(4, RoundSettings(mode=Mode.SOLO, pacing=Pacing.SAMPLES))
     steps = []
     for seq in range(1, 9):
@@ -257,7 +257,7 @@ def test_paced_by_samples_the_optimizer_steps_when_the_nominal_samples_are_in() 
 
 @CI
 @given(st.sampled_from(list(Mode)), st.integers(2, 9), st.integers(1, 9), st.data())
-def test_in_every_mode_there_are_about_as_many_steps_for_the_samples_as_in_full(
+def test_every_mode_makes_about_as_many_optimizer_steps_per_sample_as_full(
     mode: Mode, ranks: int, quorum: int, data: st.DataObject
 ) -> None:
     """Each step is the mean of two to four thirds of a full round's samples if rounds are alike.
@@ -297,7 +297,7 @@ def test_a_quorum_of_seven_of_eight_steps_in_each_round() -> None:
     assert log.updates == 8
 
 
-def test_age_counts_updates_of_the_weights_and_not_rounds() -> None:
+def test_age_counts_weight_updates_not_rounds() -> None:
     """Three of four rounds of mode Solo change no weights, so a gradient does not age by them.
 
     An aborted round does not count either, and a copy of the log has the same ages.
@@ -313,7 +313,7 @@ def test_age_counts_updates_of_the_weights_and_not_rounds() -> None:
     assert [copy.age(version) for version in range(14)] == [log.age(v) for v in range(14)]
 
 
-def test_where_each_round_steps_an_age_is_a_number_of_rounds_however_old() -> None:
+def test_if_each_round_steps_an_age_is_its_number_of_rounds() -> None:
     log = make_log(1, RoundSettings(mode=Mode.SOLO), DataPlan())
     for seq in range(1, AGES_MAX + 50):
         log.append(go(log, Share(member(0), upto=seq, count=1, fresh=True, samples=1, unit=1)))
@@ -354,7 +354,7 @@ def ddp_mean(sums: dict[int, Fraction], samples: dict[int, int]) -> Fraction:
     RoundSettings(mode=Mode.QUORUM, quorum=3),
     RoundSettings(mode=Mode.QUORUM, quorum=3, pacing=Pacing.SAMPLES),
 ])  # fmt: skip
-def test_a_synchronous_round_is_the_mean_of_its_samples(rules: RoundSettings) -> None:
+def test_the_update_of_a_synchronous_round_is_the_mean_of_its_samples(rules: RoundSettings) -> None:
     """The update has the bits of DDP if all ranks have batches of one size.
 
     This includes short batches at the end of an epoch, which were once divided by the samples of
@@ -375,7 +375,7 @@ def test_a_synchronous_round_is_the_mean_of_its_samples(rules: RoundSettings) ->
             assert (log.weigh(record).equal, log.weigh(record).divisor) == (True, 3.0)
 
 
-def test_the_scheduler_counts_applied_over_nominal_samples() -> None:
+def test_scheduler_steps_equal_applied_over_nominal_samples() -> None:
     log = make_log(4, RoundSettings(mode=Mode.SOLO))
     ticks = []
     for seq in range(1, 9):
@@ -385,7 +385,7 @@ def test_the_scheduler_counts_applied_over_nominal_samples() -> None:
     assert sum(ticks) == 2
 
 
-def test_what_is_accumulated_is_applied_with_the_last_round() -> None:
+def test_accumulated_gradients_are_applied_with_the_last_round() -> None:
     log = make_log(2, RoundSettings(mode=Mode.SOLO, pacing=Pacing.SAMPLES), DataPlan())
     one = Share(member(0), upto=1, count=1, fresh=True, samples=1, unit=1)
     log.append(go(log, one))
@@ -397,7 +397,7 @@ def test_what_is_accumulated_is_applied_with_the_last_round() -> None:
     assert not log.accumulated
 
 
-def test_the_log_counts_the_steps_of_a_script_that_feeds_itself() -> None:
+def test_the_log_counts_the_steps_of_a_self_fed_script() -> None:
     """Each rank's step counts as one over the number of active ranks.
 
     A dropped step counts too.
@@ -419,7 +419,7 @@ def test_the_log_counts_the_steps_of_a_script_that_feeds_itself() -> None:
 
 
 @pytest.mark.parametrize("plan", [PLAN, DataPlan(), DataPlan(steps=100)])
-def test_the_script_of_one_rank_ends_the_job(plan: DataPlan) -> None:
+def test_the_script_of_one_rank_can_stop_the_job(plan: DataPlan) -> None:
     log = make_log(3, plan=plan)
     last = go(log, idle(2, stop=True), idle(1, stop=True, resting=True))
     assert log.stops_with(last)
@@ -437,7 +437,7 @@ def test_the_script_of_one_rank_ends_the_job(plan: DataPlan) -> None:
 
 @pytest.mark.parametrize("normalisation", Normalisation)
 @pytest.mark.parametrize("pacing", [Pacing.ROUND, Pacing.SAMPLES])
-def test_a_script_that_feeds_itself_may_say_how_many_samples_a_step_has(
+def test_samples_per_step_of_a_self_fed_script_do_not_change_its_weight(
     normalisation: Normalisation, pacing: Pacing
 ) -> None:
     """`step(samples=16)` once weighed 16 times as much, and the scheduler ran 16 times as fast."""
@@ -456,13 +456,13 @@ def test_a_script_that_feeds_itself_may_say_how_many_samples_a_step_has(
     assert (log.progress, log.accumulated, log.accumulated_steps) == (Fraction(1), 0, 0)
 
 
-def test_loops_that_have_ended_do_not_end_a_job_with_steps_left() -> None:
+def test_ended_loops_do_not_end_a_job_with_steps_left() -> None:
     log = make_log(2, plan=DataPlan(steps=2))
     log.append(go(log, *(idle(s, resting=True, done=True) for s in range(2))))
     assert not log.stopped
 
 
-def test_a_generation_never_ends_a_job_that_feeds_itself() -> None:
+def test_a_generation_never_ends_a_self_fed_job() -> None:
     """Accumulated gradients need a round.
 
     Only a round in which all ranks are done ends the job.
@@ -479,7 +479,7 @@ def test_a_generation_never_ends_a_job_that_feeds_itself() -> None:
 
 
 @pytest.mark.long
-def test_counters_run_past_two_to_the_sixteen() -> None:
+def test_counters_run_past_2_to_the_16() -> None:
     """One rank runs machine, log, ledger and scheduler on the fast path for 66,000 rounds."""
     rank = Rank(member(0), pid=1, host="h", endpoints=Endpoints("t", "d"))
     rounds = 2**16 + 500
@@ -523,7 +523,7 @@ def _first_generation(me: MemberId, plan: DataPlan) -> list[ev.Event]:
 # ---- arrivals that are remembered ----------------------------------------------------------------
 
 
-def test_remembered_arrivals_are_of_all_ranks_and_of_several_rounds() -> None:
+def test_remembered_arrivals_cover_all_ranks_and_several_rounds() -> None:
     """The automatic deadline is derived from these arrivals.
 
     If only the last 128 ranks in rank order were kept, it would depend on those alone.

@@ -125,7 +125,7 @@ def test_every_batch_is_applied_once_with_its_samples(what: list[tuple[str, int,
 
 @settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)
 @given(moves, st.sampled_from([MaxAgePolicy.DROP, MaxAgePolicy.DECAY]), st.integers(1, 3))
-def test_what_is_too_old_is_dropped_or_weighed_and_counted(
+def test_stale_batches_are_dropped_or_discounted_and_counted(
     what: list[tuple[str, int, bool]], late: MaxAgePolicy, max_age: int
 ) -> None:
     run = Run()
@@ -142,7 +142,7 @@ def test_what_is_too_old_is_dropped_or_weighed_and_counted(
     assert run.pending.empty
 
 
-def test_a_decayed_buffer_carries_its_discount_once() -> None:
+def test_a_decayed_buffer_is_discounted_only_for_its_added_age() -> None:
     run = Run()
     run.step(4, True)
     run.version = 5
@@ -162,7 +162,7 @@ def test_a_decayed_buffer_carries_its_discount_once() -> None:
     assert (again.discount, run.memory.grad) == (1 / 16, Fraction(7) / 16)
 
 
-def test_a_rank_that_was_left_out_brings_nothing_not_even_in_memory() -> None:
+def test_a_rank_that_was_left_out_contributes_nothing_from_its_buffers() -> None:
     """The step in progress still adds to a sum that was dropped (R8)."""
     run = Run()
     run.step(4, True)
@@ -175,7 +175,7 @@ def test_a_rank_that_was_left_out_brings_nothing_not_even_in_memory() -> None:
     assert run.pending.lost == run.pending.produced == 8
 
 
-def test_revoked_work_is_dropped_with_what_shares_its_buffer() -> None:
+def test_revoked_work_is_dropped_with_its_whole_buffer() -> None:
     pending = Pending()
     for lease in (1, 2):
         pending.add(version=0, leases=(lease,), samples=4, unit=4, metrics=())

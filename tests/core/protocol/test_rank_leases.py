@@ -21,7 +21,7 @@ def test_each_lease_is_drawn_once_while_it_is_held() -> None:
     assert leases.held == (5, 8)
 
 
-def test_one_that_was_given_back_may_come_again() -> None:
+def test_a_returned_lease_can_be_drawn_again() -> None:
     leases = RankLeases()
     leases.hold((3,))
     assert drawn(leases) == [3]
@@ -30,7 +30,7 @@ def test_one_that_was_given_back_may_come_again() -> None:
     assert drawn(leases) == [3]
 
 
-def test_one_whose_gradient_came_to_nothing_is_worked_off_again() -> None:
+def test_a_lease_whose_gradient_was_lost_is_drawn_again() -> None:
     """Otherwise the loader would ask for leases without end.
 
     It would learn each time that it holds a lease, and find none.
@@ -43,7 +43,7 @@ def test_one_whose_gradient_came_to_nothing_is_worked_off_again() -> None:
     assert drawn(leases) == [3]
 
 
-def test_a_skipped_one_is_no_longer_held() -> None:
+def test_a_skipped_lease_is_not_drawn() -> None:
     leases = RankLeases()
     leases.hold((3, 5))
     leases.skip(3)

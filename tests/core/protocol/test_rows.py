@@ -11,12 +11,12 @@ members = st.builds(MemberId, st.integers(0, 12), st.integers(0, 3), st.sampled_
 
 
 @given(st.sets(members))
-def test_rows_name_the_same_members(chosen: set[MemberId]) -> None:
+def test_members_of_inverts_rows_of(chosen: set[MemberId]) -> None:
     in_order = tuple(sorted(chosen))
     assert members_of(rows_of(in_order)) == in_order
 
 
-def test_pods_that_are_alike_are_one_row() -> None:
+def test_consecutive_equal_pods_form_one_row() -> None:
     pods = [MemberId(slot, local, 0) for slot in range(128) for local in range(8)]
     assert len(rows_of(pods)) == 1
     restarted = [m._replace(attempt=1000) if m.slot == 7 else m for m in pods]

@@ -36,7 +36,7 @@ plans = st.builds(
 )
 
 
-def test_the_permutation_never_changes() -> None:
+def test_the_permutation_matches_golden_values() -> None:
     """A restored job must use the order that it was saved with.
 
     The order must not depend on the machine or the version.
@@ -54,7 +54,7 @@ def test_each_sample_has_one_position(samples: int, seed: int, epoch: int) -> No
 
 @given(samples=st.integers(2, 10**9), start=st.integers(0, 10**9), seed=st.integers(0, 99))
 @settings(max_examples=examples(25), deadline=None)
-def test_a_part_of_the_order_needs_no_other_part(samples: int, start: int, seed: int) -> None:
+def test_any_part_of_the_order_can_be_computed_alone(samples: int, start: int, seed: int) -> None:
     start %= samples
     part = Permutation(samples, seed, 3).range(start, min(start + 5, samples))
     alone = [
@@ -73,7 +73,7 @@ def test_every_sample_comes_first_equally_often(samples: int) -> None:
     assert chi_square < 3 * samples, first
 
 
-def test_neighbours_are_torn_apart() -> None:
+def test_the_permutation_separates_neighboring_samples() -> None:
     order = Permutation(10_000, 0, 0).range(0, 10_000)
     steps = [abs(after - before) for before, after in pairwise(order)]
     assert sum(step < 100 for step in steps) < 0.03 * len(steps)  # A random order has 2 %.
@@ -82,7 +82,7 @@ def test_neighbours_are_torn_apart() -> None:
 
 @given(plan=plans)
 @settings(max_examples=examples(150), deadline=None)
-def test_the_leases_of_an_epoch_hold_each_sample_once(plan: DataPlan) -> None:
+def test_the_leases_of_an_epoch_contain_each_sample_at_most_once(plan: DataPlan) -> None:
     per_epoch = leases_per_epoch(plan)
     assert total_leases(plan) == per_epoch * plan.epochs
     for epoch in range(plan.epochs):
@@ -100,19 +100,21 @@ def test_the_leases_of_an_epoch_hold_each_sample_once(plan: DataPlan) -> None:
         assert len(seen) == whole
 
 
-def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:
+def test_each_epoch_and_each_seed_has_its_own_order() -> None:
     orders = {
         tuple(Permutation(50, seed, epoch).range(0, 50)) for seed in range(4) for epoch in range(4)
     }
     assert len(orders) == 16
 
 
-def test_a_job_that_feeds_itself_has_no_leases() -> None:
+def test_a_self_fed_job_has_no_leases() -> None:
     assert leases_per_epoch(DataPlan()) == total_leases(DataPlan(epochs=3)) == 0
 
 
 @given(plans, st.booleans())
-def test_what_no_lease_has_is_left_out(plan: DataPlan, drop_last: bool) -> None:
+def test_left_out_per_epoch_counts_the_samples_without_a_lease(
+    plan: DataPlan, drop_last: bool
+) -> None:
     plan = replace(plan, drop_last=drop_last)
     dealt = sum(samples_of(plan, lease) for lease in range(leases_per_epoch(plan)))
     assert left_out_per_epoch(plan) == plan.samples - dealt

@@ -92,7 +92,7 @@ def started_us(log: Log, record: Go, mode: Mode) -> int:
 
 
 @given(OFFSETS, st.integers(1, 9), st.integers(0, 800), st.integers(1, 3000))
-def test_it_says_what_the_trigger_table_would_have_done(
+def test_the_report_agrees_with_the_trigger_table(
     offsets: list[tuple[int, bool]], k: int, grace_us: int, deadline_us: int
 ) -> None:
     s = settings(quorum=k, grace_ns=grace_us * US, deadline_ns=deadline_us * US)
@@ -108,7 +108,7 @@ def test_it_says_what_the_trigger_table_would_have_done(
 
 
 @given(OFFSETS, st.integers(1, 9), st.integers(0, 30_000))
-def test_no_rank_saves_more_than_the_time_from_the_kth_arrival_and_grace_to_the_last(
+def test_savings_are_bounded_by_the_time_from_the_kth_arrival_to_the_last(
     offsets: list[tuple[int, bool]], k: int, grace_us: int
 ) -> None:
     s = settings(quorum=k, grace_ns=grace_us * US)
@@ -126,7 +126,7 @@ def test_no_rank_saves_more_than_the_time_from_the_kth_arrival_and_grace_to_the_
         assert found[mode].late <= max(0, len(fresh_us) - n)
 
 
-def test_rounds_that_are_full_in_every_mode_save_nothing() -> None:
+def test_rounds_that_are_full_in_every_mode_save_no_time() -> None:
     log = make_log(4, settings(full_every=2), FREE)
     spread = [(0, False), (0, False), (0, False), (9_000, False)]
     for saved in (0, 27_000, 27_000, 54_000):
@@ -135,13 +135,13 @@ def test_rounds_that_are_full_in_every_mode_save_nothing() -> None:
     assert (log.shadow.rounds, log.shadow.fresh, log.shadow.waited_us) == (4, 16, 4 * 27_000)
 
 
-def test_other_modes_are_not_reported_on() -> None:
+def test_mode_full_keeps_no_shadow_report() -> None:
     log = make_log(2, settings(mode=Mode.FULL), FREE)
     log.append(round_of(log, [(0, False), (100, False)]))
     assert log.shadow.rounds == 0
 
 
-def test_a_joiner_goes_on_with_the_groups_report() -> None:
+def test_a_restored_log_keeps_the_shadow_report() -> None:
     log = after_one(3, settings(quorum=2))
     log.append(round_of(log, [(0, False), (10, False), (500, False)]))
     assert log.shadow.modes[Mode.QUORUM] == Hindsight(2 * 490, 1)

@@ -27,7 +27,7 @@ def test_a_state_reaches_every_joiner_once_in_few_hops(joiners: int) -> None:
 
 
 @given(st.integers(1, 200), st.integers(0, 500), st.data())
-def test_everybody_gets_go_exactly_once(ranks: int, round_: int, data: st.DataObject) -> None:
+def test_every_rank_receives_go_exactly_once(ranks: int, round_: int, data: st.DataObject) -> None:
     everybody = members(*range(ranks))
     active = data.draw(st.sets(st.sampled_from(everybody), min_size=1))
     grid = Grid(everybody, active)
@@ -62,19 +62,19 @@ def connections(ranks: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("ranks", [64, 256, 1024])
-def test_a_rank_talks_to_two_square_roots_of_the_others(ranks: int) -> None:
+def test_peers_of_a_rank_grow_with_the_square_root_of_the_job(ranks: int) -> None:
     root = round(ranks**0.5)
     assert connections(ranks) == (2 * (root - 1), 2 * (root - 1))
 
 
 @pytest.mark.parametrize("ranks", [65, 100, 250, 1000])
-def test_groups_of_unequal_size_make_it_few_more(ranks: int) -> None:
+def test_unequal_groups_add_only_a_few_peers(ranks: int) -> None:
     most, peers = connections(ranks)
     assert most <= 2 * ranks**0.5 + 1
     assert peers <= 3 * ranks**0.5 + 2
 
 
-def test_every_rank_is_the_starter_in_its_turn() -> None:
+def test_every_rank_becomes_the_starter_in_turn() -> None:
     everybody = members(*range(100))
     grid = Grid(everybody, set(everybody))
     assert {grid.starter(r) for r in range(100)} == set(everybody)

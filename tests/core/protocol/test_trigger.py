@@ -54,7 +54,7 @@ ARRIVE, PENDING, IDLE = ("arrive", 1 * MS), ("pending", 1 * MS), ("idle", 1 * MS
         (Mode.DEADLINE, {"r0": ARRIVE, "r1": ARRIVE}, None),
     ],
 )
-def test_the_condition_of_each_mode(
+def test_each_mode_starts_a_round_under_its_condition(
     mode: Mode, words: dict[str, Any], trigger: Trigger | None
 ) -> None:
     log = after_first_round(replace(QUORUM_2, mode=mode, deadline_ns=50 * MS))
@@ -62,7 +62,7 @@ def test_the_condition_of_each_mode(
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_the_first_round_warm_up_and_every_nth_are_full(mode: Mode) -> None:
+def test_the_first_the_warmup_and_every_nth_round_are_full(mode: Mode) -> None:
     settings = replace(QUORUM_2, mode=mode, warmup_rounds=2, full_every=3)
     log = make_log(3, settings)
     needs = []
@@ -77,14 +77,14 @@ def test_the_first_round_warm_up_and_every_nth_are_full(mode: Mode) -> None:
     ("quorum", "percent", "active", "k"),
     [(2, 0, 4, 2), (9, 0, 4, 4), (0, 50, 5, 3), (0, 1, 4, 1), (0, 0, 4, 4), (0, 100, 3, 3)],
 )
-def test_quorum_is_a_number_or_a_share_rounded_up(
+def test_the_quorum_is_a_number_or_a_percentage_rounded_up(
     quorum: int, percent: int, active: int, k: int
 ) -> None:
     settings = RoundSettings(mode=Mode.QUORUM, quorum=quorum, quorum_percent=percent)
     assert after_first_round(settings, active).quorum == k
 
 
-def test_grace_waits_for_ranks_that_are_almost_there() -> None:
+def test_the_grace_time_waits_for_ranks_that_are_almost_done() -> None:
     log = after_first_round(replace(QUORUM_2, grace_ns=5 * MS))
     words: dict[str, Any] = {"r0": ("arrive", 1 * MS), "r1": ("arrive", 4 * MS)}
     early = ask(log, now_ns=8 * MS, **words)
@@ -94,7 +94,7 @@ def test_grace_waits_for_ranks_that_are_almost_there() -> None:
     assert ask(log, now_ns=5 * MS, **everybody).trigger is Trigger.ALL
 
 
-def test_grace_is_for_those_who_began_with_the_others() -> None:
+def test_the_grace_time_waits_only_for_ranks_that_began_with_the_others() -> None:
     """A permanently slower rank must not cost the others the grace time, 5 % of each round."""
     log = after_first_round(replace(QUORUM_2, grace_ns=5 * MS), ranks=3)
 
@@ -110,13 +110,13 @@ def test_grace_is_for_those_who_began_with_the_others() -> None:
     assert starts() is Trigger.QUORUM, "it is still at its step of the last round"
 
 
-def test_grace_is_a_share_of_the_median_round_unless_given() -> None:
+def test_the_default_grace_time_is_a_share_of_the_median_round() -> None:
     log = after_first_round(replace(QUORUM_2, grace_ns=-1, grace_share=0.1))
     log.round_us.extend([100, 200, 300])
     assert grace_ns(log.settings, log.median_round_us) == 0.1 * log.median_round_us * 1000 > 0
 
 
-def test_a_deadline_runs_from_the_first_arrival_and_keeps_its_minimum() -> None:
+def test_a_deadline_starts_at_the_first_arrival_and_needs_the_quorum() -> None:
     log = after_first_round(replace(QUORUM_2, mode=Mode.DEADLINE, deadline_ns=20 * MS))
     one: dict[str, Any] = {"r0": ("arrive", 1 * MS)}
     two: dict[str, Any] = {**one, "r1": ("arrive", 3 * MS)}
@@ -125,7 +125,7 @@ def test_a_deadline_runs_from_the_first_arrival_and_keeps_its_minimum() -> None:
     assert ask(log, now_ns=21 * MS, **two).trigger is Trigger.DEADLINE
 
 
-def test_an_automatic_deadline_follows_median_and_spread() -> None:
+def test_an_automatic_deadline_is_derived_from_median_and_spread() -> None:
     log = after_first_round(replace(QUORUM_2, mode=Mode.DEADLINE, deadline_factor=2.0))
     log.offsets_us.clear()
     assert deadline_ns(log.settings, log.offsets_us) == 0
@@ -133,7 +133,7 @@ def test_an_automatic_deadline_follows_median_and_spread() -> None:
     assert deadline_ns(log.settings, log.offsets_us) == (300 + 2 * 100) * 1000
 
 
-def test_the_random_initiator_is_drawn_alike_everywhere_and_needs_nobody_else() -> None:
+def test_the_random_initiator_is_equal_on_all_ranks_and_starts_alone() -> None:
     settings = replace(QUORUM_2, mode=Mode.MAJORITY, random_initiator=True)
     log, twin = after_first_round(settings), after_first_round(settings)
     drawn = initiator(log)
@@ -144,7 +144,7 @@ def test_the_random_initiator_is_drawn_alike_everywhere_and_needs_nobody_else() 
     assert ask(log, **others).trigger is None
 
 
-def test_the_initiator_is_not_always_the_same() -> None:
+def test_every_rank_is_drawn_as_the_initiator_at_times() -> None:
     log = make_log(4, replace(QUORUM_2, mode=Mode.MAJORITY, random_initiator=True))
     drawn = []
     for seq in range(1, 21):
@@ -157,7 +157,7 @@ def test_the_initiator_is_not_always_the_same() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.QUORUM, Mode.DEADLINE])
-def test_the_silent_are_benched_when_the_rest_has_waited_long_enough(mode: Mode) -> None:
+def test_silent_ranks_are_benched_once_the_others_have_waited_long_enough(mode: Mode) -> None:
     log = after_first_round(replace(QUORUM_2, mode=mode, quorum=4, deadline_ns=MS))
     words: dict[str, Any] = {
         "r0": ("arrive", 1 * MS),
@@ -175,13 +175,13 @@ def test_the_last_active_rank_is_never_benched() -> None:
     assert ask(log, now_ns=10**12, r0=PENDING, r1=PENDING, r2=PENDING, r3=PENDING).trigger is None
 
 
-def test_a_met_quorum_benches_nobody() -> None:
+def test_a_met_quorum_benches_no_rank() -> None:
     log = after_first_round(QUORUM_2)
     decision = ask(log, now_ns=10**12, r0=ARRIVE, r1=ARRIVE)
     assert (decision.trigger, decision.benched) == (Trigger.QUORUM, ())
 
 
-def test_bench_after_is_a_minute_or_twenty_rounds() -> None:
+def test_the_default_bench_after_is_a_minute_or_twenty_rounds() -> None:
     log = after_first_round(replace(QUORUM_2, bench_after_ns=0))
     assert bench_after_ns(log) == 60 * 10**9
     log.round_us.extend([10 * 10**6] * 8)
@@ -191,7 +191,7 @@ def test_bench_after_is_a_minute_or_twenty_rounds() -> None:
 # ---- late work must not get older (MaxAgePolicy.WAIT) --------------------------------------------
 
 
-def test_wait_holds_the_round_for_a_rank_whose_work_would_become_too_old() -> None:
+def test_policy_wait_delays_a_round_for_work_that_would_become_stale() -> None:
     settings = replace(QUORUM_2, late=MaxAgePolicy.WAIT, max_age=2)
     log = after_first_round(settings)
     starts = []
@@ -207,7 +207,7 @@ def test_wait_holds_the_round_for_a_rank_whose_work_would_become_too_old() -> No
     assert ask(log, r0=ARRIVE, r1=ARRIVE, r2=ARRIVE, r3=ARRIVE).trigger is Trigger.ALL
 
 
-def test_wait_counts_from_the_weights_that_the_batch_in_hand_has() -> None:
+def test_policy_wait_counts_age_from_the_weights_of_the_current_batch() -> None:
     log = after_first_round(replace(QUORUM_2, late=MaxAgePolicy.WAIT, max_age=2))
     pending = replace(fresh(log, 3, 2), fresh=False, base=1)
     log.append(go(log, fresh(log, 0, 2), fresh(log, 1, 2)))
@@ -228,7 +228,7 @@ def test_wait_counts_from_the_weights_that_the_batch_in_hand_has() -> None:
         (Share(member(0), upto=1, count=1, samples=4, unit=4, leases=(0,)), True),
     ],
 )
-def test_a_tail_round_needs_something_to_apply_or_to_record(share: Share, something: bool) -> None:
+def test_a_tail_round_needs_something_to_apply_or_record(share: Share, something: bool) -> None:
     log = make_log(1, QUORUM_2)
     found = {member(0): Arrival(AnnounceKind.IDLE, 0, share)}
     decision = decide(table(log, found), now_ns=0, has_request=False)
@@ -237,7 +237,7 @@ def test_a_tail_round_needs_something_to_apply_or_to_record(share: Share, someth
     assert asked.trigger is Trigger.TAIL
 
 
-def test_a_ready_joiner_is_something_to_do_but_counts_for_no_quorum() -> None:
+def test_a_ready_joiner_starts_a_tail_round_but_does_not_count_in_a_quorum() -> None:
     log = after_first_round(QUORUM_2)
     ready = {member(9): Arrival(AnnounceKind.READY, 0, idle(9))}
     idlers = {member(s): Arrival(AnnounceKind.IDLE, 0, idle(s)) for s in range(4)}
@@ -247,7 +247,7 @@ def test_a_ready_joiner_is_something_to_do_but_counts_for_no_quorum() -> None:
     assert decide(table(log, {**one, **ready}), now_ns=0, has_request=False).trigger is None
 
 
-def test_a_job_that_feeds_itself_ends_when_all_loops_have_ended() -> None:
+def test_a_self_fed_job_ends_when_all_loops_have_ended() -> None:
     log = make_log(2, QUORUM_2, DataPlan())
     done = {
         member(s): Arrival(AnnounceKind.IDLE, 0, idle(s, resting=True, done=True)) for s in range(2)

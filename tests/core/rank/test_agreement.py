@@ -23,7 +23,7 @@ def agreed(*events: Any) -> ev.Event | None:
     return results[-1]
 
 
-def test_a_group_begins_with_the_addresses_and_parameters_of_all_its_shards() -> None:
+def test_a_group_begins_with_addresses_and_fingerprints_of_all_shards() -> None:
     end = replace(BEGIN, fingerprint="end", data="there", seed=5)
     begun = agreed(BEGIN, end)
     assert begun == replace(
@@ -31,7 +31,7 @@ def test_a_group_begins_with_the_addresses_and_parameters_of_all_its_shards() ->
     )
 
 
-def test_a_step_is_finite_if_all_of_it_is_and_figures_are_summed() -> None:
+def test_a_step_is_finite_only_if_all_shards_are_and_metrics_are_summed() -> None:
     logged = [LoggedMetric("loss", 3.0, 2.0), LoggedMetric("accuracy", 1.0, 1.0)]
     one = replace(STEP, metrics=(logged[0],))
     other = replace(STEP, finite=False, metrics=tuple(logged))
@@ -51,17 +51,19 @@ def test_a_step_is_finite_if_all_of_it_is_and_figures_are_summed() -> None:
         (replace(BEGIN, whole="a"), replace(BEGIN, whole="a"), "nothing is sharded"),
     ],
 )
-def test_what_differs_is_said(first: ev.Event, second: ev.Event, words: str) -> None:
+def test_the_error_names_the_difference_within_a_group(
+    first: ev.Event, second: ev.Event, words: str
+) -> None:
     with pytest.raises(GroupDisagreesError, match=words):
         agreed(first, second)
 
 
-def test_stages_with_other_weights_share_a_model() -> None:
+def test_shards_with_different_weights_form_a_group() -> None:
     assert agreed(replace(BEGIN, whole="a"), replace(BEGIN, whole="b")) is not None
 
 
 @given(st.lists(st.integers(0, 2), max_size=40))
-def test_words_pair_up_in_their_order_whoever_is_ahead(turns: list[int]) -> None:
+def test_events_of_shards_are_paired_in_order_whichever_is_ahead(turns: list[int]) -> None:
     agreement, said, heard = Agreement(3, ["a", "b"]), [0, 0, 0], []
     for shard in turns:
         event = agreement.said(shard, ev.Skip(said[shard], 1))
@@ -71,14 +73,14 @@ def test_words_pair_up_in_their_order_whoever_is_ahead(turns: list[int]) -> None
     assert heard == [ev.Skip(lease, 1) for lease in range(min(said))]
 
 
-def test_what_failed_for_one_failed_for_all() -> None:
+def test_a_failure_of_one_shard_is_the_outcome_of_the_group() -> None:
     aborted, lost = ev.ChannelFailed("told to", aborted=True), ev.ChannelFailed("peer lost")
     assert outcome_of([ev.Reduced(5), ev.Reduced(9)]) == ev.Reduced(9)
     assert outcome_of([ev.Reduced(5), aborted]) == aborted
     assert outcome_of([aborted, lost]) == lost
 
 
-def test_the_hash_of_a_group_is_of_all_its_shards() -> None:
+def test_the_hash_of_a_group_depends_on_all_its_shards_in_order() -> None:
     def of(*values: int) -> ev.Event:
         return outcome_of([ev.Hashed(7, value) for value in values])
 
@@ -86,7 +88,7 @@ def test_the_hash_of_a_group_is_of_all_its_shards() -> None:
     assert len({str(of(1, 2)), str(of(2, 1)), str(of(1, 3))}) == 3
 
 
-def test_a_checkpoint_is_written_once_all_parts_of_it_are() -> None:
+def test_a_checkpoint_is_written_once_all_its_parts_are() -> None:
     writing = Writing(2)
     assert writing.done(1, ev.Written(4)) is None
     assert writing.done(1, ev.Written(8, "no room")) is None
@@ -94,7 +96,7 @@ def test_a_checkpoint_is_written_once_all_parts_of_it_are() -> None:
     assert writing.done(0, ev.Written(8)) == ev.Written(8, "no room")
 
 
-def test_a_checkpoint_that_one_rank_cannot_load_is_of_no_use_to_the_group() -> None:
+def test_a_checkpoint_that_one_shard_cannot_load_fails_for_the_group() -> None:
     problem = ev.NotRestored("shard-1 is damaged")
     assert outcome_of([ev.Hashed(7, 1), problem]) == problem
 
@@ -103,7 +105,7 @@ def test_a_checkpoint_that_one_rank_cannot_load_is_of_no_use_to_the_group() -> N
     ("theirs", "name"),
     [((("norm", 1), ("bias", 3)), "bias"), ((("norm", 1),), "bias"), ((("norm", 2),), "norm")],
 )
-def test_parameters_that_are_no_shards_are_compared_within_the_group(
+def test_replicated_parameters_are_compared_within_the_group(
     theirs: tuple[tuple[str, int], ...], name: str
 ) -> None:
     mine = (("norm", 1), ("bias", 2))

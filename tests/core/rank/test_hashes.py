@@ -16,7 +16,7 @@ PLAN = DataPlan(samples=400, batch=4, epochs=1, seed=1)
 
 
 @pytest.mark.parametrize(("every", "due"), [(2, [2, 4, 6]), (3, [3, 6]), (0, [])])
-def test_weights_are_hashed_every_so_many_rounds(every: int, due: list[int]) -> None:
+def test_weights_are_hashed_at_the_configured_interval(every: int, due: list[int]) -> None:
     rank, hashed = lone(PLAN, RoundSettings(hash_every=every)), []
     for _ in range(6):
         step(rank)
@@ -25,7 +25,7 @@ def test_weights_are_hashed_every_so_many_rounds(every: int, due: list[int]) -> 
     assert hashed == due
 
 
-def test_a_rank_sends_its_hash_to_one_that_compares() -> None:
+def test_a_rank_sends_its_hash_to_the_rank_that_compares() -> None:
     rank = second_of_two(PLAN, RoundSettings(mode=Mode.SOLO, hash_every=1))
     log = rank.state.log
     take(rank, Start(go(log, fresh(log, 0))), ev.Reduced())
@@ -35,7 +35,7 @@ def test_a_rank_sends_its_hash_to_one_that_compares() -> None:
     ]
 
 
-def test_two_hashes_of_one_version_that_differ_end_the_job_with_the_evidence() -> None:
+def test_different_hashes_of_one_version_fail_the_job_and_are_reported() -> None:
     rank = second_of_two(PLAN)
 
     def told(version: int, slot: int, value: int) -> list[str]:

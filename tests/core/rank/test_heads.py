@@ -69,7 +69,9 @@ def early() -> list[m.Gathered]:
     return said(player, BENCH, ev.Tick())
 
 
-def test_what_came_early_is_kept_until_the_head_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_early_announcement_is_kept_until_the_head_reaches_its_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     [first] = early()
     assert (first.round, first.ordinary != b"") == (1, True)
 
@@ -81,7 +83,7 @@ def test_what_came_early_is_kept_until_the_head_is_there(monkeypatch: pytest.Mon
     assert early() == []
 
 
-def test_where_everybody_is_needed_a_head_says_one_word() -> None:
+def test_if_every_rank_is_needed_a_head_sends_one_message() -> None:
     player = Player(RANKS)
     grid, number = the_head_of_round_1(player)
     player.machine.handle(0, m.Start(everybody(player.state.log)))
@@ -95,7 +97,7 @@ def test_where_everybody_is_needed_a_head_says_one_word() -> None:
     assert word.ages == pack_offsets([1000] * (len(group) - 1) + [0])
 
 
-def test_there_an_incomplete_group_is_told_for_the_bench() -> None:
+def test_if_every_rank_is_needed_an_incomplete_group_is_sent_before_the_bench() -> None:
     player = Player(RANKS)
     grid, number = the_head_of_round_1(player)
     player.machine.handle(0, m.Start(everybody(player.state.log)))
@@ -124,7 +126,7 @@ def arrives(log: Log, who: MemberId) -> m.Announce:
     return m.Announce(log.id, log.version, AnnounceKind.ARRIVE, share)
 
 
-def test_the_nearer_its_part_of_the_quorum_the_less_a_head_waits() -> None:
+def test_a_head_waits_less_the_nearer_its_share_of_the_quorum_is() -> None:
     log = partial(16)
     collector = Collector(log, 0, log.active[:8])
     assert collector.due_ns() is None
@@ -141,7 +143,7 @@ def test_the_nearer_its_part_of_the_quorum_the_less_a_head_waits() -> None:
     assert collector.due_ns() == 0, "all of them"
 
 
-def test_those_who_did_not_begin_with_the_others_are_not_waited_for() -> None:
+def test_a_head_does_not_wait_for_ranks_that_began_late() -> None:
     log = partial(16)
     late = log.active[7]
     log.heard[late] -= 1
@@ -155,7 +157,7 @@ def test_those_who_did_not_begin_with_the_others_are_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("why", ["too old", "drawn"])
-def test_a_rank_that_the_round_waits_for_by_name_goes_on_at_once(why: str) -> None:
+def test_an_announcement_that_the_round_requires_is_forwarded_at_once(why: str) -> None:
     if why == "drawn":
         settings = RoundSettings(mode=Mode.MAJORITY, random_initiator=True)
     else:
@@ -183,7 +185,7 @@ def test_a_rank_that_the_round_waits_for_by_name_goes_on_at_once(why: str) -> No
     told=st.sets(st.integers(0, 11)),
 )
 @hypothesis_settings(max_examples=examples(200), derandomize=True, deadline=None, database=None)
-def test_what_a_head_adds_to_the_latency_has_a_bound(
+def test_the_latency_that_a_head_adds_is_bounded(
     median_us: int, offsets_us: list[int], who: list[int], told: set[int]
 ) -> None:
     """The limit is 1/16 of the median round or 1 ms, whichever is greater (R41)."""
@@ -203,7 +205,7 @@ def test_what_a_head_adds_to_the_latency_has_a_bound(
             first_ns = None
 
 
-def test_the_starter_hears_all_that_a_head_passes_on_at_its_time() -> None:
+def test_the_starter_receives_forwarded_announcements_with_their_times() -> None:
     log = make_log(3)
     first, second, third = log.active
     collector = Collector(log, 0, log.active)

@@ -34,13 +34,13 @@ def round_of(log: Log) -> m.Start:
     return m.Start(compact(log, go(log), words))
 
 
-def test_between_two_rounds_it_is_installed_at_once() -> None:
+def test_a_state_that_arrives_between_rounds_is_installed_at_once() -> None:
     player, donor = a_joiner()
     assert "InstallState" in kinds(player.machine.handle(0, donor))
     assert not player.state.passive
 
 
-def test_inside_a_reduction_it_waits_for_the_end_of_it() -> None:
+def test_a_state_that_arrives_in_a_reduction_is_installed_after_it() -> None:
     """Queued sums are applied in the buffer that the reduction contributes from.
 
     Without the rule, a streamed reduction would add that buffer's content on all ranks.
@@ -55,7 +55,7 @@ def test_inside_a_reduction_it_waits_for_the_end_of_it() -> None:
     assert player.state.log.version == 1
 
 
-def test_beyond_a_bound_a_joiner_asks_for_a_newer_state() -> None:
+def test_a_joiner_with_a_full_queue_asks_for_a_newer_state() -> None:
     """A joiner keeps the sums of up to QUEUE_MAX rounds.
 
     Beyond that it drops them instead of holding up the group.

@@ -10,7 +10,7 @@ from paceline.core.rank.state import Main
 from benchmarks.protocol import Player
 
 
-def test_what_was_given_back_stays_so_until_the_round_is_over() -> None:
+def test_returned_leases_are_not_taken_back_before_the_round_ends() -> None:
     """A gradient of a lease taken back could not be part of this round.
 
     The rank has announced that it has nothing. If no other rank had anything either, the round

@@ -50,7 +50,7 @@ def test_the_cost_of_a_round_grows_no_faster_than_the_job(
     assert large <= PER_RANK[who] * SIZES[2], f"{large / SIZES[2]:.1f} steps per rank"
 
 
-def test_a_quadratic_step_would_be_noticed() -> None:
+def test_the_step_count_detects_quadratic_work() -> None:
     """A scan of all members for each member costs 16 times as much for 4 times the members."""
 
     def scan(ranks: int) -> None:
@@ -62,7 +62,7 @@ def test_a_quadratic_step_would_be_noticed() -> None:
     assert many > 12 * few
 
 
-def test_bytes_and_messages_of_a_round_stay_few(
+def test_bytes_and_messages_of_a_round_stay_below_their_limits(
     counted: dict[int, tuple[Counter[str], Job]],
 ) -> None:
     jobs = [counted[ranks][1] for ranks in SIZES]

@@ -69,7 +69,7 @@ def saves(effects: Iterable[ev.Effect]) -> list[int]:
     return [e.log.version for e in effects if isinstance(e, ev.Save)]
 
 
-def test_every_nth_version_is_saved_and_leaves_with_the_next() -> None:
+def test_every_nth_version_is_saved_and_published_with_the_next() -> None:
     job = Lone(every=2)
     job.round()
     assert job.orders() == []
@@ -85,7 +85,7 @@ def test_every_nth_version_is_saved_and_leaves_with_the_next() -> None:
     assert job.stage is Stage.NONE
 
 
-def test_one_that_is_written_late_leaves_at_once() -> None:
+def test_a_checkpoint_written_late_is_published_at_once() -> None:
     job = Lone(every=2)
     for _ in range(3):
         job.round()
@@ -93,7 +93,7 @@ def test_one_that_is_written_late_leaves_at_once() -> None:
     assert job.orders() == [ev.Publish(2)]
 
 
-def test_a_slow_disk_makes_checkpoints_rarer_and_holds_no_round() -> None:
+def test_a_slow_disk_skips_checkpoints_without_blocking_rounds() -> None:
     job = Lone(every=1)
     for _ in range(5):
         job.round()
@@ -104,7 +104,7 @@ def test_a_slow_disk_makes_checkpoints_rarer_and_holds_no_round() -> None:
     assert saves(job.last) == [6]
 
 
-def test_a_failure_is_told_and_the_next_one_is_tried() -> None:
+def test_a_failed_checkpoint_is_reported_and_the_next_is_attempted() -> None:
     job = Lone(every=1)
     job.round()
     told = [e.message for e in job.take(ev.Written(1, "no space")) if hasattr(e, "message")]
@@ -113,7 +113,7 @@ def test_a_failure_is_told_and_the_next_one_is_tried() -> None:
     assert saves(job.last) == [2]
 
 
-def test_the_last_version_is_saved_and_leaves_only_with_the_release() -> None:
+def test_the_final_version_is_saved_and_published_only_with_the_release() -> None:
     job = Lone(every=7)
     for _ in range(10):
         job.round()
@@ -130,7 +130,7 @@ def test_the_last_version_is_saved_and_leaves_only_with_the_release() -> None:
     assert job.orders() == [ev.Exit(finished=True, why="released")]
 
 
-def test_a_disk_that_hangs_does_not_keep_a_released_rank_for_ever() -> None:
+def test_a_hanging_disk_does_not_keep_a_released_rank_forever() -> None:
     job = Lone(every=100)
     for _ in range(10):
         job.round()
@@ -139,7 +139,7 @@ def test_a_disk_that_hangs_does_not_keep_a_released_rank_for_ever() -> None:
     assert next(e for e in effects if isinstance(e, ev.Exit)).finished
 
 
-def test_a_released_rank_that_still_writes_joins_nothing_any_more() -> None:
+def test_a_released_rank_that_is_still_writing_joins_no_new_generation() -> None:
     job = Lone(every=100)
     for _ in range(10):
         job.round()
@@ -199,7 +199,7 @@ def answer(*reports: Prepared, unaccounted: str = "", had_state: bool = True) ->
     )
 
 
-def test_the_newest_checkpoint_is_that_of_the_latest_generation() -> None:
+def test_the_checkpoint_of_the_latest_generation_is_restored() -> None:
     commit = answer(report(0, OLD), report(1, NEWER), report(2, NEWER), report(3, None))
     assert isinstance(commit, Commit)
     assert commit.restore == NEWER
@@ -209,11 +209,11 @@ def test_the_newest_checkpoint_is_that_of_the_latest_generation() -> None:
     assert commit.gen.plan == PLAN
 
 
-def test_nothing_is_restored_while_somebody_may_have_newer_weights() -> None:
+def test_no_checkpoint_is_restored_while_a_rank_may_have_newer_weights() -> None:
     assert isinstance(answer(report(0, OLD), unaccounted="rank 1 is silent"), Wait)
 
 
-def test_a_checkpoint_is_reason_enough_to_wait_in_a_new_run() -> None:
+def test_a_new_run_with_a_checkpoint_waits_for_silent_ranks() -> None:
     got = answer(report(0, OLD), report(1, None), unaccounted="rank 2 is silent", had_state=False)
     assert isinstance(got, Wait)
 
@@ -224,7 +224,7 @@ def test_without_a_checkpoint_the_state_is_lost() -> None:
     assert got.reason == "StateLost"
 
 
-def test_a_checkpoint_that_cannot_be_used_ends_the_job_with_its_name() -> None:
+def test_an_unusable_checkpoint_fails_the_job_and_is_named() -> None:
     got = answer(report(0, OLD), report(1, None, checkpoint_problem="checkpoint v9 is damaged"))
     assert got == Broken("CheckpointUnusable", "checkpoint v9 is damaged")
 
@@ -235,7 +235,7 @@ def test_a_finished_job_stays_finished() -> None:
 
 
 @pytest.mark.parametrize("version", [11, 12, 13])
-def test_weights_from_before_are_older_than_the_checkpoint_of_those_who_went_on(
+def test_a_checkpoint_of_a_later_generation_beats_older_live_weights(
     version: int,
 ) -> None:
     """The only live rank was left out of the group long ago."""
@@ -252,7 +252,7 @@ def test_weights_from_before_are_older_than_the_checkpoint_of_those_who_went_on(
     assert got.restore == NEWER
 
 
-def test_a_living_state_is_preferred_to_its_own_older_checkpoint() -> None:
+def test_live_state_is_preferred_to_its_own_older_checkpoint() -> None:
     holder = report(
         0,
         OLD,
@@ -272,7 +272,7 @@ def test_a_living_state_is_preferred_to_its_own_older_checkpoint() -> None:
 # ---- the log of a job that continues -------------------------------------------------------------
 
 
-def test_a_restored_log_deals_again_what_was_held_and_may_go_on_after_a_stop() -> None:
+def test_a_restored_log_deals_held_leases_again_and_continues_after_a_stop() -> None:
     job = Lone(every=3)
     for _ in range(3):
         job.round()

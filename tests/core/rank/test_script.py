@@ -70,7 +70,7 @@ def told(effects: list[ev.Effect], kind: type[Struct]) -> int:
     return sum(isinstance(e, ev.ToCoordinator) and isinstance(e.message, kind) for e in effects)
 
 
-def test_the_last_round_lets_the_script_go_on_and_says_that_it_was_the_last() -> None:
+def test_the_last_round_resumes_the_script_with_stopped_set() -> None:
     rank = lone(DataPlan(samples=8, batch=4, epochs=1, seed=1))
     assert resumed(step(rank)) == [], "its round is not committed"
     assert resumed(take(rank, ev.Reduced())) == [(1, True, False)]
@@ -78,7 +78,7 @@ def test_the_last_round_lets_the_script_go_on_and_says_that_it_was_the_last() ->
     assert resumed(take(rank, ev.Reduced())) == [(2, True, True)]
 
 
-def test_a_script_that_rested_goes_on() -> None:
+def test_a_script_resumes_after_evaluation() -> None:
     rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1), RoundSettings(mode=Mode.SOLO))
     assert resumed(take(rank, ev.Rest(), ev.Reduced())) == []
     assert rank.state.log.resting == {ME}
@@ -86,7 +86,7 @@ def test_a_script_that_rested_goes_on() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.SHADOW])
-def test_in_full_a_rank_that_evaluates_is_waited_for_and_keeps_its_leases(mode: Mode) -> None:
+def test_in_full_mode_an_evaluating_rank_is_awaited_and_keeps_its_leases(mode: Mode) -> None:
     plan, rules = DataPlan(samples=40, batch=4, epochs=1, seed=1), RoundSettings(mode=mode)
     rank = second_of_two(plan, rules)
     held = rank.state.log.held(rank.state.me)
@@ -102,7 +102,7 @@ def test_in_full_a_rank_that_evaluates_is_waited_for_and_keeps_its_leases(mode: 
 
 
 @pytest.mark.parametrize("ends", ["applied", "announced again"])
-def test_who_is_back_from_resting_has_nothing_fresh(ends: str) -> None:
+def test_a_rank_back_from_evaluation_has_no_fresh_gradient(ends: str) -> None:
     """The rank's earlier gradient is older than the weights, and stays idle work of that age.
 
     This also holds if everything is announced again (R8, R11, I6).
@@ -128,7 +128,7 @@ def test_who_is_back_from_resting_has_nothing_fresh(ends: str) -> None:
         assert not rank.state.announced, "PENDING: it computes"
 
 
-def test_what_an_older_connection_may_have_lost_is_said_again() -> None:
+def test_messages_that_a_lost_connection_may_have_dropped_are_sent_again() -> None:
     rank = lone(DataPlan(samples=4, batch=4, epochs=1, seed=1))
     step(rank)
     assert told(take(rank, ev.Reduced()), Stopped) == 1
@@ -140,7 +140,7 @@ def test_what_an_older_connection_may_have_lost_is_said_again() -> None:
     assert told(take(leaver, ev.Connected()), Leaving) == 1
 
 
-def test_a_fault_that_ends_the_job_is_said_again_on_each_connection() -> None:
+def test_a_fatal_error_is_sent_again_on_each_connection() -> None:
     """The agent may have no connection when the error is found, so the message would be lost."""
     rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
     said = take(rank, ev.NotRestored("its disk is gone"), ev.NotRestored("another one"))
@@ -153,7 +153,7 @@ def test_a_fault_that_ends_the_job_is_said_again_on_each_connection() -> None:
     assert told(take(rank, ev.Tick()), Fatal) == 0
 
 
-def test_a_script_that_waits_for_a_round_of_the_state_before_goes_on_with_the_new_one() -> None:
+def test_a_script_waiting_for_a_round_resumes_when_a_checkpoint_is_restored() -> None:
     """The restored log may end at the very version that the script's step was computed on."""
     rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
     log = rank.state.log
@@ -198,7 +198,7 @@ def formed_again(rank: Rank) -> list[ev.Effect]:
     return take(rank, Prepare(new), commit, ev.ChannelOpened())
 
 
-def test_who_was_left_behind_by_one_round_jumps_and_keeps_its_gradient() -> None:
+def test_a_rank_that_missed_a_round_jumps_ahead_and_keeps_its_gradient() -> None:
     rank = second_of_two(DataPlan(samples=40, batch=4, epochs=1, seed=1))
     me = rank.state.me
     log = rank.state.log
@@ -209,7 +209,7 @@ def test_who_was_left_behind_by_one_round_jumps_and_keeps_its_gradient() -> None
     assert [x.version for x in rank.state.pending.late.steps] == [0]
 
 
-def test_who_is_benched_in_the_middle_of_a_step_gives_it_up_when_it_ends() -> None:
+def test_a_rank_benched_during_a_step_drops_that_step() -> None:
     """Without leases nothing else would show that the step is void (R13)."""
     rank = second_of_two(DataPlan(steps=9))
     log = rank.state.log
@@ -219,7 +219,7 @@ def test_who_is_benched_in_the_middle_of_a_step_gives_it_up_when_it_ends() -> No
 
 
 @pytest.mark.parametrize(("every", "when"), [(2, [False, True, True]), (0, [False] * 3)])
-def test_buffers_are_averaged_every_so_many_rounds_and_with_the_last(
+def test_buffers_are_averaged_at_the_configured_interval_and_in_the_last_round(
     every: int, when: list[bool]
 ) -> None:
     """If `buffers_every` is 0, buffers stay local and are never averaged."""
@@ -232,7 +232,7 @@ def test_buffers_are_averaged_every_so_many_rounds_and_with_the_last(
     assert synced == when
 
 
-def test_only_a_lease_that_is_held_and_not_worked_off_can_be_skipped() -> None:
+def test_only_a_held_and_unprocessed_lease_can_be_skipped() -> None:
     rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
     first, second = rank.state.log.held(ME)
     take(rank, ev.Skip(9, 4))
@@ -254,7 +254,7 @@ def kinds(effects: list[ev.Effect]) -> list[str]:
     return [type(e).__name__ for e in effects if not isinstance(e, ev.Held | ev.ToCoordinator)]
 
 
-def test_a_step_returns_once_its_gradient_is_announced_and_the_next_one_waits_for_it() -> None:
+def test_a_pipelined_step_returns_at_once_and_the_next_one_waits_for_it() -> None:
     rank = lone(LONG, PIPELINE)
     first, *_ = rank.state.log.held(ME)
     effects = take(rank, ev.Step((first,), 4, 4))
@@ -271,7 +271,7 @@ def test_a_step_returns_once_its_gradient_is_announced_and_the_next_one_waits_fo
     assert reduce.go.round == 1
 
 
-def test_who_flushes_waits_for_what_is_under_way_and_for_nothing_else() -> None:
+def test_flush_waits_only_for_the_gradient_in_flight() -> None:
     rank = lone(LONG, PIPELINE)
     step(rank)
     assert resumed(take(rank, ev.Flush())) == []
@@ -279,7 +279,7 @@ def test_who_flushes_waits_for_what_is_under_way_and_for_nothing_else() -> None:
     assert resumed(take(rank, ev.Flush())) == [(1, False, False)]
 
 
-def test_a_gradient_that_is_not_finite_is_an_arrival_too() -> None:
+def test_a_gradient_that_is_not_finite_counts_as_an_arrival() -> None:
     rank = lone(LONG, PIPELINE)
     effects = take(rank, ev.Step(rank.state.log.held(ME)[:1], 4, 4, finite=False))
     assert resumed(effects) == [(0, True, False)]
@@ -288,7 +288,7 @@ def test_a_gradient_that_is_not_finite_is_an_arrival_too() -> None:
     assert [d.samples for s in reduce.go.listed for d in s.drops] == [4]
 
 
-def test_a_drain_leaves_nothing_under_way() -> None:
+def test_a_drain_waits_for_gradients_in_flight() -> None:
     rank = lone(LONG, PIPELINE)
     step(rank)
     second = rank.state.log.held(ME)[1:]
@@ -298,7 +298,7 @@ def test_a_drain_leaves_nothing_under_way() -> None:
     assert rank.state.log.ledger.total().applied == 8
 
 
-def test_a_stale_gradient_takes_no_fresh_one_with_it() -> None:
+def test_dropping_a_stale_gradient_keeps_the_fresh_one() -> None:
     """In LATE, both gradients would form one sum, as old as its oldest batch (D4)."""
     rules = replace(PIPELINE, max_age=1)
     rank = second_of_two(LONG, rules)

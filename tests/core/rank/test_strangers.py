@@ -37,7 +37,7 @@ def sent_to(effects: list[ev.Effect], member: MemberId) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["ask-state", "state", "start"])
-def test_a_message_that_names_a_stranger_is_refused_and_sends_nothing(kind: str) -> None:
+def test_a_message_that_names_a_non_member_is_rejected_and_sends_nothing(kind: str) -> None:
     player = Player(RANKS)
     version = player.state.log.version
     effects = player.machine.handle(0, messages(player, STRANGER)[kind])
@@ -48,7 +48,7 @@ def test_a_message_that_names_a_stranger_is_refused_and_sends_nothing(kind: str)
 
 
 @pytest.mark.parametrize("kind", ["ask-state", "state", "start"])
-def test_a_message_that_names_a_member_is_obeyed(kind: str) -> None:
+def test_a_message_that_names_a_member_is_carried_out(kind: str) -> None:
     player = Player(RANKS)
     named = player.state.log.members[-1]
     effects = player.machine.handle(0, messages(player, named)[kind])
@@ -56,7 +56,7 @@ def test_a_message_that_names_a_member_is_obeyed(kind: str) -> None:
     assert not any(isinstance(effect, ev.RefusePeer) for effect in effects)
 
 
-def test_a_flood_of_strangers_leaves_nothing_behind() -> None:
+def test_a_flood_of_non_members_leaves_no_state_behind() -> None:
     player = Player(RANKS)
     for slot in range(1000):
         asked = m.AskState(player.state.gen_id, MemberId(100 + slot, 0, 0), at_least=10**6)

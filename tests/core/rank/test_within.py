@@ -33,19 +33,19 @@ EVENTS: tuple[ev.Event, ...] = (
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_an_event_arrives_as_it_is(event: ev.Event) -> None:
+def test_an_event_survives_packing(event: ev.Event) -> None:
     ordered = within.Ordered(2**62, event)
     assert within.unpack(within.pack(ordered)) == ordered
 
 
-def test_every_kind_of_event_has_a_name_of_its_own() -> None:
+def test_every_kind_of_event_has_its_own_tag() -> None:
     tags = [kind.__struct_config__.tag for kind in get_args(ev.Event)]
     assert None not in tags
     assert len(set(tags)) == len(tags)
 
 
 @given(st.binary(max_size=60))
-def test_what_is_no_message_is_an_error(data: bytes) -> None:
+def test_random_bytes_are_a_message_or_a_wire_error(data: bytes) -> None:
     try:
         message = within.unpack(data)
     except WireError:
@@ -54,5 +54,5 @@ def test_what_is_no_message_is_an_error(data: bytes) -> None:
 
 
 @given(st.floats(allow_nan=False))
-def test_a_share_of_a_norm_keeps_its_bits(value: float) -> None:
+def test_a_squared_norm_keeps_its_bits(value: float) -> None:
     assert within.unpack(within.pack(within.Square(value))) == within.Square(value)

@@ -66,7 +66,7 @@ def step(lease: int) -> Stepped:
     return Stepped((lease,), 1, 1, True)
 
 
-def test_a_torn_end_is_left_out() -> None:
+def test_a_truncated_entry_at_the_end_is_ignored() -> None:
     entries: list[Entry] = [Opened(1, A), Let(0), step(3), gave(0)]
     data = b"".join(map(pack, entries))
     assert list(unpack(data)) == entries
@@ -74,7 +74,7 @@ def test_a_torn_end_is_left_out() -> None:
         assert list(unpack(data[:-cut])) == entries[:-1]
 
 
-def test_the_branch_of_a_rank_that_was_left_out_is_not_taken() -> None:
+def test_the_log_of_a_rank_that_was_left_out_is_not_used() -> None:
     """Rank B commits round 1 of the first generation; A makes another round 1 in the second."""
     common = (FIRST, go(ONE, 0, (A, 0), (B, 1)))
     left = logged(*common, go(ONE, 1, (A, 2), (B, 3)))
@@ -85,7 +85,7 @@ def test_the_branch_of_a_rank_that_was_left_out_is_not_taken() -> None:
     assert end.index == 4
 
 
-def test_an_attempt_that_was_given_up_gives_nothing() -> None:
+def test_an_aborted_attempt_contributes_nothing() -> None:
     log = logged(FIRST, go(ONE, 0, (A, 0), (B, 1)), SECOND, go(TWO, 1, (A, 2)))
     a: list[Entry] = [
         *(log[0], Let(0), step(0), gave(0), log[1], Let(1), step(2)),
@@ -109,7 +109,7 @@ def test_an_attempt_that_was_given_up_gives_nothing() -> None:
     assert sum(isinstance(x, Give) for x in played) == 3
 
 
-def test_what_cannot_be_replayed_is_said() -> None:
+def test_the_error_says_why_a_run_cannot_be_replayed() -> None:
     log = logged(FIRST, go(ONE, 0, (A, 0), (B, 1)))
     whole: list[Entry] = [log[0], Let(0), step(0), gave(0), log[1], ended(log)]
     with pytest.raises(SequenceError, match=r"the journal of rank 1\.0#0 lacks"):

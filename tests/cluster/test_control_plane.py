@@ -1,4 +1,4 @@
-"""The API server of the tests: a whole Kubernetes but for the nodes, and it leaves nothing."""
+"""The test control plane is Kubernetes without nodes, and its teardown leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_it_knows_its_version(api_server: ControlPlane) -> None:
 
 
 def test_rbac_decides(api_server: ControlPlane, namespace: str) -> None:
-    """A service account may nothing until a role says so; its token is a real one."""
+    """A service account may do nothing until a role allows it; its token is a real one."""
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     api_server.api.create(accounts, {"metadata": {"name": "reader"}})
     reader = Api(api_server.kubeconfig_of_account(namespace, "reader"))
@@ -54,7 +54,7 @@ def test_rbac_decides(api_server: ControlPlane, namespace: str) -> None:
 
 
 def test_fake_pods_live_as_real_ones_do(api_server: ControlPlane, namespace: str) -> None:
-    """Scheduled, ready with an address, ended by their exit code, gone on deletion."""
+    """Pods are scheduled, become ready with an address, end with an exit code, and are deleted."""
     api = api_server.api
     with api_server.fake_nodes(2) as fake:
         for name in ("one", "two", "three"):
@@ -91,7 +91,7 @@ def test_audit_log_counts_requests_by_user(api_server: ControlPlane, namespace: 
 
 
 def test_kubectl_and_helm_speak_to_it(api_server: ControlPlane, namespace: str) -> None:
-    """A chart of one object, as a user installs, sees and removes it."""
+    """Install, list and remove a chart of one object, as a user does."""
     chart = api_server.folder / "chart"
     (chart / "templates").mkdir(parents=True)
     (chart / "Chart.yaml").write_text("apiVersion: v2\nname: small\nversion: 0.1.0\n")
@@ -107,7 +107,7 @@ def test_kubectl_and_helm_speak_to_it(api_server: ControlPlane, namespace: str) 
 
 
 def test_it_comes_back_after_an_outage(api_server: ControlPlane, namespace: str) -> None:
-    """The same address and objects as before, and everybody else goes on, fake nodes too."""
+    """Address and objects are as before, and the other programs and the fake nodes go on."""
     server = api_server.programs[API_SERVER]
     maps = f"/api/v1/namespaces/{namespace}/configmaps"
     api_server.api.create(maps, {"metadata": {"name": "kept"}})
@@ -125,7 +125,7 @@ def test_it_comes_back_after_an_outage(api_server: ControlPlane, namespace: str)
 
 
 def test_teardown_leaves_nothing() -> None:
-    """No process, no file, no device: what the next run would trip over."""
+    """No process, file or network device is left that the next run would trip over."""
     with running.control_plane(controllers=None) as plane:
         room, running_programs = plane.instance, list(plane.programs.values())
         pids = [one.pid for one in running_programs if one.alive]
@@ -138,7 +138,7 @@ def test_teardown_leaves_nothing() -> None:
 
 
 def test_a_killed_run_leaves_no_program_running() -> None:
-    """kill -9 of the tests: the kernel ends the programs, the next run clears the rest away."""
+    """After kill -9 the kernel ends the programs, and the next run removes the files."""
     script = (
         "from testing.cluster import running\n"
         "with running.control_plane(controllers=None) as plane:\n"

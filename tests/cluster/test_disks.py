@@ -24,7 +24,7 @@ def test_a_node_that_boots_meanwhile_does_not_hold_the_disk_of_an_image_build(
     disk = tmp_path / "layers.img"
     disks.make(disk)
     disks.mount(disk, tmp_path / "images")
-    # As buildah mounts a container while it builds.
+    # buildah mounts a container like this while it builds.
     disks.make(tmp_path / "inner.img")
     disks.mount(tmp_path / "inner.img", tmp_path / "images" / "container")
     script = HOLDS.format(forget=disks.FORGET_OTHERS if forgets else "")

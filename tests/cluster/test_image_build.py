@@ -1,4 +1,4 @@
-"""Images of a Dockerfile and of a release run on the nodes and hold nothing of this machine."""
+"""Images from a Dockerfile and from a release run on nodes, without files of this machine."""
 
 from __future__ import annotations
 

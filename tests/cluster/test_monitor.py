@@ -1,4 +1,4 @@
-"""`make monitor`: which job is meant, what Prometheus and Grafana are told, that it ends."""
+"""`make monitor` finds the job, configures Prometheus and Grafana, and ends with the job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ mv "$GRAFANA_TOLD.draft" "$GRAFANA_TOLD"
 kill "$JOB_PID"
 exec sleep 600
 """
-"""It ends the job as soon as it has been started."""
+"""A stand-in for Grafana that records its settings and ends the job as soon as it is started."""
 
 
 def test_the_job_is_the_only_one_or_the_one_named() -> None:
@@ -38,7 +38,7 @@ def test_the_job_is_the_only_one_or_the_one_named() -> None:
 
 
 def test_an_agent_says_where_it_can_be_scraped_as_a_cluster_would(tmp_path: Path) -> None:
-    for attempt in (0, 1):  # the pod after it takes its place
+    for attempt in (0, 1):  # the next pod of the slot takes its place
         path = targets.publish(
             tmp_path, job="first", slot=2, attempt=attempt, address="127.0.0.1:9464"
         )

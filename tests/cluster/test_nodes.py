@@ -1,4 +1,4 @@
-"""The two nodes of the tests: pods really run, find each other, and nothing of them is left."""
+"""The two test nodes run real pods, pods reach each other, and teardown leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SERVE = "echo hello from $(hostname) > /tmp/index.html; httpd -f -p 8080 -h /tmp
 
 @pytest.fixture
 def served(cluster: Cluster, cluster_namespace: str) -> str:
-    """A pod on each node that answers on port 8080, behind a headless and an ordinary Service."""
+    """Start a pod on each node that serves port 8080, behind a headless and an ordinary Service."""
     for node in cluster.nodes:
         cluster.api.create(pods(cluster_namespace), shell_pod(node.name, SERVE, node.name))
     services = f"/api/v1/namespaces/{cluster_namespace}/services"
@@ -67,11 +67,11 @@ def served(cluster: Cluster, cluster_namespace: str) -> str:
 
 
 def test_pods_reach_each_other_by_name(cluster: Cluster, served: str) -> None:
-    """From each node to both: by headless name, by Service, on the same node too."""
+    """Each pod reaches both pods by headless name and by Service, also on its own node."""
     for source in cluster.nodes:
         for target in cluster.nodes:
             for url in (f"http://{target.name}:8080", f"http://to-{target.name}.{served}"):
-                # A name is known once its endpoints are, a moment after the pod is ready.
+                # A name resolves once its endpoints exist, a moment after the pod is ready.
                 fetch = (
                     f"for try in 1 2 3 4 5 6 7 8 9 10; do wget -qO- {url} && exit; sleep 1; done"
                 )
@@ -82,7 +82,7 @@ def test_pods_reach_each_other_by_name(cluster: Cluster, served: str) -> None:
 
 
 def test_pods_reach_the_api_server(cluster: Cluster, cluster_namespace: str) -> None:
-    """Through its Service, with the pod's own token."""
+    """A pod connects to the Service of the API server and has a token mounted."""
     script = (
         "cd /var/run/secrets/kubernetes.io/serviceaccount;"
         "nc -w 5 kubernetes.default.svc.cluster.local 443 < /dev/null && test -s token && echo yes"
@@ -101,7 +101,7 @@ def test_exit_codes_and_logs_come_back(cluster: Cluster, cluster_namespace: str)
 
 
 def test_pods_can_run_the_hosts_python(cluster: Cluster, cluster_namespace: str) -> None:
-    """With the packages of the environment that runs the tests; the checkout is read-only."""
+    """Pods have the packages of the test environment, mounted read-only."""
     program = (
         "import sys, aiohttp; print(sys.version)\n"
         "try: open(aiohttp.__file__, 'a')\n"

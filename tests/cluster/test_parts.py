@@ -1,4 +1,4 @@
-"""Parts of the harness that need no cluster: where programs come from, images, room, addresses."""
+"""Parts of the test harness that need no cluster: programs, images, instances and clients."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_images_are_the_same_bytes_each_time(tmp_path: Path) -> None:
 
 
 def test_clusters_beside_each_other_share_nothing() -> None:
-    """Two at once have different numbers, folders, address ranges and ports."""
+    """Two instances at once have different numbers, folders, address ranges and ports."""
     first, second = instance.acquire(), instance.acquire()
     try:
         assert first.index != second.index
@@ -142,8 +142,7 @@ def test_clusters_beside_each_other_share_nothing() -> None:
 
 @pytest.fixture
 def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Numbers of their own, whose control groups and devices may be those of a cluster that runs:
-    only folders are removed."""
+    """Use separate instance numbers and remove only folders: a running cluster may share names."""
 
     def remove(name: str, folder: Path, *, keep_logs: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -213,7 +212,7 @@ def test_an_error_of_the_server_is_quoted() -> None:
 
 
 def test_a_client_refuses_a_stranger(tmp_path: Path) -> None:
-    """A kubeconfig trusts its own authority only, and keeps its secrets to its owner."""
+    """The private key has the same permissions, and a refused connection is an error."""
     authority = Authority(tmp_path / "pki")
     pair = authority.client("admin")
     target = tmp_path / "admin.yaml"
@@ -248,8 +247,11 @@ def test_audit_entries_are_counted_by_user(tmp_path: Path) -> None:
 
 
 def test_a_fake_kubelet_ends_a_pod_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was told to end while its start was still under way, or before it was seen at all: an
-    answer that came later, or a first look, made it run again, beside its replacement."""
+    """A pod stays ended if it is told to end before its start is complete.
+
+    The order may come while the start is under way, or before the kubelet has looked at the pod. A
+    late answer or a first look once made such a pod run again, beside its replacement.
+    """
     sent: list[tuple[str, str]] = []
 
     async def slow_at_first(self: FakeKubelet, method: str, path: str, body: Any) -> bool:

@@ -1,4 +1,4 @@
-"""One cluster with Paceline installed for all tests of this folder; a namespace of its own each.
+"""Fixtures for tests on real nodes: one cluster with Paceline, and one namespace per test.
 
 When a test fails, the report shows the operator's log and everything about the test's jobs.
 """
@@ -28,7 +28,7 @@ def platform(cluster: Cluster, image_builder: ImageBuilder) -> Platform:
 
 @pytest.fixture
 def jobs() -> list[Job]:
-    """What the test has made, for the report."""
+    """Return the jobs that the test has created, for the failure report."""
     return []
 
 
@@ -67,7 +67,7 @@ def pytest_runtest_makereport(
 
 
 def _told(tell: Callable[[], str]) -> str:
-    """What the cluster says, or why it says nothing: a broken cluster must not end the session."""
+    """Return the text, or why it cannot be read: a broken cluster must not end the session."""
     try:
         return tell()
     except Exception as error:

@@ -1,8 +1,8 @@
-"""A TrainingJob of a test: its manifest, what Kubernetes and its coordinator say of it, its end.
+"""A TrainingJob of a test: its manifest, its state in Kubernetes, and the check of its end.
 
-The script is the one of the histories on one machine (testing/processes/history_script.py): every
-sample leaves a trace in the weights, so that one applied twice or not at all is seen at the end.
-Ranks take their time while the file `brake` exists, so a test is never too late with its
+The script is the one of the single-machine histories (testing/processes/history_script.py). Every
+sample leaves a trace in the weights, so a sample that is applied twice or not at all shows at the
+end. Ranks run slowly while the file `brake` exists, so that a test is never too late with its
 disturbance.
 """
 
@@ -27,15 +27,15 @@ START_S = 180.0
 END_S = 120.0
 CHANGE_S = 90.0
 LEAVE_S = 60.0
-"""Less than drainGraceSeconds and the operator's margin."""
+"""How long ranks may take to leave; less than drainGraceSeconds plus the operator's margin."""
 PROGRESS_S = 60.0
 SAMPLES, BATCH = 240, 4
 EPOCHS, STEP_MS = 12, 150.0
-"""With the brake on, two ranks keep this pace for a minute; in the last epoch they crawl."""
+"""With the brake on, two ranks keep this pace for a minute; in the last epoch they are slower."""
 LONG_EPOCHS, LONG_MS = 20, 400.0
-"""For four minutes and a half."""
+"""The values for `long=True`, with which a job runs for four and a half minutes."""
 NewJob = Callable[..., "Job"]
-"""Makes the handle of a job in the test's namespace."""
+"""The type of the fixture that creates the handle of a job in the test's namespace."""
 
 
 class Job:
@@ -48,7 +48,7 @@ class Job:
         self.brake = folder / "brake"
         self.watcher = Watcher(self)
 
-    # ---- what a user does -----------------------------------------------------------------------
+    # ---- user actions ---------------------------------------------------------------------------
 
     def apply(
         self,
@@ -112,28 +112,28 @@ class Job:
     def patch(self, spec: Json) -> None:
         self.api.patch(self.path, {"spec": spec})
 
-    # ---- what Kubernetes says -------------------------------------------------------------------
+    # ---- state in Kubernetes --------------------------------------------------------------------
 
     def get(self) -> Json:
         return self.api.get(self.path)
 
     def pods(self, role: str = "worker") -> list[Json]:
-        """All, in order of slot and attempt; ended and leaving ones too."""
+        """Return all pods by slot and attempt, including ended and terminating ones."""
         labels = f"paceline.dev/job-name={self.name},paceline.dev/role={role}"
         found = self.api.items(self.pods_path, labels=labels)
         return sorted(found, key=lambda pod: place_of(pod))
 
     def workers(self) -> list[Json]:
-        """Those that are to train."""
+        """Return the worker pods that are neither ended nor terminating."""
         return [pod for pod in self.pods() if is_active(pod)]
 
     def coordinator(self) -> Json | None:
-        """The newest."""
+        """Return the newest active coordinator pod, if there is one."""
         pods = [pod for pod in self.pods("coordinator") if is_active(pod)]
         return pods[-1] if pods else None
 
     def events(self) -> list[tuple[str, str]]:
-        """(reason, message) of this job's, the oldest first."""
+        """Return (reason, message) of each Event of the job, the oldest first."""
         found = [
             event
             for event in self.api.items(f"/api/v1/namespaces/{self.namespace}/events")
@@ -159,7 +159,7 @@ class Job:
         return self.api.wait(self.path, ready, timeout_s, what)
 
     def wait_trains(self, ranks: int, *, timeout_s: float = START_S) -> None:
-        """As many ranks as `ranks` train, and go on."""
+        """Wait until exactly `ranks` replicas train, and five more rounds are committed."""
         self.wait(
             lambda job: (
                 job.get("status", {}).get("readyReplicas") == ranks
@@ -200,21 +200,29 @@ class Job:
     # ---- the end --------------------------------------------------------------------------------
 
     def finish(self, *, publisher_stays: bool = True, nodes_in_touch: bool = True) -> None:
-        """Let it run to its end, and check that every sample counts exactly once per epoch.
-        `nodes_in_touch`: false where a node may be late to say that a pod has ended."""
+        """Let the job run to its end, and check that every sample counts exactly once per epoch.
+
+        Args:
+             publisher_stays: False if the pod that prints the count of each sample may be gone.
+             nodes_in_touch: False if a node may report late that a pod has ended.
+        """
         self.brake.unlink(missing_ok=True)
         self.wait_condition("Complete", END_S)
         if nodes_in_touch:
-            # By themselves: the operator deletes those that do not, and their logs with them.
+            # Ranks must leave on their own: the operator deletes the others, with their logs.
             self.until(lambda: not self.workers(), LEAVE_S, "left by its ranks")
         else:
-            # The job is complete before its scripts have printed what they ended with.
+            # The job is Complete before its scripts have printed their results.
             count = len(self.pods())
             self.until(lambda: len(self.results()) == count, LEAVE_S, f"{count} results")
         self.check_weights(publisher_stays=publisher_stays)
 
     def check_weights(self, *, publisher_stays: bool = True) -> None:
-        """`publisher_stays`: false where the pod that prints each sample's count may be gone."""
+        """Check the printed results and the ledger of samples.
+
+        Args:
+             publisher_stays: False if the pod that prints the count of each sample may be gone.
+        """
         results = self.results()
         assert results, "no pod has printed a result"
         assert len({result["hash"] for result in results}) == 1, f"the ranks differ: {results}"
@@ -228,26 +236,26 @@ class Job:
         assert not ledger["samples_dropped"], ledger
 
     def results(self) -> list[Json]:
-        """What the ranks that saw the end have printed."""
+        """Return what the ranks that reached the end have printed."""
         started = [pod for pod in self.pods() if pod["status"]["phase"] != "Pending"]
         logs = []
         for pod in started:
             try:
                 logs.append(self.log(pod["metadata"]["name"]))
             except ApiError:
-                # One that was lost with its node may have none.
+                # A pod that was lost with its node may have no log.
                 assert "deletionTimestamp" in pod["metadata"], pod
         lines = [line for log in logs for line in log.splitlines() if "RESULT " in line]
         return [json.loads(line.partition("RESULT ")[2]) for line in lines]
 
     def story(self) -> str:
-        """Everything that helps to understand a failure."""
+        """Return everything that helps to understand a failure."""
         parts = [f"==== {self.namespace}/{self.name}"]
         with suppress(ApiError, OSError):
             job = self.get()
             parts.append(json.dumps(job.get("status"), indent=1))
             parts += [f"event {reason}: {text}" for reason, text in self.events()]
-            # Who has evicted, killed or deleted a pod, and which node was out of touch meanwhile.
+            # Show who evicted, killed or deleted a pod, and which node was out of touch.
             for event in self.api.items(f"/api/v1/namespaces/{self.namespace}/events"):
                 if event["involvedObject"]["kind"] == "Pod":
                     about, when = event["involvedObject"]["name"], event.get("lastTimestamp")
@@ -267,14 +275,14 @@ class Job:
 
 
 def on_these_nodes(manifest: Json, folder: Path | None = None) -> Json:
-    """A job for pods that use the test run's Python: its image, mounts, search path."""
+    """Return the manifest with the image, mounts and search path of the test run's Python."""
     manifest = json.loads(json.dumps(manifest))
     pod = manifest["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     container |= {"image": WORKER_IMAGE, "imagePullPolicy": "Never"}
     path = f"{Path(PYTHON).parent}:/usr/bin:/bin"
     container["env"] = [{"name": "PATH", "value": path}, *container.get("env", ())]
-    # A share of the processor that other processes of this machine do not take away.
+    # Reserve a share of the CPU that other processes of this machine cannot take.
     container["resources"] = {"requests": {"cpu": "300m"}}
     folders = [*mounted_folders(), *([folder] if folder else [])]
     pod["volumes"] = [
@@ -299,7 +307,7 @@ def is_active(pod: Json) -> bool:
 
 
 def containers(pods: list[Json]) -> dict[str, tuple[str, int]]:
-    """Pod -> (container, restarts): equal before and after means that nothing was restarted."""
+    """Return (container, restarts) by pod; equal results mean that nothing was restarted."""
     found = {}
     for pod in pods:
         (status,) = pod["status"]["containerStatuses"]

@@ -1,4 +1,4 @@
-"""Paceline on the two-node cluster as a user installs it: images, charts, the operator as a pod."""
+"""Paceline on the two-node cluster, installed as a user does: images, charts, operator pod."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ INSTALL_TIMEOUT = "180s"
 
 
 class Platform:
-    """A cluster with Paceline in it."""
+    """A cluster with Paceline installed."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.api = cluster.api
 
     def load_images(self, builder: ImageBuilder) -> None:
-        """The operator's from the Dockerfile; the jobs' on top of it."""
+        """Build and load the operator's image, and the image of the jobs on top of it."""
         operator = builder.build(
             OPERATOR_IMAGE,
             context=CHECKOUT,
@@ -67,7 +67,7 @@ class Platform:
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def operator_logs(self) -> str:
-        """Of all its pods; one on a node that is away has none to show."""
+        """Return the logs of all operator pods; a pod on an unreachable node has none to show."""
         path, told = f"/api/v1/namespaces/{SYSTEM}/pods", []
         for pod in self.api.items(path, labels="app.kubernetes.io/component=operator"):
             name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "nowhere")
@@ -79,7 +79,7 @@ class Platform:
         return "\n".join(told)
 
     def scale_operator(self, replicas: int) -> None:
-        """0: until none is left; 1: until it is ready."""
+        """Scale the operator, and wait until all its pods are ready or none is left."""
         self.kubectl("-n", SYSTEM, "scale", f"deployment/{OPERATOR}", f"--replicas={replicas}")
         deadline = time.monotonic() + 120
         path = f"/api/v1/namespaces/{SYSTEM}/pods"

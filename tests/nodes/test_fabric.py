@@ -1,4 +1,4 @@
-"""A fabric profile in real pods: what it gives them, and that a network is not believed in."""
+"""A fabric profile reaches real pods, and preflight notices that its network is missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROFILE = {
 def test_pods_have_what_the_profile_says_and_rdma_is_looked_for(
     platform: Platform, new_job: NewJob
 ) -> None:
-    """Its capability has an effect (for root only has it one), and the other ones are gone."""
+    """The capability is effective, which needs root, and all others are dropped."""
     platform.api.create(PROFILES, PROFILE)
     try:
         job = new_job()

@@ -1,4 +1,4 @@
-"""From nothing to a finished job, as docs/kubernetes.md says it."""
+"""The first job on a cluster, from installation to its end, as docs/kubernetes.md describes it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.nodes.platform import CHECKOUT, SYSTEM, Platform
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 DIGITS = CHECKOUT / "examples" / "digits"
 ACCURACY = 0.96
-"""A synchronous run reaches 0.98; another order of the rounds changes about 0.02."""
+"""The least accuracy: a synchronous run reaches 0.98, and the order of rounds changes about 0.02.
+"""
 
 
 def test_digits_trains_on_both_nodes(platform: Platform, new_job: NewJob) -> None:
-    """The file that `paceline run` takes; only the image and where it lies differ."""
+    """The manifest is the file that `paceline run` takes, with another image and location."""
     manifest = yaml.safe_load((DIGITS / "job.yaml").read_text())
     manifest = on_these_nodes(manifest)
     manifest["spec"]["template"]["spec"]["containers"][0]["workingDir"] = str(DIGITS)
@@ -44,8 +45,10 @@ def test_digits_trains_on_both_nodes(platform: Platform, new_job: NewJob) -> Non
 
 
 def test_pods_have_no_rights_and_move_data_over_mpi(platform: Platform, new_job: NewJob) -> None:
-    """No token is mounted, nothing runs as root, and only the operator's key is kept by it. Over a
-    TCP network between two nodes. With `backend: auto` a measurement decides instead."""
+    """Pods mount no token and do not run as root, and the operator's key is in its own namespace.
+
+    Data moves over TCP between two nodes. With `backend: auto` a measurement would choose instead.
+    """
     job = new_job()
     job.apply(2, collective={"mode": "Full", "maxAge": 0, "backend": "mpi"})
     job.wait_trains(2)
@@ -68,7 +71,7 @@ def test_pods_have_no_rights_and_move_data_over_mpi(platform: Platform, new_job:
 
 
 def test_the_example_names_no_folder_of_a_laptop() -> None:
-    """What a user of a cluster changes in the file is the image, and nothing else."""
+    """A user of a cluster changes only the image in the file."""
     manifest = yaml.safe_load((DIGITS / "job.yaml").read_text())
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
     assert not Path(container["workingDir"]).is_absolute()

@@ -1,4 +1,4 @@
-"""Pods and nodes are taken away while a job trains: it goes on, and each sample counts once."""
+"""Pods and nodes are lost while a job trains: it goes on, and each sample counts once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.nodes.platform import Platform
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 NOT_READY_S = 180.0
 POWER_S = 180.0
-"""The operator may have been on that node: NotReady, its own toleration, its Lease, nodeLost."""
+"""Covers an operator on the lost node: NotReady, its toleration, its Lease and nodeLostSeconds."""
 
 
 def node_of(pod: Json | None) -> str:
@@ -47,7 +47,7 @@ def test_a_deleted_coordinator_is_replaced_while_rounds_go_on(new_job: NewJob) -
 
 
 def test_drain_of_the_coordinators_node(platform: Platform, new_job: NewJob) -> None:
-    """kubectl drain goes through at once, and everything of the job moves to the other node."""
+    """The drain succeeds, and everything of the job moves to the other node."""
     job = new_job()
     job.apply(2)
     job.wait_trains(2)
@@ -65,7 +65,7 @@ def test_drain_of_the_coordinators_node(platform: Platform, new_job: NewJob) -> 
 
 
 def test_a_node_that_loses_power(platform: Platform, new_job: NewJob) -> None:
-    """Half of the ranks are gone without a word: the operator's inventory is the evidence."""
+    """Half of the ranks are gone without a message; the operator's inventory is the evidence."""
     job = new_job()
     job.apply(2, long=True)
     job.wait_trains(2)
@@ -90,7 +90,7 @@ def test_a_node_that_loses_power(platform: Platform, new_job: NewJob) -> None:
 
 
 def test_a_node_that_is_not_ready_for_a_while(platform: Platform, new_job: NewJob) -> None:
-    """Its kubelet stops, its pods run on: no sample counts twice, whoever is taken to be alive."""
+    """The kubelet stops and its pods run on, so the cluster cannot tell which ranks are alive."""
     job = new_job()
     job.apply(2, long=True)
     job.wait_trains(2)
@@ -105,7 +105,7 @@ def test_a_node_that_is_not_ready_for_a_while(platform: Platform, new_job: NewJo
         node.programs[KUBELET].start()
         wait_ready(platform, node, "True")
     job.wait_trains(2, timeout_s=START_S)
-    # The rank on that node lived on; its pod goes when the kubelet hears of its deletion.
+    # The rank on that node lived on; its pod ends when the kubelet learns of its deletion.
     job.finish(publisher_stays=False)
 
 

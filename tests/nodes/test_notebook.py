@@ -1,5 +1,4 @@
-"""The notebook of `examples/` against a cluster: its function trains in real pods, as well as the
-example with files does."""
+"""The notebook of `examples/` trains in pods of a cluster as well as the example with files."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ HERE = """\
 import functools, json
 client.train = functools.partial(client.train, template=json.loads(os.environ["TEMPLATE"]))
 """
-"""The pods of these nodes use the Python of the test run; others take the image of the release."""
+"""Make the pods of these nodes use the Python of the test run; other pods use the release's image.
+"""
 
 
 def test_a_function_of_a_notebook_trains_as_well_as_the_example(

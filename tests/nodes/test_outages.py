@@ -14,12 +14,12 @@ from tests.nodes.test_verbs import kubeconfig_of, terminal_of
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 OUTAGE_S, OUTAGE_ROUNDS = 35.0, 40
-"""Longer than a Lease of the operator (10 s) and than the time after which the controller manager
-gives up a node (20 s), and so many rounds at least."""
+"""Longer than the operator's Lease (10 s) and than the time after which the controller manager
+gives up a node (20 s), and at least as long as this many rounds."""
 
 
 def test_the_operator_is_killed(platform: Platform, new_job: NewJob) -> None:
-    """Another one goes on where it was: nothing is made twice, nothing is restarted."""
+    """Its successor continues where it was: nothing is created twice, nothing is restarted."""
     job = new_job()
     job.apply(2)
     job.wait_trains(2)
@@ -63,14 +63,14 @@ def watches_of_jobs(platform: Platform) -> int:
 def test_the_api_server_is_away_for_a_while(
     platform: Platform, new_job: NewJob, request: pytest.FixtureRequest
 ) -> None:
-    """Whoever watches is told so once, and goes on."""
+    """Commands that watch report the outage once and continue."""
     job = new_job()
     job.apply(2, long=True)
     job.wait_trains(2)
     say = terminal_of(kubeconfig_of(platform, job, "dev", "edit"))
     others = watches_of_jobs(platform)
     request.addfinalizer(say.close)
-    # A server that is away from the start is a mistake, and told as one.
+    # Start the commands first: a server that is away from the start is reported as an error.
     waited = say.start("wait", "job")
     until(lambda: watches_of_jobs(platform) > others, "the server serves the watch of `wait`")
     watched = say.start("status", "job", "--watch")
@@ -81,7 +81,7 @@ def test_the_api_server_is_away_for_a_while(
     server.stop()
     try:
         began_s = time.monotonic()
-        job.wait_rounds(OUTAGE_ROUNDS, timeout_s=END_S)  # none of them needs it
+        job.wait_rounds(OUTAGE_ROUNDS, timeout_s=END_S)  # no round needs the server
         time.sleep(max(0.0, began_s + OUTAGE_S - time.monotonic()))
     finally:
         server.start()
@@ -100,5 +100,5 @@ def test_the_api_server_is_away_for_a_while(
     assert watched.lines[-1].startswith("Complete")
     assert waited.lines[-1].startswith("job job: Complete")
     results = [line for line in followed.lines if "RESULT " in line]
-    # Of each rank once; what was printed is kept here, whatever becomes of the pods.
+    # Each rank's result is here once, even if its pod is gone.
     assert sorted(line.partition(" |")[0] for line in results) == ["rank 0", "rank 1", "rank 2"]

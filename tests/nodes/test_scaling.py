@@ -1,4 +1,4 @@
-"""Growing and shrinking while training: nobody is restarted, no sample is lost or doubled."""
+"""A job grows and shrinks while it trains: no rank restarts, no sample is lost or doubled."""
 
 from __future__ import annotations
 

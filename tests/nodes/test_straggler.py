@@ -1,4 +1,4 @@
-"""A worker that is slow for good: seen, named, and replaced away from its node, with a cooldown."""
+"""A permanently slow worker is detected, named and replaced on another node, with a cooldown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_slow_worker_is_replaced_on_the_other_node(new_job: NewJob) -> None:
     job = new_job()
     detect = {"windowRounds": 5, "slowdownFactor": 2}
     straggler = {"detect": detect, "respond": ["Replace"], "cooldownSeconds": COOLDOWN_S}
-    # Slot 1 stays slow wherever it runs: what holds back the second replacement is the cooldown.
+    # Slot 1 stays slow wherever it runs: only the cooldown prevents a second replacement.
     job.apply(2, slow_ms={"1": 800.0}, straggler=straggler, epochs=4)
     job.until(lambda: bool(job.workers()), CHANGE_S, "started")
     job.until(lambda: all(p["spec"].get("nodeName") for p in job.workers()), CHANGE_S, "placed")

@@ -1,4 +1,4 @@
-"""What users do to a running job: suspend, delete, make anew, take its Secret or its room away."""
+"""User actions on a running job: suspend, recreate, delete Secret or namespace, cut the quota."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout
 
 
 def test_suspend_and_resume(new_job: NewJob) -> None:
-    """Without a checkpoint it says what is lost, and starts anew."""
+    """The Event ProgressLost says what is lost."""
     job = new_job()
     job.apply(2)
     job.wait_trains(2)
@@ -31,13 +31,13 @@ def test_suspend_and_resume(new_job: NewJob) -> None:
 
 
 def test_suspend_and_resume_from_a_checkpoint(platform: Platform, new_job: NewJob) -> None:
-    """It stops at an agreed round, keeps that, and goes on from it: each sample counts once."""
+    """The job stops at an agreed round, saves it and resumes from it: each sample counts once."""
     job = new_job()
     saved = job.folder / "saved"
     saved.mkdir()
     saved.chmod(0o777)
     with claim(platform, job.namespace, saved) as name:
-        # So seldom that the checkpoint is the one of the suspension.
+        # Save so rarely that the only checkpoint is the one of the suspension.
         job.apply(2, checkpoint={"path": "/saved", "claimName": name, "everyRounds": 10_000})
         job.wait_trains(2)
         before = job.watcher.version
@@ -55,7 +55,7 @@ def test_suspend_and_resume_from_a_checkpoint(platform: Platform, new_job: NewJo
 
 @contextmanager
 def claim(platform: Platform, namespace: str, folder: Path) -> Iterator[str]:
-    """A PersistentVolumeClaim bound to a folder that both nodes have."""
+    """Create a PersistentVolumeClaim bound to a folder that both nodes have."""
     volumes, name = "/api/v1/persistentvolumes", f"{namespace}-saved"
     size, how = {"storage": "1Gi"}, {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     ours = {"namespace": namespace, "name": "saved"}
@@ -71,7 +71,7 @@ def claim(platform: Platform, namespace: str, folder: Path) -> Iterator[str]:
 
 
 def test_made_anew_under_the_same_name(new_job: NewJob) -> None:
-    """Pods of the first one are still ending; the second one has nothing to do with them."""
+    """Pods of the first job are still terminating when the second one starts."""
     job = new_job()
     job.apply(2)
     job.wait_trains(2)
@@ -89,8 +89,7 @@ def owner(pod: dict[str, dict[str, list[dict[str, str]]]]) -> str:
 
 
 def test_its_namespace_is_deleted(platform: Platform, new_job: NewJob) -> None:
-    """Nothing holds it up but the time that its pods may take to end, and the operator does not
-    fight it."""
+    """Only the grace periods of its pods delay the deletion, and the operator does not fight it."""
     job = new_job()
     job.apply(2)
     job.wait_trains(2)
@@ -113,14 +112,14 @@ def test_no_room_for_a_replacement(platform: Platform, new_job: NewJob) -> None:
     job.kubectl("delete", "pod", "job-1-1", "--wait=false")
     told = job.wait_condition("Degraded", CHANGE_S, "QuotaExceeded")
     assert "exceeded quota: small" in told["message"]
-    job.wait_rounds(5)  # the other one trains on
+    job.wait_rounds(5)  # the other rank trains on
     platform.api.patch(f"{quotas}/small", {"spec": {"hard": {"pods": "9"}}})
     job.wait_trains(2)
     job.finish()
 
 
 def test_its_secret_is_deleted(platform: Platform, new_job: NewJob) -> None:
-    """Those who train do not notice; a pod that comes later finds it made again."""
+    """Running ranks do not notice; a pod that starts later finds a new Secret."""
     job = new_job()
     job.apply(2)
     job.wait_trains(2)

@@ -1,5 +1,7 @@
-"""The verbs for jobs of a cluster, on real pods, as an ordinary user: whoever is bound to the
-built-in role `edit`. The suite is that of the runs of one machine."""
+"""The verbs of the CLI on real pods, for a user with the built-in role `edit`.
+
+The suite is the one for runs on a single machine.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ BINDINGS = "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings"
 
 
 def kubeconfig_of(platform: Platform, job: Job, user: str, role: str) -> Path:
-    """Of somebody with a role in the job's namespace."""
+    """Return the kubeconfig of a user with a role in the job's namespace."""
     group = "rbac.authorization.k8s.io"
     platform.api.create(
         BINDINGS.format(job.namespace),
@@ -86,7 +88,7 @@ def test_what_the_verbs_promise(place: OnNodes, check: Callable[[conformance.Pla
 
 
 def test_who_may_only_look(platform: Platform, new_job: NewJob) -> None:
-    """`view` sees jobs and logs, changes nothing and asks no pod."""
+    """The role `view` shows jobs and logs, changes nothing and contacts no pod."""
     job = new_job()
     job.apply(1)
     say = terminal_of(kubeconfig_of(platform, job, "guest", "view"))

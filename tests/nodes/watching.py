@@ -1,7 +1,7 @@
-"""Listens to a job's coordinator from outside, all the time, through every change of its pod.
+"""Follow a job's coordinator from outside, through every replacement of its pod.
 
-By the pod's address, with the operator's token and the certificate of the job's Secret, as the
-operator does: so it goes on hearing while the API server is away.
+The watcher uses the pod's address with the token and certificates that the operator derives for the
+job. It therefore goes on while the API server is away.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REST_S = 0.1
 
 
 class Watcher:
-    """`last`: the newest answer. `rounds`: when each version was first heard of."""
+    """A poller: `last` is the newest answer, `rounds` the time at which each version appeared."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -57,7 +57,7 @@ class Watcher:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process of each living rank, by slot.process#attempt."""
+        """The process id of each living rank by slot.process#attempt."""
         return {
             "{}.{}#{}".format(*rank["member"]): rank["pid"]
             for rank in self.last.get("ranks", ())
@@ -89,7 +89,7 @@ class Watcher:
             seq, self.last = answer["seq"], answer
             if not self.rounds or answer["version"] > self.rounds[-1][1]:
                 self.rounds.append((time.monotonic(), answer["version"]))
-            # At the end the coordinator goes as soon as the operator has heard it.
+            # At the end the coordinator exits as soon as the operator has its outcome.
             if not answer["stopping"]:
                 self._ended.wait(REST_S)
 

@@ -1,6 +1,7 @@
-"""An image of two small packages on a base of a few files: `python small_image.py FOLDER`.
+"""Make an image of two small packages on a tiny base: `python small_image.py FOLDER`.
 
-Prints the digest of its archive. A program too, so that another process can make the same.
+Prints the digest of the archive. It is also a program so that another process can make the same
+image.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Version: 1:12.2.0-14
 
 
 def base_tar(target: Path, *, python: str = PYTHON, machine: int | None = None) -> Path:
-    """What is looked at in a Debian; of this machine's kind, unless another is given."""
+    """Write a minimal Debian root for this machine's architecture, unless another is given."""
     header = Path(sys.executable).read_bytes()[:20]
     if machine is not None:
         header = header[:18] + machine.to_bytes(2, "little")
@@ -84,7 +85,7 @@ def small_wheel(name: str) -> bytes:
 
 
 def write(folder: Path) -> Path:
-    """The archive, and what it is made of, into an empty folder."""
+    """Write the archive and its parts into an empty folder, and return the archive's path."""
     base = release_images.read_base(base_tar(folder / "base.tar"))
     made = release_images.Made(
         version="1",

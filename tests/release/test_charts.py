@@ -1,4 +1,4 @@
-"""Charts of a release: Helm pulls them from a registry, and Artifact Hub is told the truth."""
+"""Charts of a release: Helm pulls them from a registry, and their Artifact Hub data is correct."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = ("added", "changed", "deprecated", "removed", "fixed", "security")
 
 @contextmanager
 def registry(archive: Path, name: str) -> Iterator[str]:
-    """Hands out one layout as the distribution specification says; its address."""
+    """Serve one OCI layout as the distribution specification says, and yield its address."""
     with tarfile.open(archive) as layout:
         files = {entry.name: file.read() for entry in layout if (file := layout.extractfile(entry))}
     [described] = json.loads(files["index.json"])["manifests"]
@@ -79,7 +79,7 @@ def registry(archive: Path, name: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", release.CHARTS)
 def test_helm_pulls_the_archive_from_a_registry(tmp_path: Path, name: str) -> None:
-    """Helm reads no layout from a disk, so a registry of a few lines hands it out."""
+    """Helm reads no layout from disk, so a minimal registry serves it."""
     with or_skip():
         helm = programs.require("helm")
     packed = release.pack(release.ROOT / "charts" / name, 0)
@@ -128,7 +128,7 @@ def test_each_resource_is_named() -> None:
 
 
 def test_each_image_is_named() -> None:
-    """Those that the chart runs; a job's own image is its user's."""
+    """The image of a job is its user's, so the chart does not list it."""
     image = yaml.safe_load((release.ROOT / "charts/paceline/values.yaml").read_text())["image"]
     assert image["tag"] == ""
     [told] = listed("paceline", "images")

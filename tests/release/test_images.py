@@ -1,4 +1,4 @@
-"""Images of a release: put together from packages, they are valid, repeatable, and they run."""
+"""Images of a release, assembled from packages, are valid and reproducible, and they run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.processes
 
 VERSION = version.current()
 HEAVY = ("torch", "nvidia-", "triton", "sympy", "setuptools", "cuda-")
-"""Gigabytes that say nothing of how an image is put together."""
+"""Packages of gigabytes that do not matter for how an image is assembled."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
-    """Most of the time would be compression."""
+    """Compress at the lowest level: compression would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(oci, "LEVEL", 1)
         yield
@@ -52,7 +52,7 @@ def operator(base: release_images.Base, tmp_path_factory: pytest.TempPathFactory
 
 
 class Archive:
-    """An image as whoever imports it reads it: every digest and size is checked."""
+    """An image as an importer reads it; every digest and size is checked."""
 
     def __init__(self, path: Path, folder: Path) -> None:
         folder.mkdir()
@@ -82,7 +82,7 @@ class Archive:
         return json.loads(self.blob(described).read_bytes())
 
     def unpack(self, root: Path) -> Path:
-        """The root file system; diff_ids are checked on the way."""
+        """Unpack the root file system, and check the diff_ids on the way."""
         root.mkdir(mode=0o755, exist_ok=True)
         assert len(self.layers) == len(self.config["history"])
         for layer, diff_id in zip(self.layers, self.config["rootfs"]["diff_ids"], strict=True):
@@ -96,7 +96,7 @@ class Archive:
 
 
 def run_in(root: Path, config: dict[str, Any], *words: str) -> str:
-    """What a command prints in there, with the image's own user and environment."""
+    """Return what a command prints inside the image, with its own user and environment."""
     process = config["config"]
     user, group = process["User"].split(":")
     who = [f"--setgid={group}", f"--setuid={user}"] if os.geteuid() == 0 else ["--map-root-user"]
@@ -165,7 +165,7 @@ def test_the_operator_is_valid_and_runs(
 def test_the_worker_runs_with_pip_and_mpi_and_native_loops(
     base: release_images.Base, tmp_path: Path
 ) -> None:
-    """All of it but torch and what torch brings, which are gigabytes."""
+    """The image has everything except torch and its dependencies, which are gigabytes."""
     locked = release.locked("runtime")
     assert "torch" in locked
     rest = {name: version for name, version in locked.items() if not name.startswith(HEAVY)}
@@ -207,7 +207,7 @@ def test_the_worker_runs_with_pip_and_mpi_and_native_loops(
 
 
 def test_another_process_makes_the_same_image(tmp_path: Path) -> None:
-    """With another seed of hashes, and no bytecode to take."""
+    """One of the two has another hash seed and no cached bytecode."""
     digests = []
     for name, more in (
         ("here", {"PYTHONHASHSEED": "1"}),

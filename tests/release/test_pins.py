@@ -1,4 +1,4 @@
-"""Nothing is fetched that is not named by its digest: base images, build tools, packages."""
+"""Everything that is fetched is pinned by its digest: base images, build tools, packages."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from scripts import pins, release
 ROOT: Final = release.ROOT
 DIGEST: Final = "0123456789abcdef" * 4
 OURS: Final = "paceline/"
-"""Images that this project makes; a user names them by their version."""
+"""Prefix of the images that this project makes; users refer to them by version."""
 RECIPES: Final = ("scripts/bootstrap", "scripts/torch-cpu", "Makefile")
 PINNED: Final = ("--require-hashes", "--no-index", "--no-build-isolation")
-"""Of an installer: only what has one of the hashes, only what lies here already."""
+"""Installer options that accept only files with a known hash, or only files that are here already.
+"""
 
 
 def tracked(name: str) -> list[Path]:
@@ -30,7 +31,7 @@ def tracked(name: str) -> list[Path]:
 
 
 def commands(path: Path) -> Iterator[str]:
-    """Lines as a shell reads them, without comments."""
+    """Yield the lines as a shell reads them, without comments."""
     for line in path.read_text().replace("\\\n", " ").splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
             yield line.strip()
@@ -55,7 +56,7 @@ def test_each_image_that_is_built_upon_is_named_by_its_digest(path: Path) -> Non
         elif found := re.fullmatch(r"FROM (\S+)(?: AS (\S+))?", line):
             image = re.sub(r"\$\{(\w+)\}", lambda name: given[name[1]], found[1])
             named = re.search(r"@sha256:[0-9a-f]{64}$", image)
-            # Without a default whoever builds must say which.
+            # An ARG without a default has no image here: the caller must name one.
             assert not image or image in stages or image.startswith(OURS) or named, image
             stages.add(found[2] or "")
 

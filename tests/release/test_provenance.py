@@ -1,4 +1,4 @@
-"""The statement about a release: it names what is there, and nothing else passes its check."""
+"""The provenance statement of a release names its files, and no other content passes its check."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILES = (
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """A folder as `make release` fills it, of a few bytes each."""
+    """Make a folder as `make release` fills it, with a few bytes in each file."""
     folder = tmp_path / "dist"
     folder.mkdir()
     for name in FILES:
@@ -103,7 +103,7 @@ def test_a_changed_byte_of_any_file_fails(made: Path, name: str) -> None:
 
 
 def test_an_image_whose_manifest_is_another_one_fails(made: Path) -> None:
-    """A registry knows an image by this digest and not by that of the archive."""
+    """A registry identifies an image by the digest of its manifest, not of its archive."""
     archive(made / "paceline-operator-1.oci.tar", b"another")
     with pytest.raises(ProvenanceError, match=r"paceline-operator-1 \(manifest\) has sha256"):
         provenance.check(made)

@@ -1,4 +1,4 @@
-"""`make release`: what it makes can be installed, read and checked, without a network."""
+"""`make release` makes files that can be installed, read and checked without a network."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_the_wheel_holds_what_ships_and_no_tests(made: Path) -> None:
 
 @pytest.mark.parametrize("package", [f"paceline-{VERSION}-py3-none-any.whl", "sdist"])
 def test_a_fresh_environment_runs_what_was_built(made: Path, tmp_path: Path, package: str) -> None:
-    """Its dependencies are those of this environment; Paceline is not."""
+    """The fresh environment has the dependencies of this one, but not Paceline."""
     fresh = tmp_path / "venv"
     venv.create(fresh, symlinks=True)
     [place] = fresh.glob("lib/python*/site-packages")
-    # A path of a .pth file is no site folder: the editable Paceline that lies there stays unknown.
+    # A path in a .pth file is no site folder, so the editable Paceline in it is not found.
     (place / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     target = made / (f"paceline-{VERSION}.tar.gz" if package == "sdist" else package)
     release.uv(
@@ -137,7 +137,7 @@ def test_checksums_and_signature(made: Path, tmp_path: Path) -> None:
     KEY.public_key().verify(signature, sums, ec.ECDSA(SHA256()))
     with pytest.raises(InvalidSignature):
         KEY.public_key().verify(signature, sums + b" ", ec.ECDSA(SHA256()))
-    if openssl := shutil.which("openssl"):  # as docs/release.md says
+    if openssl := shutil.which("openssl"):  # the command of docs/release.md
         public = KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         (tmp_path / "key.pub").write_bytes(public)
         (tmp_path / "signature").write_bytes(signature)

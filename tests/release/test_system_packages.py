@@ -1,4 +1,4 @@
-"""The list of what an image is made of has the packages of its Debian."""
+"""The bill of materials of an image lists the Debian packages of its base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version stands in one place; everywhere else it is written from there."""
+"""The version is stored in one place, and every other place is written from it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from scripts import version
 OTHER = "9.8.7"
 EARLIER = {
     "CHANGELOG.md",
-    "docs/upgrade.md",  # says which charts were tried
-    "tests/cluster/test_control_plane.py",  # a chart of its own
-    "tests/operator/real/test_install.py",  # the release before
+    "docs/upgrade.md",  # says which charts were tested
+    "tests/cluster/test_control_plane.py",  # has a chart of its own
+    "tests/operator/real/test_install.py",  # upgrades from the previous release
 }
-"""Where the number of an earlier release may stand, which may be today's until the next one."""
+"""Files that may name an earlier release, which is the current one until the next release."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""An API server that knows TrainingJobs, and an operator beside it."""
+"""Fixtures: an API server with the TrainingJob definition, and an operator beside it."""
 
 from __future__ import annotations
 

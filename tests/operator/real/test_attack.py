@@ -1,4 +1,4 @@
-"""One tenant's coordinator attacks the operator on every question; a hundred other jobs go on."""
+"""One coordinator gives hostile answers to every request, and a hundred other jobs go on."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout
 OTHERS = 100
 REFUSED = "paceline_operator_answers_refused_total"
 MORE_MIB = 120
-"""What the attack may cost the operator; without bounds it was 830."""
+"""Memory that the attack may cost the operator; without bounds it was 830 MiB."""
 LISTS = b'{"seq":1,"ranks":[' + b"[]," * (10 * 2**20) + b"[]]}"
-"""The attack that took the operator down: 30 MiB of empty lists, taken since the spec of the job
-asked for 10,000 replicas of 256 processes."""
+"""The attack that took the operator down: 30 MiB of empty lists. They were accepted because the
+job's spec asked for 10,000 replicas of 256 processes."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def running(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Run
 
 
 def rounds(plane: ControlPlane, namespace: str) -> dict[str, int]:
-    """What the status of each job tells."""
+    """Return the round in the status of each job."""
     items = plane.api.items(JOBS.format(namespace))
     return {
         item["metadata"]["name"]: int(item.get("status", {}).get("round") or 0) for item in items

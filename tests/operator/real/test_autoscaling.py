@@ -1,7 +1,7 @@
-"""A HorizontalPodAutoscaler sets the size of a job, by the sample of examples/autoscaling.
+"""A HorizontalPodAutoscaler sets the size of a job with the sample of examples/autoscaling.
 
-Kubernetes' own controller decides; what it reads comes from a stand-in for prometheus-adapter that
-is registered with the API server as one.
+Kubernetes' own controller decides. It reads a stand-in for prometheus-adapter, which is registered
+with the API server as one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SCALED_S = 90.0
 
 
 class Adapter:
-    """External metrics of one job whose speed is proportional to the workers that train."""
+    """External metrics of one job whose speed is proportional to its training workers."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self._plane, self._namespace = plane, namespace
         self.samples_per_worker: float | None = 500.0
-        """A second; None: nothing is known."""
+        """Samples per second of each worker; None if nothing is known."""
         self.asked: list[str] = []
         adapter = self
 
@@ -86,7 +86,7 @@ class Adapter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The API server would go on looking for what it serves, and end no namespace.
+        # Otherwise the API server would look for this API forever, and end no namespace.
         self._plane.api.delete(f"{APIS}/{NAME}")
         self._plane.api.wait_gone(f"{APIS}/{NAME}", 20)
         self._server.shutdown()
@@ -114,7 +114,7 @@ class Adapter:
         }
 
     def _seconds(self) -> float | None:
-        """For 1,000 samples."""
+        """Return the seconds for 1,000 samples, or None if nothing is known."""
         workers = job(self._plane, self._namespace).get("status", {}).get("readyReplicas")
         if not workers or self.samples_per_worker is None:
             return None
@@ -138,7 +138,7 @@ def adapter(plane: ControlPlane, namespace: str) -> Iterator[Adapter]:
 
 
 def hpa(**bounds: int) -> dict[str, Any]:
-    """The sample, without its patience."""
+    """Return the sample, changed so that it scales without delay."""
     spec = {**HPA["spec"], **bounds}
     at_once = {"stabilizationWindowSeconds": 0}
     always = {"policies": [{"type": "Percent", "value": 900, "periodSeconds": 15}]}
@@ -158,7 +158,7 @@ def test_a_job_grows_until_it_is_fast_enough(
         return bool(body["spec"]["replicas"] == replicas == status.get("readyReplicas"))
 
     def stays(replicas: int) -> bool:
-        """Also after the controller has asked twice more."""
+        """Return True if the size is the same after the controller has asked twice more."""
         seen = len(adapter.asked)
         until(lambda: len(adapter.asked) >= seen + 2, "the controller asks on", SCALED_S)
         return sized(replicas)
@@ -180,7 +180,7 @@ def test_a_job_grows_until_it_is_fast_enough(
 def test_bounds_of_the_autoscaler_beyond_those_of_the_job(
     plane: ControlPlane, namespace: str, running: Running, adapter: Adapter
 ) -> None:
-    """The API server refuses, and the autoscaler says so."""
+    """The API server refuses, and the autoscaler reports it."""
     path = f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers"
     adapter.samples_per_worker = 250.0
     with plane.fake_nodes(2), Fleet(plane, namespace):

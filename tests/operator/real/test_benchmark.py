@@ -1,4 +1,4 @@
-"""The benchmark of the operator works at its smallest size; its figures are not looked at."""
+"""The benchmark of the operator works at its smallest size; its figures are not judged."""
 
 from __future__ import annotations
 

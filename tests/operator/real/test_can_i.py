@@ -1,7 +1,7 @@
-"""What operator, worker and tenant may do: `kubectl auth can-i --list` in golden files.
+"""Permissions of operator, worker and tenant: `kubectl auth can-i --list` in golden files.
 
-What everybody may do in that cluster is left out, and so is what a tenant may do before Paceline is
-installed: both depend on the release of Kubernetes.
+Permissions that everybody has in that cluster are left out, and so are those of a tenant before
+Paceline is installed: both depend on the release of Kubernetes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def elsewhere(plane: ControlPlane) -> Iterator[str]:
 
 @pytest.fixture(params=[True, False], ids=["cluster-wide", "namespaced"])
 def wide(plane: ControlPlane, namespace: str, request: pytest.FixtureRequest) -> Iterator[bool]:
-    """The chart is installed in `namespace`, where the tenant has the role `edit`."""
+    """Install the chart in `namespace`, where the tenant has the role `edit`."""
     words = ["create", "rolebinding", "tenant", "--clusterrole=edit", f"--user={TENANT}"]
     kubectl(plane.kubeconfig, *words, "-n", namespace)
     clusterwide = str(request.param).lower()
@@ -43,7 +43,7 @@ def wide(plane: ControlPlane, namespace: str, request: pytest.FixtureRequest) ->
 
 
 def rights(plane: ControlPlane, where: str, user: str, *groups: str) -> set[str]:
-    """Rows of the table, each with single spaces."""
+    """Return the rows of the table, each with single spaces."""
     words = ["auth", "can-i", "--list", "--no-headers", "-n", where, f"--as={user}"]
     words += [f"--as-group={group}" for group in (*groups, "system:authenticated")]
     text = kubectl(plane.kubeconfig, *words)
@@ -51,7 +51,7 @@ def rights(plane: ControlPlane, where: str, user: str, *groups: str) -> set[str]
 
 
 def own(plane: ControlPlane, where: str, user: str, *groups: str) -> set[str]:
-    """Without what everybody may."""
+    """Return the rows without the permissions that everybody has."""
     return rights(plane, where, user, *groups) - rights(plane, where, "nobody-in-particular")
 
 
@@ -62,7 +62,7 @@ def account(plane: ControlPlane, where: str, namespace: str, name: str) -> set[s
 
 
 def compared(name: str, found: set[str]) -> None:
-    """After a wanted change: remove the file, run again, read the difference."""
+    """Compare with the golden file; to accept a change, delete it, run again and read the diff."""
     file = GOLDEN / f"{name}.txt"
     text = "\n".join(sorted(found) or ["(nothing)"]) + "\n"
     if not file.exists():
@@ -85,7 +85,7 @@ def test_what_the_operator_may(
 
 @pytest.mark.usefixtures("wide")
 def test_what_a_worker_may(plane: ControlPlane, namespace: str) -> None:
-    """Its pod has the namespace's default account, and not even that one's token."""
+    """A worker's pod has the namespace's default account, and not even its token."""
     compared("worker", account(plane, namespace, namespace, "default"))
 
 

@@ -1,4 +1,4 @@
-"""Fabric profiles on a real API server: refused, chosen by what nodes offer, and obeyed."""
+"""Fabric profiles on a real API server: validated, chosen by what nodes offer, and applied."""
 
 from __future__ import annotations
 

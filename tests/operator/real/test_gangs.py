@@ -1,5 +1,8 @@
-"""Gangs, queues and disruption budgets on a real API server, with the groups' kinds but nobody who
-acts on them: what a scheduler does with them is tried by hand (docs/limits.md)."""
+"""Gangs, queues and disruption budgets on a real API server without a gang scheduler.
+
+The kinds of the groups exist, but nothing acts on them. The behavior of real schedulers is tested
+by hand (docs/limits.md).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ COSCHEDULING = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{}/podgroups"
 
 @contextmanager
 def podgroups(plane: ControlPlane, api: str) -> Iterator[None]:
-    """The kind, with any fields; gone again at the end, for other tests."""
+    """Define the PodGroup kind with any fields, and remove it at the end for other tests."""
     group, version = api.removeprefix("/apis/").split("/")[:2]
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     spec = {
@@ -55,7 +58,7 @@ def podgroups(plane: ControlPlane, api: str) -> Iterator[None]:
         ],
     }
     name = f"podgroups.{group}"
-    # Kubernetes keeps groups that end in k8s.io for what its own people have looked at.
+    # Kubernetes reserves groups that end in k8s.io for approved APIs.
     note = {"api-approved.kubernetes.io": "unapproved, a stand-in of a test"}
     plane.api.create(
         CRDS,
@@ -77,14 +80,14 @@ def served(plane: ControlPlane, api: str) -> bool:
     try:
         plane.api.items(api.format("default"))
     except ApiError as error:
-        if error.status not in (404, 429):  # 429: it is just being set up
+        if error.status not in (404, 429):  # 429: the API is being set up
             raise
         return False
     return True
 
 
 def template(**spec: Any) -> dict[str, Any]:
-    """For this cluster's own scheduler, since no other one runs."""
+    """Return a template for this cluster's own scheduler, since no other one runs."""
     body = copy.deepcopy(job_body()["spec"]["template"])
     body["spec"] |= {"schedulerName": "default-scheduler", **spec}
     return dict(body)
@@ -153,7 +156,7 @@ def test_kubernetes_before_1_37_has_no_gangs_of_its_own(
     told = until(lambda: holds(job(plane, namespace), "Degraded"), "Degraded", 20)
     assert "podgroups.scheduling.k8s.io (scheduling.k8s.io/v1beta1)" in told["message"]
     assert "Kubernetes 1.37" in told["message"]
-    # It tries again later and later, and not in a loop.
+    # The operator retries with growing pauses, not in a loop.
     until_quiet(lambda: own_requests(plane, namespace)["patch", "podgroups"], 2.0, 60.0)
     assert pods(plane, namespace) == []
 
@@ -161,7 +164,7 @@ def test_kubernetes_before_1_37_has_no_gangs_of_its_own(
 def test_a_job_in_a_queue_waits_whole_and_without_a_coordinator(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
-    """Kueue's webhook gates the pods and marks them; here the template does it in its place."""
+    """The template sets the gates and labels that Kueue's webhook would set."""
     held = template(schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
     held["metadata"] = {"labels": {"kueue.x-k8s.io/managed": "true"}}
     body = job_body(replicas=3, template=held)

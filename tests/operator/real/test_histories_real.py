@@ -1,8 +1,8 @@
-"""Random histories on a real API server end with the children that are wanted, and no others.
+"""Random histories on a real API server end with exactly the pods that are wanted.
 
-Users scale, suspend, delete and submit; pods end, are evicted and deleted; the operator is killed,
-dies between two writes, and loses its connections. Several jobs at once, each with a history of its
-own; the operator's misfortunes are common to them. PACELINE_HISTORIES asks for more than 30.
+Users scale, suspend, delete and submit jobs; pods end, are evicted and deleted; the operator is
+killed, dies between two writes, and loses its connections. Several jobs run at once, each with its
+own history; the operator's faults affect them all. PACELINE_HISTORIES asks for more than 30.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 class History:
-    """One job and what becomes of it."""
+    """One job and the random changes to it."""
 
     def __init__(
         self, plane: ControlPlane, namespace: str, name: str, rng: random.Random, nodes: FakeNodes
@@ -99,7 +99,7 @@ class History:
         action()
 
     def nothing(self) -> None:
-        """Time passes."""
+        """Let time pass."""
 
     def scale(self) -> None:
         self.replicas = self.rng.randint(1, 5)
@@ -155,10 +155,10 @@ class History:
             self.finished = True
             fleet.finish(self.name)
 
-    # ---- what must hold ---------------------------------------------------------------------
+    # ---- checks -----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Never two pods of one slot that stay."""
+        """Check that no slot has two pods that stay."""
         slots = Counter(
             (pod["metadata"]["ownerReferences"][0]["uid"], pod["metadata"]["labels"][LABEL_SLOT])
             for pod in self.pods()
@@ -167,7 +167,7 @@ class History:
         assert all(count == 1 for count in slots.values()), (slots, self.told)
 
     def trouble(self) -> str:
-        """What is not yet as it should be."""
+        """Return what has not converged yet; empty if everything has."""
         workers = [pod for pod in self.pods() if stays(pod)]
         posts = [pod for pod in self.pods("coordinator") if stays(pod)]
         body = self.body()
@@ -188,7 +188,7 @@ class History:
         return "" if ready == f"{wanted}/{wanted}" else f"ready {ready} of {wanted}"
 
     def judge(self) -> None:
-        """The end, once nothing changes any more."""
+        """Check the final state, once nothing changes anymore."""
         body = self.body()
         if body is None:
             assert self.deleted, "the job is lost"
@@ -202,7 +202,7 @@ class History:
 
 
 class Misfortune:
-    """The operator, and what happens to it."""
+    """The operator and the faults that it suffers."""
 
     def __init__(self, running: Running, proxy: Proxy, rng: random.Random) -> None:
         self.running, self.proxy, self.rng = running, proxy, rng
@@ -220,7 +220,7 @@ class Misfortune:
         self.running.start(*options, kubeconfig=self.kubeconfig, program=program)
 
     def again(self) -> None:
-        """After a death that it was given."""
+        """Restart the operator if it has died of an injected fault."""
         assert self.running.process is not None
         code = self.running.process.poll()
         if code is not None:
@@ -244,7 +244,7 @@ class Misfortune:
             self.again()
 
     def _acts(self) -> None:
-        """Or has already died."""
+        """Wait until the operator acts or has died."""
         assert self.running.process is not None
         process, log = self.running.process, self.running.log
         until(
@@ -255,7 +255,7 @@ class Misfortune:
         self.lives = self.crashes + 1
 
     def calm(self) -> None:
-        """From now on it lives."""
+        """Run the operator without faults from now on."""
         assert self.running.process is not None
         if self.running.process.poll() is None:
             self.running.stop(signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Both charts by helm on a real API server: rights, removal, return, upgrade, the cluster's schema.
+"""Both Helm charts on a real API server: rights, removal, reinstallation, upgrade and schemas.
 
-The operator's pod does not run on nodes that only look like some, so the operator is a process
-here, under the service account that the chart makes.
+The fake nodes cannot run the operator's pod, so the operator is a process here, under the service
+account that the chart makes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CHARTS = ROOT / "charts"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.paceline.dev"
 EARLIER = ROOT / "tests/release/earlier"
 LAST = "0.1.0"
-"""Its charts lie there as `make release` made them."""
+"""The previous release; EARLIER has its charts as `make release` made them."""
 
 
 class Release:
@@ -83,7 +83,7 @@ def release(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Rel
 
 @contextmanager
 def training(release: Release, replicas: int = 3) -> Iterator[Fleet]:
-    """A job that trains, on nodes that only look like some."""
+    """Run a training job on fake nodes."""
     plane, namespace = release.plane, release.namespace
     with plane.fake_nodes(2), Fleet(plane, namespace) as fleet:
         submit(plane, namespace, replicas=replicas)
@@ -100,7 +100,7 @@ def uids(release: Release) -> dict[str, str]:
 
 
 def replaced(release: Release, ready: str = "3/3") -> None:
-    """The operator still knows the job: a deleted worker is made anew and joins."""
+    """Check that the operator still manages the job: a deleted worker is recreated and joins."""
     plane, namespace = release.plane, release.namespace
     plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/digits-1-1")
     until(lambda: "digits-1-2" in living(plane, namespace), "a replacement")
@@ -109,7 +109,7 @@ def replaced(release: Release, ready: str = "3/3") -> None:
 
 @pytest.mark.parametrize("gangs", [True, False])
 def test_the_rights_to_gangs_and_budgets(release: Release, gangs: bool) -> None:
-    """Nobody has installed Volcano here: the right to its groups decides what is told."""
+    """Volcano is not installed here; the right to its groups decides the message."""
     plane, namespace = release.plane, release.namespace
     release.install(CHARTS / "paceline", f"--set=rbac.gangs={str(gangs).lower()}")
     release.start()
@@ -127,7 +127,7 @@ def test_the_rights_to_gangs_and_budgets(release: Release, gangs: bool) -> None:
 
 @pytest.mark.parametrize("wide", [True, False], ids=["cluster-wide", "namespaced"])
 def test_the_rights_of_the_chart_are_enough(release: Release, wide: bool) -> None:
-    """A job's life under the service account that the chart makes, and no more than that."""
+    """A job lives its whole life under the service account that the chart makes."""
     plane, namespace = release.plane, release.namespace
     notes = release.install(CHARTS / "paceline", f"--set=scope.clusterWide={str(wide).lower()}")
     assert ("loses: the sight of nodes" in notes) is not wide
@@ -140,7 +140,7 @@ def test_the_rights_of_the_chart_are_enough(release: Release, wide: bool) -> Non
     events = plane.api.items(f"/api/v1/namespaces/{namespace}/events")
     assert {"RingFormed", "JobFinished", "RankReplaced"} <= {event["reason"] for event in events}
     log = release.running.log.read_text()
-    assert "cannot" not in log, log  # as RBAC words a refusal
+    assert "cannot" not in log, log  # the word of a refusal by RBAC
 
 
 def test_nobody_gets_more_rights_than_meant(release: Release) -> None:
@@ -179,7 +179,7 @@ def test_nobody_gets_more_rights_than_meant(release: Release) -> None:
 
 def test_uninstalling_and_installing_again_keeps_everything(release: Release) -> None:
     plane, namespace = release.plane, release.namespace
-    # The definition is there already, as after `kubectl apply`; helm is told to take it over.
+    # The definition exists already, as after `kubectl apply`; helm has to take it over.
     release.helm("install", "paceline-crds", str(CHARTS / "paceline-crds"), "--take-ownership")
     release.install()
     release.start()
@@ -215,8 +215,7 @@ def test_uninstalling_and_installing_again_keeps_everything(release: Release) ->
 )
 @contextmanager
 def rights_of_today(release: Release) -> Iterator[None]:
-    """What the operator here reads and the chart of the release before does not let it read: that
-    release's own operator is not at hand."""
+    """Grant the reads of today's operator that the previous release's chart does not grant."""
     kubeconfig, namespace = release.plane.kubeconfig, release.namespace
     name = f"{namespace}-reads"
     read = "namespaces,services,poddisruptionbudgets.policy"
@@ -230,8 +229,11 @@ def rights_of_today(release: Release) -> Iterator[None]:
 
 
 def test_an_upgrade_does_not_touch_a_running_job(release: Release) -> None:
-    """From the charts of the release before. Its operator is not at hand, so none acts on its
-    definitions: today's could not write a status that they do not know."""
+    """The upgrade starts from the charts of the previous release.
+
+    The operator of that release is not at hand, so none acts on its definitions: today's operator
+    could not write a status that they do not know.
+    """
     plane, namespace = release.plane, release.namespace
     crds, operator = (EARLIER / f"{name}-{LAST}.tgz" for name in ("paceline-crds", "paceline"))
     release.install(operator)
@@ -241,7 +243,7 @@ def test_an_upgrade_does_not_touch_a_running_job(release: Release) -> None:
         before = uids(release)
         generation = job(plane, namespace)["metadata"]["generation"]
         release.running.stop()
-        # The definition that is there already is a newer one, and not helm's.
+        # The existing definition is newer and does not belong to helm.
         force = ("--take-ownership", "--force-conflicts")
         release.helm("install", "paceline-crds", str(crds), *force)
         assert plane.api.get(CRD)["spec"]["versions"] != definition()["spec"]["versions"]
@@ -250,7 +252,7 @@ def test_an_upgrade_does_not_touch_a_running_job(release: Release) -> None:
         release.install(verb="upgrade")
         assert f"paceline-{version()}" in release.helm("list")
         release.start()
-        replaced(release)  # also a pod of a job of the release before (C14)
+        replaced(release)  # also a pod of a job of the previous release (C14)
         kept = {name: uid for name, uid in uids(release).items() if name in before}
         assert kept == {name: uid for name, uid in before.items() if name != "digits-1-1"}
         after = job(plane, namespace)
@@ -259,7 +261,7 @@ def test_an_upgrade_does_not_touch_a_running_job(release: Release) -> None:
 
 
 def test_a_roll_back_does_not_touch_a_running_job(release: Release) -> None:
-    """Of the operator's chart; definitions stay as new as they are (docs/upgrade.md)."""
+    """Only the operator's chart is rolled back; definitions stay new (docs/upgrade.md)."""
     release.install(EARLIER / f"paceline-{LAST}.tgz")
     release.install(verb="upgrade")
     release.start()
@@ -316,8 +318,10 @@ def test_metrics_by_token_are_told_to_whom_the_api_server_lets_read_them(release
 
 
 def test_v1beta1_with_the_same_schema_needs_no_webhook(release: Release) -> None:
-    """Served beside v1alpha1, then stored, then the only one that is stored, and all the way back,
-    while a job trains and the operator reads v1alpha1."""
+    """Version v1beta1 is served, then stored, then the only stored one, and all is reverted.
+
+    Meanwhile a job trains and the operator reads v1alpha1.
+    """
     plane, namespace = release.plane, release.namespace
     release.install()
     release.start()
@@ -351,8 +355,7 @@ def test_v1beta1_with_the_same_schema_needs_no_webhook(release: Release) -> None
 
 
 def told(plane: ControlPlane) -> str:
-    """The versions that the server tells. kubectl reads them afresh here and keeps them for others
-    in its cache, where one that is gone would make it ask for jobs in vain."""
+    """Return the server's API versions; this also removes old ones from kubectl's cache."""
     return kubectl(plane.kubeconfig, "api-versions")
 
 
@@ -368,14 +371,14 @@ def definition() -> dict[str, Any]:
 
 
 def versions(plane: ControlPlane, *names: str, stored: str = "v1alpha1") -> None:
-    """The definition with these versions, all of the same schema."""
+    """Set the versions of the definition, all with the same schema."""
     (only,) = definition()["spec"]["versions"]
     found = [only | {"name": name, "storage": name == stored} for name in names]
     plane.api.patch(CRD, {"spec": {"versions": found, "conversion": {"strategy": "None"}}})
 
 
 def store_anew(plane: ControlPlane, version: str) -> None:
-    """Every job is written once more, as it is; then no other version is stored."""
+    """Write every job once more unchanged, so that no other version is stored."""
     resource = f"trainingjobs.{version}.paceline.dev"
 
     def written() -> bool:
@@ -383,7 +386,7 @@ def store_anew(plane: ControlPlane, version: str) -> None:
         try:
             kubectl(plane.kubeconfig, "replace", "-f", "-", stdin=found)
         except CommandError as error:
-            # The operator has written the job in between, or the server, whose storage is made anew
+            # The operator has written the job in between. Or the server, which rebuilds its storage
             # when the definition changes, does not find what it has just listed.
             if not any(words in str(error) for words in ("has been modified", "(NotFound)")):
                 raise
@@ -407,7 +410,7 @@ def job_as(plane: ControlPlane, namespace: str, version: str) -> dict[str, Any] 
         return None
 
 
-# ---- what the cluster would take -----------------------------------------------------------------
+# ---- validation by the cluster -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -432,7 +435,7 @@ def conform(location: str, text: str, *options: str) -> str:
     "file", ["chart-default", "chart-namespaced", "chart-everything", "plain", "rich"]
 )
 def test_manifests_conform_to_the_cluster(schema_location: str, file: str) -> None:
-    """Of the charts and of the operator's children. Monitors are of another operator."""
+    """Manifests of the charts and of the operator's children are checked, but not monitors."""
     text = (ROOT / f"tests/operator/golden/{file}.yaml").read_text()
     said = conform(schema_location, text, "-skip", "ServiceMonitor,PodMonitor")
     assert "Invalid: 0, Errors: 0" in said

@@ -1,4 +1,4 @@
-"""Two operators: one acts; when it is killed or stopped the other one does. Nothing is doubled."""
+"""Two operators: one acts, and the other takes over when it is killed, paused or stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.processes
 
 LEASE_S = 4
 LONG_LEASE_S = 600
-"""Nobody waits for its end in a test."""
+"""A duration whose end no test waits for."""
 
 Pair = dict[str, Running]
 
@@ -40,8 +40,7 @@ Pair = dict[str, Running]
 def pair(
     plane: ControlPlane, namespace: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Pair]:
-    """Both run, `one` leads. Each acts as a user of its own, to be told apart in the audit log.
-    Its parameter is the duration of the Lease."""
+    """Run two operators as different users; `one` leads. The parameter is the Lease duration."""
     found: Pair = {}
     lease_s = getattr(request, "param", LEASE_S)
     try:
@@ -60,7 +59,7 @@ def pair(
 
 
 def writes_of(plane: ControlPlane, user: str, since_s: float) -> list[str]:
-    """Writes of a user after a moment, but for those of its Lease."""
+    """Return the writes of a user since a moment, except those to its Lease."""
     assert plane.audit_log is not None
     found = []
     for entry in entries(plane.audit_log):
@@ -86,7 +85,7 @@ def test_a_killed_leader_is_followed(plane: ControlPlane, namespace: str, pair: 
         pair["one"].stop(signal.SIGKILL)
         change(plane, namespace, replicas=4)
         until(lambda: len(living(plane, namespace)) == 4, "4 workers")
-        # The status may or may not have told of the start by then.
+        # The status may or may not have recorded the start by then.
         found = living(plane, namespace)
         assert found in (names(range(4)), names((0, 1)) + names((2, 3), 2))
         until(lambda: (r := fleet.ring()) and r.replicas == 4, "it is told")
@@ -101,14 +100,14 @@ def test_a_stopped_leader_is_followed_and_does_nothing_when_it_wakes(
         submit(plane, namespace, replicas=2)
         until(lambda: len(living(plane, namespace)) == 2, "2 workers")
         until(lambda: "RingFormed" in pair["one"].log.read_text(), "the ring")
-        # At rest: a request that has passed the check of the Lease cannot be called back.
+        # Wait until it is idle: a request that has passed the Lease check cannot be recalled.
         asked_by_one = partial(own_requests, plane, namespace, user="operator-one")
         until_quiet(lambda: asked_by_one().total(), 0.5, 60.0, at_most=0)
         pair["one"].send(signal.SIGSTOP)
-        # It wakes with these in its buffers, and with a view in which 2 are wanted.
+        # It will wake with these events in its buffers, and with a view in which 2 are wanted.
         change(plane, namespace, replicas=5)
         plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/digits-0-1")
-        # The status tells of the start, so new slots begin above its highest attempt.
+        # The status has recorded the start, so new slots begin above its highest attempt.
         wanted = sorted([*names((1,)), *names((0, 2, 3, 4), 2)])
         until(lambda: living(plane, namespace) == wanted, "5 workers")
         ring = fleet.ring()
@@ -126,7 +125,7 @@ def test_a_stopped_leader_is_followed_and_does_nothing_when_it_wakes(
         assert living(plane, namespace) == wanted
         assert fleet.wrong == []
 
-        # Started again it stands by, and takes over in its turn.
+        # After a restart it stands by, and takes over when the other one stops.
         pair["one"].start(f"--lease-duration={LEASE_S}", identity="one")
         said = pair["one"].log.read_text
         until(lambda: said().count("Initial authentication has finished") == 2, "it is up")

@@ -1,4 +1,4 @@
-"""The operator's reading of the Pod Security Standards is that of the API server's admission."""
+"""The operator applies the Pod Security Standards as the API server's admission does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def admitted(plane: ControlPlane, namespace: str, pod: dict[str, Any]) -> str:
 def test_admission_says_the_same_of_each_pod(
     plane: ControlPlane, namespace: str, level: Level
 ) -> None:
-    """Some are invalid besides, so that admission never sees them."""
+    """Pods that are invalid for other reasons are skipped: admission never sees them."""
     differ, compared = {}, 0
     for name, body in PODS.items():
         said = admitted(plane, namespace, body)

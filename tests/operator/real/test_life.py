@@ -1,4 +1,4 @@
-"""The operator as a process against a real API server, with nodes that only look like some."""
+"""The operator as a process against a real API server, with fake nodes."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_a_job_from_creation_to_its_end(
 def test_requests_of_a_job_with_8_workers(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
-    """The bars: workers + 7 until the ring is ready, workers + 12 over a whole quiet life."""
-    key = 2  # its own key is looked for and made once in the operator's life
+    """The limits are workers + 7 until the ring is ready, and workers + 12 over a whole life."""
+    key = 2  # the operator looks up and creates its key once in its life
     with plane.fake_nodes(3), Fleet(plane, namespace) as fleet:
         submit(plane, namespace, replicas=8)
         until(lambda: holds(job(plane, namespace), "RingReady"), "RingReady")
@@ -94,7 +94,7 @@ def test_requests_of_a_job_with_8_workers(
 def test_a_bad_template_is_told_in_the_words_of_the_api_server(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
-    """By the first request that is refused, and without another pod."""
+    """The first refused request is enough to report it, and no pod is created."""
     until(lambda: "acting for" in running.log.read_text(), "an operator")
     trainer = {"name": "trainer", "image": "t", "command": ["x"], "resourcess": {}}
     submit(plane, namespace, replicas=3, template={"spec": {"containers": [trainer]}})
@@ -140,7 +140,7 @@ def test_a_quota_is_told_and_retried(plane: ControlPlane, namespace: str, runnin
 def test_a_job_whose_coordinator_nobody_reaches_is_told_and_ends(
     plane: ControlPlane, namespace: str, running: Running, tmp_path: Path
 ) -> None:
-    """Its ranks may reach it all the same; nothing listens behind its address here."""
+    """Its ranks may still reach it; here nothing listens at its address."""
     released = {"exitCode": 0, "reason": "Completed", "message": "finished"}
     ended = {
         "phase": "Succeeded",

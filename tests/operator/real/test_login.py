@@ -1,4 +1,4 @@
-"""The operator with an exec plugin against a real API server: its tokens end, its jobs do not."""
+"""The operator with an exec plugin on a real API server: tokens expire, and jobs go on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 
 class Desk:
-    """Gives tokens to a service account, each of which ends when it is taken back."""
+    """Issues tokens of a service account, each of which can be revoked."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self.plane, self.namespace, self._names = plane, namespace, count(1)
@@ -37,7 +37,7 @@ class Desk:
         )
 
     def token(self) -> tuple[str, str]:
-        """A new one, and the Secret that it lasts as long as."""
+        """Return a new token, and the path of the Secret that it is bound to."""
         secrets = f"/api/v1/namespaces/{self.namespace}/secrets"
         name = f"bound-{next(self._names)}"
         secret = self.plane.api.create(secrets, {"metadata": {"name": name}})
@@ -89,7 +89,7 @@ def test_tokens_end_and_no_job_notices(
         until(lambda: ready(plane, namespace) == "2/2", "2/2")
         before = living(plane, namespace)
 
-        # One that says when it ends is renewed before that.
+        # A token with an expiry is renewed before it expires.
         second, second_secret = desk.token()
         plugin.hands_out({"token": second})
         given = len(plugin.asked)
@@ -98,7 +98,7 @@ def test_tokens_end_and_no_job_notices(
         change(plane, namespace, replicas=3)
         until(lambda: ready(plane, namespace) == "3/3", "3/3")
 
-        # One that ends without a word is renewed where it is refused, once for all who are.
+        # A token that is revoked without notice is renewed after a 401, once for all requests.
         third, _ = desk.token()
         plugin.hands_out({"token": third})
         plane.api.delete(second_secret)

@@ -1,4 +1,4 @@
-"""The recipes for kubectl of docs/kubernetes.md, typed as they stand there; and who owns what."""
+"""The kubectl recipes of docs/kubernetes.md work as written, and owner references are right."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAIT_S = 120.0
 
 
 class Shell:
-    """A user's shell, with kubectl in its PATH and the job's namespace as its own."""
+    """A user's shell with kubectl in its PATH and the job's namespace as its default."""
 
     def __init__(self, plane: ControlPlane, namespace: str, folder: Path) -> None:
         config = folder / "kubeconfig"
@@ -113,7 +113,7 @@ SHARED = ("/api/v1/namespaces/{}/services", "/api/v1/namespaces/{}/configmaps")
 def test_a_tree_shows_all_that_belongs_to_the_job(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
-    """As `kubectl tree` finds it: by the owner that each object names."""
+    """The command `kubectl tree` finds objects by these references."""
     with plane.fake_nodes(1), Fleet(plane, namespace):
         submit(plane, namespace, elasticity={"disruptionBudget": True})
         until(lambda: holds(job(plane, namespace), "Ready"), "Ready")
@@ -133,6 +133,6 @@ def test_a_tree_shows_all_that_belongs_to_the_job(
 
 
 def owner(body: dict[str, Any]) -> str:
-    """The one that controls it."""
+    """Return the uid of the controlling owner, or an empty string."""
     references = body["metadata"].get("ownerReferences", [])
     return next((r["uid"] for r in references if r.get("controller")), "")

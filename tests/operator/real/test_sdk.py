@@ -1,6 +1,6 @@
-"""The SDK against a real API server: what `train` makes there, and what goes when the job goes.
+"""The SDK against a real API server: `train` creates objects, which go when the job goes.
 
-Nodes only look like some, so no function runs: pods and the ConfigMap with the function are real.
+Nodes are fake, so no function runs. Pods and the ConfigMap with the function are real.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_the_typed_model_with_a_template_of_kubernetes(plane: ControlPlane, name
 
 
 def test_somebody_without_rights_leaves_nothing_behind(plane: ControlPlane, namespace: str) -> None:
-    """Who may make jobs, and no ConfigMaps, is told so, and has no job that waits for one."""
+    """With rights to jobs but not to ConfigMaps the call fails, and no job waits for one."""
     with pytest.raises(NotAllowedError, match="trainingjobs"):
         client_of(plane, namespace, "nobody").train(train, arguments={"epochs": 1}, name="none")
     rules = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"

@@ -1,4 +1,4 @@
-"""Watches that die without a word: the connections stand, and nothing comes through any more."""
+"""Watches that die silently: the connections stay open, and nothing comes through anymore."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from testing.fake_cluster.stub import Fleet
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 BOUND_S = SILENCE_S + 30
-"""The API server sends a sign of life about once a minute; a longer silence ends a watch."""
+"""How long a dead watch may go unnoticed. The API server sends a sign of life about once a minute,
+and a longer silence ends a watch."""
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def proxy(plane: ControlPlane) -> Iterator[Proxy]:
 
 @pytest.fixture
 def through(plane: ControlPlane, namespace: str, proxy: Proxy, tmp_path: Path) -> Iterator[Running]:
-    """An operator that reaches its API server by way of the proxy only."""
+    """Run an operator that reaches its API server only through the proxy."""
     running = Running(plane, namespace, tmp_path / "operator.log")
     kubeconfig = proxy.kubeconfig(plane.kubeconfig_of(running.user, "system:masters"))
     try:

@@ -1,7 +1,7 @@
-"""The API server itself refuses every wrong job, in words that name the field and the way out.
+"""The API server itself refuses every invalid job, and names the field and the remedy.
 
-The table is the one that `paceline validate` is held to (testing/bad_specs.py). The words of the
-API server are recorded in golden/refusals.txt, to be read by people.
+The table is the one that `paceline validate` is tested with (testing/bad_specs.py). The messages of
+the API server are recorded in golden/refusals.txt for people to read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "refusals.txt"
 CHECK = JOBS.format("default") + "?dryRun=All&fieldValidation=Strict"
-"""As kubectl asks: nothing is stored, an unknown field is an error."""
+"""A request as kubectl sends it: nothing is stored, and an unknown field is an error."""
 KIND = re.compile(r"^kind: (TrainingJob|FabricProfile)", re.M)
 NOISE = re.compile(
     r"^(\w+\.paceline\.dev) \"[^\"]*\" is invalid: |, <nil>: Invalid value: null.*?(?=\])"
@@ -35,9 +35,9 @@ WAY_OUT = (
     *("should be ", "should have at least", "must be of type", "must be TrainingJob"),
     *("supported values: ", "Required value", "is required"),
 )
-"""Paceline's own advice, or the API server's own statement of what it would accept."""
+"""Paceline's own advice, or the API server's statement of what it would accept."""
 ABOUT_THE_FIELD = ("unknown field", "Object 'Kind' is missing", "does not match the expected")
-"""It is wrong that the field is there, or is not: that is the advice."""
+"""Messages that need no advice: the field must not be there, or must be."""
 
 
 def refusal(plane: ControlPlane, body: dict[str, Any]) -> str:
@@ -56,7 +56,7 @@ def test_a_bad_spec_is_refused(plane: ControlPlane, name: str) -> None:
 
 
 def fields_of(bad: Bad) -> Iterator[str]:
-    """The path, or the list that it is in: a rule cannot name an item."""
+    """Yield the path, or the list that contains it: a rule cannot name an item."""
     path = bad.path
     yield {"kind": "Kind", "apiVersion": "API version"}.get(path, path)
     yield path
@@ -68,7 +68,7 @@ def fields_of(bad: Bad) -> Iterator[str]:
 
 
 def test_the_words_are_as_recorded(plane: ControlPlane) -> None:
-    """After a wanted change: delete the file, run again, and read the difference."""
+    """To accept a change, delete the file, run again and read the difference."""
     lines = ["# What the API server says to each entry of testing/bad_specs.py"]
     for name, bad in BAD.items():
         told = NOISE.sub("", refusal(plane, yaml.safe_load(bad.text))).strip("[]")
@@ -81,7 +81,7 @@ def test_the_words_are_as_recorded(plane: ControlPlane) -> None:
 
 
 def documents() -> list[tuple[str, str]]:
-    """Every object of Paceline that a reader could copy: (where, text)."""
+    """Return (location, text) of every Paceline object that a reader could copy."""
     files = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("docs/**/*.yaml")])
     found = [(path.relative_to(ROOT).as_posix(), path.read_text()) for path in files]
     texts = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), ROOT / "README.md"]
@@ -115,7 +115,7 @@ def job(**spec: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def stored(plane: ControlPlane, namespace: str) -> str:
-    """The path of a stored job."""
+    """Store a job and return its path."""
     plane.api.create(JOBS.format(namespace), job(metrics={"port": 9999}))
     return f"{JOBS.format(namespace)}/digits"
 

@@ -1,6 +1,6 @@
-"""The policy for tenants, as the chart ships it, asked by a real API server.
+"""The tenant policy of the chart, enforced by a real API server.
 
-A job is refused where its author writes it: the creator of its pods is the operator.
+A job is refused when its author writes it, because its pods are created by the operator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPTIONS = (
 
 @pytest.fixture(scope="module")
 def system(plane: ControlPlane) -> Iterator[str]:
-    """The namespace in which the chart is installed, with the policy in force."""
+    """Install the chart with the policy enabled, and yield its namespace."""
     with plane.namespace("system") as system:
         helm(
             *(plane.kubeconfig, "install", "paceline", str(ROOT / "charts/paceline")),
@@ -39,7 +39,7 @@ def system(plane: ControlPlane) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def tenant(plane: ControlPlane, system: str) -> Iterator[str]:
-    """A namespace that the policy's selector names."""
+    """Yield a namespace that the policy's selector matches."""
     with plane.namespace("tenant") as namespace:
         label(plane, namespace, "tenants")
         until(lambda: refusal(plane, namespace, pod(hostNetwork=True)), f"in force, of {system}")
@@ -52,7 +52,7 @@ def label(plane: ControlPlane, namespace: str, group: str) -> None:
 
 
 def refusal(plane: ControlPlane, namespace: str, body: dict[str, Any]) -> str:
-    """What the API server says; empty if it accepts."""
+    """Return the API server's message, or an empty string if it accepts."""
     try:
         plane.api.create(JOBS.format(namespace) + "?dryRun=All&fieldValidation=Strict", body)
     except ApiError as error:
@@ -73,7 +73,7 @@ def trainer(**container: Any) -> dict[str, Any]:
 
 
 def beside(field: str, **container: Any) -> dict[str, Any]:
-    """A job whose pods have one more container in `field`."""
+    """Return a job whose pods have one more container in `field`."""
     body = job_body()
     more = {"name": "more", "image": "more:1", **container}
     body["spec"]["template"]["spec"].setdefault(field, []).append(more)
@@ -183,7 +183,7 @@ def test_other_namespaces_are_left_alone(plane: ControlPlane, tenant: str, names
 def test_the_api_server_finds_nothing_odd_in_it(
     plane: ControlPlane, system: str, tenant: str
 ) -> None:
-    """Its check of the types, by the definition of a TrainingJob."""
+    """The check uses the definition of a TrainingJob."""
     path = f"{POLICIES}/{system}-paceline-operator-tenants"
     assert tenant
 
@@ -196,7 +196,7 @@ def test_the_api_server_finds_nothing_odd_in_it(
 
 
 def test_a_job_from_before_the_policy(plane: ControlPlane, tenant: str, namespace: str) -> None:
-    """It may be suspended, scaled and deleted, and get no further into the node."""
+    """Its template cannot be changed, unless it then satisfies the policy."""
     body = pod(hostNetwork=True)
     body["spec"]["suspend"] = True
     body["metadata"]["finalizers"] = ["example.com/wait"]

@@ -1,4 +1,4 @@
-"""The alerts fire when they should and are quiet otherwise, by Prometheus's own evaluation."""
+"""The alerts fire when they should and are silent otherwise, by Prometheus's own evaluation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORDED = {
 pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
 
 QUIET = {
-    # Seconds in step(): 3 of 30. Late by half a second in turn.
+    # 3 of 30 seconds are spent in step(), and each rank is late by half a second.
     'paceline_committed_rounds{worker="0.0"}': "0+300",
     'paceline_committed_rounds{worker="1.0"}': "0+300",
     'paceline_rounds_total{worker="0.0",mode="Full",trigger="all"}': "0+300",
@@ -58,7 +58,7 @@ QUIET = {
 }
 GONE = ""
 LATE = "_x129 "
-"""Nothing for 65 minutes: the series begins with its first event."""
+"""A prefix for a series that is absent for 65 minutes and begins with its first event."""
 TROUBLE: dict[str, dict[str, str]] = {
     "PacelineOperatorAbsent": {series: GONE for series in QUIET if "paceline_op" in series},
     "PacelineOperatorHasNoLeader": {'leader_election_master_status{name="trainingjob"}': "0+0"},
@@ -76,7 +76,7 @@ TROUBLE: dict[str, dict[str, str]] = {
         'paceline_committed_rounds{worker="1.0"}': "9+0",
     },
     "PacelineCoordinatorAway": {"paceline_coordinator_connected_info{}": "0+0"},
-    # Three others wait for it, each for 9 seconds of 30.
+    # Three other ranks wait for it, each for 9 seconds of 30.
     "PacelineStraggler": {'paceline_blamed_seconds_total{worker="1.0"}': "0+27"},
     "PacelineSamplesDropped": {
         'paceline_samples_dropped_total{worker="1.0",reason="failed"}': "0+200"
@@ -104,7 +104,7 @@ TROUBLE: dict[str, dict[str, str]] = {
 
 
 def told(series: dict[str, str]) -> dict[str, Any]:
-    """What Prometheus says after 70 minutes of these series."""
+    """Return what Prometheus reports after 70 minutes of these series."""
     exported, lines = known.known(), [f"load {STEP_S}s"]
     for name, values in series.items():
         if values == GONE:
@@ -137,7 +137,7 @@ def test_nothing_fires_while_all_is_well() -> None:
 
 @pytest.mark.parametrize("reason", sorted(set(DropReason) - {DropReason.NONFINITE}))
 def test_each_reason_to_drop_samples_counts_and_is_explained(reason: str) -> None:
-    """`failed` did not. A gradient that is not finite has an alert of its own."""
+    """The alert once missed `failed`. Gradients that are not finite have an alert of their own."""
     rule = ALERTS["PacelineSamplesDropped"]
     assert 'reason!="nonfinite"' in rule["expr"]
     runbook = rule["annotations"]["runbook"]

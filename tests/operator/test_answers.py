@@ -1,4 +1,4 @@
-"""What the operator makes of a coordinator's answer: bytes of a program that a tenant chooses."""
+"""How the operator reads a coordinator's answer: bytes from a program that a tenant chooses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DEPTH = 50_000
 
 
 def filled(start: bytes, item: bytes, end: bytes, limits: Limits) -> bytes:
-    """As many of `item`, with commas between, as the bytes allow."""
+    """Return as many of `item`, separated by commas, as the limit of bytes allows."""
     count = (limits.bytes - len(start) - len(end)) // (len(item) + 1)
     return start + b",".join([item] * count) + end
 
@@ -131,7 +131,7 @@ def test_an_answer_may_grow_with_the_pods_that_exist_and_up_to_a_few_mib(
 
 
 def honest(ranks: int) -> Status:
-    """With all that it may have: a full history, long texts, figures of each rank."""
+    """Return a status with everything: a full history, long texts, figures of each rank."""
     facts = {str(Fact.STEP_S): 0.012345, str(Fact.LAG_S): 0.00012345}
     facts |= {f"a_figure_of_a_rank.{n}": 1234.56789 for n in range(16)}
     members = [MemberId(slot, 0, 1000) for slot in range(ranks)]
@@ -206,7 +206,7 @@ def test_history_and_texts_are_cut() -> None:
 
 
 def test_only_what_users_are_told_of_is_kept_of_a_history() -> None:
-    """Of a job that goes on for long it would be more than all the rest that the operator has."""
+    """The whole history of a long job would be larger than all other data of the operator."""
     reasons = ["Draining", "ResumedFromCheckpoint", "RankDied", "BatchSkipped"]
     happened = [{"seq": n, "reason": each, "message": "m"} for n, each in enumerate(reasons)]
     found = read({"happenings": happened})

@@ -1,4 +1,4 @@
-"""The charts: what they render, whom they let do what, and the operator under these rights."""
+"""The charts: what they render, which rights they grant, and which values they accept."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_switches_make_what_they_say() -> None:
 
 @pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
 def test_metrics_are_admitted_to_those_who_scrape_only(options: tuple[str, ...]) -> None:
-    """Of the operator and of jobs: by default to namespaces with the label of the ecosystem."""
+    """By default namespaces with the usual label may scrape the metrics of operator and jobs."""
     scrapes = [{"namespaceSelector": {"matchLabels": {"metrics": "enabled"}}}]
     here = "--set=networkPolicy.metricsFrom[0].ipBlock.cidr=10.0.0.1/32"
     for more, peers in (((), scrapes), ((here,), [{"ipBlock": {"cidr": "10.0.0.1/32"}}])):
@@ -160,7 +160,7 @@ def test_the_operator_s_pod_is_restricted() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_templates_are_as_recorded(variant: str) -> None:
-    """After a wanted change: rm tests/operator/golden/chart-*, run again, read the difference."""
+    """To accept a change, rm tests/operator/golden/chart-*, run again, read the difference."""
     file = GOLDEN / f"chart-{variant}.yaml"
     text = helm("template", "paceline", str(CHARTS / "paceline"), "-n", "sys", *VARIANTS[variant])
     if not file.exists():
@@ -203,7 +203,7 @@ def test_a_wrong_value_is_refused(wrong: str, field: str) -> None:
 
 
 def test_the_schema_is_strict_and_whole() -> None:
-    """Every value has an entry, and every mapping refuses what it does not know."""
+    """Every value has an entry, and every mapping refuses unknown keys."""
     for chart in ("paceline", "paceline-crds"):
         values = yaml.safe_load((CHARTS / chart / "values.yaml").read_text())
         schema = json.loads((CHARTS / chart / "values.schema.json").read_text())

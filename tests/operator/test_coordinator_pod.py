@@ -1,4 +1,4 @@
-"""The coordinator's own pod: where it may run, and what the user is told when it cannot."""
+"""The coordinator's own pod: where it may run, and what is reported when it cannot."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def refused(attempt: int, **fields: Any) -> Pod:
 
 
 def test_one_that_its_node_refuses_is_told_and_made_again_after_a_pause() -> None:
-    """Or a node that refuses it would be asked without end."""
+    """Without the pause a node that refuses it would be asked without end."""
     job, seen = job_of(), with_coordinator(refused(1))
     first = reconcile(job, seen, NOW)
     assert first.coordinator is not None, "nothing after the first refusal"
@@ -112,7 +112,7 @@ def test_only_the_last_ended_ones_are_kept() -> None:
     assert gone == [f"digits-coordinator-{n}" for n in range(1, 7 - backoff.KEPT)]
 
 
-# ---- what it takes over from the worker's template ----------------------------------------------
+# ---- settings inherited from the worker's template ----------------------------------------------
 
 
 def spec_of(template: dict[str, Any], **coordinator: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Grafana's dashboards: whole, readable, and each expression finds what the code exports."""
+"""Grafana's dashboards are complete and readable, and their expressions use exported metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP_S, STEPS = 30, 40
 NAMES = {"$namespace": "team", "$job": "first", "$worker": ".*"}
 VARIABLES = NAMES | {"$__rate_interval": "2m", "$__range": "10m"}
 GROUP = re.compile(r"\$1")
-"""Of label_replace; no variable of Grafana begins with a digit."""
+"""A group reference of label_replace; no variable of Grafana begins with a digit."""
 CONFIG_MAP_BYTES_MAX = 1 << 20
 pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -36,7 +36,7 @@ def panels(file: Path) -> list[dict[str, Any]]:
 
 
 def filled(expression: str, own: Mapping[str, str]) -> str:
-    """As of one moment, at which `@ end()` says nothing; the engine of rules does not know it."""
+    """Fill in the variables, and drop `@ end()`, which the engine of rules does not know."""
     expression = expression.replace(" @ end()", "")
     for variable, value in {**VARIABLES, **own}.items():
         expression = expression.replace(variable, value)
@@ -45,7 +45,7 @@ def filled(expression: str, own: Mapping[str, str]) -> str:
 
 
 def expressions(file: Path) -> dict[str, str]:
-    """By where it stands."""
+    """Return each expression by its place in the dashboard."""
     own = {"$worker": "0.0"} if file.stem == "paceline-rank" else {}
     found = {
         f"{panel['title']} ({target['legendFormat']})": filled(target["expr"], own)
@@ -128,7 +128,7 @@ def test_expressions_name_what_is_exported(file: Path) -> None:
 
 @each_file
 def test_no_panel_is_empty_where_everything_happens(file: Path) -> None:
-    """Labels that do not match would leave it so, though all names are right."""
+    """Labels that do not match would leave a panel empty, even if all names are right."""
     asked = expressions(file)
     answer = known.ask(
         expressions=[*asked.values()],
@@ -143,7 +143,7 @@ def test_no_panel_is_empty_where_everything_happens(file: Path) -> None:
 
 
 def test_what_a_worker_exports_is_used() -> None:
-    """A new metric has a panel or a rule, or its reason here."""
+    """A new metric needs a panel or a rule, or a reason in this list."""
     apart = {
         "paceline_rank_index",  # changes with each generation and means nothing over time
         "paceline_weight_copies_total",  # their seconds are drawn
@@ -160,7 +160,7 @@ def test_what_a_worker_exports_is_used() -> None:
 
 @each_file
 def test_rates_follow_the_interval_that_the_dashboard_says(file: Path) -> None:
-    """Not the one that Grafana's data source believes."""
+    """They do not use the interval that Grafana's data source assumes."""
     scrape = json.loads(file.read_text())["templating"]["list"][1]
     assert [each["value"] for each in scrape["options"]] == ["5s", "15s", "30s", "60s"]
     assert scrape["current"]["value"] == "30s"
@@ -186,7 +186,7 @@ def test_what_is_shown_as_one_value_is_of_now(file: Path) -> None:
 
 @each_file
 def test_red_is_a_threshold_of_ours(file: Path) -> None:
-    """Without steps of our own Grafana's apply, which are red from 80 on, of whatever it is."""
+    """Without steps of our own Grafana's defaults apply, which are red from 80 on for any unit."""
     alerts = {"0.2", "0.3"}
     for panel in panels(file):
         steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
@@ -233,7 +233,7 @@ def test_every_worker_has_its_pod_and_node_beside_it(file: Path) -> None:
 
 @each_file
 def test_lines_can_be_seen(file: Path) -> None:
-    """Points that stand alone, edges of stacks, values at the border, zeros, freezes."""
+    """The settings keep single points, edges of stacks, values at the border and zeros visible."""
     for panel in panels(file):
         if panel["type"] != "timeseries":
             continue

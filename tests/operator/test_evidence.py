@@ -1,4 +1,4 @@
-"""What counts as the end of a pod (C4), and the numbered inventory that follows from it (R25)."""
+"""Evidence for the end of a pod (C4), and the numbered inventory that follows from it (R25)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_node_that_is_gone_must_be_gone_for_a_while() -> None:
     ids=["away", "tainted", "gone"],
 )
 def test_no_node_takes_along_a_pod_that_speaks(nodes: dict[str, Node]) -> None:
-    """A kubelet that cannot reach the API server makes its node NotReady, and the pods live on."""
+    """A kubelet that cannot reach the API server makes its node NotReady, and its pods live on."""
     seen = Observed(
         nodes=nodes, clocks=Clocks(node_missing_s={"node-1": NOW - 60}), coordinator=HEARD
     )
@@ -109,7 +109,7 @@ def test_a_coordinator_that_answers_is_not_lost_with_its_node() -> None:
 
 
 def test_a_new_coordinator_has_time_to_hear_the_ranks() -> None:
-    """Of a node that is away for its kubelet alone, and of a coordinator that was just lost."""
+    """The node is away only because of its kubelet, and the old coordinator was just lost."""
     coordinator = replace(COORDINATOR, created_s=NOW - 5)
     seen = Observed(pods=(worker(1), coordinator), nodes=NODES | {"node-1": AWAY})
     found = lost(worker(1), seen)

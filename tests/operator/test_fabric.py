@@ -1,4 +1,4 @@
-"""Fabric profiles: which one a job gets, and what its pods look like with each built-in one."""
+"""Fabric profiles: which one a job gets, and what this means for its pods and status."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from paceline_operator.fabrics import built_in
 from testing.fake_cluster.fabrics import GPU, IB, NODES, free, gpu_job, name_of, seen
 from testing.fake_cluster.observations import NOW, coordinator_status, job_of, worker
 
-# ---- which one ------------------------------------------------------------------------------
+# ---- choice of the profile ------------------------------------------------------------------
 
 
 def test_auto_takes_what_all_nodes_of_the_job_offer() -> None:
@@ -45,7 +45,7 @@ def test_auto_leaves_a_job_without_devices_alone() -> None:
 def test_auto_does_not_keep_a_job_from_nodes_without_the_network() -> None:
     mixed = NODES | {"node-9": Node("node-9", offers=GPU)}
     assert name_of(fabric_of(gpu_job(), free(mixed))) == "tcp"
-    # Asked for, it is worth waiting for the nodes that have it.
+    # If it is required, the job waits for the nodes that have it.
     assert name_of(fabric_of(gpu_job("RDMA"), free(mixed))) == "rdma-hca-shared-devices-a"
 
 
@@ -73,7 +73,7 @@ def test_nodes_on_which_no_worker_can_run_do_not_count(other: Node) -> None:
     ],
 )
 def test_auto_does_not_take_room_from_a_job(gpus: int, offers: dict[str, int], wanted: str) -> None:
-    """A worker of one GPU that took all adapters of its node would leave none to the next one."""
+    """A worker of one GPU that took all adapters of its node would leave none for the next one."""
     job = gpu_job(trainer={"resources": {"limits": {"nvidia.com/gpu": gpus}}})
     nodes = {"node-1": Node("node-1", offers=GPU | offers)}
     assert name_of(fabric_of(job, free(nodes))) == wanted
@@ -91,7 +91,7 @@ def test_a_profile_fits_only_where_its_own_selector_lets_it() -> None:
 
 
 def test_a_job_that_trains_without_one_goes_on_without_one() -> None:
-    """Of a release that knew no profiles: its workers must not differ."""
+    """It was started by a release that knew no profiles, and its workers must not differ."""
     job = replace(gpu_job(), status={"startTime": "2027-01-15T08:00:00Z"})
     assert name_of(fabric_of(job, free())) == "tcp"
 
@@ -175,7 +175,7 @@ def test_chosen_once_and_kept_whatever_becomes_of_the_profile() -> None:
 
 
 def test_after_a_crash_the_pods_tell_what_was_chosen() -> None:
-    """They were made, and the status that says so was not written."""
+    """Pods were created, and the operator died before it wrote the status."""
     made = worker(0, notes={"paceline.dev/fabric": "azure-shared-ib"})
     assert name_of(fabric_of(gpu_job(), replace(free(), pods=(made,)))) == "azure-shared-ib"
 
@@ -198,7 +198,7 @@ def test_after_a_crash_the_pods_tell_what_was_chosen() -> None:
     ids=["capability", "root", "host", "init"],
 )
 def test_nobody_gets_privileges_unasked(pod: FabricPod) -> None:
-    """All nodes offer the network: no reason to make the pods of a job root."""
+    """All nodes offer the network, but that is no reason to run a job's pods as root."""
     own = FabricSpec(carries=FabricRequirement.RDMA, priority=99, pod=pod)
     only = Observed(nodes=NODES, fabrics={"tcp": PLAIN_SPEC, "own": own})
     found = fabric_of(gpu_job(), only)
@@ -288,10 +288,10 @@ def test_a_namespace_that_forbids_what_nobody_asked_for_gets_plain_pods_and_is_t
     assert "FabricUnavailable" in [event.reason for event in changes.events]
     assert changes.status["state"] != "TemplateInvalid"
     assert "TemplateInvalid" not in [event.reason for event in changes.events]
-    # The template itself is at fault: told as such, and not tried again and again.
+    # After a second refusal the template itself is at fault: it is reported, not retried.
     again = replace(refused, refusal=replace(refusal, count=2))
     assert reconcile(gpu_job(), again, NOW).workers == ()
-    # Asked for, it is not silently something else.
+    # A required fabric is not replaced silently.
     asked = reconcile(gpu_job("RDMA"), refused, NOW)
     assert asked.workers == ()
     assert asked.status is not None

@@ -1,4 +1,4 @@
-"""What a fabric profile adds to a worker's pod."""
+"""The settings that a fabric profile adds to a worker's pod."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pod_with(found: Fabric, job: Job) -> dict[str, Any]:
 
 
 def added(before: Any, after: Any) -> Any:
-    """What `after` has and `before` has not."""
+    """Return what `after` has and `before` has not."""
     if isinstance(before, dict) and isinstance(after, dict):
         found = {key: added(before.get(key), value) for key, value in after.items()}
         return {key: value for key, value in found.items() if value not in (None, {}, [])}
@@ -41,7 +41,7 @@ def added(before: Any, after: Any) -> Any:
 
 
 def test_pods_with_each_built_in_profile_are_as_recorded() -> None:
-    """After a wanted change: delete the file, run again, and read the difference."""
+    """To accept a change, delete the file, run again and read the difference."""
     job = gpu_job()
     plain = pod_with(Fabric("tcp", "Any", {}), job)
     found: dict[str, Any] = {}
@@ -106,7 +106,7 @@ def test_a_profile_gives_a_pod_all_that_it_says() -> None:
     assert {"name": "gib", "hostPath": {"path": "/gib"}} in spec["volumes"]
     assert {"name": "gib", "mountPath": "/usr/local/gib"} in trainer["volumeMounts"]
     assert [c["name"] for c in spec["initContainers"]] == ["daemon"]
-    # The coordinator trains nothing.
+    # The coordinator does not train, so the profile does not apply to it.
     pod = children.coordinator(gpu_job(), 1, key_id=KEY)["spec"]
     assert "resourceClaims" not in pod
     assert "add" not in pod["containers"][0]["securityContext"]["capabilities"]
@@ -157,7 +157,7 @@ def test_parts_of_the_template_with_the_same_name_stay() -> None:
 
 
 def test_nothing_behind_a_field_is_no_field() -> None:
-    """As templates of Helm leave it, and as the API server keeps it below unknown fields."""
+    """Helm templates leave such fields, and the API server keeps them below unknown fields."""
     parts = ("tolerations", "securityContext", "volumes", "initContainers", "nodeSelector")
     trainer = dict.fromkeys(("env", "ports", "volumeMounts", "securityContext"))
     nothing: dict[str, Any] = dict.fromkeys(parts)

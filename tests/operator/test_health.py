@@ -1,4 +1,4 @@
-"""What the kubelet hears: each watch, kopf's of TrainingJobs too, by its last sign of life."""
+"""Liveness of the operator: each watch, including kopf's, by its last sign of life."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_answered_watch_is_a_sign_of_life_and_nothing_else_is() -> None:
 
 
 def test_the_server_ends_a_watch_of_jobs_well_before_it_counts_as_dead() -> None:
-    """Each beginning is a sign of life, also where no job changes."""
+    """Each new watch is a sign of life, even if no job changes."""
     settings = make_settings()
     assert settings.watching.server_timeout is not None
     assert 2 * settings.watching.server_timeout < DEAD_S
@@ -68,7 +68,7 @@ def test_the_server_ends_a_watch_of_jobs_well_before_it_counts_as_dead() -> None
 
 
 def test_kopf_copies_no_object() -> None:
-    """To find out what has changed, which nobody asks it for."""
+    """A copy would only serve to find out what has changed, which no handler asks for."""
     storage = make_settings().persistence.diffbase_storage
     assert storage.build(body={"spec": {}}, extra_fields=()) == {}  # type: ignore[arg-type]
     assert storage.fetch(body={"spec": {}}) is None  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
-"""The operator's connections to coordinators: what they cost, and what a hostile one may do to it.
+"""The operator's connections to coordinators: what they cost, and limits for a hostile one.
 
-Against real servers on the loopback: a coordinator runs in a tenant's pod, and says what it likes.
+Real servers on the loopback interface act as coordinators. A coordinator runs in a tenant's pod and
+may send anything.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ KEYS = job_keys(bytes(32), "a")
 GZIP = "Content-Encoding"
 MANY = 40
 TLS_BYTES_MAX = 96 * 1024
-"""Of both ends of one connection, as Python counts; asyncio's own buffers alone are 512 KiB."""
+"""Limit for both ends of one connection, as Python counts; asyncio's default buffers alone would
+take 512 KiB."""
 
 
 def job(name: str = "digits", replicas: int = 2) -> Job:
@@ -61,7 +63,7 @@ def job(name: str = "digits", replicas: int = 2) -> Job:
 
 @dataclass
 class Heard:
-    """What the links tell the operator."""
+    """A recorder of what the links report to the operator."""
 
     statuses: list[CoordinatorStatus] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,7 +105,7 @@ async def until(check: Callable[[], object]) -> None:
 async def coordinator(
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
 ) -> AsyncIterator[str]:
-    """The URL of a coordinator with the job's own certificate."""
+    """Run a coordinator with the job's own certificate, and yield its URL."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -145,11 +147,12 @@ def test_a_connection_costs_little_memory() -> None:
 
 
 HONEST = 2
-"""seq of the answer that may be believed."""
+"""The `seq` of the answer that the operator may believe."""
 
 
 async def heard_after(hostile: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Heard:
-    """A coordinator answers once in a hostile way, then as it should."""
+    """Return what is heard from a coordinator whose first answer is hostile and the next correct.
+    """
     heard, asked = Heard(), 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -172,7 +175,7 @@ def said(body: bytes, **headers: str) -> Callable[[web.Request], Awaitable[web.S
 
 
 async def chunked(request: web.Request) -> web.StreamResponse:
-    """Nobody knows how long it will be, and each byte may come in a chunk with a long extension."""
+    """Answer without a length; each byte could come in a chunk with a long extension."""
     response = web.StreamResponse()
     await response.prepare(request)
     await response.write(b'{"seq":1}')
@@ -221,7 +224,7 @@ RANK = {"member": [0, 0, 1000]}
 def test_how_much_is_read_depends_on_pods_that_exist_and_not_on_the_spec(
     pods: int, *, taken: bool
 ) -> None:
-    """A spec may ask for 10,000 replicas of 256 processes, and costs its namespace nothing."""
+    """A spec may ask for 10,000 replicas of 256 processes, which costs its namespace nothing."""
     body = job_body(replicas=1, maxReplicas=10_000, procsPerReplica=1)
     body["metadata"] |= {"uid": "a", "namespace": "default", "generation": 1}
     asked = read_job(body)
@@ -257,7 +260,7 @@ def refusals(metrics: Metrics) -> dict[str, float]:
 def test_refused_answers_are_counted_by_reason_and_told_in_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it answers in turn, and however many jobs of the namespace do it."""
+    """This holds for any kind of answer, and for any number of jobs in the namespace."""
     monkeypatch.setattr(cluster_coordinator, "RETRY_MAX_S", 0.1)
     answers = (b"no JSON", b"{}" + b" " * 2**22, b'{"ranks":[' + b"[]," * 99_000 + b"[]]}")
     wanted = {"form", "length", "count"}
@@ -287,7 +290,7 @@ def test_refused_answers_are_counted_by_reason_and_told_in_one_line(
 
 
 def test_what_a_peer_says_of_its_failure_is_one_short_line_without_control_characters() -> None:
-    """As the reason of a status line: it goes to the log, to a condition, and so to terminals."""
+    """The reason of a status line goes to the log, to a condition, and so to terminals."""
 
     async def scenario() -> str:
         told, news = list[Unheard](), asyncio.Event()
@@ -366,7 +369,7 @@ FLOOD_MAX = 32 * 2**20
     ids=["100", "103", "204 after it", "answers after it", "the body is none", "headers"],
 )
 def test_a_peer_that_answers_without_end_loses_its_connection(first: bytes, flood: bytes) -> None:
-    """Each of these is valid HTTP for as long as anybody listens."""
+    """Each of these is valid HTTP for as long as the client reads."""
 
     async def scenario() -> int:
         sent, over = 0, asyncio.Event()
@@ -400,7 +403,7 @@ def test_a_peer_that_answers_without_end_loses_its_connection(first: bytes, floo
 
 
 def test_answers_are_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one of them takes for ever, the loop goes on."""
+    """The event loop goes on while one answer takes long to decode."""
     begun, go_on, threads = threading.Event(), threading.Event(), list[int]()
 
     def slow(raw: bytearray, limits: Limits) -> CoordinatorStatus:
@@ -451,7 +454,7 @@ def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_nobody_is_followed_elsewhere() -> None:
-    """Else a tenant's coordinator could have the operator ask whom it likes, from the inside."""
+    """Otherwise a tenant's coordinator could make the operator send requests inside the cluster."""
 
     async def scenario() -> tuple[Heard, int]:
         asked = 0
@@ -500,7 +503,7 @@ def test_no_cookie_is_kept() -> None:
 
 
 def test_a_large_job_may_say_more() -> None:
-    """1,000 ranks, each with the figures of an honest one."""
+    """The answer has 1,000 ranks, each with the figures of an honest one."""
     facts = {f"a_figure_of_a_rank.{n}": 1234.56789 for n in range(40)}
     ranks = [
         {"member": [slot, 0, 1000], "state": "active", "rank": slot, "facts": facts}

@@ -1,4 +1,4 @@
-"""The manifests of children: golden files, and what must hold for every template."""
+"""The manifests of child objects: golden files, and properties of every template."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def manifests(name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["plain", "rich"])
 def test_children_are_as_recorded(name: str, request: pytest.FixtureRequest) -> None:
-    """After a wanted change: delete the file, run again, and read the difference."""
+    """To accept a change, delete the file, run again and read the difference."""
     file = GOLDEN / f"{name}.yaml"
     text = yaml.safe_dump_all(manifests(name), sort_keys=True, width=100)
     if not file.exists():
@@ -98,7 +98,7 @@ def env_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_members_of_a_pod_are_groups_of_ranks() -> None:
-    """R50: what an agent starts, and the operator counts."""
+    """An agent starts groups of ranks, and the operator counts them (R50)."""
     job = job_of(procsPerReplica=4, parallelism={"model": 2})
     assert env_of(children.worker(job, 0, 1, key_id=KEY))["PACELINE_PROCS"] == "2"
     assert job.settings is not None
@@ -107,7 +107,7 @@ def test_the_members_of_a_pod_are_groups_of_ranks() -> None:
 
 
 def test_agents_and_coordinators_understand_their_environment() -> None:
-    """What only the kubelet can fill in stands for itself here."""
+    """A placeholder stands for each value that only the kubelet can fill in."""
     job = job_of(**copy.deepcopy(RICH))
     env = {
         name: value or "filled-in"
@@ -140,7 +140,7 @@ def test_names_of_the_environment_are_those_of_the_runtime() -> None:
 
 
 def test_the_job_file_leaves_the_environment_to_the_kubelet(tmp_path: Path) -> None:
-    """It fills in the agent's, and its ranks inherit that."""
+    """The kubelet sets the agent's environment, and its ranks inherit it."""
     job = job_of(**copy.deepcopy(RICH))
     file = tmp_path / "job.json"
     file.write_text(job_file(job))
@@ -242,7 +242,7 @@ def test_keys_differ_by_job_and_operator() -> None:
 
 
 def test_hkdf_gives_the_published_values() -> None:
-    """RFC 5869, test case 1."""
+    """The values are those of test case 1 of RFC 5869."""
     found = hkdf(b"\x0b" * 22, bytes.fromhex("f0f1f2f3f4f5f6f7f8f9"), 42, bytes(range(13)))
     assert found.hex() == (
         "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
@@ -268,7 +268,7 @@ def test_only_the_coordinator_has_the_operator_s_token() -> None:
 
 
 def test_the_bounds_of_scripts_reach_agents_and_coordinator(tmp_path: Path) -> None:
-    """finishDeadlineSeconds and stepDeadlineSeconds; without them ten minutes, and half an hour."""
+    """Without finishDeadlineSeconds and stepDeadlineSeconds they are 10 and 30 minutes."""
     both = {"finishDeadlineSeconds": 7, "stepDeadlineSeconds": 9}
     for spec, finish_s, step_s in (({}, 600, 1800), (both, 7, 9)):
         (tmp_path / "job.json").write_text(job_file(job_of(**spec)))

@@ -1,4 +1,4 @@
-"""Objects of somebody else that have a name which the operator uses are left as they are."""
+"""The operator leaves the objects of others alone, even if they have a name that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's page of the reference says what the code does (docs/reference/operator.md)."""
+"""The operator's page of the reference matches the code (docs/reference/operator.md)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def calls(name: str) -> Iterator[ast.Call]:
 
 
 def named(node: ast.AST, kind: str) -> set[str]:
-    """Members of the enum `kind` that are written in `node`."""
+    """Return the members of the enum `kind` that are written in `node`."""
     return {
         found.attr
         for found in ast.walk(node)
@@ -57,7 +57,7 @@ def test_events_have_the_reasons_told() -> None:
 
 
 def test_what_is_told_exists() -> None:
-    """Every reason of the page is written by the operator, or comes from a coordinator."""
+    """The operator writes it, or a coordinator sends it."""
     sources = "".join(path.read_text() for path in CORE.rglob("*.py"))
     runtime = "".join(path.read_text() for path in (ROOT / "runtime/paceline").rglob("*.py"))
     told = {*EVENTS, *(reason for reasons in CONDITIONS.values() for reason in reasons)}

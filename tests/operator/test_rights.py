@@ -1,4 +1,4 @@
-"""A right that the operator lacks is named, with the verb, the resource and the way out."""
+"""A right that the operator lacks is named, with the verb, the resource and the remedy."""
 
 from __future__ import annotations
 

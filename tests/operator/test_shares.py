@@ -1,4 +1,4 @@
-"""What one job and one namespace may take of what all jobs share, over any window."""
+"""Shares: what one job and one namespace may take of a common budget, over any window."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPSILON = 1e-6
 
 
 def played(steps: list[tuple[float, Key, float, bool]]) -> list[tuple[float, Key, float]]:
-    """What was taken: (when, by whom, how much). A job whose name is used anew is the same one."""
+    """Return (time, job, amount) of all that was granted; a reused name is the same job."""
     shares, now_s, taken = Shares(NAMESPACE), 0.0, []
     for pause_s, key, amount, looks in steps:
         now_s += pause_s
@@ -55,7 +55,7 @@ def test_over_any_window_no_job_and_no_namespace_gets_more_than_its_share(
 def test_a_job_that_behaves_is_never_refused_because_of_another_namespace(
     steps: list[tuple[float, Key, float, bool]],
 ) -> None:
-    """It asks for no more than its rate, whatever all jobs of another namespace ask for."""
+    """Jobs of the other namespace may ask for any amount."""
     shares, now_s, asked_s = Shares(NAMESPACE), 0.0, 0.0
     good = ("good", "job")
     for pause_s, key, amount, _ in steps:

@@ -1,4 +1,4 @@
-"""Ready and Stalled: what GitOps tools make of a job by the rules of kstatus."""
+"""Ready and Stalled: how GitOps tools read a job by the rules of kstatus."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def held(kind: ConditionType, reason: str = "Reason", *, holds: bool = True) -> 
 
 
 def of(*conditions: Wanted) -> tuple[Standing, Wanted, Wanted]:
-    """As kstatus sees a job with these; Ready and Stalled."""
+    """Return kstatus's reading of a job with these conditions, and its Ready and Stalled."""
     ready, stalled = standing({}, list(conditions))
     told = [{"type": c.type, "status": str(c.holds)} for c in (*conditions, ready, stalled)]
     body = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1, "conditions": told}}
@@ -119,7 +119,7 @@ def test_a_template_that_the_api_server_refuses() -> None:
     refusal = Refusal(RefusalKind.TEMPLATE, "spec.x: wrong", at_s=NOW, generation=3)
     changes = reconcile(job_of(), Observed(refusal=refusal), NOW)
     assert kstatus(body_of(changes.status)) is FAILED
-    # The others train on.
+    # The pods that run train on.
     changes = reconcile(job_of(RUNNING), training(refusal=refusal), NOW)
     assert kstatus(body_of(changes.status)) is CURRENT
 
@@ -166,7 +166,6 @@ DOCS = (Path(__file__).parents[2] / "docs/kubernetes.md").read_text()
 
 
 def test_the_table_of_the_documentation() -> None:
-    """Every reason with which a job is stalled is told."""
     section = DOCS[DOCS.index("## From Flux") :]
     rows = dict(re.findall(r"^\| ([^|]+) \| (Current|InProgress|Failed)", section, re.M))
     assert set(rows.values()) == {CURRENT, IN_PROGRESS, FAILED}

@@ -30,7 +30,7 @@ WHY = "mpi:ring 300 us at 1048576 B; next: gloo 610 us"
 
 
 def status_of(before: dict[str, Any], answer: Status, **spec: Any) -> TrainingJobStatus:
-    """What the operator writes when it has heard this."""
+    """Return the status that the operator writes after this answer."""
     seen = training(2)
     assert seen.coordinator is not None
     told = replace(read(answer), ranks=seen.coordinator.ranks)
@@ -45,7 +45,7 @@ def answer(**fields: Any) -> Status:
 
 @pytest.mark.parametrize(("before", "told", "ranks"), [(0, 3, 3), (5, 3, 5), (0, 0, 0)])
 def test_restarts_of_ranks(before: int, told: int, ranks: int) -> None:
-    """A coordinator that was made anew knows only of pods that it has met."""
+    """A new coordinator knows only of pods that it has met."""
     found = status_of({**RUNNING, "restarts": {"ranks": before}}, answer(restarts=told))
     assert found.restarts is not None
     assert found.restarts.ranks == ranks

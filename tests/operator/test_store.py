@@ -1,4 +1,4 @@
-"""The store: what is late, doubled or from before a deletion changes nothing."""
+"""The store ignores events that are late, duplicated or from before a deletion."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def body(uid: str, version: int) -> dict[str, Any]:
 
 
 def test_the_account_of_field_owners_is_not_kept() -> None:
-    """It is longer than the job, and nobody reads it."""
+    """They are longer than the job, and nothing reads them."""
     store, _ = made()
     told = body("job", 1)
     told["metadata"]["managedFields"] = [{"manager": "kubectl"}]
@@ -98,7 +98,7 @@ def test_a_change_of_a_node_wakes_the_jobs_on_it_only() -> None:
 
 
 def test_of_a_pod_s_annotations_little_is_kept() -> None:
-    """Users may write them, up to 256 KiB in each of their pods."""
+    """Users may write up to 256 KiB of them in each of their pods."""
     labels = {"paceline.dev/job-name": "digits", "paceline.dev/role": "worker"}
     notes = {f"paceline.dev/{n}": "x" * 10**5 for n in range(100)}
     found = pod_from({"metadata": {"name": "a", "labels": labels, "annotations": notes}}, 0.0)

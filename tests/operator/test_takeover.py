@@ -1,4 +1,4 @@
-"""What a new operator does before it has heard a coordinator, and one that has lost the lead."""
+"""A new operator before it has heard from a coordinator, and one that has lost the lead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testing.fake_cluster.world import NAMESPACE, World, job_body
 
 
 def test_a_job_grows_only_when_its_coordinator_is_heard() -> None:
-    """One that was told a smaller number by the operator before would drain the new workers."""
+    """A coordinator with the smaller target of the operator before would drain the new workers."""
     job = job_of(RUNNING, replicas=4)
     unheard = replace(training(2), coordinator=None)
     waiting = reconcile(job, unheard, NOW)
@@ -21,13 +21,13 @@ def test_a_job_grows_only_when_its_coordinator_is_heard() -> None:
     assert waiting.look_again_s is not None
     assert waiting.look_again_s <= NOW + HEAR_S
     assert len(reconcile(job, training(2), NOW).workers) == 2
-    # It may be away for long: then the job grows all the same.
+    # If the coordinator is away for long, the job grows all the same.
     silent = replace(unheard, clocks=Clocks(coordinator_away_s=NOW - HEAR_S))
     assert len(reconcile(job, silent, NOW).workers) == 2
 
 
 def test_a_lapsed_lead_writes_nothing_and_forgets_nothing() -> None:
-    """The Lease may come back, as after a moment without a processor: then it goes on."""
+    """The operator goes on if the Lease comes back, for example after a stall of its CPU."""
     world = World()
     leads = False
     try:

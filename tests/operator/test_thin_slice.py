@@ -1,4 +1,4 @@
-"""The life of one job from its creation to its end, against the fake cluster."""
+"""The life of one job, from its creation to its completion, against the fake cluster."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_requests_stay_within_the_budget(world: World) -> None:
 
 
 def test_a_conflict_of_one_write_forgets_no_job(world: World) -> None:
-    """Another operator, or kubectl, wrote the status in the same moment."""
+    """Another operator, or kubectl, writes the status at the same moment."""
     world.server.insert(PLURAL, NAMESPACE, job_body())
     patch = world.server.patch
     refused: list[Any] = []

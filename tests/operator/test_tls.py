@@ -1,5 +1,4 @@
-"""The certificates of a job's control channel: the same bytes each time, and nobody else's is
-accepted, at either end."""
+"""Certificates of a job's control channel are deterministic, and both ends refuse all others."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def keys_of(uid: str) -> JobKeys:
 
 
 def shake(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
-    """Do a whole handshake in memory and return the server's end. Raises ssl.SSLError."""
+    """Do a whole handshake in memory and return the server's end, or raise ssl.SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     one = server.wrap_bio(to_server, to_client, server_side=True)
     two = client.wrap_bio(to_client, to_server, server_hostname=None)
@@ -39,7 +38,7 @@ def shake(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
 
 
 def agent_of(uid: str, own: Pair | None) -> ssl.SSLContext:
-    """As an agent calls the coordinator of the job `uid`."""
+    """Return the TLS context with which an agent calls the coordinator of the job `uid`."""
     with tempfile.TemporaryDirectory() as folder:
         names = [Path(folder) / name for name in ("tls.crt", "own.crt", "own.key")]
         names[0].write_text(pair_of(keys_of(uid)).certificate)
@@ -81,7 +80,7 @@ def test_a_coordinator_knows_agents_and_operator_apart() -> None:
 def test_a_coordinator_refuses_whoever_shows_no_certificate_of_the_jobs_authority(
     stranger: str,
 ) -> None:
-    """Also the coordinator's own, which is for servers and which each pod of the job can read."""
+    """The coordinator's own certificate is for servers, and each pod of the job can read it."""
     shown = {
         "none": None,
         "agent of b": certificates_of(keys_of("b")).agent,
@@ -94,7 +93,7 @@ def test_a_coordinator_refuses_whoever_shows_no_certificate_of_the_jobs_authorit
 
 @pytest.mark.parametrize("role", ["agent", "operator"])
 def test_a_caller_cannot_play_the_coordinator(role: str) -> None:
-    """What an agent has must not let it answer in the coordinator's name."""
+    """The certificate of an agent must not let it answer in the coordinator's name."""
     own: Pair = getattr(certificates_of(keys_of("a")), role)
     with tempfile.TemporaryDirectory() as folder:
         crt, key = Path(folder) / "crt", Path(folder) / "key"

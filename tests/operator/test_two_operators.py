@@ -1,4 +1,4 @@
-"""Two operators of different `spec.managedBy` in one cluster: neither sees the other's (C15)."""
+"""Two operators with different `spec.managedBy` in one cluster ignore each other's jobs (C15)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Cluster:
 
 
 class Side:
-    """One operator, with the watches that it asks for."""
+    """One operator, with the watches that it requests."""
 
     def __init__(self, cluster: Cluster, manager: str) -> None:
         self.cluster, self.server = cluster, cluster.server
@@ -154,7 +154,7 @@ def test_the_end_of_ones_job_is_nothing_to_the_other() -> None:
 
 
 def test_a_name_that_goes_to_the_other_operator() -> None:
-    """The old pods are still there: theirs is the name, and not one of them is taken up."""
+    """The old pods still exist, and the other operator adopts none of them."""
     cluster = Cluster()
     first, second = cluster.sides
     cluster.submit("digits")

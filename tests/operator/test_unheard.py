@@ -1,4 +1,4 @@
-"""A job whose coordinator the operator cannot reach: it ends all the same, and the user is told."""
+"""A job whose coordinator the operator cannot reach still ends, and the user is told why."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def condition(changes: Changes, kind: str) -> dict[str, Any]:
 
 
 def unheard(*ends: End | None, **fields: Any) -> Observed:
-    """Nothing was ever heard of the coordinator; its workers ended so, or run."""
+    """Return an observation without any answer of the coordinator; None marks a running worker."""
     pods = [
         worker(slot, end=end, ended_seen_s=NOW - 60 if end else 0.0)
         for slot, end in enumerate(ends)
@@ -50,7 +50,7 @@ def unheard(*ends: End | None, **fields: Any) -> Observed:
 
 @pytest.mark.parametrize("last", [RELEASED, None, CRASHED], ids=["both", "first", "one"])
 def test_a_job_that_was_never_heard_of_ends_by_the_word_of_a_pod(last: End | None) -> None:
-    """R17: what one pod was released with is complete, whatever became of the others."""
+    """A version with which one pod was released is complete, whatever happens to others (R17)."""
     changes = reconcile(job_of(), unheard(RELEASED, last), NOW)
     assert condition(changes, "Complete")["reason"] == "JobFinished"
     assert "digits-0-1" in condition(changes, "Complete")["message"]
@@ -58,7 +58,7 @@ def test_a_job_that_was_never_heard_of_ends_by_the_word_of_a_pod(last: End | Non
 
 
 def test_workers_that_are_still_at_their_end_have_their_time() -> None:
-    """One is released before another, which may be writing the final weights."""
+    """One pod is released before another, which may still write the final weights."""
     seen = unheard(RELEASED, None)
     ended = reconcile(job_of(), seen, NOW)
     job = replace(job_of(), status=ended.status or {})
@@ -70,7 +70,7 @@ def test_workers_that_are_still_at_their_end_have_their_time() -> None:
 
 
 def new_coordinator(seen: Observed, **fields: Any) -> Observed:
-    """Made anew when all was over: it knows nobody."""
+    """Return `seen` with a coordinator that was created after the end and knows no rank."""
     status = CoordinatorStatus(pod_uid="coordinator-uid", replicas=2, **fields)
     return replace(seen, coordinator=status, coordinator_heard_s=NOW)
 
@@ -81,7 +81,7 @@ def test_a_coordinator_that_knows_nothing_does_not_take_the_word_back() -> None:
 
 
 def test_nobody_takes_the_place_of_one_that_was_released() -> None:
-    """The others have not told the new coordinator yet."""
+    """The other ranks have not reported to the new coordinator yet."""
     seen = new_coordinator(unheard(RELEASED, None))
     changes = reconcile(job_of(RUNNING), seen, NOW)
     assert changes.workers == ()
@@ -96,7 +96,7 @@ def test_a_pod_that_was_drained_is_not_the_end() -> None:
     assert [create.name for create in changes.workers] == ["digits-0-2"]
 
 
-# ---- what the user is told ----------------------------------------------------------------------
+# ---- reports to the user ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_after_a_while_the_user_is_told_why_nothing_is_heard(
 def test_a_job_whose_answers_are_refused_says_so_and_why(
     status: dict[str, Any], cause: Cause, words: str
 ) -> None:
-    """At once: the coordinator is there, and time alone mends nothing."""
+    """The report comes at once: the coordinator is there, and waiting fixes nothing."""
     refused = Unheard(cause, "10.0.0.7:7070", "its answer has 31457280 bytes")
     changes = reconcile(job_of(status), unheard(None, None, unheard=refused), NOW)
     degraded = condition(changes, "Degraded")
@@ -168,7 +168,7 @@ def test_it_is_told_once_and_again_for_another_cause() -> None:
 
 
 def test_a_coordinator_that_does_not_run_yet_is_not_away() -> None:
-    """Its image may be on the way for minutes."""
+    """Pulling its image may take minutes."""
     pods = (worker(0), replace(COORDINATOR, phase="Pending"))
     seen = Observed(pods=pods, clocks=Clocks(coordinator_away_s=NOW - 60), unheard=UNHEARD)
     changes = reconcile(job_of(), seen, NOW)
@@ -207,7 +207,7 @@ async def serving(answer: Answer, tls: ssl.SSLContext) -> AsyncIterator[int]:
 async def missed_at(
     port: int, clock: Callable[[], float], times: int = 1
 ) -> list[tuple[Unheard, bool]]:
-    """What a link to this port reports of questions that fail."""
+    """Return what a link to this port reports about failed requests."""
     found: asyncio.Queue[tuple[Unheard, bool]] = asyncio.Queue()
     links = driver.Links(
         secrets_of=lambda *_: (KEYS.operator_token, operator_context(KEYS)),

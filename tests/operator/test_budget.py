@@ -1,4 +1,4 @@
-"""The PodDisruptionBudget of a job: off by default, and with the fewest requests when on (C9)."""
+"""The PodDisruptionBudget of a job: off by default, and with few requests when on (C9)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def change(world: World, **spec: Any) -> None:
 
 
 def asked(world: World) -> list[str]:
-    """Writes; each is preceded by a look at whose it is."""
+    """Return the verbs of the writes; a look at the object's owner precedes each."""
     asked = [text.split()[0] for text in world.server.writes if f" {BUDGETS} " in text]
     return [verb for verb in asked if verb != "GET"]
 

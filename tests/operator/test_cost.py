@@ -1,4 +1,4 @@
-"""What a job of 8 workers costs the API server, counted: requests and bytes sent."""
+"""The cost of a job with 8 workers for the API server: requests and bytes sent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from testing.fake_cluster.world import NAMESPACE, START_S, World, job_body
 
 WORKERS = 8
 POD_BYTES = 3_350
-"""Of a worker with what it mounts to prove who it is; no template is smaller than the one here."""
+"""Limit for a worker's manifest with the volumes that prove its identity. No template is smaller
+than the one here."""
 STATUS_BYTES = 2_200
 ROW_BYTES = 125
-"""Of a rank in it."""
+"""Limit for the row of one rank in the status."""
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_a_start_sends_few_requests_and_small_ones(
     asked = world.server.requests
     assert world.server.find(PLURAL, NAMESPACE, "digits")["status"]["ready"] == "8/8"
     assert asked["PATCH trainingjobs/status"] == 2, "one at the start, one when the ring is formed"
-    # The Service is looked at before it is written: somebody else may have one of that name.
+    # The operator reads the Service before it writes: another owner may use that name.
     assert asked.total() == (WORKERS + 1) + 1 + 2 + 2 + 1, "pods, Secret, Service, status, Event"
     assert sent["pods"] <= (WORKERS + 1) * POD_BYTES
     assert sent[PLURAL] <= 2 * (STATUS_BYTES + WORKERS * ROW_BYTES)

@@ -1,4 +1,4 @@
-"""Tables of single decisions: who is lost, who leaves, who is replaced, what the user is told."""
+"""Tables of single decisions: lost, leaving and replaced pods, and reports to the user."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_pod_that_ended_in_order_is_replaced_only_when_the_job_goes_on() -> No
 
 
 def at_the_end(**status: Any) -> Observed:
-    """One of three was killed when the last round was made."""
+    """Return an observation in which one of three pods was killed after the last round."""
     killed = worker(2, end=End(137, "OOMKilled"), ended_seen_s=NOW)
     seen = training(2)
     assert seen.coordinator is not None
@@ -133,7 +133,7 @@ def at_the_end(**status: Any) -> Observed:
 
 
 def test_a_pod_that_is_killed_at_the_end_is_no_failure_of_the_job() -> None:
-    """R17: its coordinator alone says how a job ends whose last round is made."""
+    """Only the coordinator says how a job ends whose last round is done (R17)."""
     rules = [{"action": "FailJob", "onExitCodes": [137]}]
     for spec in ({"backoffLimit": 0}, {"failurePolicy": {"rules": rules}}):
         changes = decided(job_of(RUNNING, replicas=3, **spec), at_the_end(), NOW + 1)
@@ -143,7 +143,7 @@ def test_a_pod_that_is_killed_at_the_end_is_no_failure_of_the_job() -> None:
 
 
 def test_a_coordinator_that_is_new_at_the_end_makes_nobody_start() -> None:
-    """Its container was restarted after the release, and no rank has told it yet."""
+    """Its container restarted after the release, and no rank has reported to it yet."""
     job = job_of(RUNNING, replicas=3)
     before = decided(job, at_the_end(), NOW + 1)
     ranks = tuple(Rank(slot, 0, 1, "starting") for slot in range(2))
@@ -155,7 +155,7 @@ def test_a_coordinator_that_is_new_at_the_end_makes_nobody_start() -> None:
 
 
 def test_nobody_takes_the_place_of_one_that_ended_in_order_in_another_slot() -> None:
-    """After a scale-down the lowest slots may be empty; the job may just be coming to its end."""
+    """After a scale-down the lowest slots may be empty, and the job may be about to end."""
     ended = worker(3, end=End(0), ended_seen_s=NOW)
     seen = training(3)
     pods = tuple(pod for pod in seen.pods if not (pod.is_worker and pod.slot < 2))
@@ -180,7 +180,7 @@ def test_pods_that_do_not_train_leave_first_and_the_coordinator_chooses_the_othe
 
 
 def test_a_coordinator_that_was_told_nothing_is_told_the_size() -> None:
-    """Restarted, it has the number of its file, which may be right by chance: it waits for ours."""
+    """After a restart it knows only the size in its file, and waits for the operator's."""
     seen = training(3)
     assert seen.coordinator is not None
     assert decided(job_of(RUNNING, replicas=3), seen).targets is None
@@ -237,7 +237,7 @@ def test_slow_for_a_moment_is_no_straggler() -> None:
     assert stragglers.verdict(job_of(RUNNING), seen, [worker(1)], NOW).slow == ()
 
 
-# ---- what the user is told --------------------------------------------------------------------
+# ---- reports to the user ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_an_unschedulable_worker_is_told_in_the_scheduler_s_words() -> None:
 
 
 def with_states(count: int, **states: str) -> Observed:
-    """`with_states(3, s2="standby")`: the rank in slot 2 stands by."""
+    """Return an observation with rank states by slot, for example `s2="standby"`."""
     seen = training(count)
     assert seen.coordinator is not None
     ranks = [
@@ -349,7 +349,7 @@ def with_rules(*rules: dict[str, Any], **spec: Any) -> Job:
 
 
 def failed_pods(*ends: End, disrupted: bool = False) -> Observed:
-    """Each slot has failed once, without a round in between."""
+    """Return an observation in which each slot has failed once, without a round in between."""
     pods = [worker(n, end=e, disrupted=disrupted, ended_seen_s=NOW) for n, e in enumerate(ends)]
     seen = training(3)
     living = tuple(pod for pod in seen.pods if not pod.is_worker or pod.slot >= len(ends))
@@ -449,7 +449,7 @@ def test_the_coordinator_is_asked_before_everybody_counts_as_lost() -> None:
 
 
 def test_two_pods_of_one_slot_become_one() -> None:
-    """The operator ended between the creation of the new one and the deletion of the old one."""
+    """The operator ended between the creation of the new pod and the deletion of the old one."""
     seen = training(3)
     both = replace(seen, pods=(*seen.pods, worker(1, 2)))
     changes = decided(job_of(RUNNING, replicas=3), both)
@@ -488,7 +488,7 @@ def test_transitions_are_written_at_once_and_rounds_once_a_minute() -> None:
 def test_figures_are_written_more_often_while_somebody_looks(
     until_s: int | None, pause_s: int
 ) -> None:
-    """Who says that he looks for hours, or has looked, is not believed."""
+    """A mark that has expired, or that lies hours ahead, is ignored."""
     notes = {} if until_s is None else {NOTE_WATCHED: timestamp(NOW + until_s)}
     job = replace(job_of(RUNNING, replicas=3), annotations=notes)
     first = decided(job, training())

@@ -1,11 +1,11 @@
-"""One fault at a time on the wires of the real operator, and what must follow from it how soon.
+"""One fault at a time around the real operator: what must follow from it, and how soon.
 
-What test_histories.py draws at random, each kind by itself, so that each is known to matter. What
-breaks a test here, tried by hand: a new list that takes in nothing or drops nothing
-(`Watch._list`, `Store.keep_pods`), a list of jobs that drops nothing (`Listing._list`), a watch
-whose silence is borne (`Kube.stream`), a link that is never away or never left
-(`Links._unanswered`, `leave`), a request that is not tried again (`Controller._retry_s`), a
-decision that does not look again when it has said so (`Queue._work`).
+test_histories.py draws these faults at random. Here each is tried by itself, so that each is known
+to matter. These changes make a test here fail (tried by hand): a new list that adds or drops
+nothing (`Watch._list`, `Store.keep_pods`), a list of jobs that drops nothing (`Listing._list`), a
+watch whose silence is tolerated (`Kube.stream`), a link that is never away or never left
+(`Links._unanswered`, `leave`), a request that is not retried (`Controller._retry_s`), a decision
+that is not repeated at the time that it asked for (`Queue._work`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEY = (NAMESPACE, JOB)
 
 @pytest.fixture
 def world() -> Iterator[Inside]:
-    """A job with two workers that train."""
+    """Yield a cluster with a job of two workers that train."""
     world = Inside()
     try:
         world.server.insert(PLURAL, NAMESPACE, job_body(replicas=2))
@@ -43,7 +43,7 @@ def workers(world: Inside) -> list[str]:
 
 
 def mute(world: Inside) -> None:
-    """From now on no news of the coordinator wake the job."""
+    """Make the coordinator silent, so that no news of it wakes the job."""
     world.misbehave(JOB, Answer.SILENT)
     world.settle(1)
 
@@ -120,7 +120,7 @@ def test_requests_that_fail_are_tried_again(world: Inside) -> None:
 
 
 def test_a_creation_that_was_not_answered_makes_one_pod(world: Inside) -> None:
-    """The watch is behind as well, so only the name tells that it has been made (C3)."""
+    """The watch is behind as well, so only the name shows that the pod exists (C3)."""
     world.api.hold("pods", True)
     world.api.lost = 1
     world.server.change(PLURAL, NAMESPACE, JOB, spec={"replicas": 3})
@@ -131,7 +131,7 @@ def test_a_creation_that_was_not_answered_makes_one_pod(world: Inside) -> None:
 
 
 def test_a_pod_that_failed_twice_waits_and_is_replaced_then(world: Inside) -> None:
-    """Only the queue knows of the moment."""
+    """Only the queue knows when the replacement is due."""
     mute(world)
     for attempt in (1, 2, 3):
         world.end_pod(f"digits-1-{attempt}", 1)
@@ -166,8 +166,10 @@ def test_an_answer_that_is_late_is_an_answer(world: Inside) -> None:
 def test_who_was_made_while_the_coordinator_was_away_is_not_drained(
     world: Inside, away_s: int
 ) -> None:
-    """It hears of the new workers and of the number that is wanted at the same time; by the number
-    that it was told before they would be too many."""
+    """The coordinator learns of the new workers and of the new target at the same time.
+
+    By its earlier target they would be too many.
+    """
     world.misbehave(JOB, Answer.SILENT)
     world.settle(away_s)
     world.server.change(PLURAL, NAMESPACE, JOB, spec={"replicas": 4})

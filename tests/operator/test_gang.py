@@ -70,11 +70,11 @@ def condition(changes: Changes, kind: str) -> dict[str, Any]:
     return next(c for c in changes.status["conditions"] if c["type"] == kind)
 
 
-# ---- what is written ----------------------------------------------------------------------------
+# ---- manifests ----------------------------------------------------------------------------------
 
 
 def added(plain: Any, marked: Any) -> Any:
-    """What stands in `marked` and not in `plain`."""
+    """Return what stands in `marked` and not in `plain`."""
     if isinstance(plain, list):
         known = {item.get("name"): item for item in plain}
         return [added(known.get(item.get("name")), item) for item in marked if item not in plain]
@@ -88,12 +88,12 @@ def added(plain: Any, marked: Any) -> Any:
 
 
 def first_pod(**spec: Any) -> dict[str, Any]:
-    """Of a job that asks for nobody."""
+    """Return the first worker of a job that names no scheduling provider."""
     return dict(decided(job_of(**spec), Observed()).workers[0].manifest)
 
 
 def test_groups_and_marks_are_as_recorded() -> None:
-    """After a wanted change: delete the file, run again, and read the difference."""
+    """To accept a change, delete the file, run again and read the difference."""
     found: dict[str, Any] = {}
     for provider in ("Auto", "Native", "Kueue", "Volcano", "Coscheduling", "KAI"):
         spec: dict[str, Any] = {"replicas": 3, "scheduling": {"provider": provider, "gang": {}}}
@@ -167,7 +167,7 @@ def test_a_scheduler_without_a_gang_gets_no_group() -> None:
 def test_what_labels_decide_is_told_by_the_operator(
     labels: dict[str, str], scheduling: dict[str, Any], told: str
 ) -> None:
-    """The API server does not see labels in its rules."""
+    """The validation rules of the API server cannot see labels."""
     job = job_of(None, labels, replicas=2, scheduling=scheduling)
     assert told in job.problems
     assert bool(job.problems) == bool(told)
@@ -190,7 +190,7 @@ def submit(world: World, **spec: Any) -> None:
 
 
 def writes(world: World, kind: str = VOLCANO) -> list[int]:
-    """When the operator set out to write: each write begins with a look at whose the object is."""
+    """Return the positions of the operator's writes; each begins with a look at the owner."""
     return [n for n, text in enumerate(world.server.writes) if text.startswith(f"GET {kind} ")]
 
 
@@ -286,7 +286,7 @@ def test_a_group_that_cannot_be_made_is_told_and_retried(
 
 
 def test_waiting_for_long_is_no_reason_to_look_again_at_once() -> None:
-    """A gang may wait for hours, and nobody hears its coordinator until then."""
+    """A gang may wait for hours, and its coordinator does not answer until then."""
     refusal = Refusal(RefusalKind.NO_GANG_API, "404 page not found", NOW, count=7)
     seen = Observed(refusal=refusal, clocks=Clocks(coordinator_away_s=NOW - 3600))
     changes = decided(gang_of("Volcano"), seen)

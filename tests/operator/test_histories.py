@@ -1,11 +1,11 @@
 """Any history of user edits, deaths, lost events and crashes ends with the right children.
 
 The operator is the real one, from its watches to its links (fake_cluster.inside). After each
-history the disturbances stop and time passes. Then there must be exactly as many workers as are
-wanted, one coordinator, no doubled slot, and nothing left to do; what the operator knows is what
-there is, and so is what it has told the coordinator. A job that was completed or deleted must stay
-so. On the way there is never a process too many, and no inventory that leaves out a living one (the
-world itself checks that). HISTORIES asks for more than 40.
+history the faults stop and time passes. Then there must be exactly the wanted workers, one
+coordinator, no doubled slot, and nothing left to do. The operator's view must match the cluster,
+and so must what it has sent to the coordinator. A job that was completed or deleted must stay so.
+On the way there is never a process too many, and no inventory omits a living process (the world
+itself checks that). HISTORIES asks for more than 40.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ KEY = (NAMESPACE, JOB)
 REPLICAS_MAX = 5
 WATCHED = ["pods", "pods", PLURAL, "nodes"]
 CALM_S, HEALED_S = 150.0, 400.0
-"""Every misfortune is over by then. With the second one also what a watch has missed: it does not
-notice at once that it is silent, and that of jobs never what went while it was away, but jobs are
-listed every five minutes; kopf gives its watch up when it is refused, and the operator then fails
-its liveness probe."""
+"""The times after which every fault is over: without missed events, and with them. A watch does not
+notice at once that it is silent. The watch of jobs never reports a job that was deleted while it
+was away, but jobs are listed every five minutes. When its watch is refused, kopf gives it up, and
+the operator then fails its liveness probe."""
 
 
 class Requests(StrEnum):
-    """What happens to the operator's requests."""
+    """Faults of the operator's requests."""
 
     FAIL = "500"
     FAIL_DONE = "500, and carried out"
@@ -53,7 +53,7 @@ class Requests(StrEnum):
 
 
 class Events(StrEnum):
-    """What happens to its watches."""
+    """Faults of the operator's watches."""
 
     HELD = "events are behind, so answers and other kinds overtake them"
     FLOW = "they catch up"
@@ -72,12 +72,12 @@ class Histories(RuleBasedStateMachine):
         self.known: set[str] = set()
         """Workers at the end of the job."""
         self.disturbed = False
-        """Something took the outcome away before the operator may have heard of it."""
+        """True if something removed the outcome, perhaps before the operator heard of it."""
         self.deleted = False
         self.cut_off: set[str] = set()
-        """Pods whose node was away for a while, at least."""
+        """Pods whose node has been away at least for a while."""
         self.missed = False
-        """What the watch of jobs does not tell."""
+        """True if a watch may have missed events."""
 
     @initialize(replicas=st.integers(1, 4), checkpoint=st.booleans(), trains=st.booleans())
     def submit(self, replicas: int, checkpoint: bool, trains: bool) -> None:
@@ -87,7 +87,7 @@ class Histories(RuleBasedStateMachine):
         if trains:
             self.world.settle(10)
 
-    # ---- what users do ----------------------------------------------------------------------
+    # ---- edits of users ---------------------------------------------------------------------
 
     @rule(replicas=st.integers(1, REPLICAS_MAX))
     def scale(self, replicas: int) -> None:
@@ -120,7 +120,7 @@ class Histories(RuleBasedStateMachine):
         else:
             self.deleted = True
 
-    # ---- what happens to pods -----------------------------------------------------------------
+    # ---- faults of pods -----------------------------------------------------------------------
 
     @rule(pick=st.integers(0, 9), code=st.sampled_from([0, 1, 137]), evicted=st.booleans())
     def a_pod_ends(self, pick: int, code: int, evicted: bool) -> None:
@@ -166,11 +166,11 @@ class Histories(RuleBasedStateMachine):
             and not self.world.cut_off
         )
 
-    # ---- what happens to the operator -----------------------------------------------------------
+    # ---- faults of the operator -----------------------------------------------------------------
 
     @rule(after=st.sampled_from([None, 0, 1, 2, 3, 5]), before=st.booleans())
     def the_operator_dies(self, after: int | None, before: bool) -> None:
-        """Now, or at one of its next requests, which the API server carries out or not."""
+        """Kill it now, or at one of its next requests, which may still be carried out."""
         if after is None:
             self.world.crash()
         else:
@@ -218,7 +218,7 @@ class Histories(RuleBasedStateMachine):
         in_stream=st.booleans(),
     )
     def something_happens_unseen(self, what: str, pick: int, in_stream: bool) -> None:
-        """Between the end of a watch and its new list, so that no event will ever tell of it."""
+        """Make a change between the end of a watch and its new list; no event reports it."""
         for kind in WATCHED:
             self.world.api.hold(kind, True)
         match what:
@@ -267,12 +267,14 @@ class Histories(RuleBasedStateMachine):
     def everything_moves_on(self, seconds: float) -> None:
         self.world.settle(seconds)
 
-    # ---- what must hold -------------------------------------------------------------------------
+    # ---- invariants -----------------------------------------------------------------------------
 
     @invariant()
     def no_slot_has_two_pods_that_stay(self) -> None:
-        """Two of one slot may overlap only while one of them is leaving, ended, slow or cut off:
-        of the last two, the replacement is made before they are told to go."""
+        """Check that the pods of a slot overlap only while one is leaving, ended, slow or cut off.
+
+        In the last two cases the replacement is created before the old pod is told to go.
+        """
         world = self.world
         self.cut_off |= {
             pod["metadata"]["name"]
@@ -291,7 +293,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_made_for_a_job_that_is_ending(self) -> None:
-        """Pods that end in order are its first sign; only a long silence speaks against it."""
+        """Pods that exit in order are the first sign; only a long silence contradicts it."""
         if not self.finished or self.disturbed or self.world.now_s - self.finished_s >= ASK_S:
             return
         names = {pod["metadata"]["name"] for pod in self.world.pods(JOB)}
@@ -314,7 +316,7 @@ class Histories(RuleBasedStateMachine):
             self.world.close()
 
     def _calm(self) -> None:
-        """No more misfortunes; what has fallen silent is not repaired by anybody."""
+        """Stop the faults; a watch that has fallen silent is not repaired."""
         world = self.world
         server, api = world.server, world.api
         server.crash_in, server.failing, server.quota = None, 0, None
@@ -370,12 +372,12 @@ class Histories(RuleBasedStateMachine):
         assert world.operator._links.connected == 1
 
     def _requests(self) -> int:
-        """All but those for the Lease and the operator's key, which are for all jobs."""
+        """Return the count of requests, without those for the Lease and the operator's key."""
         found = self.world.server.requests
         return sum(n for what, n in found.items() if what.split()[1] not in ("leases", "secrets"))
 
     def _nothing_is_left(self) -> None:
-        """Whatever the operator knows is so, and all that it has to do lies in the future."""
+        """Check that the operator's view is current, and that all its work lies in the future."""
         operator, server = self.world.operator, self.world.server
         queue, store = operator._queue, operator._store
         assert not queue._busy

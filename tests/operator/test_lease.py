@@ -1,4 +1,4 @@
-"""Who leads: at most one, another one soon after its end, and whoever lost the lead knows it."""
+"""Leader election: at most one leads, another one follows soon, and a deposed leader knows it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DURATION_S, RENEW_S = 10.0, 3.0
 
 
 class Candidate:
-    """An election in the loop of a test instead of a thread. `fast`: how fast its clock runs."""
+    """An election in the loop of a test instead of a thread; `fast` is the rate of its clock."""
 
     def __init__(
         self, house: House, identity: str, *, token_file: Path | None, fast: float
@@ -47,7 +47,7 @@ class Candidate:
         self._task.cancel()
 
     def ends(self) -> None:
-        """In order."""
+        """End the election in order."""
         self.election._ended.set()
 
 
@@ -66,7 +66,7 @@ class House:
         return found
 
     def spend(self, seconds: float) -> None:
-        """Never two at a time."""
+        """Let time pass, and check that two never lead at once."""
         until_s = self.loop.time() + seconds
         while self.loop.time() < until_s:
             self.loop.spend(0.05)
@@ -152,7 +152,7 @@ def test_without_an_api_server_the_lead_ends_before_another_one_may_begin(house:
     house.api.away(True)
     house.spend(DURATION_S * (1 - MARGIN))
     assert not one.leads
-    house.spend(0.2)  # it looks ten times a second
+    house.spend(0.2)  # the election checks ten times a second
     assert one.told == [True, False]
     house.api.away(False)
     house.until_leads(one, RENEW_S)
@@ -181,7 +181,7 @@ def test_an_api_server_that_swallows_everything_is_no_better(house: House) -> No
 
 
 def test_an_answer_that_is_late_counts_from_the_question(house: House) -> None:
-    """Else a leader would believe in a Lease that is over for all others."""
+    """Otherwise a leader would trust a Lease that is over for all others."""
     one = house.candidate("one")
     house.spend(5)
     house.api.late, house.api.late_s = 1, RENEW_S - 0.5
@@ -194,7 +194,7 @@ def test_an_answer_that_is_late_counts_from_the_question(house: House) -> None:
 
 
 def test_a_renewal_that_somebody_else_has_overtaken_is_refused(house: House) -> None:
-    """Both read the Lease when it is over; the API server takes one of the writes."""
+    """Both read the Lease when it is over, and the API server accepts one of the writes."""
     one = house.candidate("one")
     house.spend(5)
     one.dies()
@@ -206,7 +206,7 @@ def test_a_renewal_that_somebody_else_has_overtaken_is_refused(house: House) -> 
 
 @pytest.mark.parametrize("ahead_s", [-3600, 3600])
 def test_the_time_in_the_lease_is_not_believed(house: House, ahead_s: int) -> None:
-    """Clocks of two machines differ; only how long it has not changed counts."""
+    """Clocks of two machines differ; only the time without a change counts."""
     one = house.candidate("one")
     house.spend(5)
     one.dies()
@@ -239,7 +239,7 @@ def test_clocks_that_run_a_tenth_apart_do_no_harm(house: House, fast: float) -> 
 def test_a_token_that_is_away_for_a_moment_is_a_request_that_failed(
     house: House, tmp_path: Path
 ) -> None:
-    """The thread that renews must not die of it: nobody would ever be told."""
+    """The thread that renews must survive, or the loss of the lead would go unnoticed."""
     token = tmp_path / "token"
     token.write_text("abc")
     one = house.candidate("one", token_file=token)
@@ -253,7 +253,7 @@ def test_a_token_that_is_away_for_a_moment_is_a_request_that_failed(
 
 @pytest.mark.long
 def test_the_lease_is_renewed_while_the_operators_loop_is_blocked() -> None:
-    """The election has a thread and a loop of its own: what the operator does costs it no lead."""
+    """The election has its own thread and loop, so the operator's work does not cost the lead."""
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -266,7 +266,7 @@ def test_the_lease_is_renewed_while_the_operators_loop_is_blocked() -> None:
             await api.web.shutdown()
 
     def stand_still(port: int) -> None:
-        """For longer than the Lease lasts, in the thread that began the election."""
+        """Block the thread that began the election for longer than the Lease lasts."""
         told, began = list[bool](), threading.Event()
 
         def changed(leads: bool) -> None:

@@ -151,8 +151,7 @@ HONEST = 2
 
 
 async def heard_after(hostile: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Heard:
-    """Return what is heard from a coordinator whose first answer is hostile and the next correct.
-    """
+    """Return what is heard if the first answer is hostile and the next one correct."""
     heard, asked = Heard(), 0
 
     async def answer(request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""The operator's page of metrics: what each figure counts, and jobs by state."""
+"""The operator's metrics page: what each metric counts, and jobs by state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_jobs_are_counted_by_state_and_a_state_without_jobs_is_gone() -> None:
 
 
 def figures(world: Inside) -> dict[str, float]:
-    """Sum over all series of each sample, but jobs by state and requests by their labels too."""
+    """Return the sum of each sample over all its series, and each series with its labels."""
     found: dict[str, float] = {}
     page = world.operator._health.page().decode()
     for family in text_string_to_metric_families(page):

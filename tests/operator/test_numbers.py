@@ -1,4 +1,4 @@
-"""Numbers that somebody else has written into labels and quantities, however long they are."""
+"""Numbers in labels and quantities that others have written, however long they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's own keys: made once, replaced without disturbing a job, and missed when lost."""
+"""The operator's keys: created once, replaced without disturbing jobs, restored when lost."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def keyed(found: Observed, key: str) -> Observed:
 
 
 def test_a_job_keeps_the_key_of_its_pods() -> None:
-    """They trust each other; the Secret of another key holds another token and certificate."""
+    """Its pods trust each other; the Secret of another key has another token and certificate."""
     seen = replace(keyed(training(2), "0ld0ld00"), key_id="new0new0")
     changes = reconcile(job_of(RUNNING, replicas=3), seen, NOW)
     assert changes.needs_secret == "0ld0ld00"

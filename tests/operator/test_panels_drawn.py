@@ -1,4 +1,4 @@
-"""What a real Prometheus answers to the dashboards over the story of a run."""
+"""Answers of a real Prometheus to the dashboards' queries, over a recorded run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testing.telemetry.drawn import FILES, Looker, panels
 
 pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
 ENTRIES_MAX = 12
-"""Of a legend that can be read in a panel of eight columns."""
+"""The most entries of a legend that can be read in a panel of eight columns."""
 ONE = drawn.EVERY[2]
 SLOW_SCRAPES = drawn.EVERY[3]
 NOBODY = story.Run("nobody", "nothing", 5, ONE.mode, 30)
@@ -48,7 +48,7 @@ def values(series: dict[str, Any]) -> list[float]:
 
 
 def test_every_panel_has_data_at_every_interval_between_scrapes() -> None:
-    """And docs/monitoring.md has the table that says so."""
+    """The table in docs/monitoring.md says the same."""
     with or_skip():
         prometheus.require("prometheus")
     lines = drawn.table()
@@ -58,7 +58,7 @@ def test_every_panel_has_data_at_every_interval_between_scrapes() -> None:
 
 
 def test_a_window_that_is_made_for_faster_scrapes_is_empty(looker: Looker) -> None:
-    """The test above would see it: Grafana's own windows, from a data source that says 2 s."""
+    """Grafana would choose such windows if its data source said 2 s; the test above would fail."""
     speed = panel("How many rounds per second, and")
     assert not looker.draws(speed, SLOW_SCRAPES, believed_s=2)
     assert looker.draws(speed, SLOW_SCRAPES)
@@ -73,7 +73,7 @@ def test_every_panel_has_data_in_each_mode_and_of_many_ranks(
 
 
 def test_legends_can_be_read_at_64_ranks(looker: Looker) -> None:
-    """Who is in them stays the same: chosen at each step anew they would be many more."""
+    """The ranks in them stay the same; if chosen at each step, there would be many more."""
     for file in FILES:
         for each in panels(file):
             if each["type"] in ("timeseries", "bargauge") and "operator" not in str(each):
@@ -96,7 +96,7 @@ def test_the_slow_rank_is_named_with_pod_and_node(looker: Looker) -> None:
 def test_shares_are_of_one_ranks_time_and_those_of_the_alert(
     looker: Looker, run: story.Run
 ) -> None:
-    """Sums over 64 ranks would be 64 times as much; the rank is late by so much of each second."""
+    """A sum over 64 ranks would be 64 times as large as the slow rank's share of each second."""
     ((slow,),) = looker.answers(panel("Who costs most now?"), run)
     assert values(slow)[0] == pytest.approx(story.LATE_S, rel=0.05)
     for file in FILES:
@@ -108,7 +108,7 @@ def test_shares_are_of_one_ranks_time_and_those_of_the_alert(
 
 
 def test_a_job_that_has_ended_does_not_look_alive(looker: Looker) -> None:
-    """Ten minutes after it, with all of it on the screen."""
+    """The query is made ten minutes after the end, with the whole run on the screen."""
     for file in FILES:
         for each in panels(file):
             if each["type"] == "stat" and "operator" not in str(each["targets"]):
@@ -117,7 +117,7 @@ def test_a_job_that_has_ended_does_not_look_alive(looker: Looker) -> None:
 
 
 def test_nothing_has_happened_and_nothing_is_known_look_different(looker: Looker) -> None:
-    """In a job that nobody scrapes no panel may say "none" or 0."""
+    """In a job that is not scraped no panel may show "none" or 0."""
     for title in ("How many reductions failed?", "Who was started again"):
         ((zero,), *_) = looker.answers(panel(title), ONE)
         assert set(values(zero)) == {0.0}, title
@@ -146,7 +146,7 @@ def test_each_change_of_the_membership_is_one_mark(looker: Looker) -> None:
 
 
 def test_a_table_keeps_its_columns_when_only_the_agents_have_spoken(looker: Looker) -> None:
-    """A column of which no query answers would be called "Value"."""
+    """A column without an answer to its query would be called "Value"."""
     jobs = panel("Which jobs train?", "cluster")
     begun = looker.answers(jobs, ONE)
     assert all(len(found) == len(begun[0]) for found in begun)

@@ -1,4 +1,4 @@
-"""Pods are held to the level of their namespace, whoever makes them and whatever admission does."""
+"""The operator itself holds pods to the Pod Security level of their namespace."""
 
 from __future__ import annotations
 

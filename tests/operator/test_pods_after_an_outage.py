@@ -1,4 +1,4 @@
-"""A pod that was shown as running while nobody could tell of its end is not deleted for its age."""
+"""A pod is not deleted for its age because its end could not be reported during an outage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ assert SETTINGS is not None
 GRACE_S: Final = SETTINGS.elasticity.drain_grace_ns / 1e9 + END_MARGIN_S
 LOST_S: Final = SETTINGS.elasticity.node_lost_ns / 1e9
 BACK_S: Final = NOW + 600
-"""When the API server, or a kubelet, is back."""
+"""The time at which the API server, or a kubelet, is back."""
 RUNNING = (worker(0), worker(1), COORDINATOR)
 
 
@@ -60,7 +60,7 @@ def test_nothing_is_deleted_by_its_age_while_nobody_tells_of_pods() -> None:
 
 
 def test_the_grace_of_workers_begins_when_the_api_server_is_back() -> None:
-    """They ended during the outage; their kubelets tell so in a moment."""
+    """The workers ended during the outage, and their kubelets report it in a moment."""
     seen = Observed(pods=RUNNING, pods_live_s=BACK_S)
     first = reconcile(ended(), seen, BACK_S)
     assert (first.delete, first.look_again_s) == ((), BACK_S + GRACE_S)
@@ -88,7 +88,7 @@ def test_the_moment_of_a_sidecar_begins_when_the_api_server_is_back() -> None:
     ],
 )
 def test_the_grace_of_a_worker_begins_when_its_kubelet_is_back(node: Node, due_s: float) -> None:
-    """Or counts as lost. Workers on other nodes do not wait for it."""
+    """It also begins when the node counts as lost. Workers on other nodes do not wait for it."""
     seen = Observed(pods=RUNNING, nodes={"node-0": node, "node-1": Node("node-1")})
     assert "digits-0-1" not in deleted(seen, due_s - 1)
     assert "digits-0-1" in deleted(seen, due_s)
@@ -124,23 +124,23 @@ OVERLOADED: Final = ApiError(503, "ServiceUnavailable", "try again")
 
 @dataclass(frozen=True)
 class Step:
-    """What becomes of a request to the API server."""
+    """The fate of one request to the API server."""
 
     refused: Exception | None = None
-    """It is not answered."""
+    """The error of a request that is not answered."""
     after_s: float = 0.0
-    """From the answer to the end of the connection, or from the request to the refusal."""
+    """Time from the answer to the end of the connection, or from the request to the refusal."""
     ends: Exception | None = None
-    """How the connection ends; None: in order."""
+    """The error that ends the connection; None if it ends in order."""
 
 
 class Server:
-    """An API server that answers by a script, on a virtual clock. The first request is the list."""
+    """An API server with scripted answers, on a virtual clock. The first request is the list."""
 
     def __init__(self, *steps: Step) -> None:
         self.now_s = NOW
         self.told: list[float | None] = []
-        """What the watch has told at each of its requests, and at the end."""
+        """The `live_since_s` of the watch at each of its requests, and at the end."""
         self._steps = iter(steps)
         source = observe.pod_source(Store(lambda _: None), lambda: self.now_s, "")
         self.watch = Watch(cast("Any", self), source, lambda: self.now_s, Metrics())
@@ -216,7 +216,7 @@ def test_a_watch_that_was_silent_was_away_since_its_last_word(
 def test_a_connection_that_is_made_anew_at_once_is_no_outage(
     monkeypatch: pytest.MonkeyPatch, ends: Exception | None
 ) -> None:
-    """Proxies cut connections again and again; a long grace has to end all the same."""
+    """Proxies cut connections again and again, and a long grace period has to end all the same."""
     cut = Step(after_s=60.0, ends=ends)
     server = Server(cut, Step(REFUSED, after_s=BREAK_S / 2) if ends else cut, cut, cut)
     told = server.run(monkeypatch)

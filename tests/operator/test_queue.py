@@ -1,4 +1,4 @@
-"""The queue: each job once, whoever is due first, one decision at a time, none forgotten."""
+"""The work queue: each job once, earliest due first, one decision at a time, none forgotten."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ A, B, C = ("default", "a"), ("default", "b"), ("default", "c")
 
 
 class Line:
-    """A queue and what becomes of its jobs. `takes_s`: how long a decision lasts."""
+    """A queue and a record of its decisions, each of which takes `takes_s`."""
 
     def __init__(self) -> None:
         self.loop = VirtualLoop()
@@ -25,7 +25,7 @@ class Line:
         self.queue = Queue(self._decide, self.metrics, self.loop.time)
         self.takes_s = 0.0
         self.again_s: dict[Key, list[float | None]] = {}
-        """What the next decisions on a job answer."""
+        """The return values of the next decisions on a job."""
         self.broken: set[Key] = set()
         self.begun: list[tuple[float, Key]] = []
         self.busy: set[Key] = set()
@@ -108,7 +108,7 @@ def test_news_during_a_decision_ask_for_one_more(line: Line) -> None:
 
 
 def test_a_look_that_becomes_due_during_a_decision_is_not_lost(line: Line) -> None:
-    """Put in for later while it is decided, and due before that is over."""
+    """The job is queued for later during a decision, and is due before that ends."""
     line.takes_s = 2.0
     line.queue.add(A)
     line.loop.spend(0.5)
@@ -118,7 +118,7 @@ def test_a_look_that_becomes_due_during_a_decision_is_not_lost(line: Line) -> No
 
 
 def test_the_newest_decision_says_when_to_look_again(line: Line) -> None:
-    """It sees everything, so what an earlier one has said does not count any more."""
+    """A decision sees everything, so the time that an earlier one asked for no longer counts."""
     line.again_s[A] = [10.0, 10.0]
     line.queue.add(A)
     line.loop.spend(4)
@@ -139,7 +139,7 @@ def test_at_most_so_many_at_a_time_and_all_in_the_end(line: Line) -> None:
 
 
 def test_a_job_that_always_has_news_does_not_starve_others(line: Line) -> None:
-    """More noisy jobs than workers, and a quiet one behind them."""
+    """There are more busy jobs than workers, and an idle job behind them."""
     line.takes_s = 0.1
     noisy = [("default", f"noisy-{number}") for number in range(2 * WORKERS)]
     for key in noisy:

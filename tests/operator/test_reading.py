@@ -1,4 +1,4 @@
-"""A job is read anew when something that it is made of has changed, and only then."""
+"""A job is parsed again only when something that it consists of has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/metrics by TLS and token: who may read it is the API server's word, and asking has a bound."""
+"""Metrics over TLS with a token: the API server decides who may read, and asking is bounded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.operator.test_health import Desk
 
 
 class Server:
-    """Knows the token `good` of somebody who may read, and `poor` of somebody who may not."""
+    """A server that knows `good`, whose owner may read, and `poor`, whose owner may not."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

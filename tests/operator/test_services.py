@@ -1,4 +1,4 @@
-"""The shared Service of a namespace: kept while there are jobs, removed later, never forgotten."""
+"""The shared Service of a namespace: kept while jobs exist, removed later, never forgotten."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Desk:
         self.start()
 
     def start(self, scope: str = "") -> None:
-        """An operator, or the next one."""
+        """Start an operator, or its successor."""
         self.services = Services(self.server, lambda: self.now_s, lambda: self.in_use, scope)
 
     def ensure(self, namespace: str) -> None:

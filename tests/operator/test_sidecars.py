@@ -1,4 +1,4 @@
-"""A pod whose trainer has ended while a sidecar of it runs on keeps its GPU: not for ever."""
+"""A sidecar that outlives its trainer does not hold the GPU of its pod forever."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from testing.fake_cluster.observations import RUNNING as TRAINING
 RUNNING = {"name": "logger", "state": {"running": {"startedAt": timestamp(NOW - 600)}}}
 GONE = {"name": "logger", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
 KINDS = {"plain": "containerStatuses", "native": "initContainerStatuses"}
-"""Where a kubelet tells of a sidecar: a native one is an init container that is restarted."""
+"""The list in which a kubelet reports a sidecar: a native one is an init container that is
+restarted."""
 
 
 def ended(
     kind: str, slot: int, code: int, words: str, *, attempt: int = 1, logger: Any = RUNNING
 ) -> Pod:
-    """A worker whose trainer has just ended, as a kubelet describes it."""
+    """Return a worker whose trainer has just ended, as a kubelet describes it."""
     over = logger is GONE
     done = {"exitCode": code, "message": words, "finishedAt": timestamp(NOW)}
     status: dict[str, Any] = {
@@ -61,7 +62,7 @@ def deleted(changes: Changes) -> list[str]:
 
 
 def beside(pod: Pod, count: int = 3) -> Observed:
-    """Among others that train."""
+    """Return an observation of this pod among others that train."""
     seen = training(count)
     others = tuple(p for p in seen.pods if not p.is_worker or p.slot != pod.slot)
     return replace(seen, pods=(*others, pod), coordinator_heard_s=NOW + 60)
@@ -136,7 +137,7 @@ def test_a_failed_pod_makes_room_for_its_replacement(kind: str) -> None:
 
 
 def test_a_failure_counts_until_its_replacement_remembers_it() -> None:
-    """A pod that is deleted is no failure: it stays while its slot waits."""
+    """A deleted pod is no failure, so the pod stays while its slot waits."""
     notes = {NOTE_SLOT_FAILURES: "5"}
     failed = replace(ended("plain", 1, 1, "failed: out of data"), notes=notes)
     waits = reconcile(job_of(TRAINING, replicas=3), beside(failed), NOW + SIDECAR_S)
@@ -160,7 +161,7 @@ def test_a_worker_that_was_drained_gives_its_gpu_back(kind: str) -> None:
 
 
 def test_the_word_of_one_that_was_released_is_not_deleted_before_the_end() -> None:
-    """The others are at their end, and their coordinator may be lost before it tells."""
+    """The other ranks finish, and their coordinator may be lost before it reports the outcome."""
     seen = beside(ended("plain", 1, 0, "finished"))
     assert seen.coordinator is not None
     seen = replace(seen, coordinator=replace(seen.coordinator, stopping=True))
@@ -174,7 +175,7 @@ NO_IMAGE = {"reason": "ErrImagePull", "message": "logger:1 is not to be had"}
 
 
 def starting(init: list[dict[str, Any]], trainer: dict[str, Any]) -> Pod:
-    """A worker whose init containers, native sidecars among them, are told of by a kubelet."""
+    """Return a worker with these init containers, native sidecars among them."""
     labels = {
         "paceline.dev/job-name": "digits",
         "paceline.dev/role": "worker",

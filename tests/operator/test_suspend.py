@@ -1,4 +1,4 @@
-"""Suspending a job: what is waited for, and what is said to be lost (C5)."""
+"""Suspending a job: what the operator waits for, and how it reports lost progress (C5)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_without_a_checkpoint_it_says_what_is_lost() -> None:
 
 
 def test_after_a_resumption_nobody_is_missed() -> None:
-    """Its pods are made at once, and nothing is said of ranks that are gone."""
+    """No Event reports ranks that are gone."""
     ring = {"type": "RingReady", "status": "False", "reason": "SuspendedBySpec"}
     status = RUNNING | {"highestAttempt": 2, "conditions": [ring | {"lastTransitionTime": START}]}
     job = job_of(status, checkpoint={"path": "/c"})

@@ -1,4 +1,4 @@
-"""What carries the gradients: what the user is told, and when the job must not go on."""
+"""The transport of the gradients: what the user is told, and when the job must fail."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from testing.fake_cluster.observations import (
 
 RDMA = {"required": "RDMA"}
 SHOWN = {**RDMA, "preflight": {"enabled": False}}
-"""Required, but nothing ends for it."""
+"""RDMA is required, but the preflight check is off, so that no job fails for it."""
 LIMIT_S = 120
 
 
 def seen_over(carrier: str | None, *carriers: str, kind: str = "mpi", **fields: Any) -> Observed:
-    """`carrier`: of the job; `carriers`: of its ranks."""
+    """Return an observation with the `carrier` of the job and the `carriers` of its ranks."""
     seen = training(max(2, len(carriers)))
     assert seen.coordinator is not None
     each = carriers or (carrier or "",) * len(seen.coordinator.ranks)
@@ -44,7 +44,7 @@ def seen_over(carrier: str | None, *carriers: str, kind: str = "mpi", **fields: 
 
 
 def job_with(fabric: dict[str, Any] | None = None, /, **moved: str) -> Job:
-    """`moved`: its status.transport so far."""
+    """Return a job whose status.transport so far is `moved`."""
     before = {**RUNNING, "replicas": 2}
     if moved:
         before["transport"] = moved
@@ -63,7 +63,7 @@ def condition(changes: Changes, kind: str = "TransportVerified") -> dict[str, An
 
 
 def failed(changes: Changes) -> str:
-    """Why the job has ended; empty if it has not."""
+    """Return why the job has failed; empty if it has not."""
     held = [] if changes.status is None else changes.status["conditions"]
     ends = [c for c in held if c["type"] == "Failed"]
     if not ends:
@@ -73,7 +73,7 @@ def failed(changes: Changes) -> str:
     return str(ends[0]["message"])
 
 
-# ---- what the coordinator tells (C14) -----------------------------------------------------------
+# ---- reports of the coordinator (C14) -----------------------------------------------------------
 
 
 def test_what_is_told_of_carriers() -> None:
@@ -157,7 +157,7 @@ def test_nothing_is_said_while_nobody_has_told_a_transport() -> None:
     assert not any(c["type"] == "TransportVerified" for c in changes.status["conditions"])
 
 
-# ---- when it is written (C12) -------------------------------------------------------------------
+# ---- writes of the status (C12) -----------------------------------------------------------------
 
 
 def stored(job: Job, changes: Changes) -> Job:
@@ -166,7 +166,7 @@ def stored(job: Job, changes: Changes) -> Job:
 
 
 def later(seen: Observed, since_s: float) -> Observed:
-    """`seen`, when the status was last written at `since_s`."""
+    """Return `seen` with a status that was last written at `since_s`."""
     return replace(seen, sent=replace(seen.sent, status_s=since_s, figures_s=since_s))
 
 
@@ -283,7 +283,7 @@ def test_a_carrier_that_nobody_finds_out_in_time_ends_the_job() -> None:
 
 
 def test_slow_rounds_are_waited_for() -> None:
-    """Too little has moved for a verdict: a minute per round is no mistake."""
+    """Too few rounds have run for a verdict, and a minute per round is no error."""
     few = 9 + transport.MOVING_ROUNDS
     assert not failed(decided(job_with(RDMA), waiting("", few - 1, BEGAN), NOW + 3600))
     assert failed(decided(job_with(RDMA), waiting("", few, BEGAN), NOW + 3600))
@@ -295,7 +295,7 @@ def test_a_release_that_does_not_look_into_it_ends_no_job() -> None:
     assert "does not look into it" in condition(changes)["message"]
 
 
-# ---- once it was verified -----------------------------------------------------------------------
+# ---- after verification -------------------------------------------------------------------------
 
 
 def test_a_later_loss_is_told_once_and_ends_nothing() -> None:

@@ -107,7 +107,7 @@ def test_kubectl_and_helm_speak_to_it(api_server: ControlPlane, namespace: str) 
 
 
 def test_it_comes_back_after_an_outage(api_server: ControlPlane, namespace: str) -> None:
-    """Address and objects are as before, and the other programs and the fake nodes go on."""
+    """Address and objects are unchanged, and the other programs and the fake nodes keep running."""
     server = api_server.programs[API_SERVER]
     maps = f"/api/v1/namespaces/{namespace}/configmaps"
     api_server.api.create(maps, {"metadata": {"name": "kept"}})

@@ -247,10 +247,10 @@ def test_audit_entries_are_counted_by_user(tmp_path: Path) -> None:
 
 
 def test_a_fake_kubelet_ends_a_pod_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod stays ended if it is told to end before its start is complete.
+    """A pod stays ended if the request to end it arrives before its start is complete.
 
-    The order may come while the start is under way, or before the kubelet has looked at the pod. A
-    late answer or a first look once made such a pod run again, beside its replacement.
+    The request may arrive while the start is under way, or before the kubelet has looked at the
+    pod. A late answer or a first look once made such a pod run again, beside its replacement.
     """
     sent: list[tuple[str, str]] = []
 

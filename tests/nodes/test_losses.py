@@ -1,4 +1,4 @@
-"""Pods and nodes are lost while a job trains: it goes on, and each sample counts once."""
+"""Pods and nodes are lost while a job trains: it continues, and each sample counts once."""
 
 from __future__ import annotations
 

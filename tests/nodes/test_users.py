@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout
 
 
 def test_suspend_and_resume(new_job: NewJob) -> None:
-    """The Event ProgressLost says what is lost."""
+    """The Event ProgressLost reports the lost progress."""
     job = new_job()
     job.apply(2)
     job.wait_trains(2)

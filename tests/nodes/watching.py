@@ -1,7 +1,7 @@
 """Follow a job's coordinator from outside, through every replacement of its pod.
 
 The watcher uses the pod's address with the token and certificates that the operator derives for the
-job. It therefore goes on while the API server is away.
+job. It therefore keeps working while the API server is away.
 """
 
 from __future__ import annotations

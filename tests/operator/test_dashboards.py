@@ -146,10 +146,10 @@ def test_what_a_worker_exports_is_used() -> None:
     """A new metric needs a panel or a rule, or a reason in this list."""
     apart = {
         "paceline_rank_index",  # changes with each generation and means nothing over time
-        "paceline_weight_copies_total",  # their seconds are drawn
+        "paceline_weight_copies_total",  # a panel shows their seconds
         "paceline_shadow_late_gradients_total",  # `paceline run` reports it with what is saved
-        "paceline_coordinator_connections_total",  # whether there is one is drawn
-        "paceline_refused_total",  # a line in the log tells it, and the job goes on
+        "paceline_coordinator_connections_total",  # another panel shows if there is a connection
+        "paceline_refused_total",  # the log reports it, and the job continues
         "paceline_agent_refused_total",
     }
     drawn = "".join(text for file in FILES for text in expressions(file).values())

@@ -133,7 +133,7 @@ def at_the_end(**status: Any) -> Observed:
 
 
 def test_a_pod_that_is_killed_at_the_end_is_no_failure_of_the_job() -> None:
-    """Only the coordinator says how a job ends whose last round is done (R17)."""
+    """Only the coordinator decides how a job ends whose last round is done (R17)."""
     rules = [{"action": "FailJob", "onExitCodes": [137]}]
     for spec in ({"backoffLimit": 0}, {"failurePolicy": {"rules": rules}}):
         changes = decided(job_of(RUNNING, replicas=3, **spec), at_the_end(), NOW + 1)

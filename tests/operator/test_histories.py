@@ -72,7 +72,7 @@ class Histories(RuleBasedStateMachine):
         self.known: set[str] = set()
         """Workers at the end of the job."""
         self.disturbed = False
-        """True if something removed the outcome, perhaps before the operator heard of it."""
+        """True if something removed the outcome, perhaps before the operator received it."""
         self.deleted = False
         self.cut_off: set[str] = set()
         """Pods whose node has been away at least for a while."""
@@ -273,7 +273,7 @@ class Histories(RuleBasedStateMachine):
     def no_slot_has_two_pods_that_stay(self) -> None:
         """Check that the pods of a slot overlap only while one is leaving, ended, slow or cut off.
 
-        In the last two cases the replacement is created before the old pod is told to go.
+        In the last two cases the replacement is created before the old pod is drained.
         """
         world = self.world
         self.cut_off |= {

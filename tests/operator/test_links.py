@@ -151,7 +151,7 @@ HONEST = 2
 
 
 async def heard_after(hostile: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Heard:
-    """Return what is heard if the first answer is hostile and the next one correct."""
+    """Return what the links report if the first answer is hostile and the next one correct."""
     heard, asked = Heard(), 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -316,7 +316,7 @@ def test_what_a_peer_says_of_its_failure_is_one_short_line_without_control_chara
 def test_a_job_whose_namespace_has_used_up_its_share_is_asked_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each answer is below all bounds; a job of another namespace is heard at once."""
+    """Each answer is within all bounds; a job of another namespace is polled at once."""
     text = b'{"seq":1,"transport_why":"' + b"x" * 200_000 + b'"}'
     monkeypatch.setattr(cluster_coordinator, "NAMESPACE_BYTES", Rate(1.0, 3.0 * len(text)))
 
@@ -402,7 +402,7 @@ def test_a_peer_that_answers_without_end_loses_its_connection(first: bytes, floo
 
 
 def test_answers_are_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop goes on while one answer takes long to decode."""
+    """The event loop keeps running while one answer takes long to decode."""
     begun, go_on, threads = threading.Event(), threading.Event(), list[int]()
 
     def slow(raw: bytearray, limits: Limits) -> CoordinatorStatus:

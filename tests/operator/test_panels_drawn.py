@@ -48,7 +48,7 @@ def values(series: dict[str, Any]) -> list[float]:
 
 
 def test_every_panel_has_data_at_every_interval_between_scrapes() -> None:
-    """The table in docs/monitoring.md says the same."""
+    """The page docs/monitoring.md has the same table."""
     with or_skip():
         prometheus.require("prometheus")
     lines = drawn.table()
@@ -58,7 +58,7 @@ def test_every_panel_has_data_at_every_interval_between_scrapes() -> None:
 
 
 def test_a_window_that_is_made_for_faster_scrapes_is_empty(looker: Looker) -> None:
-    """Grafana would choose such windows if its data source said 2 s; the test above would fail."""
+    """Grafana chooses such a window if its data source is set to 2 s; the test above would fail."""
     speed = panel("How many rounds per second, and")
     assert not looker.draws(speed, SLOW_SCRAPES, believed_s=2)
     assert looker.draws(speed, SLOW_SCRAPES)

@@ -1,4 +1,4 @@
-"""A pod is not deleted for its age because its end could not be reported during an outage."""
+"""A pod whose end could not be reported during an outage is not deleted for its age."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new operator before it has heard from a coordinator, and one that has lost the lead."""
+"""A new operator before its first answer from a coordinator, and one that has lost the lead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_job_grows_only_when_its_coordinator_is_heard() -> None:
 
 
 def test_a_lapsed_lead_writes_nothing_and_forgets_nothing() -> None:
-    """The operator goes on if the Lease comes back, for example after a stall of its CPU."""
+    """The operator continues if the Lease comes back, for example after a stall of its CPU."""
     world = World()
     leads = False
     try:

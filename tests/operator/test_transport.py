@@ -1,4 +1,4 @@
-"""The transport of the gradients: what the user is told, and when the job must fail."""
+"""The transport of the gradients: what is reported, and when the job must fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job whose coordinator the operator cannot reach still ends, and the user is told why."""
+"""A job whose coordinator the operator cannot reach still ends, and the reason is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One coordinator gives hostile answers to every request, and a hundred other jobs go on."""
+"""One coordinator gives hostile answers to every request, and a hundred other jobs train."""
 
 from __future__ import annotations
 

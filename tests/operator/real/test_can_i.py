@@ -51,7 +51,7 @@ def rights(plane: ControlPlane, where: str, user: str, *groups: str) -> set[str]
 
 
 def own(plane: ControlPlane, where: str, user: str, *groups: str) -> set[str]:
-    """Return the rows without the permissions that everybody has."""
+    """Return the rows without the permissions that every user has."""
     return rights(plane, where, user, *groups) - rights(plane, where, "nobody-in-particular")
 
 

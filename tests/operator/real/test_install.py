@@ -140,7 +140,7 @@ def test_the_rights_of_the_chart_are_enough(release: Release, wide: bool) -> Non
     events = plane.api.items(f"/api/v1/namespaces/{namespace}/events")
     assert {"RingFormed", "JobFinished", "RankReplaced"} <= {event["reason"] for event in events}
     log = release.running.log.read_text()
-    assert "cannot" not in log, log  # the word of a refusal by RBAC
+    assert "cannot" not in log, log  # RBAC refusals contain this word
 
 
 def test_nobody_gets_more_rights_than_meant(release: Release) -> None:
@@ -459,7 +459,7 @@ def test_pods_are_admitted_where_security_is_restricted(plane: ControlPlane) -> 
             pod["spec"].pop("priorityClassName", None)
             plane.api.create(f"{path}/pods?dryRun=All&fieldValidation=Strict", pod)
         pod["spec"]["hostNetwork"] = True
-        with pytest.raises(ApiError, match="hostNetwork"):  # the namespace does check
+        with pytest.raises(ApiError, match="hostNetwork"):  # the namespace does enforce its level
             plane.api.create(f"{path}/pods?dryRun=All", pod)
 
 

@@ -1,4 +1,4 @@
-"""The operator with an exec plugin on a real API server: tokens expire, and jobs go on."""
+"""The operator with an exec plugin on a real API server: tokens expire, and jobs continue."""
 
 from __future__ import annotations
 

@@ -203,8 +203,8 @@ class Job:
         """Let the job run to its end, and check that every sample counts exactly once per epoch.
 
         Args:
-             publisher_stays: False if the pod that prints the count of each sample may be gone.
-             nodes_in_touch: False if a node may report late that a pod has ended.
+            publisher_stays: False if the pod that prints the count of each sample may be gone.
+            nodes_in_touch: False if a node may report late that a pod has ended.
         """
         self.brake.unlink(missing_ok=True)
         self.wait_condition("Complete", END_S)
@@ -221,7 +221,7 @@ class Job:
         """Check the printed results and the ledger of samples.
 
         Args:
-             publisher_stays: False if the pod that prints the count of each sample may be gone.
+            publisher_stays: False if the pod that prints the count of each sample may be gone.
         """
         results = self.results()
         assert results, "no pod has printed a result"

@@ -75,7 +75,7 @@ class Histories(RuleBasedStateMachine):
         """True if something removed the outcome, perhaps before the operator received it."""
         self.deleted = False
         self.cut_off: set[str] = set()
-        """Pods whose node has been away at least for a while."""
+        """Pods whose node has been away, even if only for a while."""
         self.missed = False
         """True if a watch may have missed events."""
 
@@ -293,7 +293,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_made_for_a_job_that_is_ending(self) -> None:
-        """Pods that exit in order are the first sign; only a long silence contradicts it."""
+        """Orderly exits of pods are the first sign of the end; only a long silence contradicts them."""
         if not self.finished or self.disturbed or self.world.now_s - self.finished_s >= ASK_S:
             return
         names = {pod["metadata"]["name"] for pod in self.world.pods(JOB)}

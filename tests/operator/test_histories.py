@@ -293,7 +293,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_made_for_a_job_that_is_ending(self) -> None:
-        """Orderly exits of pods are the first sign of the end; only a long silence contradicts them."""
+        """Orderly exits are the first sign of the end; only a long silence contradicts them."""
         if not self.finished or self.disturbed or self.world.now_s - self.finished_s >= ASK_S:
             return
         names = {pod["metadata"]["name"] for pod in self.world.pods(JOB)}

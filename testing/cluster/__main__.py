@@ -1,10 +1,10 @@
-"""A cluster by hand. `programs`: build and install what is missing. `up`, `down`: keep a cluster.
+"""Command line of the test cluster: build its programs, start it and stop it by hand.
 
-`programs-without-nodes` builds what the API server's tests need.
-`prometheus` takes one out of Debian's package, unless there is one.
-`images` builds Paceline's own images, for a registry or to see that they build.
-`up` leaves a background process that owns the cluster and tears it down when it ends; `down` ends
-it. Both are idempotent. What `up` prints last is the line to run for kubectl.
+`programs` builds and installs what is missing. `programs-without-nodes` builds only what the tests
+of the API server need. `prometheus` extracts Prometheus from Debian's package, unless one is
+present. `images` builds Paceline's own images, for a registry or to check that they build. `up`
+leaves a background process that owns the cluster and tears it down when it ends. `down` ends that
+process. Both are idempotent. The last line that `up` prints sets the environment for kubectl.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def say(line: str) -> None:
+    """Write one progress line to stderr."""
     sys.stderr.write(f"cluster: {line}\n")
 
 
 def kept_folder() -> Path:
+    """Return the folder that holds the pid, log and kubeconfig of the cluster that `up` started."""
     return instance.base_folder() / "kept"
 
 
 def owner() -> int | None:
-    """The process that keeps the cluster, if it lives and is what it says."""
+    """Return the pid of the process that owns the cluster, or None if it is not running."""
     record = kept_folder() / "pid"
     if not record.is_file():
         return None
@@ -53,6 +55,7 @@ def owner() -> int | None:
 
 
 def build() -> None:
+    """Build all programs and fetch Prometheus; as root also install packages and the image base."""
     programs.build(list(programs.PROGRAMS), say)
     prometheus.fetch(say)
     if os.geteuid() != 0:
@@ -66,11 +69,12 @@ def build() -> None:
 
 
 def build_without_nodes() -> None:
+    """Build the control plane and the command-line tools, but no program of a node."""
     programs.build(list(programs.CONTROL_PLANE | programs.TOOLS), say)
 
 
 def build_for_tests() -> None:
-    """Outside CI what is missing is said, and the tests that need it are skipped by name."""
+    """Build everything; outside CI only print what is missing, and its tests are skipped."""
     try:
         build()
     except prerequisites.MissingPrerequisiteError as error:
@@ -80,7 +84,7 @@ def build_for_tests() -> None:
 
 
 def keep() -> None:
-    """What the background process does: own the cluster until it is told to end."""
+    """Run the background process: own the cluster until SIGTERM or SIGINT."""
     folder, ended = kept_folder(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -96,6 +100,7 @@ def keep() -> None:
 
 
 def up() -> None:
+    """Start the cluster unless it runs, wait until it is ready and print exports for kubectl."""
     folder = kept_folder()
     folder.mkdir(parents=True, exist_ok=True)
     log, link = folder / "log", folder / "kubeconfig"
@@ -121,6 +126,7 @@ def up() -> None:
 
 
 def down() -> None:
+    """End the cluster that `up` started and wait until its owner has exited."""
     pid = owner()
     if pid is None:
         say("none is kept")
@@ -135,6 +141,7 @@ def down() -> None:
 
 
 def images() -> None:
+    """Build Paceline's own images."""
     product_images.build(say)
 
 

@@ -1,8 +1,8 @@
 """A small blocking client of the API server, for set-up and assertions of tests.
 
-The package `kubernetes`, by paths instead of classes: `api.get("/api/v1/nodes/node1")`. It reads a
-kubeconfig, so that it can act as any user. The operator's hot paths have a client of their own; so
-this one judges it independently.
+It wraps the package `kubernetes` and uses paths instead of classes: `api.get("/api/v1/nodes/x")`.
+It reads a kubeconfig, so it can act as any user. The operator's hot paths have a client of their
+own, so this client checks it independently.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Found = TypeVar("Found")
 
 
 class ApiError(Exception):
-    """The API server refused; `status` is the HTTP status, the message is the server's own."""
+    """Refusal by the API server; `status` is the HTTP status, `reason` the server's message."""
 
     def __init__(self, status: int, method: str, path: str, body: str) -> None:
         self.status = status
@@ -39,7 +39,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """Speaks to one API server as one user; safe to share among threads."""
+    """Blocking client of one API server as one user; safe to share among threads."""
 
     def __init__(self, kubeconfig: Path) -> None:
         settings = client.Configuration()
@@ -50,32 +50,37 @@ class Api:
         self._client = client.ApiClient(settings)
 
     def get(self, path: str) -> Json:
+        """Return the decoded JSON object at a path."""
         return self._json("GET", path)
 
     def items(self, path: str, *, labels: str = "") -> list[Json]:
-        """The objects of a collection."""
+        """Return the objects of a collection, optionally only those that match a label selector."""
         selector = f"?labelSelector={quote(labels)}" if labels else ""
         found: list[Json] = self.get(path + selector)["items"]
         return found
 
     def text(self, path: str) -> str:
-        """A body that is not JSON, such as a pod's log."""
+        """Return a body that is not JSON, such as a pod's log."""
         return self.request("GET", path)
 
     def create(self, path: str, body: Json) -> Json:
+        """Create an object with POST and return it as the server stored it."""
         return self._json("POST", path, body)
 
     def replace(self, path: str, body: Json) -> Json:
+        """Replace an object with PUT and return it as the server stored it."""
         return self._json("PUT", path, body)
 
     def patch(self, path: str, body: Json | list[Json], kind: str = MERGE) -> Json:
+        """Patch an object and return it; `kind` is the content type of the patch."""
         return self._json("PATCH", path, body, kind)
 
     def apply(self, path: str, body: Json, manager: str = "paceline-tests") -> Json:
+        """Apply an object on the server side with `force`, as the field manager `manager`."""
         return self._json("PATCH", f"{path}?fieldManager={manager}&force=true", body, APPLY)
 
     def delete(self, path: str, body: Json | None = None) -> None:
-        """Gone already counts as deleted."""
+        """Delete an object; one that does not exist counts as deleted."""
         try:
             self.request("DELETE", path, body)
         except ApiError as error:
@@ -85,7 +90,7 @@ class Api:
     def wait(
         self, path: str, ready: Callable[[Json], bool], timeout_s: float, what: str = "ready"
     ) -> Json:
-        """Ask until the object is there and `ready` says yes; the error shows the last answer."""
+        """Poll until the object exists and `ready` accepts it; a timeout shows the last answer."""
         last: object = "nothing"
 
         def asked() -> Json | None:
@@ -104,6 +109,7 @@ class Api:
         return _until(asked, timeout_s, lambda: f"{path} not {what} after {timeout_s} s: {last}")
 
     def wait_gone(self, path: str, timeout_s: float) -> None:
+        """Poll until the object does not exist; a timeout shows the last answer."""
         last: Json = {}
 
         def gone() -> bool | None:
@@ -125,6 +131,7 @@ class Api:
         body: Json | list[Json] | None = None,
         kind: str = "application/json",
     ) -> str:
+        """Send one request and return the body; raise ApiError for a status of 400 or higher."""
         # A connection for each request costs 2 ms, and is never one that a stopped server left.
         headers = {"Accept": "application/json", "Content-Type": kind, "Connection": "close"}
         made = self._client.param_serialize(

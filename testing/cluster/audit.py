@@ -1,4 +1,4 @@
-"""Reads the API server's audit log: who asked what, how often."""
+"""Reader of the API server's audit log: which user sent which requests, and how many."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def entries(log: Path, *, offset: int = 0) -> Iterator[dict[str, Any]]:
-    """Every request since `offset` bytes, when it was answered. Watches are there once each end."""
+    """Yield each audited request after `offset` bytes; a watch appears once, when it ends."""
     return (entry for _, entry in read_on(log, offset))
 
 
 def read_on(log: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The same, each with the offset behind it, from where one may read on later."""
+    """Yield each entry after `offset` with the position behind it, where a call may resume."""
     with log.open("rb") as lines:
         lines.seek(offset)
         for line in lines:
@@ -27,7 +27,7 @@ def read_on(log: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def requests_of(log: Path, *, user: str, offset: int = 0) -> Counter[tuple[str, str]]:
-    """(verb, resource or resource/subresource) -> requests of one user."""
+    """Count the requests of one user by (verb, resource or resource/subresource)."""
     counts: Counter[tuple[str, str]] = Counter()
     for entry in entries(log, offset=offset):
         if entry["user"]["username"] == user and entry["stage"] == "ResponseComplete":

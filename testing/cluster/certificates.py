@@ -1,7 +1,7 @@
-"""Keys and certificates of a test cluster: one authority, and what it signs for whom.
+"""Keys and certificates of a test cluster: one certificate authority and what it signs.
 
-A Kubernetes user is a client certificate: its common name is the user, its organisations are the
-groups. Elliptic curves throughout, since a cluster makes a dozen keys at each start.
+A Kubernetes user is a client certificate: its common name is the user, its organizations are the
+groups. All keys use elliptic curves, since a cluster makes a dozen keys at each start.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ ADMINS = "system:masters"
 
 @dataclass(frozen=True)
 class KeyPair:
-    """Where a certificate and its private key lie, both PEM."""
+    """Paths of a certificate and of its private key, both in PEM."""
 
     certificate: Path
     key: Path
 
 
 def write_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Generate a P-256 key, write it as PEM with mode 0600 and return it."""
     key = ec.generate_private_key(ec.SECP256R1())
     path.touch(mode=0o600)
     path.write_bytes(
@@ -42,7 +43,7 @@ def write_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 class Authority:
-    """Signs everything of one cluster; its folder holds all files."""
+    """Certificate authority of one cluster; all its files lie in one folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,11 +60,11 @@ class Authority:
         self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def client(self, user: str, *groups: str) -> KeyPair:
-        """Who may ask: `user` as a member of `groups`."""
+        """Issue a client certificate for `user` as a member of `groups`."""
         return self._issue(_subject(user, groups), user.replace(":", "-"), ())
 
     def server(self, name: str, hosts: tuple[str, ...]) -> KeyPair:
-        """Who answers under `hosts`, names or addresses. Good as a client certificate too."""
+        """Issue a certificate for a server reached as `hosts`; it also serves as a client's."""
         return self._issue(_subject(name, ()), name, hosts)
 
     def _issue(self, subject: x509.Name, file_name: str, hosts: tuple[str, ...]) -> KeyPair:

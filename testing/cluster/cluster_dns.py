@@ -1,4 +1,4 @@
-"""CoreDNS on every node, under the usual Service name, for names inside the cluster only."""
+"""Install CoreDNS on every node under the usual Service name, for names inside the cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COREFILE = f""".:53 {{
 
 
 def install(plane: ControlPlane) -> None:
-    """Does not wait for it; see `wait_ready`."""
+    """Create CoreDNS's objects without waiting for its pods; see `wait_ready`."""
     api, core = plane.api, f"/api/v1/namespaces/{NAMESPACE}"
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     name: Json = {"metadata": {"name": "coredns"}}
@@ -49,6 +49,7 @@ def install(plane: ControlPlane) -> None:
 
 
 def wait_ready(plane: ControlPlane, nodes: int) -> None:
+    """Wait until CoreDNS is ready on at least `nodes` nodes."""
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/coredns"
     plane.api.wait(
         path, lambda found: found["status"].get("numberReady", 0) >= nodes, READY_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""kubectl and helm as a user has them, built at the cluster's version."""
+"""Run kubectl and helm as a user would, built at the cluster's version."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ TIMEOUT_S = 120.0
 
 
 class CommandError(Exception):
-    """A command failed; the message is what it said."""
+    """Raised when a command exits with an error; the message includes its stderr."""
 
 
 def kubectl(kubeconfig: Path, *words: str, stdin: str = "", timeout_s: float = TIMEOUT_S) -> str:
-    """What it prints. `stdin` is for `-f -`."""
+    """Run kubectl and return its stdout; `stdin` is the input of `-f -`."""
     return _run("kubectl", kubeconfig, words, stdin, timeout_s)
 
 
 def helm(kubeconfig: Path, *words: str, timeout_s: float = TIMEOUT_S) -> str:
-    """What it prints. Its own caches lie beside the kubeconfig."""
+    """Run helm and return its stdout; helm keeps its caches beside the kubeconfig."""
     return _run("helm", kubeconfig, words, "", timeout_s)
 
 

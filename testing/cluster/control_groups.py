@@ -1,7 +1,7 @@
-"""Control groups (v1) of a cluster: one below each hierarchy's root for each node.
+"""Control groups (v1) of a test cluster: per hierarchy one top group, with one group for each node.
 
-The kubelet makes its pods' groups below its node's; what runs beside the pods is put into the group
-`system`, so that every process of the cluster is found by the cluster's name.
+The kubelet makes the groups of its pods below the group of its node. Processes beside the pods go
+into the group `system`, so every process of the cluster can be found by the cluster's name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from testing.cluster.prerequisites import CGROUPS
 
-# Not a hierarchy of v1.
+# The mount of cgroup v2, which is not a hierarchy of v1.
 UNIFIED = "unified"
 SYSTEM_HIERARCHY = "pids"
 # A cluster's pods together count as much as six processes beside it, not as one.
@@ -18,13 +18,14 @@ CPU_SHARES = 6 * 1024
 
 
 def hierarchies() -> list[Path]:
+    """Return the folders of all cgroup v1 hierarchies, each once."""
     # Names such as cpu,cpuacct may be links to the same hierarchy.
     found = {path.resolve() for path in CGROUPS.iterdir() if path.name != UNIFIED}
     return sorted(path for path in found if path.is_dir())
 
 
 def make(name: str) -> None:
-    """`name` may have several parts; each level is ready to hold processes."""
+    """Create the group `name`, which may be nested, in each hierarchy, ready to hold processes."""
     for hierarchy in hierarchies():
         path = hierarchy
         for part in name.split("/"):
@@ -40,7 +41,7 @@ def make(name: str) -> None:
 
 
 def joining(cluster: str) -> list[str]:
-    """Words before a command that put it into the cluster's system group."""
+    """Return a command prefix that moves the command into the cluster's `system` group."""
     group = CGROUPS / SYSTEM_HIERARCHY / cluster / "system"
     group.mkdir(parents=True, exist_ok=True)
     return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]

@@ -1,8 +1,8 @@
 """etcd, API server, controller manager and scheduler as plain processes on this machine.
 
-One of each, on free ports, without TLS only between API server and etcd on loopback; everything
-else has certificates, service-account tokens and RBAC as in a cluster that somebody runs for real.
-Each program is a `Daemon` that a test may stop, pause and start again.
+There is one of each, on free ports. Only the connection between API server and etcd, on loopback,
+has no TLS. Everything else has certificates, service-account tokens and RBAC as in a production
+cluster. Each program is a `Daemon` that a test may stop, pause and start again.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ SERVICE_ACCOUNT_ISSUER = "https://kubernetes.default.svc.cluster.local"
 
 @dataclass(frozen=True)
 class Limits:
-    """Requests a second that controller manager and scheduler may each make."""
+    """Client-side rate limits of the controller manager and of the scheduler, in requests/s."""
 
     qps: int = 400
     burst: int = 800
 
     @property
     def flags(self) -> list[str]:
+        """Command-line flags that set these limits."""
         return [f"--kube-api-qps={self.qps}", f"--kube-api-burst={self.burst}"]
 
 
-# Their own defaults, 20 with bursts of 30 and 50 with bursts of 100, hold up many jobs.
+# The programs' defaults (20 with bursts of 30, and 50 with bursts of 100) slow down many jobs.
 RAISED = Limits()
 
 
 class ControlPlane:
-    """One Kubernetes without nodes. `start`, then `api` and `kubeconfig` work."""
+    """One Kubernetes control plane without nodes; usable after `start`."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class ControlPlane:
         self.audit_log = self.folder / "audit.log" if audit else None
         self._address = address
         self._controllers = controllers
-        # None: Kubernetes' own. Benchmarks print which they used.
+        # None keeps Kubernetes' defaults. Benchmarks print which limits they used.
         self.limits = limits
         self._port = instance.free_port()
         self._etcd_port = instance.free_port()
@@ -83,10 +84,11 @@ class ControlPlane:
 
     @property
     def url(self) -> str:
+        """URL of the API server."""
         return f"https://{self._address}:{self._port}"
 
     def start(self, *, controllers: bool = True) -> None:
-        """Bring it up and wait until it answers; without controllers only etcd and API server."""
+        """Start and wait until ready; without `controllers` only etcd and the API server."""
         self.programs[ETCD].start()
         self.programs[API_SERVER].start()
         self.wait_ready()
@@ -96,16 +98,16 @@ class ControlPlane:
             self.wait_for_accounts("default")
 
     def stop(self) -> None:
-        """End everything, the API server last but one: the others ask it until they have ended."""
+        """Stop all programs in order: the API server outlives its clients, and etcd ends last."""
         for name in (SCHEDULER, CONTROLLER_MANAGER, API_SERVER, ETCD):
             self.programs[name].stop()
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Until the API server says that it is ready, as after a restart."""
+        """Wait until the API server reports ready, for example after a restart."""
         self.programs[API_SERVER].wait_until(self._answers, "ready", timeout_s)
 
     def wait_for_accounts(self, namespace: str) -> None:
-        """Until pods can be created in `namespace`: each needs the default service account."""
+        """Wait for the default service account of `namespace`, which each pod needs."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
 
         def there() -> bool:
@@ -121,13 +123,13 @@ class ControlPlane:
         manager.wait_until(there, f"making service accounts in {namespace}", READY_TIMEOUT_S)
 
     def kubeconfig_of(self, user: str, *groups: str) -> Path:
-        """A kubeconfig for any user and groups; what they may do is for RBAC to say."""
+        """Write a kubeconfig for any user and groups; RBAC decides what they may do."""
         path = self.folder / "kubeconfigs" / f"{user.replace(':', '-')}.yaml"
         pair = self.authority.client(user, *groups)
         return kubeconfigs.write(path, self.url, self.authority.certificate, pair)
 
     def kubeconfig_of_account(self, namespace: str, account: str) -> Path:
-        """A kubeconfig with a token of a service account, as a pod of it would have."""
+        """Write a kubeconfig with a token of a service account, as its pods would have."""
         body = {"spec": {"expirationSeconds": 24 * 3600}}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         token = self.api.create(path, body)["status"]["token"]
@@ -136,7 +138,7 @@ class ControlPlane:
 
     @contextmanager
     def namespace(self, prefix: str = "test") -> Iterator[str]:
-        """A namespace of its own, with its service account there, deleted afterwards."""
+        """Yield a new namespace with its default service account; delete it afterwards."""
         name = f"{prefix}-{next(self._namespaces)}"
         self.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
         try:
@@ -147,7 +149,7 @@ class ControlPlane:
 
     @contextmanager
     def fake_nodes(self, nodes: int, *, pods_per_node: int = 1100) -> Iterator[FakeNodes]:
-        """Nodes without machines: bound pods become ready, deleted ones go (fake_kubelet.py)."""
+        """Run nodes without machines, on which bound pods become ready (see fake_kubelet.py)."""
         identity = self.kubeconfig_of("fake-kubelet", ADMINS)
         log = self.folder / "logs" / "fake-kubelet.log"
         fake = FakeNodes(
@@ -166,7 +168,7 @@ class ControlPlane:
             fake.stop()
 
     def cpu_seconds(self) -> dict[str, float]:
-        """What each running program has used since its start."""
+        """Return the CPU time that each running program has used since its start."""
         return {name: one.cpu_seconds() for name, one in self.programs.items() if one.alive}
 
     def _answers(self) -> bool:
@@ -204,7 +206,7 @@ class ControlPlane:
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
             f"--bind-address={self._address}",
             f"--secure-port={self._port}",
-            # Without nodes nobody looks for it, and loopback is refused as its address.
+            # Without nodes nothing uses the endpoints, and loopback is refused as their address.
             *(["--endpoint-reconciler-type=none"] if loopback else []),
             *([] if loopback else [f"--advertise-address={self._address}"]),
             f"--service-cluster-ip-range={self.instance.service_range}",
@@ -213,7 +215,7 @@ class ControlPlane:
             f"--kubelet-certificate-authority={self.authority.certificate}",
             f"--kubelet-client-certificate={to_kubelets.certificate}",
             f"--kubelet-client-key={to_kubelets.key}",
-            # Names of nodes mean nothing to the host's resolver.
+            # The host's resolver does not know the names of nodes.
             "--kubelet-preferred-address-types=InternalIP",
             f"--service-account-issuer={SERVICE_ACCOUNT_ISSUER}",
             f"--service-account-key-file={self._account_key}",
@@ -237,7 +239,7 @@ class ControlPlane:
             "rules": [{"level": "Metadata"}],
         }
         policy.write_text(yaml.safe_dump(rules))
-        # Whoever reads on in it would lose the place if the server began another file at 100 MB.
+        # A reader would lose its offset if the server rotated the file at its default of 100 MB.
         size = "--audit-log-maxsize=10000"
         return [f"--audit-policy-file={policy}", f"--audit-log-path={self.audit_log}", size]
 
@@ -249,7 +251,7 @@ class ControlPlane:
             f"--controllers={self._controllers}",
             f"--service-account-private-key-file={self._account_key}",
             f"--root-ca-file={self.authority.certificate}",
-            # Each controller under its own name, in the audit log too.
+            # Each controller has its own user, which also shows in the audit log.
             "--use-service-account-credentials=true",
             "--node-monitor-period=2s",
             "--node-monitor-grace-period=20s",

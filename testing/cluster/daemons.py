@@ -1,7 +1,7 @@
-"""Programs that the harness starts and ends: by pid, with a log each, no longer than their owner.
+"""Programs that the harness starts and stops by pid, with one log each.
 
-The kernel kills them when the process that started them is gone, however it went, so that a test
-run that is killed leaves no API server behind. Only what was started here is ever signalled.
+The kernel kills them when the process that started them is gone, however it ended, so a test run
+that is killed leaves no API server behind. Only processes that were started here are signaled.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class DaemonError(Exception):
-    """A program ended, or was not ready in time; the message has the end of its log."""
+    """Raised when a program exited or was not ready in time; includes the end of its log."""
 
 
 class Daemon:
-    """One program with one log. It can be stopped and started again."""
+    """One program with one log; it can be stopped and started again."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Daemon:
         *,
         forks: bool = False,
     ) -> None:
-        """`forks`: the command only waits for one child, and that is the program that is meant."""
+        """Prepare the program; with `forks`, signals and pid apply to the command's only child."""
         self.name = name
         self.log = log
         self._command = [str(word) for word in command]
@@ -45,6 +45,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
+        """Process id of the program, or with `forks` of the command's child."""
         assert self._process is not None, f"{self.name} was not started"
         pid = self._process.pid
         if not self._forks:
@@ -56,9 +57,11 @@ class Daemon:
 
     @property
     def alive(self) -> bool:
+        """True while the process that was started has not exited."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
+        """Start the program and append its output to the log; it must not be running."""
         assert not self.alive, f"{self.name} runs already, pid {self.pid}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
@@ -68,12 +71,12 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 env=os.environ | self._environment,
-                # A Ctrl-C at the terminal is for the owner, who then stops the programs in order.
+                # A Ctrl-C at the terminal goes to the owner, which stops the programs in order.
                 start_new_session=True,
             )
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Ask it to end; make it end when it does not in time."""
+        """Send SIGTERM, and SIGKILL if the program has not exited after `timeout_s`."""
         if not self.alive:
             return
         self.resume()
@@ -84,19 +87,21 @@ class Daemon:
             self.kill()
 
     def kill(self) -> None:
+        """Send SIGKILL and wait, if the program is running."""
         if self.alive:
             self._signal(signal.SIGKILL)
             self._wait(KILL_TIMEOUT_S)
 
     def pause(self) -> None:
-        """It keeps its connections and answers nothing."""
+        """Send SIGSTOP: the program keeps its connections and answers nothing."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Send SIGCONT."""
         self._signal(signal.SIGCONT)
 
     def wait_until(self, ready: Callable[[], bool], what: str, timeout_s: float) -> None:
-        """Wait until `ready`; at once an error when the program has ended."""
+        """Poll until `ready`; raise DaemonError at once if the program has exited."""
         deadline = time.monotonic() + timeout_s
         while not ready():
             if not self.alive:
@@ -108,18 +113,19 @@ class Daemon:
             time.sleep(0.05)
 
     def log_tail(self) -> str:
+        """Return the last 6000 bytes of the log."""
         if not self.log.is_file():
             return ""
         return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
     def cpu_seconds(self) -> float:
-        """User and system time of the program since its last start, without its children."""
+        """Return user and system time since the last start, without child processes."""
         # The name, second and in parentheses, may hold spaces.
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
     def memory_peak_bytes(self) -> int:
-        """The most that it has held in memory since its last start."""
+        """Return the peak resident memory since the last start."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -133,7 +139,7 @@ class Daemon:
         try:
             os.kill(self.pid, number)
         except (DaemonError, FileNotFoundError, ProcessLookupError):
-            # It ended since we looked, and its waiter is about to.
+            # The child has just ended, and its parent is about to end.
             return
 
     def _wait(self, timeout_s: float) -> None:

@@ -1,8 +1,8 @@
-"""Nodes that exist in the API server only: for tests with more pods than a machine can run.
+"""Nodes that exist in the API server only, for tests with more pods than a machine can run.
 
-Bound pods become Running and Ready at once; deleted ones go at once; the annotation
-`paceline.test/exit-code` ends one, with Succeeded for 0 and Failed otherwise. Nothing runs. It is a
-process of its own, so that what it uses is not counted as the operator's.
+Bound pods become Running and Ready at once. Deleted pods disappear at once. The annotation
+`paceline.test/exit-code` ends a pod, with Succeeded for 0 and Failed otherwise. No container runs.
+The fake kubelet is a process of its own, so its CPU time is not counted as the operator's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import yaml
 
 EXIT_CODE = "paceline.test/exit-code"
 EVICTED = "evicted"
-"""In the place of an exit code."""
+"""Value of the annotation, instead of an exit code, that evicts the pod."""
 BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_RENEW_S = 5.0
@@ -41,6 +41,8 @@ GONE = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 
 
 class Metadata(msgspec.Struct):
+    """The fields of an object's metadata that the fake kubelet reads."""
+
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -50,51 +52,64 @@ class Metadata(msgspec.Struct):
 
 
 class Container(msgspec.Struct):
+    """The fields of a container that are repeated in its status."""
+
     name: str
     image: str = ""
 
 
 class PodSpec(msgspec.Struct):
+    """The fields of a pod's spec that the fake kubelet reads."""
+
     # The pod of a bookmark has null here.
     containers: list[Container] | None = None
 
 
 class PodStatus(msgspec.Struct):
+    """The fields of a pod's status that the fake kubelet reads."""
+
     phase: str = ""
 
 
 class Pod(msgspec.Struct):
+    """The parts of a pod that the fake kubelet reads."""
+
     metadata: Metadata
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
 class PodList(msgspec.Struct):
+    """Answer to a list request: the pods, and the version at which a watch may begin."""
+
     metadata: Metadata
     items: list[Pod]
 
 
 class Event(msgspec.Struct):
+    """One line of a watch; only after its type is known is the object decoded as a pod."""
+
     type: str
     object: msgspec.Raw
 
 
 class FakeKubelet:
-    """Answers for all nodes that it made."""
+    """Kubelet of all nodes that it created in the API server."""
 
     def __init__(self, http: aiohttp.ClientSession, nodes: list[str], pods: str) -> None:
         self._http = http
         self._nodes = nodes
-        # Pod uid -> what it was last told: "run", its exit code, or "go".
+        # Pod uid -> the last state requested for it: "run", its exit code, or "go".
         self._told: dict[str, str] = {}
         self._addresses = deque(islice(ipaddress.ip_network(pods).hosts(), 1, None))
         self._given: dict[str, str] = {}
         """Pod uid -> its address."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: dict[str, asyncio.Lock] = {}
-        """Pod uid -> who may write it: what is told later arrives later."""
+        """Pod uid -> lock that keeps the writes for one pod in order."""
 
     async def run(self, pods_per_node: int) -> None:
+        """Create the nodes and their leases, then renew leases and watch pods forever."""
         for node in self._nodes:
             await self._send("POST", "/api/v1/nodes", _node(node, pods_per_node))
             await self._send("POST", LEASES, _lease(node))
@@ -114,7 +129,7 @@ class FakeKubelet:
                     version = await self._list()
                 version = await self._follow(version)
             except (aiohttp.ClientError, TimeoutError) as error:
-                # The API server may be away; what happened meanwhile is in the next list.
+                # The API server may be away. The next list has what happened meanwhile.
                 log.warning("watch ended: %r", error)
                 version = ""
                 await asyncio.sleep(RETRY_S)
@@ -128,7 +143,7 @@ class FakeKubelet:
         return found.metadata.resourceVersion
 
     async def _follow(self, version: str) -> str:
-        """Until the server ends the watch; returns where to go on, or nothing: list again."""
+        """Watch until the server ends it; return where to resume, or "" to list again."""
         query = f"&watch=1&resourceVersion={version}&timeoutSeconds={WATCH_S}&allowWatchBookmarks=1"
         async with self._http.get(BOUND + query, timeout=aiohttp.ClientTimeout(None)) as answer:
             if answer.status == HTTPStatus.GONE:
@@ -153,7 +168,7 @@ class FakeKubelet:
             self._addresses.append(ipaddress.ip_address(address))
 
     def _address(self, uid: str) -> str:
-        """The one that has been free for longest."""
+        """Return the pod's address; a new pod gets the one that has been free for longest."""
         if uid not in self._given:
             self._given[uid] = str(self._addresses.popleft())
         return self._given[uid]
@@ -164,7 +179,7 @@ class FakeKubelet:
         wanted = "go" if meta.deletionTimestamp else exit_code or "run"
         over = pod.status.phase in ("Succeeded", "Failed")
         if self._told.get(meta.uid) == wanted or (over and wanted != "go"):
-            return  # what is over stays over
+            return  # a finished pod never changes again
         self._told[meta.uid] = wanted
         path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}"
         if wanted == "go":
@@ -184,7 +199,7 @@ class FakeKubelet:
             await sending
 
     async def _send(self, method: str, path: str, body: dict[str, Any]) -> None:
-        """Until the server has taken it: it may be away for a while, or have too much to do."""
+        """Retry until the server accepts the request; it may be away or overloaded."""
         while True:
             try:
                 if await self._sent(method, path, body):
@@ -201,7 +216,7 @@ class FakeKubelet:
             if answer.status < HTTPStatus.BAD_REQUEST or answer.status in GONE:
                 return True
             log.warning("%s %s: %d %s", method, path, answer.status, await answer.text())
-            # Another refusal would be the same again.
+            # The server would refuse a repeated request for the same reason.
             return answer.status not in BUSY and answer.status < HTTPStatus.INTERNAL_SERVER_ERROR
 
 
@@ -257,6 +272,7 @@ def _statuses(pod: Pod, state: dict[str, Any], *, ready: bool) -> list[dict[str,
 
 @asynccontextmanager
 async def session(config: dict[str, Any]) -> AsyncIterator[aiohttp.ClientSession]:
+    """Yield an HTTP session that is authenticated with a kubeconfig's client certificate."""
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     tls = ssl.create_default_context(cafile=cluster["certificate-authority"])
     tls.load_cert_chain(user["client-certificate"], user["client-key"])
@@ -272,6 +288,7 @@ async def session(config: dict[str, Any]) -> AsyncIterator[aiohttp.ClientSession
 
 
 def parsed() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--nodes", required=True, help="names, with commas")
@@ -281,6 +298,7 @@ def parsed() -> argparse.Namespace:
 
 
 async def main(arguments: argparse.Namespace, config: dict[str, Any]) -> None:
+    """Run the fake kubelet against the cluster of the kubeconfig."""
     async with session(config) as http:
         kubelet = FakeKubelet(http, arguments.nodes.split(","), arguments.pod_range)
         await kubelet.run(arguments.pods_per_node)

@@ -1,4 +1,4 @@
-"""Starts and ends the fake kubelet, and tells it how a pod ends."""
+"""Start and stop the fake kubelet, and make its pods end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class FakeNodes:
-    """Nodes fake-0, fake-1, ... as long as they are started.
+    """The nodes fake-0, fake-1, ..., which exist between `start` and `stop`.
 
-    For root the addresses of their pods all lead to this machine: a server that listens on all
-    addresses answers for every pod, as a stub of its coordinator may.
+    When run as root, the addresses of their pods all lead to this machine: a server that listens on
+    all addresses answers for every pod, as a stub of a coordinator may.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class FakeNodes:
         self.daemon = Daemon("fake-kubelet", command, log, {"PYTHONPATH": str(ROOT)})
 
     def start(self) -> None:
+        """Start the fake kubelet and wait until all nodes are ready."""
         if os.geteuid() == 0:
             _ip("link", "add", self._device, "type", "bridge")
             _ip("link", "set", self._device, "up")
@@ -56,17 +57,18 @@ class FakeNodes:
         self.daemon.wait_until(self._all_untainted, "all nodes ready", READY_TIMEOUT_S)
 
     def stop(self) -> None:
+        """Stop the fake kubelet and delete its nodes and its network device."""
         self.daemon.stop()
         for name in self.names:
             self._api.delete(f"/api/v1/nodes/{name}")
         leftovers.remove_link(self._device)
 
     def end_pod(self, namespace: str, name: str, exit_code: int = 0) -> None:
-        """Its containers end with this exit code."""
+        """End the containers of a pod with this exit code."""
         self._tell(namespace, name, str(exit_code))
 
     def evict_pod(self, namespace: str, name: str) -> None:
-        """As a kubelet does that is short of memory."""
+        """Evict a pod, as a kubelet that is short of memory does."""
         self._tell(namespace, name, fake_kubelet.EVICTED)
 
     def _tell(self, namespace: str, name: str, end: str) -> None:

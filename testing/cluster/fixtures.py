@@ -1,8 +1,8 @@
-"""pytest fixtures: an API server for everybody, a cluster with two real nodes, an image builder.
+"""pytest fixtures: a shared API server, a cluster with two real nodes, an image builder.
 
-Loaded as a plugin by the top-level conftest. Each is started once per test run, when the first test
-asks for it. What is missing skips by name, or is an error under CI=true. After a run with failures
-the logs stay, and the summary says where.
+The top-level conftest loads this module as a plugin. Each session fixture is started once per test
+run, when the first test requests it. A missing prerequisite skips the test by name, or is an error
+under CI=true. After a run with failures the logs are kept, and the summary prints their folder.
 """
 
 from __future__ import annotations
@@ -48,40 +48,42 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def image_builder() -> Iterator[ImageBuilder]:
-    """Builds images from Dockerfiles; their archives go at the end of the run."""
+    """A builder of images from Dockerfiles; its archives are deleted at the end of the run."""
     with or_skip(), running.image_builder() as builder:
         yield builder
 
 
 @pytest.fixture
 def namespace(api_server: ControlPlane) -> Iterator[str]:
-    """A namespace of this test's own."""
+    """A new namespace for this test."""
     with api_server.namespace() as name:
         yield name
 
 
 @pytest.fixture
 def cluster_namespace(cluster: Cluster) -> Iterator[str]:
-    """A namespace of this test's own on the nodes."""
+    """A new namespace for this test on the cluster with real nodes."""
     with cluster.control_plane.namespace() as name:
         yield name
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """One of several processes: who began the run has the summary."""
+    """Send the folders of kept logs from an xdist worker to the process with the summary."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput[KEPT_BY_WORKER] = session.config.stash.get(KEPT, [])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    told = getattr(node, "workeroutput", {})  # a worker that crashed has told nothing
+    """Collect the folders of kept logs that an xdist worker sent."""
+    told = getattr(node, "workeroutput", {})  # a worker that crashed sent nothing
     node.config.stash.setdefault(KEPT, []).extend(told.get(KEPT_BY_WORKER, []))
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
+    """Print where the logs of test clusters were kept."""
     for folder in config.stash.get(KEPT, []):
         terminalreporter.write_line(f"logs of a test cluster: {folder}")
 
@@ -98,7 +100,7 @@ def _remember(request: pytest.FixtureRequest, plane: ControlPlane) -> None:
 
 @contextmanager
 def or_skip() -> Iterator[None]:
-    """What is missing skips the test by name; under CI=true it is an error."""
+    """Skip the test if a prerequisite is missing; under CI=true let the error through."""
     try:
         yield
     except MissingPrerequisiteError as error:

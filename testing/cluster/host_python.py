@@ -1,7 +1,7 @@
-"""Pods that run the Python which runs the tests: its environment and this checkout, read-only.
+"""Pods that use the Python of the test run: its environment and this checkout, mounted read-only.
 
-So a change is tried on real pods without building an image. The image `images.HOST` is an empty
-Debian: the host's /usr is mounted into it.
+A change can thus be tried on real pods without building an image. The image `images.HOST` is an
+empty Debian layout: the host's /usr is mounted into it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PYTHON = sys.executable
 
 
 def with_host_python(spec: Json) -> Json:
-    """A copy of a pod's spec whose containers see the host's Python, from `images.HOST`."""
+    """Return a copy of a pod spec whose containers run `images.HOST` with the host's Python."""
     if not Path("/lib").is_symlink():
         raise MissingPrerequisiteError(
             "pods cannot use this host's Python: /lib is no link into /usr",
@@ -42,6 +42,6 @@ def with_host_python(spec: Json) -> Json:
 
 
 def mounted_folders() -> list[Path]:
-    """What must be there; nothing that lies inside of another."""
+    """Return the host folders that pods need, without any that lies inside another."""
     wanted = {Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), CHECKOUT}
     return sorted(path for path in wanted if not any(up in wanted for up in path.parents))

@@ -1,9 +1,9 @@
-"""Builds images from a Dockerfile where no registry can be reached: buildah over a Debian base.
+"""Build images from a Dockerfile without a registry: buildah over a Debian base.
 
-The base comes from Debian's packages (debootstrap) and is kept in the cache beside the programs. So
-is the disk with the layers of the last builds: only what has changed is built again.
-What this machine uses to reach package indexes, its certificates, pip settings and resolver, is
-mounted while building and is not in the image.
+debootstrap makes the base from Debian's packages; it is kept in the cache beside the programs. The
+disk with the layers of the last builds is kept too, so only what has changed is built again. The
+machine's own access to package indexes (certificates, pip settings, resolver) is mounted during the
+build and is not part of the image.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _INCLUDE = "python3,python3-venv,ca-certificates"
 BASE_TIMEOUT_S = 900.0
 BUILD_TIMEOUT_S = 1800.0
 LAYERS_BYTES_MAX = 6 << 30
-"""A disk with more layers than that is not used again."""
-# Where the host's own settings lie -> where the same program looks for them in the build. Of
-# those for the same place the last that exists is taken.
+"""Size of a disk's layers above which the disk is discarded instead of reused."""
+# Path of a setting on the host -> path where the program looks for it during the build. If several
+# are for the same path, the last one that exists is used.
 _HOST_SETTINGS = (
     (Path("/etc/ssl/certs"), "/etc/ssl/certs"),
     (Path("/usr/share/ca-certificates"), "/usr/share/ca-certificates"),
@@ -40,15 +40,16 @@ _HOST_SETTINGS = (
 
 
 class ImageBuildError(Exception):
-    """A step of a build failed; the message is the end of its output."""
+    """Raised when a step of a build fails; the message has the end of its output."""
 
 
 def base_archive() -> Path:
+    """Return the path of the cached base archive, which may not exist yet."""
     return programs.cache_folder().parent.parent / "images" / f"{_SUITE}.tar"
 
 
 def make_base() -> Path:
-    """A Debian with Python as a tar, made once."""
+    """Create the tar of a Debian with Python unless it exists, and return its path."""
     target = base_archive()
     if target.is_file():
         return target
@@ -58,7 +59,7 @@ def make_base() -> Path:
         root, part = Path(scratch) / "root", Path(scratch) / "part.tar"
         options = ["--variant=minbase", f"--include={_INCLUDE}", _SUITE, str(root)]
         _run(["debootstrap", *options], BASE_TIMEOUT_S)
-        # Lists and packages of the installation are a third of it.
+        # The package lists and the cached packages are a third of the size.
         leave = ["./var/cache/apt/*", "./var/lib/apt/lists/*", "./dev/*", "./proc/*", "./sys/*"]
         excluded = [f"--exclude={pattern}" for pattern in leave]
         _run(["tar", "--numeric-owner", *excluded, "-C", str(root), "-cf", str(part), "."], 300.0)
@@ -68,10 +69,16 @@ def make_base() -> Path:
 
 @contextmanager
 def storage_disk(folder: Path) -> Iterator[Path]:
-    """The disk that keeps the layers from one builder to the next; one in `folder` while another
-    builder has it.
+    """Yield the disk that keeps layers from one builder to the next.
 
-    The disk has no journal, so it is made anew unless its last builder has ended well.
+    While another builder holds it, yield a new disk in `folder` instead. The disk has no journal,
+    so it is made anew unless its last builder ended well.
+
+    Args:
+        folder: where a disk goes while the shared one is in use.
+
+    Yields:
+        path of the disk's file, which may not exist yet.
     """
     kept = base_archive().parent
     kept.mkdir(parents=True, exist_ok=True)
@@ -92,14 +99,14 @@ def storage_disk(folder: Path) -> Iterator[Path]:
 
 
 class ImageBuilder:
-    """Builds into the storage below `folder`, which no other builder uses at the same time."""
+    """Builds images in the storage below `folder`, which no other builder may use meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._storage = [f"--root={folder / 'storage'}", f"--runroot={folder / 'run'}"]
 
     def base(self) -> str:
-        """The base image's tag, for a build argument; made on the first call."""
+        """Return the base image's tag, for a build argument; the first call makes the image."""
         recipe = self._folder / "base.Dockerfile"
         if not recipe.exists():
             archive = make_base()
@@ -116,7 +123,7 @@ class ImageBuilder:
         target: str = "",
         arguments: Mapping[str, str] | None = None,
     ) -> Path:
-        """The docker archive of a target of a Dockerfile; every FROM must name what is here."""
+        """Build a target of a Dockerfile from local images only; return its docker archive."""
         self.bud(tag, context=context, dockerfile=dockerfile, target=target, arguments=arguments)
         archive = self._folder / f"{tag.rpartition('/')[2].replace(':', '-')}.tar"
         archive.unlink(missing_ok=True)
@@ -132,7 +139,7 @@ class ImageBuilder:
         target: str = "",
         arguments: Mapping[str, str] | None = None,
     ) -> None:
-        """Like `build`, and the image stays in here."""
+        """Build like `build`, but leave the image in the storage and write no archive."""
         options = ["--tag", tag, "--file", str(dockerfile)]
         options += ["--target", target] if target else []
         for name, value in (arguments or {}).items():
@@ -143,7 +150,7 @@ class ImageBuilder:
         self._bud([*options, str(context)])
 
     def run(self, tag: str, *command: str) -> str:
-        """What a command prints in a container of an image."""
+        """Run a command in a container of an image and return what it prints."""
         name = self._buildah("from", "--pull-never", tag).strip().splitlines()[-1]
         try:
             return self._buildah("run", "--isolation=chroot", name, "--", *command)
@@ -151,7 +158,7 @@ class ImageBuilder:
             self._buildah("rm", name)
 
     def size(self, tag: str) -> int:
-        """Bytes of its layers together."""
+        """Return the size of all layers of an image in bytes."""
         listed = self._buildah("images", "--json", tag)
         images: list[dict[str, object]] = json.loads(listed)
         return _bytes_of(str(images[0]["size"]))
@@ -173,7 +180,7 @@ class ImageBuilder:
 
 
 def require_builder() -> None:
-    """Raise unless this machine can build images."""
+    """Raise MissingPrerequisiteError unless this machine can build images."""
     if os.geteuid() != 0:
         raise MissingPrerequisiteError("images are built by root here", "run as root")
     if missing := missing_packages(IMAGE_PACKAGES):
@@ -183,7 +190,7 @@ def require_builder() -> None:
 
 
 def _bytes_of(size: str) -> int:
-    """As buildah writes sizes: "243 MB"."""
+    """Parse a size as buildah writes it, such as "243 MB"."""
     number, unit = size.split()
     scale: int = 1000 ** ("B", "KB", "MB", "GB").index(unit.upper())
     return round(float(number) * scale)

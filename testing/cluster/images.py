@@ -1,7 +1,7 @@
-"""Container images without a registry: docker archives written in Python, of a file or two.
+"""Container images without a registry: docker archives of a few files, written in Python.
 
-Enough for what the cluster itself needs, and for pods that run the host's own Python. Archives are
-the same bytes each time.
+They are enough for what the cluster itself needs and for pods that run the host's own Python. An
+archive has the same bytes each time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HOST = "paceline.test/host:1"
 
 @dataclass
 class Image:
-    """What goes into one image. Parents of files and links need not be named."""
+    """Contents of one image; parent folders of files and links need not be listed."""
 
     tag: str
     files: dict[str, Path | bytes] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Image:
     entrypoint: tuple[str, ...] = ()
 
     def write(self, target: Path) -> Path:
-        """As a docker archive."""
+        """Write the image as a docker archive and return the path."""
         layer = self._layer()
         config = json.dumps(self._config(layer)).encode()
         manifest = [{"Config": "config.json", "RepoTags": [self.tag], "Layers": ["layer.tar"]}]
@@ -68,13 +68,13 @@ class Image:
 
 
 def system_images(coredns: Path) -> list[Image]:
-    """What every node has."""
+    """Return the images that every node has: pause, busybox, CoreDNS and the host's Python."""
     applets = subprocess.run(
         [BUSYBOX_PROGRAM, "--list"], capture_output=True, text=True, check=True, timeout=10
     ).stdout.split()
     busybox: dict[str, Path | bytes] = {"bin/busybox": BUSYBOX_PROGRAM}
     links = {f"bin/{name}": "busybox" for name in applets if name != "busybox"}
-    # The folders that the host's programs are mounted over, as Debian lays them out.
+    # Links to the folders that the host's /usr is mounted over, in Debian's layout.
     merged = {name: f"usr/{name}" for name in ("bin", "lib", "lib64", "sbin")}
     users = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
     return [

@@ -1,10 +1,10 @@
-"""Room on this machine for one test cluster: a number, and all names that follow from it.
+"""Reservation of machine resources for one test cluster: a number, and names derived from it.
 
-Several clusters may run at once (two checkouts, a cluster kept by hand beside a test run). Each
-takes the lowest free number by a lock on a file; folder, address range, bridge and control groups
-follow from the number. The lock falls with the process that holds it, so whoever takes a number
-next knows that anything still there under its names is left of a killed run, and removes it.
-Releasing a number removes its lock file, and the last one to do so removes the folder of all.
+Several clusters may run at once: two checkouts, or a cluster kept by hand beside a test run. Each
+takes the lowest free number by locking a file; folder, address range, bridge and control groups
+follow from the number. The kernel drops the lock with the process that holds it. So anything that
+exists under the names of a number that was just taken is left over from a killed run, and is
+removed. Releasing a number removes its lock file; the last release also removes the shared folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PORTS = range(20000, 32000)
 
 
 class NoRoomError(Exception):
-    """All numbers are taken."""
+    """Raised when all numbers, or all ports of a number, are taken."""
 
 
 @dataclass
@@ -39,38 +39,44 @@ class Instance:
 
     @property
     def name(self) -> str:
+        """Name of the bridge and of the control groups of this cluster."""
         return f"paceline{self.index}"
 
     def address(self, rest: str) -> str:
-        """An address of this instance's range: address("0.1") -> 10.100.0.1 for number 0."""
+        """Return an address in this instance's range: "0.1" becomes 10.100.0.1 for number 0."""
         return f"10.{100 + self.index}.{rest}"
 
     @property
     def host_address(self) -> str:
-        """Where the programs on the host are reached from nodes and pods."""
+        """Address at which nodes and pods reach the programs on the host."""
         return self.address("0.1")
 
     @property
     def pod_range(self) -> str:
+        """Addresses of pods on real nodes."""
         return self.address("0.0/17")
 
     @property
     def fake_pod_range(self) -> str:
+        """Addresses of pods on fake nodes."""
         return self.address("64.0/18")
 
     @property
     def service_range(self) -> str:
+        """Addresses of Services."""
         return self.address("128.0/20")
 
     @property
     def dns_address(self) -> str:
+        """Address of the DNS Service."""
         return self.address("128.10")
 
     def free_port(self) -> int:
+        """Reserve and return a port that nothing listens on, below the kernel's ephemeral ports."""
         first = PORTS.start + self.index * (len(PORTS) // INSTANCES_MAX)
         for port in range(first, PORTS.stop):
             with socket.socket() as probe:
-                # As servers do: a port whose last connection still lingers is free to listen on.
+                # Servers set this option too: a port with connections in TIME_WAIT is free.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
                     probe.bind(("0.0.0.0", port))
@@ -85,7 +91,7 @@ class Instance:
         self._ports: set[int] = set()
 
     def release(self, *, keep_logs: bool) -> None:
-        """Give the number back; every program of it must have ended."""
+        """Clean up and give the number back; all programs of the cluster must have ended."""
         leftovers.remove(self.name, self.folder, keep_logs=keep_logs)
         Path(self._lock.name).unlink()
         self._lock.close()
@@ -94,12 +100,13 @@ class Instance:
 
 
 def base_folder() -> Path:
-    # Short, since sockets lie below it, and their paths may have 107 bytes.
+    """Return the folder that holds the lock files and folders of all this user's clusters."""
+    # The path is short, since sockets lie below it and a socket's path has at most 107 bytes.
     return Path("/tmp") / f"paceline-clusters-{os.getuid()}"
 
 
 def acquire() -> Instance:
-    """The lowest free number."""
+    """Take the lowest free number."""
     for index in range(INSTANCES_MAX):
         if room := take(index):
             return room
@@ -107,7 +114,7 @@ def acquire() -> Instance:
 
 
 def take(index: int) -> Instance | None:
-    """This number with an empty folder, unless somebody holds it."""
+    """Take this number with an empty folder, or return None if another process holds it."""
     base = base_folder()
     lock = _locked(base / f"{index}.lock")
     if lock is None:
@@ -131,8 +138,8 @@ def _locked(path: Path) -> IO[str] | None:
         except BlockingIOError:
             lock.close()
             return None
-        # Whoever held the lock may have removed the file before it released it. A lock on a removed
-        # file holds nobody off.
+        # The last holder may have removed the file before it released the lock. A lock on a removed
+        # file excludes nobody.
         if os.fstat(lock.fileno()).st_nlink:
             return lock
         lock.close()

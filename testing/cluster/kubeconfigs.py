@@ -1,4 +1,4 @@
-"""kubeconfig files: which server, trusted how, asked as whom."""
+"""kubeconfig files: the server, the authority that signed it, and the identity of the user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testing.cluster.certificates import KeyPair
 def write(
     path: Path, server: str, authority: Path, identity: KeyPair | str, namespace: str = "default"
 ) -> Path:
-    """For a user with a certificate, or for a service account with a token."""
+    """Write a kubeconfig for a user with a certificate or for a service account with a token."""
     user: dict[str, Any] = (
         {"token": identity}
         if isinstance(identity, str)

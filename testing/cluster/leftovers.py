@@ -1,7 +1,7 @@
-"""Removes what a test cluster leaves on the machine: processes, control groups, devices, files.
+"""Remove what a test cluster leaves on the machine: processes, control groups, devices, files.
 
-Everything is found by the cluster's own names (its control groups, its bridge, its folder), so that
-nothing that another program owns can be met.
+Everything is looked up by the cluster's own names (its control groups, its bridge, its folder), so
+nothing that another program owns can be removed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ LOG_FOLDER = "logs"
 
 
 class LeftoverError(Exception):
-    """Something of a cluster cannot be removed."""
+    """Raised when a process or control group of a cluster cannot be removed."""
 
 
 def remove(name: str, folder: Path, *, keep_logs: bool) -> None:
+    """Remove all traces of a cluster; with `keep_logs` its folder of logs stays."""
     if os.geteuid() == 0:
         _end_control_groups(name)
         for device in links(name):
@@ -43,29 +44,31 @@ def remove(name: str, folder: Path, *, keep_logs: bool) -> None:
 
 
 def control_groups(name: str) -> list[Path]:
-    """This cluster's top control group in each hierarchy."""
+    """Return the cluster's top control group in each hierarchy."""
     return sorted(path for path in CGROUPS.glob(f"*/{name}") if path.is_dir())
 
 
 def links(name: str) -> list[str]:
-    """This cluster's network devices on the host: the nodes' bridge, and that of fake pods."""
+    """Return the cluster's network devices on the host: the nodes' bridge and that of fake pods."""
     found = (name, f"{name}f")
     return [device for device in found if Path("/sys/class/net", device).exists()]
 
 
 def remove_link(device: str) -> None:
+    """Delete a network device if it exists."""
     if Path("/sys/class/net", device).exists():
         subprocess.run(["ip", "link", "delete", device], check=True, timeout=KILL_TIMEOUT_S)
 
 
 def mounts_below(folder: Path) -> list[str]:
+    """Return the mount points below a folder."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     points = [line.split()[4] for line in lines]
     return [point for point in points if point.startswith(f"{folder}/")]
 
 
 def processes(name: str) -> set[int]:
-    """Every process in this cluster's control groups."""
+    """Return the pids of all processes in the cluster's control groups."""
     found: set[int] = set()
     for top in control_groups(name):
         for path in top.rglob("cgroup.procs"):
@@ -107,5 +110,6 @@ def _remove_group(path: Path, deadline: float) -> None:
 
 
 def unmount_below(folder: Path) -> None:
+    """Unmount everything below a folder lazily, innermost first."""
     for point in sorted(mounts_below(folder), key=len, reverse=True):
         subprocess.run(["umount", "--lazy", point], check=True, timeout=KILL_TIMEOUT_S)

@@ -1,8 +1,8 @@
-"""`make monitor`: Prometheus, and Grafana where there is one, over a job that runs on this machine.
+"""`make monitor`: Prometheus, and Grafana if installed, over a job that runs on this machine.
 
-JOB=NAME chooses among several. Both listen on the loopback, keep their data in a scratch folder,
-and end with the job, or with Ctrl-C. The agents of a local run leave a file each that says where
-they can be scraped; Prometheus watches these files, so ranks that join are found by themselves.
+JOB=NAME selects one of several jobs. Both servers listen on loopback, keep their data in a scratch
+folder, and end with the job or with Ctrl-C. Each agent of a local run leaves a file with the
+addresses to scrape. Prometheus watches these files, so it discovers ranks that join.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ROOT: Final = Path(__file__).resolve().parent.parent.parent
 CHART: Final = ROOT / "charts/paceline"
 SCRAPE_S: Final = 5
 HOMES: Final = ("/usr/share/grafana", "/usr/local/share/grafana", "/opt/grafana")
-"""Where packages put Grafana's pages; $GF_PATHS_HOME names another place."""
+"""Folders where packages install Grafana's pages; $GF_PATHS_HOME overrides them."""
 END_S: Final = 20.0
 
 
 def choose(running: list[index.Entry], wanted: str) -> index.Entry:
-    """The one job that is meant."""
+    """Return the running job called `wanted`, or the only job; raise PacelineError if ambiguous."""
     found = [entry for entry in running if wanted in ("", entry.job)]
     if len(found) == 1:
         return found[0]
@@ -51,6 +51,7 @@ def choose(running: list[index.Entry], wanted: str) -> index.Entry:
 
 
 def prometheus_config(run_dir: Path) -> str:
+    """Return a Prometheus configuration that scrapes the targets listed below `run_dir`."""
     config = {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},
         "rule_files": [str(CHART / "rules/paceline.yaml")],
@@ -65,7 +66,7 @@ def prometheus_config(run_dir: Path) -> str:
 
 
 def provision(folder: Path, prometheus_url: str) -> None:
-    """Grafana's data source and dashboards, as its provisioning reads them."""
+    """Write the provisioning files of Grafana's data source and dashboards."""
     source = {
         "name": "Prometheus",
         "type": "prometheus",
@@ -93,7 +94,7 @@ def provision(folder: Path, prometheus_url: str) -> None:
 def grafana(
     program: str, folder: Path, prometheus_url: str, env: Mapping[str, str]
 ) -> Iterator[str]:
-    """A Grafana without log-in, for whoever sits at this machine; its address."""
+    """Run Grafana without log-in, on loopback only, and yield its URL."""
     provision(folder / "provisioning", prometheus_url)
     port = prometheus.free_port()
     home = env.get("GF_PATHS_HOME") or next((h for h in HOMES if Path(h).is_dir()), HOMES[0])
@@ -124,12 +125,13 @@ def grafana(
 
 
 def say(line: str) -> None:
+    """Print one line and flush it."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def monitor(entry: index.Entry, env: Mapping[str, str]) -> None:
-    """Until the runner of the job is gone."""
+    """Run the servers until the job's runner exits."""
     runner = os.pidfd_open(entry.pid)
     with ExitStack() as parts:
         parts.callback(os.close, runner)
@@ -155,6 +157,7 @@ def _stop(number: int, _frame: object) -> None:
 
 
 def main() -> int:
+    """Run the command and return its exit code."""
     signal.signal(signal.SIGTERM, _stop)
     try:
         monitor(choose(index.running(os.environ), os.environ.get("JOB", "")), os.environ)

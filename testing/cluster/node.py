@@ -1,10 +1,10 @@
 """One real node: kubelet, containerd and kube-proxy in namespaces of their own.
 
-A node is one process tree: the first process opens namespaces for processes, mounts, network and
-host name, and the programs are started inside them. Ending that first process makes the kernel end
-everything on the node, pods included, and drop all mounts with it, as a power cut does; so also
-when the tests themselves are killed. Control groups are shared with the host, as Kubernetes 1.34 on
-cgroup v1 needs to see them whole.
+A node is one process tree. The first process opens namespaces for processes, mounts, network and
+host name, and the programs are started inside them. When that first process ends, the kernel ends
+everything on the node, pods included, and drops all mounts, as a power cut does. The same happens
+when the tests are killed. Control groups are shared with the host, since Kubernetes 1.34 on cgroup
+v1 needs to see the whole hierarchy.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CONTAINERD = "containerd"
 KUBE_PROXY = "kube-proxy"
 START_TIMEOUT_S = 60.0
 READY_TIMEOUT_S = 180.0
-"""Both cores may be full with other tests."""
+"""How long a node may take to become ready while other tests use both cores."""
 IMPORT_TIMEOUT_S = 300.0
 
 _NAMESPACES = ("--mount", "--net", "--uts", "--ipc", "--pid")
 
-# The first process: it sets the namespaces up, then does what an init does: collects the dead.
+# The first process sets up the namespaces, then acts as an init: it reaps orphans.
 _INIT = f"""
 set -eu
 {disks.FORGET_OTHERS}
@@ -46,7 +46,7 @@ while :; do sleep 3600 & wait $!; done
 
 
 class Node:
-    """`boot` and `start`, then pods can run; every program in `programs` may be stopped alone."""
+    """One node; after `boot` and `start` it runs pods; each of `programs` can be stopped alone."""
 
     def __init__(self, plane: ControlPlane, number: int, nodes: int) -> None:
         self.name = f"node{number}"
@@ -60,9 +60,9 @@ class Node:
         self.programs: dict[str, Daemon] = {}
 
     def boot(self) -> None:
-        """Open the namespaces and start containerd; does not wait for it."""
+        """Open the namespaces and start containerd without waiting for it."""
         room = self._plane.instance
-        # What was in /run does not survive a power cut.
+        # The contents of /run do not survive a power cut.
         shutil.rmtree(self._folder / "run", ignore_errors=True)
         for name in ("run", "log", node_config.DISK):
             (self._folder / name).mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class Node:
         self.programs[CONTAINERD].start()
 
     def start(self, archives: list[Path]) -> None:
-        """With these images; `wait_ready` tells when it takes pods."""
+        """Load the images and start kubelet and kube-proxy; `wait_ready` waits for the node."""
         socket = self._folder / "run" / "containerd" / "containerd.sock"
         self.programs[CONTAINERD].wait_until(socket.exists, "listening", START_TIMEOUT_S)
         for archive in archives:
@@ -103,7 +103,7 @@ class Node:
         self.programs[KUBE_PROXY].start()
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """A program that ends meanwhile is started again, as the init system of a node does."""
+        """Wait for the node; restart a program that exits, as a node's init system would."""
         path = f"/api/v1/nodes/{self.name}"
         deadline = time.monotonic() + timeout_s
         ended: list[str] = []
@@ -127,15 +127,15 @@ class Node:
             time.sleep(0.5)
 
     def load(self, archive: Path) -> None:
-        """Take the images of a docker or OCI archive, for pods with imagePullPolicy Never."""
-        # By standard input, since the node need not see the folder that the archive lies in.
+        """Import the images of a docker or OCI archive, for pods with imagePullPolicy Never."""
+        # The archive goes through stdin, since the node may not see the archive's folder.
         with archive.open("rb") as content:
             self._run(
                 ["ctr", "--namespace=k8s.io", "images", "import", "-"], content, IMPORT_TIMEOUT_S
             )
 
     def run(self, *command: str, timeout_s: float = 30.0) -> str:
-        """What a command prints that runs on this node, as root there."""
+        """Run a command on this node as root and return what it prints."""
         return self._run(list(command), subprocess.DEVNULL, timeout_s)
 
     def _run(self, command: list[str], stdin: int | IO[bytes], timeout_s: float) -> str:
@@ -151,7 +151,7 @@ class Node:
         return done.stdout
 
     def power_off(self) -> None:
-        """Everything on it ends at once, as in a power cut. `boot` and `start` bring it back."""
+        """End everything on the node at once, like a power cut; `boot` and `start` restore it."""
         if self._init is not None:
             self._init.kill()
             for program in self.programs.values():

@@ -20,7 +20,7 @@ DISK = "disk"
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """Where they lie."""
+    """Paths of a node's configuration files."""
 
     containerd: Path
     kubelet: Path
@@ -29,6 +29,7 @@ class NodeFiles:
 
 
 def write(plane: ControlPlane, name: str, number: int, folder: Path) -> NodeFiles:
+    """Write the configuration files of a node below `folder`."""
     pods = network.node_pod_range(plane.instance, number)
     cni = folder / "cni"
     cni.mkdir(exist_ok=True)
@@ -78,8 +79,18 @@ conf_dir = "{cni}"
 
 
 def _cni(pods: str, disk: Path) -> dict[str, Any]:
-    """Each pod on a wire of its own: all traffic is routed, and Services work on the same node
-    even where the kernel does not filter bridged packets."""
+    """Return the CNI configuration, which gives each pod a point-to-point link.
+
+    All traffic is routed, so Services work on the same node even where the kernel does not filter
+    bridged packets.
+
+    Args:
+        pods: the node's range of pod addresses.
+        disk: the node's own disk, which keeps the list of addresses in use.
+
+    Returns:
+        the configuration as JSON values.
+    """
     addresses = {
         "type": "host-local",
         "dataDir": str(disk / "addresses"),
@@ -93,7 +104,7 @@ def _cni(pods: str, disk: Path) -> dict[str, Any]:
 def _kubelet(plane: ControlPlane, name: str, number: int, folder: Path) -> dict[str, Any]:
     address = network.node_address(plane.instance, number)
     pair = plane.authority.server(name, (address,))
-    # An empty one: names outside of the cluster have no meaning in the tests.
+    # The file is empty: the tests need no names outside of the cluster.
     resolver = folder / "resolv.conf"
     resolver.touch()
     nothing = dict.fromkeys(("memory.available", "nodefs.available", "imagefs.available"), "0%")
@@ -119,7 +130,7 @@ def _kubelet(plane: ControlPlane, name: str, number: int, folder: Path) -> dict[
         "cgroupRoot": f"/{plane.instance.name}/{name}",
         "enforceNodeAllocatable": [],
         "failSwapOn": False,
-        # The machine's disk is not the node's: how full it is says nothing here.
+        # The node shares the machine's disk, so how full that is must not evict pods.
         "evictionHard": nothing,
         "imageGCHighThresholdPercent": 100,
         # The node's lease is renewed each 3 s; the controller manager gives it up after 20 s.
@@ -137,6 +148,6 @@ def _kube_proxy(kubeconfig: Path, name: str, pods: str) -> dict[str, Any]:
         "hostnameOverride": name,
         "mode": "iptables",
         "clusterCIDR": pods,
-        # These belong to the host and may not be written here.
+        # These kernel settings belong to the host and may not be written here.
         "conntrack": {"maxPerCore": 0, "min": 0},
     }

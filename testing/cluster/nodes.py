@@ -14,7 +14,7 @@ NODES = 2
 
 
 class Cluster:
-    """Kubernetes with two nodes. `control_plane` has the rest of what a test may want."""
+    """Kubernetes with two nodes; `control_plane` has users, namespaces and programs."""
 
     def __init__(self, room: Instance, *, audit: bool = True) -> None:
         self.control_plane = ControlPlane(room, address=room.host_address, audit=audit)
@@ -22,16 +22,20 @@ class Cluster:
 
     @property
     def api(self) -> Api:
+        """Client of the API server as an administrator."""
         return self.control_plane.api
 
     @property
     def kubeconfig(self) -> Path:
+        """Path of the administrator's kubeconfig."""
         return self.control_plane.kubeconfig
 
     def node(self, name: str) -> Node:
+        """Return the node with this name."""
         return next(node for node in self.nodes if node.name == name)
 
     def start(self) -> None:
+        """Start control plane and nodes with the system images and DNS, and wait until ready."""
         network.make_bridge(self.control_plane.instance)
         for node in self.nodes:
             node.boot()
@@ -50,17 +54,18 @@ class Cluster:
         cluster_dns.wait_ready(self.control_plane, len(self.nodes))
 
     def stop(self) -> None:
+        """Power off the nodes and stop the control plane."""
         for node in self.nodes:
             node.power_off()
         self.control_plane.stop()
 
     def load_image(self, archive: Path) -> None:
-        """Put the images of a docker or OCI archive on every node."""
+        """Import the images of a docker or OCI archive on every node."""
         for node in self.nodes:
             node.load(archive)
 
     def restart(self, node: Node) -> None:
-        """Bring a node back that was powered off; its pods are those that it had."""
+        """Bring back a node that was powered off and wait until it is ready; it keeps its pods."""
         node.boot()
         node.start([])
         node.wait_ready()

@@ -1,7 +1,8 @@
-"""A Go module that builds another release of Kubernetes than the pinned one.
+"""Go module that builds another release of Kubernetes than the pinned one.
 
-Kubernetes asks for the modules of its own repository as v0.0.0 beside itself, and publishes 1.N.P
-of them as 0.N.P; which ones those are differs between releases, and stands in its go.mod.
+Kubernetes requires the modules of its own repository as v0.0.0 from a folder beside it, and
+publishes those of 1.N.P as 0.N.P. The list of these modules differs between releases and is read
+from the release's go.mod.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ TIMEOUT_S = 600.0
 
 
 def module(release: str, folder: Path) -> Path:
-    """The folder of the module, made if it is not there."""
+    """Return the folder of the module; create its go.mod unless it exists."""
     if not RELEASE.fullmatch(release):
         raise MissingPrerequisiteError(
             f"{release!r} is no release of Kubernetes", "write it whole, like v1.35.4"
@@ -31,7 +32,7 @@ def module(release: str, folder: Path) -> Path:
 
 
 def go_mod(release: str, published: str) -> str:
-    """`published`: the go.mod of Kubernetes itself."""
+    """Return the module's go.mod; `published` is the go.mod of the Kubernetes release."""
     lines = [line for line in published.splitlines() if line.startswith(("go ", "godebug "))]
     staged = re.findall(r"^\s*(\S+) => \./staging/", published, re.M)
     beside = release.replace("v1.", "v0.", 1)

@@ -1,8 +1,8 @@
-"""What the test cluster needs from the machine, and how to say that it is not there.
+"""Prerequisites of the test cluster, and the errors that name the ones that are missing.
 
-The API server alone needs no root and no package. Real nodes need root, cgroup v1 (what Kubernetes
-1.34 still runs on and what this harness was built on) and a few Debian packages, which
-`make cluster-programs` installs when it may.
+The API server alone needs neither root nor a package. Real nodes need root, cgroup v1 (which
+Kubernetes 1.34 still supports and on which this harness was built) and a few Debian packages. `make
+cluster-programs` installs these packages if it may.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 CNI_PLUGINS = Path("/usr/lib/cni")
 CGROUPS = Path("/sys/fs/cgroup")
-# A program or file that shows that the package is there -> the package.
+# Program or file that shows that a package is installed -> the package.
 PACKAGES = {
     "containerd": "containerd",
     "runc": "runc",
@@ -29,18 +29,19 @@ PACKAGES = {
 }
 IMAGE_PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap"}
 BROWSER_PACKAGES = {"chromium": "chromium"}
-"""What looks at the page of `paceline report`."""
+"""Browser for the tests of the page that `paceline report` writes."""
 APT_TIMEOUT_S = 900.0
 
 
 class MissingPrerequisiteError(Exception):
-    """The machine lacks something that only its owner can give it."""
+    """Raised when the machine lacks something that only its owner can provide."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(f"{what}\nhint: {hint}")
 
 
 def missing_packages(wanted: dict[str, str]) -> list[str]:
+    """Return the packages of `wanted` whose program or file is not on this machine."""
     # Debian keeps these in sbin, which a plain user's PATH lacks.
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     there = {shows: bool(shutil.which(shows, path=path)) for shows in wanted}
@@ -48,7 +49,7 @@ def missing_packages(wanted: dict[str, str]) -> list[str]:
 
 
 def require_nodes() -> None:
-    """Raise unless this machine can run real nodes."""
+    """Raise MissingPrerequisiteError unless this machine can run real nodes."""
     if os.geteuid() != 0:
         raise MissingPrerequisiteError("real nodes need root", "run the tests as root")
     if not (CGROUPS / "memory").is_dir():
@@ -64,7 +65,15 @@ def require_nodes() -> None:
 
 
 def install_packages() -> list[str]:
-    """Fetch what is missing, when we are root on a Debian; returns what was fetched."""
+    """Install the missing packages and return their names.
+
+    Returns:
+        the packages that were installed; empty if none was missing.
+
+    Raises:
+        MissingPrerequisiteError: packages are missing, and this is no Debian, the user is not root
+            or apt-get failed.
+    """
     missing = missing_packages(PACKAGES | IMAGE_PACKAGES | BROWSER_PACKAGES)
     if not missing:
         return []

@@ -1,8 +1,8 @@
-"""Paceline's own images, built for real from the Dockerfile of this checkout (`make images`).
+"""Paceline's own images, built from the Dockerfile of this checkout (`make images`).
 
-With docker where its engine runs, as a user does it; else with buildah over a base of Debian's
-packages, for a machine that reaches no registry. TORCH=cpu takes torch's build without CUDA, and
-TORCH_SHA256 says which file that is.
+If docker's engine runs, docker builds them, as a user would. Otherwise buildah builds them over a
+base of Debian's packages, for a machine that reaches no registry. TORCH=cpu selects torch's build
+without CUDA; TORCH_SHA256 is the digest of that file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from testing.cluster.host_python import CHECKOUT
 
 DIGITS = CHECKOUT / "examples" / "digits"
 BUILD_TIMEOUT_S = 3600.0
-# Image -> what runs in it to see that nothing is missing. The last one is a job's own, made from
-# the worker.
+# Image -> arguments of Python for a check that nothing is missing in it. The last one is the image
+# of a job, built from the worker's.
 IMAGES = {
     "operator": ("-c", "import kopf, paceline_operator.main, paceline.coordinator.__main__"),
     "worker": ("-c", "import torch, zmq, prometheus_client, paceline; from mpi4py import MPI"),
@@ -30,11 +30,12 @@ IMAGES = {
 
 
 def tag_of(name: str) -> str:
+    """Return the tag of an image at the current version."""
     return f"paceline/{name}:{version.current()}"
 
 
 def build(say: Callable[[str], None]) -> None:
-    """Build all, try what is in them, say how long it took and how large they are."""
+    """Build all images, run a check in each, and report the build time and the size."""
     arguments = {"TORCH": os.environ.get("TORCH") or "cuda"}
     if digest := os.environ.get("TORCH_SHA256"):
         arguments["TORCH_SHA256"] = digest
@@ -63,7 +64,7 @@ def build(say: Callable[[str], None]) -> None:
 
 
 def _recipe(name: str, arguments: dict[str, str]) -> tuple[str, Path, dict[str, str]]:
-    """Target, context and build arguments of an image."""
+    """Return the target, context and build arguments of an image."""
     if name == "digits":
         return "", DIGITS, {"WORKER": tag_of("worker")}
     wanted = arguments if name == "worker" else {k: v for k, v in arguments.items() if k == "BASE"}
@@ -75,7 +76,7 @@ def _line(name: str, seconds: float, size: int) -> str:
 
 
 def _docker_works() -> bool:
-    """A client alone is of no use."""
+    """Return True if docker's engine answers; a client alone is of no use."""
     if shutil.which("docker") is None:
         return False
     done = subprocess.run(["docker", "info"], capture_output=True, timeout=30)

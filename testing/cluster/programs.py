@@ -1,13 +1,13 @@
-"""The programs of a Kubernetes cluster: which versions, where they lie, how they are built.
+"""The programs of a Kubernetes cluster: their versions, their paths and how they are built.
 
-All come from Go modules, since no image registry can be counted on: Kubernetes, etcd and CoreDNS
-from pinned modules in k8s-build/; the others by `go install` at a fixed version, which Go checks
-against its checksum database. They are kept in a cache outside the checkout, each with a digest of
-the recipe that it was built by, so that a changed pin is built again and nothing else is.
-KUBEBUILDER_ASSETS, the folder that other Kubernetes projects use, is looked into first.
+All are built from Go modules, since an image registry may be out of reach. Kubernetes, etcd and
+CoreDNS come from pinned modules in k8s-build/. The others come from `go install` at a fixed
+version, which Go checks against its checksum database. The programs are kept in a cache outside the
+checkout, each with a digest of its build recipe, so only a program whose pin changed is built
+again. KUBEBUILDER_ASSETS, the folder that other Kubernetes projects use, has precedence.
 
-Another release of Kubernetes, by PACELINE_KUBERNETES, is built from a module that is made for it
-(cluster.other_release), without pinned sums; the rest stays as it is.
+PACELINE_KUBERNETES selects another release of Kubernetes. It is built from a generated module
+(cluster.other_release) without pinned checksums; the other programs stay as they are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BUILD_TIMEOUT_S = 3600.0
 
 
 def _version_flags(release: str) -> str:
-    """Without these the server calls itself v0.0.0, and clients believe it."""
+    """Return linker flags for the version; without them the server reports v0.0.0 to clients."""
     major, minor, _ = release.removeprefix("v").split(".")
     values = {"gitVersion": release, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     of_helm = {"k8sVersionMajor": major, "k8sVersionMinor": minor}
@@ -55,7 +55,7 @@ def _version_flags(release: str) -> str:
 
 @dataclass(frozen=True)
 class Program:
-    """One executable: of a module of ours in k8s-build/, or, with a version, of anybody's."""
+    """One executable: from a module in k8s-build/, or with a version from any public module."""
 
     package: str
     version: str = ""
@@ -63,9 +63,11 @@ class Program:
 
     @property
     def of_other_release(self) -> bool:
+        """True if PACELINE_KUBERNETES replaces the pinned release of this program."""
         return self.package.startswith("k8s.io/kubernetes/") and KUBERNETES != PINNED
 
     def command(self, target: Path) -> list[str]:
+        """Return the Go command that builds the program at `target`."""
         build = ["go", "build", "-trimpath", "-buildvcs=false", "-ldflags"]
         if self.version:
             build[1] = "install"
@@ -74,6 +76,7 @@ class Program:
         return [*build, f"-s -w {flags}", "-o", str(target), self.package]
 
     def digest(self, name: str) -> str:
+        """Return the digest of the build recipe; the program is rebuilt when it changes."""
         recipe = hashlib.sha256(repr(self.command(Path(name))).encode())
         if not self.version and not self.of_other_release:
             for part in ("go.mod", "go.sum", "main.go"):
@@ -95,28 +98,30 @@ NODE = {
 }
 TOOLS = {
     "kubectl": Program("k8s.io/kubernetes/cmd/kubectl"),
-    # In Kubernetes' own module, so that the packages of both are compiled once. A newer helm asks
-    # for newer ones and takes six times as long.
+    # helm is built in Kubernetes' module, so the packages of both are compiled once. A newer helm
+    # requires newer packages and takes six times as long.
     "helm": Program("helm.sh/helm/v4/cmd/helm"),
     "kubeconform": Program("github.com/yannh/kubeconform/cmd/kubeconform", "v0.8.0"),
-    # Prometheus's own parser and rules, asked in JSON; promtool itself takes three times as long.
+    # Prometheus's parser and rules with a JSON interface; promtool takes three times as long.
     "prometheus-rules": Program(".", module=MODULE / "rules"),
 }
 PROGRAMS = CONTROL_PLANE | TOOLS | NODE
 
 
 def cache_folder() -> Path:
+    """Return the folder of the programs that are built for the pinned release."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
     return Path(os.environ.get(CACHE_VARIABLE) or base) / "k8s" / PINNED
 
 
 def folder_of(program: Program) -> Path:
+    """Return the cache folder of a program, which differs for another release of Kubernetes."""
     here = cache_folder()
     return here.parent / KUBERNETES if program.of_other_release else here
 
 
 def find(name: str) -> Path | None:
-    """The program, if somebody has put it there or it was built by today's recipe."""
+    """Return the program from KUBEBUILDER_ASSETS or the cache; None if missing or outdated."""
     given = Path(os.environ.get(ASSETS_VARIABLE) or "/nonexistent") / name
     if given.is_file():
         return given
@@ -127,6 +132,7 @@ def find(name: str) -> Path | None:
 
 
 def require(name: str) -> Path:
+    """Return the program's path, or raise MissingPrerequisiteError if it is not built."""
     path = find(name)
     if path is None:
         raise MissingPrerequisiteError(
@@ -136,7 +142,7 @@ def require(name: str) -> Path:
 
 
 def build(names: list[str], say: Callable[[str], None]) -> None:
-    """Build those of `names` that are missing. GOMAXPROCS bounds the cores that Go takes."""
+    """Build those of `names` that are missing; GOMAXPROCS bounds the cores that Go uses."""
     with _locked(cache_folder()):
         for name in names:
             if find(name) is None:
@@ -180,7 +186,7 @@ def _build_one(name: str, say: Callable[[str], None]) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Two builds at once would take each other's cores and write the same files."""
+    """Hold the build lock: two builds would compete for cores and write the same files."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,7 +1,8 @@
-"""A real Prometheus: where it lies, how it is fetched, started and asked.
+"""A real Prometheus: where it is installed, how it is fetched, started and queried.
 
-One on the PATH is taken as it is. Else it is taken out of Debian's package, without installing
-that: its service would begin to run, and a dozen packages of its web pages would come along.
+A Prometheus on the PATH is used as it is. Otherwise the programs are extracted from Debian's
+package without installing it: installing would start its service and bring a dozen packages of web
+pages.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ READY_TIMEOUT_S = 60.0
 ASK_TIMEOUT_S = 30.0
 READY = "Server is ready to receive web requests."
 KEEP = "100y"
-"""A recorded run may be of any time."""
+"""Retention time; a recorded run may be of any age."""
 
 
 def find(name: str) -> Path | None:
+    """Return the program from the PATH or the cache, or None."""
     on_path = shutil.which(name)
     kept = cache_folder().parent / "prometheus" / name
     return Path(on_path) if on_path else kept if kept.is_file() else None
 
 
 def require(name: str) -> Path:
+    """Return the program's path, or raise MissingPrerequisiteError if it is missing."""
     path = find(name)
     if path is None:
         raise MissingPrerequisiteError(
@@ -47,7 +50,7 @@ def require(name: str) -> Path:
 
 
 def fetch(say: Callable[[str], None]) -> None:
-    """Take the programs out of Debian's package, if they are missing."""
+    """Extract the programs from Debian's package if one is missing."""
     if all(find(name) for name in PROGRAMS):
         return
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
@@ -83,7 +86,7 @@ def _run(command: list[str], folder: str) -> subprocess.CompletedProcess[str]:
 
 
 def backfill(openmetrics: Path, data: Path) -> None:
-    """Samples with times, as if they had been scraped then."""
+    """Load samples with timestamps, as if they had been scraped at those times."""
     words = ["tsdb", "create-blocks-from", "openmetrics", str(openmetrics), str(data)]
     done = subprocess.run(
         [require("promtool"), *words], capture_output=True, text=True, timeout=READY_TIMEOUT_S
@@ -92,6 +95,7 @@ def backfill(openmetrics: Path, data: Path) -> None:
 
 
 def free_port() -> int:
+    """Return a loopback port that nothing listens on."""
     with socket.socket() as line:
         line.bind(("127.0.0.1", 0))
         return int(line.getsockname()[1])
@@ -99,7 +103,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(data: Path, config: Path) -> Iterator[Server]:
-    """A Prometheus on the loopback, at a free port; ended at the end of the block."""
+    """Run Prometheus on loopback at a free port and yield its client; stop it afterwards."""
     command = [
         str(require("prometheus")),
         f"--config.file={config}",
@@ -119,7 +123,7 @@ def serving(data: Path, config: Path) -> Iterator[Server]:
 
 
 def _address(process: subprocess.Popen[bytes]) -> str:
-    """It says where it listens, and later that it is ready."""
+    """Read the log until the server is ready and return its URL."""
     assert process.stderr is not None
     address, said = "", []
     for line in process.stderr:
@@ -133,15 +137,19 @@ def _address(process: subprocess.Popen[bytes]) -> str:
 
 
 class Server:
+    """Client of a running Prometheus."""
+
     def __init__(self, url: str) -> None:
         self.url = url
 
     def instant(self, expression: str, at_s: float) -> list[dict[str, Any]]:
+        """Return the result of an instant query at a time in seconds since the epoch."""
         return self._ask("query", query=expression, time=at_s)
 
     def range(
         self, expression: str, from_s: float, to_s: float, step_s: float
     ) -> list[dict[str, Any]]:
+        """Return the result of a range query; times are in seconds since the epoch."""
         return self._ask("query_range", query=expression, start=from_s, end=to_s, step=step_s)
 
     def _ask(self, what: str, **parameters: Any) -> list[dict[str, Any]]:

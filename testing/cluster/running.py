@@ -1,6 +1,6 @@
-"""Clusters as context managers: take room, start, hand out, tear everything down.
+"""Clusters as context managers: reserve an instance, start, yield, tear everything down.
 
-What tests (fixtures.py) and people (__main__.py) both use.
+Both the tests (fixtures.py) and the command line (__main__.py) use them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from testing.cluster.nodes import Cluster
 
 
 def never() -> bool:
+    """Return False: the default for `keep_logs`."""
     return False
 
 
@@ -26,10 +27,17 @@ def control_plane(
     limits: Limits | None = RAISED,
     keep_logs: Callable[[], bool] = never,
 ) -> Iterator[ControlPlane]:
-    """A control plane without nodes. `controllers=None`: only etcd and API server.
+    """Run a control plane without nodes.
 
-    `keep_logs` is asked at the end whether the folder of logs is still wanted; after an error in
-    here it always is.
+    Args:
+        audit: write an audit log.
+        controllers: flag of the controller manager; None starts only etcd and the API server.
+        limits: request rates of controller manager and scheduler; None keeps Kubernetes' defaults.
+        keep_logs: called at the end of the block; True keeps the folder of logs. The logs are
+            always kept after an error.
+
+    Yields:
+        the started control plane.
     """
     for name in programs.CONTROL_PLANE:
         programs.require(name)
@@ -49,7 +57,7 @@ def control_plane(
 
 @contextmanager
 def image_builder() -> Iterator[ImageBuilder]:
-    """Builds images; archives that are wanted later are copied elsewhere before the end."""
+    """Yield an image builder; copy the archives to keep before the block ends."""
     image_build.require_builder()
     room = instance.acquire()
     try:
@@ -69,7 +77,7 @@ def image_builder() -> Iterator[ImageBuilder]:
 
 @contextmanager
 def two_nodes(*, audit: bool = True, keep_logs: Callable[[], bool] = never) -> Iterator[Cluster]:
-    """A control plane with two real nodes and DNS."""
+    """Run a control plane with two real nodes and DNS."""
     for name in programs.CONTROL_PLANE | programs.NODE:
         programs.require(name)
     prerequisites.require_nodes()

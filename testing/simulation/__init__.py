@@ -1,1 +1,1 @@
-"""The whole protocol on a virtual clock, with faults, and checkers of its promises."""
+"""The whole protocol on a virtual clock, with injected faults and checkers of its promises."""

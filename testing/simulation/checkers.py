@@ -1,4 +1,4 @@
-"""The promises I1-I17 as checks on a simulated job, one function each; run after every event."""
+"""The promises I1 to I17 as checks on a simulated job, one function each, run after each event."""
 
 from __future__ import annotations
 
@@ -31,49 +31,68 @@ Fingerprint = tuple[object, ...]
 
 
 class Checkers:
+    """All checks of one simulation, and the history that they compare with."""
+
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.every = 1
-        """In a large job one of so many ranks is looked at; see `taken`."""
+        """Expensive checks cover one rank in this many, so large jobs stay fast; see `taken`."""
         self.lease_of: dict[Label, int] = {}
         self.samples: dict[Label, int] = {}
         self.poisoned: set[Label] = set()
         self.state_at: dict[str, tuple[Sum, Sum]] = {}
         """Weights and accumulated sum by the digest of the log (I5)."""
         self.chain: dict[str, tuple[str, Record]] = {}
-        """The record that leads to a digest, with the digest before it."""
+        """Digest -> (digest before it, record that leads from that one to it)."""
         self.go_of: dict[tuple[GenerationId, int], Go] = {}
         self.contributed: dict[tuple[GenerationId, int, MemberId], Sum] = {}
         self.words: Counter[tuple[GenerationId, int, MemberId, bool]] = Counter()
         self.is_void: dict[tuple[GenerationId, int], bool] = {}
-        """What became of each round; the same wherever it was completed."""
+        """(generation, round) -> whether the round was void; equal on all ranks."""
         self.kept: list[Copy] = []
         """Every checkpoint that was published."""
         self.settings_changed = False
         self.gen_of: dict[GenerationId, Gen] = {}
         self.commits: dict[tuple[MemberId, GenerationId], list[str]] = {}
-        """What each rank committed in each generation, by the digest that it led to."""
+        """Digests that each rank committed, by rank and generation."""
 
     def looks_at(self, rank: SimRank) -> bool:
+        """Return True if this rank computes its own weights and gets the expensive checks."""
         return (rank.me.slot + rank.me.local) % self.every == 0
 
     def taken(self, rank: SimRank) -> Sum | None:
-        """The weights that a rank takes over from the first one whose log was the same, without
-        computing them: those that are looked at compute, and are compared with it."""
+        """Return weights that a rank may copy from the first rank with the same log, or None.
+
+        A rank that is looked at gets None: it computes its weights and is compared with the others.
+
+        Args:
+            rank: the rank that applies an update.
+
+        Returns:
+            the known weights at the rank's digest, or None if it must compute them.
+        """
         known = None if self.looks_at(rank) else self.state_at.get(rank.state.log.digest)
         return None if known is None else known[0]
 
-    # ---- what the simulation tells ----------------------------------------------------------
+    # ---- called by the simulation -----------------------------------------------------------
 
     def produced(self, label: Label, lease: int, samples: int, *, finite: bool) -> None:
+        """Record a batch whose gradient a script has finished."""
         self.lease_of[label] = lease
         self.samples[label] = samples
         if not finite:
             self.poisoned.add(label)
 
     def joined(self, rank: SimRank, reduce: ev.Reduce, own: Sum) -> None:
-        """A rank enters a reduction, of a streamed round the last part of it; its log ends before
-        the round."""
+        """Check a rank's contribution as it enters a reduction.
+
+        A streamed round calls this for its last segment. The rank's log ends before the round.
+
+        Args:
+            rank: the rank that joins.
+            reduce: the order to reduce, with the round's GO record.
+            own: the sum that the rank adds.
+        """
         go, log = reduce.go, rank.state.log
         self.check_one_go_per_round(go)
         if rank.state.passive:
@@ -89,7 +108,7 @@ class Checkers:
         mine = [p.version for p in rank.state.pending.steps if share and p.seq <= share.upto]
         oldest = min(mine, default=go.round)
         assert not share or oldest == share.oldest, f"I6: {rank.me} gives {oldest}, GO says {share}"
-        # With drops the fresh one may be among them.
+        # If the share has drops, the fresh batch may be one of them.
         if share and share.fresh and not share.drops:
             from_ = go.round - log.settings.pipeline
             newest = max(mine, default=go.round)
@@ -98,11 +117,12 @@ class Checkers:
         self.contributed[go.generation, go.round, rank.me] = content
 
     def ended(self, go: Go, *, void: bool) -> None:
-        """A rank has all segments, or one that is flagged (R31)."""
+        """Check that a round is void on all ranks or on none (R31)."""
         known = self.is_void.setdefault((go.generation, go.round), void)
         assert known == void, f"R31: round {go.round} is void here and not there"
 
     def committed(self, rank: SimRank, go: Go, weighing: Weighing) -> None:
+        """Check a rank that has just committed a round."""
         self.check_one_go_per_round(go)
         if not rank.state.queue:
             ends = self.commits.setdefault((rank.me, go.generation), [])
@@ -112,7 +132,7 @@ class Checkers:
         self.check_rounds_apart(rank)
 
     def formed(self, state: CoordinatorState, gen: Gen) -> None:
-        """`allowedSizes`: a job begins with one, and new replicas come in up to one."""
+        """Check that a new generation respects `allowedSizes` and leaves out no trained rank."""
         allowed = self.sim.world.allowed
         if not allowed or not state.reports:
             return
@@ -134,7 +154,7 @@ class Checkers:
             assert not away, f"{sorted(away)} trained, and are sent away: {allowed}"
 
     def published(self, rank: SimRank, copy: Copy) -> None:
-        """R19: every member had the version, or the job is released with it."""
+        """Check that every member had the checkpoint's version or the job was released (R19)."""
         self.kept.append(copy)
         self.remember_records(rank.state.log)
         log, version = rank.state.log, copy.log.version
@@ -149,12 +169,14 @@ class Checkers:
                 assert mine.log.version >= version, f"R19: {other.me} never had {version}"
 
     def before_event(self, rank: SimRank, event: ev.Event) -> Fingerprint | None:
+        """Return a fingerprint of the rank if the event is a stale message that must be ignored."""
         if isinstance(event, m.Announce):
             self.check_words(event)
         older = isinstance(event, m.PeerMessage) and event.generation < rank.state.promise
         return _fingerprint(rank) if older else None
 
     def after_event(self, rank: SimRank, before: Fingerprint | None) -> None:
+        """Run the checks of one rank after it has handled an event."""
         if before is not None:
             assert _fingerprint(rank) == before, "I13: a message of an old generation was heard"
         self.remember_records(rank.state.log)
@@ -170,7 +192,7 @@ class Checkers:
     # ---- after every event ----------------------------------------------------------------
 
     def check_conservation(self, rank: SimRank) -> None:
-        """I1: produced = applied + pending + dropped + lost, in samples."""
+        """Check that produced = applied + dropped + pending + lost, in samples (I1)."""
         p = rank.state.pending
         totals = rank.state.log.ledger.by_member.get(rank.me, Totals())
         pending = sum(x.samples for x in p.steps) + sum(d.samples for d in p.drops)
@@ -182,7 +204,7 @@ class Checkers:
         assert p.lost >= 0, f"I1: {rank.me} lost {p.lost}"
 
     def check_buffers(self, rank: SimRank) -> None:
-        """I1 in sums: memory holds what the bookkeeping says, nothing else."""
+        """Check that the buffers hold exactly what the bookkeeping says, as sums (I1)."""
         p = rank.state.pending
         self._check_buffer(rank, "LATE", rank.late, p.late)
         queued = any(isinstance(e, ev.Step) for e in (*rank.waiting, *rank.backlog))
@@ -196,12 +218,13 @@ class Checkers:
         assert abs(value - wanted) < Fraction(1, 10**6), f"I1: {name} of {rank.me}: {value}"
 
     def check_same_state(self, rank: SimRank) -> None:
-        """I4, I5: equal logs, equal weights."""
+        """Check that ranks with equal logs have equal weights (I4, I5)."""
         mine = rank.weights, rank.accumulated if rank.state.log.accumulated else {}
         seen = self.state_at.setdefault(rank.state.log.digest, mine)
         assert seen == mine, f"I5: {rank.me} has other weights at {rank.state.log.digest}"
 
     def remember_records(self, log: Log) -> None:
+        """Add a log's recent records to the chain; a digest must have one history (I13)."""
         ends = [digest for _, digest in log.tail]
         for (before, after), record in zip(pairwise(ends), log.recent, strict=True):
             known = self.chain.setdefault(after, (before, record))
@@ -211,8 +234,14 @@ class Checkers:
                 assert known_gen == record, f"I13: two generations are called {record.id}"
 
     def check_words(self, announce: m.Announce) -> None:
-        """R11: at most two announcements of a rank in a round, and COMING; evaluating may add to
-        them."""
+        """Check the number of announcements of a rank in a round (R11).
+
+        A rank sends at most one COMING and two other announcements. Evaluating may add to them, so
+        a world with `rest` is exempt.
+
+        Args:
+            announce: the announcement that arrives.
+        """
         member = announce.share.member
         coming = announce.kind is AnnounceKind.COMING
         key = announce.generation, announce.round, member, coming
@@ -223,11 +252,11 @@ class Checkers:
     # ---- once per round -------------------------------------------------------------------
 
     def check_one_go_per_round(self, go: Go) -> None:
-        """I4: one composition of a round in a generation."""
+        """Check that a round of a generation has only one composition (I4)."""
         assert self.go_of.setdefault((go.generation, go.round), go) == go, f"I4: {go}"
 
     def check_quorum(self, go: Go, log: Log) -> None:
-        """I6: fresh contributors >= k in every round that is not marked degraded."""
+        """Check that each round not marked degraded has at least k fresh contributors (I6)."""
         if go.degraded or go.trigger is Trigger.INITIATOR:
             return
         made = log.read(go)
@@ -238,7 +267,7 @@ class Checkers:
             assert not share.fresh or share.count == 0 or share.oldest <= go.round
 
     def check_ages(self, go: Go, log: Log) -> None:
-        """I7: nothing older than maxAge has full weight."""
+        """Check that nothing older than maxAge has full weight (I7)."""
         s = log.settings
         if not s.max_age or (s.late is MaxAgePolicy.WAIT and self.settings_changed):
             return
@@ -250,7 +279,7 @@ class Checkers:
             assert share.discount < 1, f"I7: {share} has full weight"
 
     def check_weights(self, rank: SimRank) -> None:
-        """I2, I12: each batch at most once, with the weight of its samples."""
+        """Check that each batch is applied at most once, weighted by its samples (I2, I12)."""
         assert FLAG not in rank.weights, "R32: a void round was applied"
         for label, value in rank.weights.items():
             limit = self.samples[label]
@@ -259,7 +288,7 @@ class Checkers:
                 assert value == limit, f"I12: batch {label} applied as {value} of {limit}"
 
     def check_rounds_apart(self, rank: SimRank) -> None:
-        """Members of one generation are never two rounds apart."""
+        """Check that the members of a generation are at most one round apart."""
         gen = rank.state.log.gen
         peers = [
             r.state.log.version
@@ -271,8 +300,15 @@ class Checkers:
     # ---- at the end -----------------------------------------------------------------------
 
     def job_ended(self, state: CoordinatorState, reason: str) -> None:
-        """A verdict must be true: nobody who could go on may be given up, and what is complete
-        stays complete (R17)."""
+        """Check that the outcome of a job is true (R17).
+
+        A job whose last round is proven stays complete. StateLost is allowed only if no checkpoint
+        exists (or the ranks were released) and no living rank has weights.
+
+        Args:
+            state: the state of the coordinator that reports the outcome.
+            reason: the reason of the outcome.
+        """
         assert reason == "Complete" or not state.proven, f"{reason}, but a rank has finished"
         if reason != "StateLost":
             return
@@ -283,7 +319,7 @@ class Checkers:
             assert not (rank.running and keeps), f"StateLost, but {rank.me} has weights"
 
     def at_end(self) -> None:
-        """I14, I15, and I1-I3 along the released log."""
+        """Check I14 and I15, and I1 to I3 along the released log."""
         first = max(self.sim.finished, key=lambda rank: rank.state.log.index)
         for other in self.sim.finished:
             ends = {self.last_round(x.state.log.digest) for x in (first, other)}
@@ -298,13 +334,23 @@ class Checkers:
         self.check_totals(first)
 
     def last_round(self, digest: str) -> str:
-        """Where a log has its last round. If a released rank is gone and the coordinator that has
-        released it too, the others form one more generation, which ends on the same round."""
+        """Return the digest after the last round of a log, without generations that follow it.
+
+        If a released rank is gone, and the coordinator that released it too, the others form one
+        more generation, which ends on the same round.
+
+        Args:
+            digest: the digest at the end of the log.
+
+        Returns:
+            the digest after its last GO record, or "" if it has none.
+        """
         while digest and isinstance(self.chain[digest][1], Gen):
             digest = self.chain[digest][0]
         return digest
 
     def history(self, digest: str) -> list[Record]:
+        """Return all records that lead to a digest, oldest first."""
         records = []
         while digest:
             digest, record = self.chain[digest]
@@ -312,7 +358,7 @@ class Checkers:
         return records[::-1]
 
     def check_abandoned(self, digest: str) -> None:
-        """I5 as reworded: at most the one round in flight is lost with a rank that was left out."""
+        """Check that a rank that was left out lost at most the one round in flight (I5, R19)."""
         kept, gens = {""}, list[Gen]()
         while digest:
             kept.add(digest)
@@ -320,20 +366,21 @@ class Checkers:
             if isinstance(record, Gen):
                 gens.append(record)
         anew = any("BeganAnew" in c.reasons for c in self.sim.all_coordinators)
-        # All died within a heartbeat of their first rounds, and the coordinator that could know.
+        # All ranks died within a heartbeat of their first rounds, and so did the coordinator that
+        # could know of these rounds.
         anew = anew or gens[-1].id.coordinator != self.sim.all_coordinators[0].name
         last = next(n for n, gen in enumerate(gens) if gen.plan is not None)
         after = {gen.id for gen in gens[: last + 1]} if gens[last].version else set(self.gen_of)
         for (member, generation), ends in self.commits.items():
             lost = [x for x in ends if x not in kept]
-            # With generations before the last restoration all is lost that no checkpoint has.
+            # A restoration loses everything of earlier generations that no checkpoint has.
             said = (anew and generation < gens[-1].id) or generation not in after
             assert len(lost) <= 1 or said, f"I5: {len(lost)} rounds of {member} are lost"
         out = [c.log.version for c in self.kept if c.log.digest not in kept]
         assert not out, f"R19: the published versions {out} are no part of the released log"
 
     def check_order(self, rounds: list[tuple[Go, tuple[Share, ...]]]) -> None:
-        """I2, I3: per rank in order, each lease once."""
+        """Check that each rank's batches are applied in order and each lease once (I2, I3)."""
         upto: dict[MemberId, int] = {}
         leases: Counter[int] = Counter()
         for _, shares in rounds:
@@ -345,7 +392,7 @@ class Checkers:
         assert not [x for x, n in leases.items() if n > 1], "I2: a lease was applied twice"
 
     def replay(self, records: list[Record]) -> Sum:
-        """I15: weights are a function of the log and of what the ranks contributed."""
+        """Return the weights that follow from the log and the ranks' contributions (I15)."""
         log, weights, accumulated = Log(), dict[Label, Fraction](), dict[Label, Fraction]()
         for record in records:
             if isinstance(record, Go) and not record.void:
@@ -360,7 +407,7 @@ class Checkers:
         return weights
 
     def _check_steps(self, rank: SimRank, quota: int) -> None:
-        """The job ends with the round that makes its last step; in Full each round is one."""
+        """Check that the job ended with the round that made its last step (R2, R17)."""
         records = self.history(rank.state.log.digest)
         if any(isinstance(r, Gen) and r.plan and r.version for r in records):
             return  # the records before the checkpoint are another run's
@@ -369,7 +416,7 @@ class Checkers:
         assert steps[-2] < quota <= steps[-1], f"R17: {steps[-2:]} of {quota}"
 
     def check_totals(self, rank: SimRank) -> None:
-        """I1 in total: every sample of every epoch was applied once, or counted as dropped."""
+        """Check that every sample of every epoch was applied once or counted as dropped (I1)."""
         log, plan = rank.state.log, self.sim.world.plan
         total = log.ledger.total()
         applied = sum(self.samples[x] for x in rank.weights)
@@ -391,7 +438,7 @@ class Checkers:
 
 
 def composed(records: list[Record]) -> list[tuple[Go, tuple[Share, ...]]]:
-    """Each round with all that is in it."""
+    """Return each round that is not void with its complete shares."""
     log, found = Log(), []
     for record in records:
         if isinstance(record, Go) and not record.void:
@@ -401,7 +448,7 @@ def composed(records: list[Record]) -> list[tuple[Go, tuple[Share, ...]]]:
 
 
 def _count_steps(records: list[Record]) -> list[Fraction]:
-    """Steps of the job after each round: what its ranks made, over those that were active."""
+    """Return the job's steps after each round: the batches made over the number of active ranks."""
     log, steps = Log(), [Fraction(0)]
     for record in records:
         if isinstance(record, Go) and not record.void:
@@ -412,7 +459,7 @@ def _count_steps(records: list[Record]) -> list[Fraction]:
 
 
 def _needed(log: Log) -> int:
-    """k(r) of R12 once more, from the settings and the active ranks of the round."""
+    """Compute k(r) of R12 independently, from the settings and the active ranks of the round."""
     s, active, since = log.settings, len(log.active), log.version - log.started
     full = s.mode in (Mode.FULL, Mode.SHADOW) or since < max(1, s.warmup_rounds)
     if full or (s.full_every and since % s.full_every == 0):

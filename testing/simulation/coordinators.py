@@ -1,4 +1,4 @@
-"""A coordinator process: the real machine with simulated sockets and a timer."""
+"""A simulated coordinator process: the real state machine, simulated connections and a timer."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class SimCoordinator:
+    """One coordinator; it may be stopped (SIGSTOP), killed, or retire by itself."""
+
     def __init__(self, sim: Simulation, name: str) -> None:
         self.sim, self.name = sim, name
         world = sim.world
@@ -46,14 +48,17 @@ class SimCoordinator:
 
     @property
     def state(self) -> CoordinatorState:
+        """State of the coordinator's machine."""
         return self.machine.state
 
     def thaw(self) -> None:
+        """Continue after SIGSTOP: handle the events that arrived meanwhile."""
         self.stopped = False
         while self.backlog:
             self.post(self.backlog.popleft())
 
     def post(self, event: coord.Event) -> None:
+        """Handle an event and carry out its effects; queue it while stopped."""
         if not self.alive:
             return
         if self.stopped:

@@ -1,6 +1,6 @@
-"""The folder of the checkpoints, which all ranks of a simulated job share: slow, and full at times.
+"""The checkpoint folder that all ranks of a simulated job share: slow, and sometimes full.
 
-A checkpoint is what a rank copied, with its log; it is seen by all once it is published.
+A checkpoint is a copy of a rank's weights with its log. All ranks see it once it is published.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Copy:
+    """One checkpoint."""
+
     log: LogSnapshot
     finished: bool
     weights: Sum
@@ -27,21 +29,25 @@ class Copy:
 
     @property
     def kept(self) -> Kept:
+        """Identity of the checkpoint, as a rank reports it."""
         log = self.log
         return Kept(log.gen.id, log.version, log.digest, log.request, self.finished)
 
 
 class Disk:
+    """The shared folder; it keeps the last two published checkpoints."""
+
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.published: list[Copy] = []
         self.written: dict[SimRank, Copy] = {}
 
     def look(self) -> ev.Found:
-        """The newest one, as a rank sees the folder now."""
+        """Return the newest checkpoint, as a rank would find it now."""
         return ev.Found(self.published[-1].kept if self.published else None)
 
     def save(self, rank: SimRank, order: ev.Save) -> None:
+        """Copy a rank's state, and post Written to the rank after a delay."""
         copy = Copy(order.log, order.finished, dict(rank.weights), dict(rank.accumulated))
         problem = "no space left" if self._is_full() else ""
         if not problem:
@@ -49,6 +55,7 @@ class Disk:
         self._answer(rank, ev.Written(order.log.version, problem))
 
     def publish(self, rank: SimRank, order: ev.Publish) -> None:
+        """Publish the copy that a rank wrote, and post Published to it after a delay."""
         problem = "no space left" if self._is_full() else ""
         copy = self.written.pop(rank)
         if not problem:
@@ -59,9 +66,11 @@ class Disk:
         self._answer(rank, ev.Published(order.version, problem))
 
     def drop(self, rank: SimRank) -> None:
+        """Discard the copy that a rank wrote and did not publish."""
         self.written.pop(rank, None)
 
     def load(self, rank: SimRank, kept: Kept) -> ev.Restored:
+        """Restore a published checkpoint into a rank."""
         (copy,) = [c for c in self.published if c.kept == kept]
         rank.weights, rank.accumulated = dict(copy.weights), dict(copy.accumulated)
         self.sim.tell(f"{rank.me} restores checkpoint {copy.log.version}")

@@ -1,4 +1,4 @@
-"""What can happen to a job, by name, at a time: the vocabulary of histories."""
+"""Faults that can happen to a job, each with a name and a time: the vocabulary of histories."""
 
 from __future__ import annotations
 
@@ -17,74 +17,81 @@ from testing.simulation.simulation import Simulation
 
 
 class Kind(StrEnum):
+    """Kinds of faults."""
+
     KILL = "kill"
-    """One rank; its agent lives and starts it again."""
+    """Kill one rank; its agent lives and restarts it."""
     WIPE = "wipe"
-    """Every rank at the same time; the agents live."""
+    """Kill every rank at the same time; the agents live."""
     LOSE = "lose"
-    """A pod with everything in it; only the inventory tells."""
+    """Remove a pod with everything in it; only the inventory reports the loss."""
     CUT = "cut"
-    """A pod from all coordinators: a false suspicion."""
+    """Disconnect a pod from all coordinators: a false suspicion."""
     RECONNECT = "reconnect"
-    """A pod's connection is replaced; what was under way on it is lost."""
+    """Replace a pod's connections; messages in flight on them are lost."""
     ORPHAN = "orphan"
-    """The agent of a pod dies; its ranks see that and end (D6)."""
+    """Kill the agent of a pod; its ranks notice and exit (D6)."""
     DAZE = "daze"
-    """SIGSTOP of an agent: nobody of its pod is heard, and none of its ranks hears anything."""
+    """Stop an agent (SIGSTOP): neither it nor its ranks exchange messages with a coordinator."""
     HANG = "hang"
-    """The main thread of a rank."""
+    """Hang the main thread of a rank."""
     FREEZE = "freeze"
-    """SIGSTOP of a rank."""
+    """Stop a rank (SIGSTOP)."""
     STUCK = "stuck"
-    """The communication thread of a rank; heartbeats go on. For ever, if it takes FOR_EVER_MS."""
+    """Block the communication thread of a rank while its heartbeats go on. From FOR_EVER_MS on it
+    never ends."""
     DRAIN = "drain"
     JOIN = "join"
-    """One more replica is wanted and started."""
+    """Request and start one more replica."""
     SHRINK = "shrink"
-    """One replica fewer is wanted."""
+    """Request one replica fewer."""
     CRASH = "crash"
-    """Coordinators die; another one starts."""
+    """Kill all coordinators; another one starts."""
     TWIN = "twin"
-    """A second coordinator beside the first."""
+    """Start a second coordinator beside the first."""
     SLEEP = "sleep"
-    """SIGSTOP of a coordinator."""
+    """Stop the coordinators (SIGSTOP)."""
     BREAK = "break"
-    """Links between ranks fail for a while."""
+    """Make links between ranks fail for a while."""
     MODE = "mode"
-    """Other settings are asked for."""
+    """Request other settings."""
     RAISE = "raise"
-    """The script of a rank raises, in each such fault at the same line."""
+    """Raise in the script of a rank, at the same line in each such fault."""
     BAD = "bad"
-    """From now on the script raises whenever it computes a certain lease, on any rank."""
+    """Raise in the script whenever it computes a certain lease, on any rank, from now on."""
 
 
 BY_CHANCE = tuple(kind for kind in Kind if kind not in (Kind.RAISE, Kind.BAD))
-"""What a job has to survive."""
+"""Kinds that every job has to survive."""
 
 FOR_EVER_MS = 600
 
 
 @dataclass(frozen=True)
 class Fault:
+    """One fault of a history."""
+
     at_ms: float
     kind: Kind
     ms: float = 100.0
-    """How long it lasts, or until somebody reacts to it."""
+    """Duration of the fault, or the delay until a replacement starts."""
     pick: int = 0
-    """Which of the possible victims."""
+    """Selects one of the possible victims."""
 
 
 def plant(sim: Simulation, faults: list[Fault]) -> None:
+    """Schedule the faults, with times relative to now."""
     for fault in faults:
         sim.after(fault.at_ms, lambda f=fault: happen(sim, f))  # type: ignore[misc]
 
 
 def plant_at_the_end(sim: Simulation, faults: list[Fault]) -> None:
-    """`at_ms` counts from the moment in which the first rank has made the last round."""
+    """Schedule the faults relative to the moment when the first rank has made the last round."""
     sim.at_the_end.append(lambda: plant(sim, faults))
 
 
 def happen(sim: Simulation, fault: Fault) -> None:
+    """Inject one fault; it does nothing if no rank lives or the job has finished."""
     if fault.kind is Kind.BAD:
         lease = fault.pick % max(1, total_leases(sim.world.plan))
         sim.tell(f"lease {lease} is bad")
@@ -165,7 +172,7 @@ def _to_threads(sim: Simulation, fault: Fault, rank: SimRank) -> None:
 def _to_coordinators(sim: Simulation, fault: Fault) -> None:
 
     def start() -> None:
-        sim.start_coordinator(f"c{len(sim.all_coordinators)}")  # no two of one name
+        sim.start_coordinator(f"c{len(sim.all_coordinators)}")  # names must be unique
 
     match fault.kind:
         case Kind.CRASH:
@@ -200,7 +207,7 @@ def _to_processes(sim: Simulation, fault: Fault, rank: SimRank, live: int) -> No
 
 
 def _scale(sim: Simulation, step: int) -> None:
-    """To the next number of replicas that the job may have: the API refuses others."""
+    """Change to the next number of replicas that the job may have; the API refuses others."""
     before = (sim.targets.replicas if sim.targets else None) or sim.world.replicas
     sizes = sim.world.allowed or (before + step,)
     further = [n for n in sizes if n > 0 and (n - before) * step > 0]
@@ -213,7 +220,7 @@ def _scale(sim: Simulation, step: int) -> None:
 
 
 def _cut(sim: Simulation, rank: SimRank, ms: float) -> None:
-    """The control channel of a pod is cut; it goes on with its peers as long as they do."""
+    """Cut a pod's control channel; the pod goes on with its peers as long as they do."""
     pod = sim.pods[m.pod_of(rank.me)]
     sim.tell(f"pod {pod.key} is cut off for {ms:.0f} ms")
     sim.links.cut.add(pod.key)

@@ -1,4 +1,4 @@
-"""Heads of groups that die or freeze at the moment when others rely on them (R41)."""
+"""Injected deaths and freezes of group heads at the moment when other ranks rely on them (R41)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ ROUND = 5
 
 
 def harm(sim: Simulation, whom: MemberId, how: Kind) -> None:
+    """Kill a rank or stop it for good."""
     if how is Kind.KILL:
         sim.after(0, lambda: sim.kill(whom, restart=True))
     else:
@@ -19,7 +20,16 @@ def harm(sim: Simulation, whom: MemberId, how: Kind) -> None:
 
 
 def harm_a_head(sim: Simulation, how: Kind, round_: int = ROUND) -> list[tuple[MemberId, int]]:
-    """The first head of a round, once GO is on its way to it: whom, and how many wait for it."""
+    """Harm the first head of a round once GO is on its way to it.
+
+    Args:
+        sim: the simulation, before the round.
+        how: KILL kills the head; any other kind stops it.
+        round_: the round to wait for.
+
+    Returns:
+        a list that will hold the head and the number of ranks that wait for it.
+    """
     to_peer, harmed = sim.links.to_peer, list[tuple[MemberId, int]]()
 
     def watch(source: MemberId, to: MemberId, message: m.PeerMessage) -> None:
@@ -35,7 +45,18 @@ def harm_a_head(sim: Simulation, how: Kind, round_: int = ROUND) -> list[tuple[M
 
 
 def harm_who_collects(sim: Simulation, how: Kind, round_: int = ROUND) -> list[MemberId]:
-    """The first head of a round that has heard one of its group and passed nothing on."""
+    """Harm the first head of a round to which an announcement was sent.
+
+    The head has then not yet passed the announcement on.
+
+    Args:
+        sim: the simulation, before the round.
+        how: KILL kills the head; any other kind stops it.
+        round_: the round to wait for.
+
+    Returns:
+        a list that will hold the head.
+    """
     to_peer, harmed = sim.links.to_peer, list[MemberId]()
 
     def watch(source: MemberId, to: MemberId, message: m.PeerMessage) -> None:

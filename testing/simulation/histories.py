@@ -1,4 +1,4 @@
-"""Hypothesis strategies for jobs and for what happens to them."""
+"""Hypothesis strategies for jobs and for the faults that happen to them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from testing.simulation.simulation import Simulation
 from testing.simulation.world import MS, World
 
 SOAK = int(os.environ.get("PACELINE_SOAK", "0"))
-"""Examples per property in a long search, for example PACELINE_SOAK=20000. It draws anew in each
-run; a failure prints the history as `run(World(...), seed, [Fault(...)])`, which replays it."""
+"""Examples per property in a long search, for example PACELINE_SOAK=20000. It draws other examples
+in each run; a failure prints the history as `run(World(...), seed, [Fault(...)])`, which replays
+it."""
 
 
 def bounded(count: int) -> settings:
-    """The same examples in each run of `make test`, others in a soak."""
+    """Return settings that draw the same `count` examples in each run, or other ones in a soak."""
     return settings(
         max_examples=SOAK or examples(count),
         derandomize=not SOAK,
@@ -36,6 +37,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 @st.composite
 def modes(draw: st.DrawFn, ranks: int) -> RoundSettings:
+    """Draw the settings of a job's rounds."""
     return RoundSettings(
         mode=draw(st.sampled_from(Mode)),
         quorum=draw(st.integers(1, ranks)),
@@ -57,6 +59,7 @@ def modes(draw: st.DrawFn, ranks: int) -> RoundSettings:
 
 @st.composite
 def worlds(draw: st.DrawFn, replicas: int | None = None, procs: int | None = None) -> World:
+    """Draw a job with its links and its disk."""
     n = replicas or draw(st.sampled_from([1, 2, 3, 5]))
     per_pod = procs or draw(st.sampled_from([1, 1, 2, 3]))
     return World(
@@ -87,6 +90,7 @@ def worlds(draw: st.DrawFn, replicas: int | None = None, procs: int | None = Non
 
 
 def faults(*kinds: Kind, most: int = 6) -> st.SearchStrategy[list[Fault]]:
+    """Draw up to `most` faults of these kinds within the first 900 ms."""
     one = st.builds(
         Fault,
         at_ms=st.floats(0, 900),
@@ -98,7 +102,7 @@ def faults(*kinds: Kind, most: int = 6) -> st.SearchStrategy[list[Fault]]:
 
 
 def faults_at_the_end(most: int = 5) -> st.SearchStrategy[list[Fault]]:
-    """Times count from the last round: before, in and after the release."""
+    """Draw faults around the release; their times count from the last round."""
     one = st.builds(
         Fault,
         at_ms=st.floats(0, 200),
@@ -112,7 +116,7 @@ def faults_at_the_end(most: int = 5) -> st.SearchStrategy[list[Fault]]:
 def run(
     world: World, seed: int, what: list[Fault], at_the_end: list[Fault] | None = None
 ) -> Simulation:
-    """One history to its end; raises with its story if a promise breaks."""
+    """Run one history to its end; raises BrokenPromiseError with its story if a promise breaks."""
     sim = Simulation(world, seed)
     sim.start()
     plant(sim, what)

@@ -1,10 +1,11 @@
-"""Jobs of hundreds of ranks on the virtual clock: how long a start and a change take.
+"""Measure on the virtual clock how long jobs of hundreds of ranks take to start and to change.
 
     python -m testing.simulation.large [--ranks 256 1024]
 
-What is simulated is the protocol: hops of 0.2 ms, its timers, how long processes take to be reaped
-and started again, and the states of joiners on links that are shared by what leaves a rank at the
-same time. The machines themselves take no time; `benchmarks.protocol` and the rehearsal have that.
+Simulated is the protocol: hops of 0.2 ms, its timers, the time until processes are reaped and
+restarted, and the states of joiners on links that are shared by everything that leaves a rank at
+the same time. The state machines themselves take no time; `benchmarks.protocol` and the rehearsal
+measure that.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from testing.simulation.world import MS, World
 PROCS = 8
 HOP_MS = 0.2
 STATE_MS = 8 * 1000 / 25
-"""1 GB over 25 Gbit/s."""
+"""Time to send 1 GB over 25 Gbit/s."""
 LOOKED_AT = 16
-"""Ranks whose states are computed and checked; others are checked by what costs little."""
+"""Ranks whose states are computed and checked. The others get the cheap checks only."""
 
 
 def large(ranks: int, *, leases_each: int, state_ms: float = 0.0, seed: int = 1) -> Simulation:
-    """A job of Quorum, in pods of eight ranks."""
+    """Return a simulation of a Quorum job in pods of eight ranks."""
     settings = RoundSettings(mode=Mode.QUORUM, quorum_percent=75, bench_after_ns=10**9)
     world = World(
         replicas=ranks // PROCS,
@@ -62,15 +63,15 @@ def large(ranks: int, *, leases_each: int, state_ms: float = 0.0, seed: int = 1)
 
 
 class Watch:
-    """Commits of a simulation, as they happen."""
+    """Times of commits and registrations, recorded while a simulation runs."""
 
     def __init__(self, sim: Simulation) -> None:
         self.first_ns: dict[GenerationId, int] = {}
         self.last_ns: dict[GenerationId, int] = {}
         self.all_active_ns: int | None = None
-        """The first commit after which all ranks of the world are active."""
+        """Time of the first commit at which all ranks of the world were active."""
         self.registered_ns: dict[MemberId, int] = {}
-        """When the coordinator heard last of each rank that it is ready."""
+        """Time of the last registration that each rank sent to a coordinator."""
         self._sim = sim
         self._committed = sim.checkers.committed
         setattr(sim.checkers, "committed", self._see)  # noqa: B010
@@ -92,21 +93,23 @@ class Watch:
         self._to_coordinators(event, name)
 
     def still_ms(self) -> list[float]:
-        """From the last commit of each generation to the first one of the next."""
+        """Return the time from each generation's last commit to the first one of the next."""
         pairs = pairwise(sorted(self.first_ns))
         return [(self.first_ns[b] - self.last_ns[a]) / MS for a, b in pairs]
 
 
 class Took(NamedTuple):
+    """Durations that one measurement gave."""
+
     start_s: float
-    """From the last registration until everybody is active."""
+    """Time from the last registration until all ranks are active."""
     still_s: float
-    """The longest that rounds stood still at a death and the join after it: from the last commit on
-    any rank before a change to the first one after it, which a step of 0.2 s is a part of."""
+    """Longest pause of rounds at a death and at the join after it: from the last commit on any rank
+    before a change to the first one after it. It includes a step of 0.2 s."""
 
 
 def measure(ranks: int, *, state_ms: float) -> Took:
-    """A job starts; a rank is killed, and the one that its agent starts in its place joins."""
+    """Start a job, kill a rank, let its replacement join, and return how long these took."""
     sim = large(ranks, leases_each=5, state_ms=state_ms)
     watch = Watch(sim)
     sim.start()
@@ -123,6 +126,7 @@ def measure(ranks: int, *, state_ms: float) -> Took:
 
 
 def main() -> None:
+    """Measure the sizes on the command line and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--ranks", type=int, nargs="+", default=(256, 1024))
     for ranks in parser.parse_args().ranks:

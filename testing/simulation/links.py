@@ -1,4 +1,4 @@
-"""Messages on their way: delays, order, what a death or a cut takes with it."""
+"""Messages in flight: delays, order, and the loss of messages by a death or a cut connection."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ if TYPE_CHECKING:
     from testing.simulation.simulation import Simulation
 
 GREET_MS = 20
-"""An agent waits so long for the introductions of its ranks."""
+"""Longest time for which an agent waits for its ranks' introductions before it greets."""
 
 Gate = Callable[[tuple[object, ...], Struct, Callable[[], None]], bool]
-"""(lane, message, what sends it on) -> whether it was taken away."""
+"""(lane, message, action that delivers it) -> True if the gate takes the message over."""
 
 
 class Links:
-    """In order per pair of ends, with any delay; lost if an end is gone or cut off by then."""
+    """All connections of a job.
+
+    Messages between two ends arrive in order, after any delay. A message is lost if an end is gone
+    or cut off when it would arrive.
+    """
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.last: dict[tuple[object, ...], int] = {}
         self.open: dict[tuple[tuple[int, int], str], int] = {}
-        """Connections of pods to coordinators, by the number that tells old from new."""
+        """Connections of pods to coordinators, by a number that tells old from new."""
         self.cut: set[tuple[int, int]] = set()
         """Pods that reach no coordinator."""
         self.gate: Gate | None = None
-        """A script may hold or drop single messages."""
+        """Hook by which a test may hold or drop single messages."""
 
     def _send(
         self,
@@ -57,9 +61,12 @@ class Links:
     # ---- rank and rank --------------------------------------------------------------------
 
     def to_peer(self, src: MemberId, dst: MemberId, message: m.PeerMessage) -> None:
+        """Send a message from one rank to another."""
         self._send((src, dst), message, lambda: self._deliver(src, dst, message))
 
     def send_part(self, src: MemberId, dst: MemberId, part: m.Part, result: Sum | None) -> None:
+        """Send a missing part of the log, with the accumulated sum if it is needed."""
+
         def arrive() -> None:
             self.sim.ranks[dst].part_result = result
             self._deliver(src, dst, part)
@@ -69,6 +76,8 @@ class Links:
     def send_state(
         self, src: MemberId, dst: MemberId, state: m.State, copied: tuple[Sum, Sum]
     ) -> None:
+        """Send a joiner the state, which takes up to `World.stream_ms` longer than a message."""
+
         def arrive() -> None:
             self.sim.ranks[dst].staged[state.generation] = copied
             self._deliver(src, dst, state)
@@ -87,8 +96,15 @@ class Links:
     # ---- pod and coordinator (R43) --------------------------------------------------------
 
     def connect(self, pod: SimPod, name: str) -> None:
-        """The agent of a pod calls a coordinator. It greets when all of its ranks that take part
-        have introduced themselves, or a little later."""
+        """Connect the agent of a pod to a coordinator.
+
+        The agent greets when all of its ranks that take part have introduced themselves, and after
+        GREET_MS at the latest.
+
+        Args:
+            pod: the pod that connects.
+            name: the coordinator's name.
+        """
         self.sim.count += 1
         number = self.open[pod.key, name] = self.sim.count
         pod.waiting[name] = []
@@ -107,14 +123,16 @@ class Links:
             self.greet(pod, name)
 
     def greet(self, pod: SimPod, name: str) -> None:
+        """Send the agent's hello, then the messages that waited for it."""
         if name not in pod.waiting:
-            return  # it was quick
+            return  # it has greeted already
         hello, waiting = pod.hello(pod.relay(name).greet()), pod.waiting.pop(name)
         for message in (hello, *pod.kept, *waiting):
             self._way_up(pod, name, message)()
         pod.kept.clear()
 
     def disconnect(self, pod: SimPod, *, noticed: bool = True) -> None:
+        """Close all connections of a pod; with `noticed` the coordinators receive AgentGone."""
         for key, name in [k for k in self.open if k[0] == pod.key]:
             del self.open[key, name]
             pod.waiting.pop(name, None)
@@ -123,15 +141,17 @@ class Links:
                 self.sim.to_coordinators(coord.AgentGone(*pod.key), name)
 
     def names(self, pod: SimPod) -> list[str]:
-        """Of the coordinators to which it is connected."""
+        """Return the names of the living coordinators to which a pod is connected."""
         return [name for key, name in self.open if key == pod.key and name in self.sim.coordinators]
 
     def open_line(self, pod: SimPod, member: MemberId) -> None:
+        """Open the line between a rank and its agent, which introduces the rank."""
         for name, relay in pod.relays.items():
             if (word := relay.open(member)) is not None:
                 self._introduce(name, member, word)
 
     def close_line(self, pod: SimPod, member: MemberId) -> None:
+        """Close the line of a rank that has ended."""
         for name, relay in pod.relays.items():
             for word in relay.close(member):
                 self._way_up(pod, name, word)()
@@ -140,12 +160,13 @@ class Links:
         self.sim.ranks[member].introduce(name, word)
 
     def to_coordinators(self, src: MemberId, message: m.RankMessage | m.Heartbeat) -> None:
-        """A rank speaks: its agent passes it on."""
+        """Send a message of a rank to its agent, which passes it on to each coordinator."""
         pod = self.sim.pods[m.pod_of(src)]
         for name, number in list(self.sim.ranks[src].connections.items()):
             pod.hear(name, src, m.Said(number, message))
 
     def heard(self, pod: SimPod, name: str, src: MemberId, said: m.Said) -> None:
+        """Relay a rank's message to a coordinator, as its agent does."""
         if (pod.key, name) not in self.open:
             return
         words = pod.relay(name).hear(src, said)
@@ -157,7 +178,7 @@ class Links:
                 send()
 
     def from_agent(self, pod: SimPod, message: m.AgentMessage) -> None:
-        """Evidence: kept for the next connection if there is none."""
+        """Send an agent's evidence; without a connection, keep it for the next one."""
         names = self.names(pod)
         for name in names:
             self._way_up(pod, name, message)()
@@ -165,6 +186,7 @@ class Links:
             pod.kept.append(message)
 
     def beat(self, pod: SimPod) -> None:
+        """Send a pod's heartbeat to each coordinator that it has greeted."""
         for name in self.names(pod):
             if name not in pod.waiting:
                 self._way_up(pod, name, pod.relay(name).beat())()
@@ -172,7 +194,7 @@ class Links:
     def _way_up(
         self, pod: SimPod, name: str, message: m.AgentMessage | m.RankMessage
     ) -> Callable[[], None]:
-        """What sends it over the connection that there is now."""
+        """Return an action that sends a message over the connection that is open now."""
         if name in pod.waiting:
             return lambda: pod.waiting.get(name, []).append(message)
         number = self.open.get((pod.key, name))
@@ -184,6 +206,7 @@ class Links:
         return lambda: self._later((pod.key, name), arrive)
 
     def to_ranks(self, name: str, order: coord.ToRanks) -> None:
+        """Send a coordinator's message to ranks of a pod by way of their agent."""
         pod, message = self.sim.pods[order.pod], order.message
         members = []
         for member in order.members:
@@ -201,6 +224,7 @@ class Links:
                 rank.post(message)
 
     def to_agent(self, name: str, key: tuple[int, int], order: m.ToAgent | m.BeatEvery) -> None:
+        """Send a coordinator's order to an agent."""
         pod = self.sim.pods[key]
         self._way_down(name, pod, lambda: self.sim.obey(pod, order))()
 
@@ -209,7 +233,7 @@ class Links:
 
         def arrive() -> None:
             lost = number is None or self.open.get((pod.key, name)) != number
-            if name not in self.sim.coordinators:  # its last words arrive or not
+            if name not in self.sim.coordinators:  # the last messages of a dead one may be lost
                 lost = lost or self.sim.rng.random() < 0.5
             if not lost:
                 pod.act(action)

@@ -1,4 +1,4 @@
-"""A pod: the real relay between its ranks and the coordinators, in an agent that may be frozen."""
+"""A simulated pod: an agent with the real relay between its ranks and the coordinators."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 BEAT_MS = 100
 SMALL_GROUPS_BEAT_MS = 200
 LONG_MS = 150
-"""Of `Relay`; histories are short, and nobody waits for news here."""
+"""`long_ms` of `Relay`. It is short, since histories are short and nothing here waits for news."""
 
 
 class SimPod:
-    """An agent with its ranks."""
+    """An agent with its ranks; the agent may be frozen."""
 
     def __init__(self, sim: Simulation, slot: int, attempt: int) -> None:
         self.sim = sim
         self.key = (slot, attempt)
         self.alive = True
         self.frozen = False
-        """Its agent (SIGSTOP); the ranks go on."""
+        """True while the agent is stopped (SIGSTOP); its ranks go on."""
         self.draining = False
         self.closing = False
         self.living: list[MemberId] = []
@@ -37,14 +37,14 @@ class SimPod:
         self.restarts: dict[int, int] = {}
         self.beat_ms = BEAT_MS
         self.waiting: dict[str, list[m.AgentMessage | m.RankMessage]] = {}
-        """What waits for the greeting, by coordinator."""
+        """Coordinator -> messages that wait until the agent has greeted it."""
         self.kept: list[m.AgentMessage] = []
-        """What waits for a connection."""
+        """Messages that wait for a connection."""
         self.relays: dict[str, Relay] = {}
         self._backlog: deque[Callable[[], None]] = deque()
 
     def relay(self, name: str) -> Relay:
-        """An agent has one; here there may be several coordinators at the same time."""
+        """Return the relay for a coordinator; a real agent has one, here several may act at once."""
         if name not in self.relays:
             relay = self.relays[name] = Relay(*self.key, long_ms=LONG_MS)
             for member in self.living:
@@ -53,25 +53,28 @@ class SimPod:
         return self.relays[name]
 
     def act(self, action: Callable[[], None]) -> None:
-        """The agent does something, now or when it goes on."""
+        """Run an action of the agent now, or when it continues if it is frozen."""
         if self.frozen:
             self._backlog.append(action)
         elif self.alive:
             action()
 
     def thaw(self) -> None:
+        """Continue after SIGSTOP: run the actions that were held back."""
         self.frozen = False
         while self._backlog and not self.frozen:
             self.act(self._backlog.popleft())
 
     def hear(self, name: str, src: MemberId, said: m.Said) -> None:
+        """Receive a message from one of the ranks for a coordinator."""
         self.act(lambda: self.sim.links.heard(self, name, src, said))
 
     def told_to_beat_every(self, ms: int) -> None:
-        """R42. Small groups beat twice as often here as they are told: histories are short."""
+        """Set the heartbeat interval; in small groups it is halved, since runs are short (R42)."""
         self.beat_ms = ms if ms > SMALL_GROUPS_BEAT_MS else BEAT_MS
 
     def hello(self, registers: tuple[m.Register, ...]) -> m.AgentHello:
+        """Return the hello with which the agent greets a coordinator."""
         return m.AgentHello(
             *self.key,
             "sim",

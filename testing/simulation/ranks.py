@@ -1,4 +1,4 @@
-"""A rank process: the real machine, a simulated communication thread and a simulated script.
+"""A simulated rank process: the real state machine, a simulated communication thread and script.
 
 `SimRank` does with fractions what `paceline.worker` does with tensors.
 """
@@ -33,37 +33,39 @@ TRANSFER_NS = 8 * MS
 
 @dataclass
 class Batch:
-    """What the script is computing."""
+    """The batch that the script is computing."""
 
     label: Label
     lease: int
     samples: int
     poisoned: int
-    """First segment with a NaN in it; as many as there are: none."""
+    """First segment with a NaN, or the number of segments if there is none."""
     handed: int = 0
-    """Segments that are ready."""
+    """Number of segments that are ready."""
     rewritten: bool = False
-    """One of those was written again."""
+    """True if a segment that was handed over was written again."""
     late: bool = False
-    """Its script has stopped in the middle of it."""
+    """True once the script has paused in the middle of this batch."""
     stepped: bool = False
     dropped: bool = False
 
 
 @dataclass
 class Stream:
-    """The data thread: one segment of a streamed round after the other."""
+    """The data thread of a streamed round, which reduces one segment after the other."""
 
     reduce: ev.Reduce
     batch: Batch | None
-    """For whose segments it waits."""
+    """The batch whose segments it waits for; None if no batch is in hand."""
     given_up: GivenUp | None
     segment: int = 0
     joined: bool = False
-    """The segment is being reduced."""
+    """True while the current segment is being reduced."""
 
 
 class SimRank:
+    """One rank process."""
+
     def __init__(self, sim: Simulation, me: MemberId) -> None:
         self.sim, self.me = sim, me
         endpoints = m.Endpoints(f"trigger-{me}", f"data-{me}")
@@ -72,20 +74,20 @@ class SimRank:
         self.machine.state.tree_above = sim.world.tree_above
         self.alive = True
         self.exit: ev.Exit | None = None
-        # What is wrong with it.
+        # Injected faults.
         self.hung = False
-        """Its main thread."""
+        """True while the main thread hangs."""
         self.stopped = False
-        """The whole process (SIGSTOP)."""
+        """True while the whole process is stopped (SIGSTOP)."""
         self.stuck = False
-        """Its communication thread; heartbeats go on."""
+        """True while the communication thread is blocked; heartbeats go on."""
         self.work_since = 0
-        """Of its communication thread."""
-        # Its agent.
+        """When the communication thread began what it does now."""
+        # Its connection to the agent.
         self.initialised = False
-        """Its script has called `pl.init()`: somebody reads the line."""
+        """True once the script has called `pl.init()`, so the line is read."""
         self.connections: dict[str, int] = {}
-        """To coordinators, by the number that its agent has told last."""
+        """Coordinator -> number of the connection that the agent introduced last."""
         # Memory.
         self.grad: Sum = {}
         self.late: Sum = {}
@@ -100,38 +102,41 @@ class SimRank:
         self.reducing: ev.Reduce | None = None
         self.stream: Stream | None = None
         self.outcome: ev.Reduced | ev.Voided | None = None
-        """What the stream came to while the communication thread was stuck."""
+        """Result of the stream that came while the communication thread was stuck."""
         self.waiting: deque[ev.Event] = deque()
-        """Events that arrive while it is inside a reduction."""
+        """Events that arrive while the rank is inside a reduction."""
         self.backlog: deque[ev.Event] = deque()
-        """Events that arrive while it is stopped or stuck."""
+        """Events that arrive while the rank is stopped or stuck."""
         self.introductions: deque[tuple[str, m.Introduce]] = deque()
-        """Of its agent's connections, while it is stopped."""
+        """Introductions by the agent that arrive while the rank is stopped."""
         self.wake_ns: int | None = None
         # The script.
         self.rank_leases = RankLeases()
         self.wants = 0
-        """In a row; a lease may be dealt to others just before it is pulled."""
+        """Wants in a row; a lease may be dealt to another rank just before it is pulled."""
         self.labels = 0
         self.batch: Batch | None = None
         self.computes = False
-        """Between two of its calls: its weights and its gradient are in use."""
+        """True between two calls of the script: its weights and gradient are in use."""
         self.flushes = False
-        """Rests when nothing of its own is under way any more."""
+        """True if the script will rest as soon as none of its work is in flight."""
         self.steps = 0
         self.ending = False
-        """Its script ends the job when it comes back from `step()`."""
+        """True if the script ends the job when `step()` returns."""
         self.resumed: list[ev.Resume] = []
 
     @property
     def state(self) -> RankState:
+        """State of the rank's machine."""
         return self.machine.state
 
     @property
     def running(self) -> bool:
+        """True while the process lives and its machine has not exited."""
         return self.alive and self.exit is None
 
     def doing(self) -> m.Doing:
+        """Return what the communication thread does, as a heartbeat reports it."""
         busy = self.stuck or self.reducing is not None
         go = self.reducing.go if self.reducing is not None else None
         for_ms = (self.sim.now - self.work_since) // MS if busy else 0
@@ -139,13 +144,13 @@ class SimRank:
 
     @property
     def released(self) -> bool:
-        """Its script still works, on its own account."""
+        """True if the rank was released and its script still works on its own account."""
         return self.alive and self.exit is not None and self.exit.finished
 
     # ---- events in, effects out -----------------------------------------------------------
 
     def introduce(self, name: str, word: m.Introduce) -> None:
-        """Its agent has a new connection to this coordinator."""
+        """Take a new connection of the agent to a coordinator, and register there."""
         if self.stopped:
             self.introductions.append((name, word))
             return
@@ -156,6 +161,7 @@ class SimRank:
             self._carry_out(ev.ToCoordinator(self.state.registration()))
 
     def post(self, event: ev.Event) -> None:
+        """Handle an event, or queue it while the rank is stopped, stuck or inside a reduction."""
         if not self.running:
             return
         if self.stopped or self.stuck:
@@ -170,7 +176,7 @@ class SimRank:
             self.waiting.append(event)
             if isinstance(event, m.Prepare | m.Release | m.Dismiss):
                 self.abort("an order came", aborted=True)
-            elif isinstance(event, ev.Connected):  # the link introduces the rank by itself
+            elif isinstance(event, ev.Connected):  # its thread registers the rank
                 self._carry_out(ev.ToCoordinator(self.state.registration()))
         else:
             self._handle(event)
@@ -181,6 +187,7 @@ class SimRank:
             self._handle(self.waiting.popleft())
 
     def thaw(self) -> None:
+        """Continue after SIGSTOP or a blocked thread: handle everything that was queued."""
         self.stopped = self.stuck = False
         while self.introductions and not self.stopped:
             self.introduce(*self.introductions.popleft())
@@ -342,7 +349,7 @@ class SimRank:
         return scaled(source, Fraction(reduce.factor))
 
     def _go_on(self) -> None:
-        """The data thread, if it waits and what it waits for is there (R30)."""
+        """Run the data thread if it waits and the segment it waits for is ready (R30)."""
         stream = self.stream
         if stream is None or stream.joined or self.group is None:
             return
@@ -367,11 +374,11 @@ class SimRank:
         self.sim.reductions.join(self, self.group.gen, reduce.go.round, segment, own)
 
     def _flags(self, stream: Stream) -> bool:
-        """R31."""
+        """Return True if the rank flags the segment instead of contributing (R31)."""
         return stream.given_up is not None
 
     def complete(self, generation: object, round_: int, segment: int, total: Sum) -> None:
-        """The reduction of a segment is through on this rank, unless it was abandoned."""
+        """Take the result of a segment's reduction, unless the reduction was abandoned."""
         reduce = self.reducing
         if reduce is None or (reduce.go.generation, reduce.go.round) != (generation, round_):
             return
@@ -408,6 +415,7 @@ class SimRank:
         self._handle(event)
 
     def abort(self, why: str, *, aborted: bool) -> None:
+        """Abort the reduction, if one is in progress, as if the data channel had failed."""
         if self.reducing is not None and self.running:
             self.reducing = self.stream = None
             self._handle(ev.ChannelFailed(why, None, aborted))
@@ -416,6 +424,7 @@ class SimRank:
     # ---- the user's script ----------------------------------------------------------------
 
     def start_script(self) -> None:
+        """Begin training, after a look for a checkpoint if the job has them."""
         world = self.sim.world
         if world.save_every:
             self.post(self.sim.disk.look())
@@ -437,9 +446,11 @@ class SimRank:
             self.sim.after(0.01, self.next_batch)
 
     def ends_the_job(self) -> None:
+        """Make the script end the job when `step()` next returns."""
         self.ending = True
 
     def next_batch(self) -> None:
+        """Draw the next lease and begin its batch; the script may also rest or skip it."""
         sim, world = self.sim, self.sim.world
         if not self.running:
             return
@@ -477,24 +488,25 @@ class SimRank:
         self.computes = True
         self.batch = batch = Batch(Label(self.me, self.labels), lease, samples, poisoned)
         if world.segments > 1:
-            gap = pause * 2 / 3 / world.segments  # of a backward pass behind a third of forward
+            gap = pause * 2 / 3 / world.segments  # backward takes two thirds
             sim.after(pause / 3 + gap, lambda: self.hand_over(batch, gap))
         else:
             sim.after(pause, lambda: self.finish_batch(batch))
 
     def rest(self) -> None:
+        """Evaluate for a while, as `pl.evaluating()` does."""
         sim, world = self.sim, self.sim.world
         if not self.running:
             return
         state = self.state
         assert state.under_way != state.log.version, "R36: it rests with a gradient under way"
         self.post(ev.Rest())
-        ends = world.stop and sim.rng.random() < world.stop  # as an evaluation may decide
+        ends = world.stop and sim.rng.random() < world.stop  # an evaluation may decide to stop
         after: ev.Event = ev.Finish(stop=True) if ends else ev.Unrest()
         sim.after(sim.rng.uniform(5, 40), lambda: self.post(after))
 
     def hand_over(self, batch: Batch, gap: float) -> None:
-        """A segment of the batch is ready; the script may do with it what it likes."""
+        """Hand over the next segment; the script may drop or rewrite the batch, or pause."""
         sim, world = self.sim, self.sim.world
         if not self.running:
             return
@@ -529,6 +541,7 @@ class SimRank:
             sim.after(gap, lambda: self.finish_batch(batch))
 
     def finish_batch(self, batch: Batch) -> None:
+        """Finish the batch: add its gradient and call `step()`."""
         if not self.running:
             return
         if self.hung or self.stopped:
@@ -547,7 +560,7 @@ class SimRank:
         finite = batch.poisoned == self.sim.world.segments
         stream = self.stream
         if stream is not None and stream.batch is batch and (batch.rewritten or not finite):
-            # Looked at by the communication thread, before it hands over the rest.
+            # The communication thread notices this before it hands over the remaining segments.
             stream.given_up = GivenUp.REWRITTEN
         self.sim.checkers.produced(label, lease, samples, finite=finite)
         leases = (lease,) if lease >= 0 else ()

@@ -1,4 +1,4 @@
-"""Reductions: when they complete, and where they never do."""
+"""Simulated reductions: when they complete, and on which ranks they never do."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ if TYPE_CHECKING:
 
 
 class Reductions:
-    """A reduction can complete at a rank only after every member joined it; then at each rank
-    by itself, and perhaps never where a member has gone since."""
+    """All reductions of a job.
+
+    A reduction completes at a rank only after every member has joined it. Then it completes at each
+    rank separately, and perhaps never if a member has left since.
+    """
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.joined: dict[tuple[GenerationId, int, int], dict[MemberId, Sum]] = {}
-        """By generation, round and segment."""
+        """Contributions by (generation, round, segment)."""
         self.never: dict[tuple[MemberId, int], GenerationId | None] = {}
-        """(rank, round): does not complete there in the first generation that tries."""
+        """(rank, round) -> first generation that tries the round, in which it does not complete
+        there."""
 
     def join(self, rank: SimRank, gen: Gen, round_: int, segment: int, own: Sum) -> None:
+        """Add a rank's contribution; the last one schedules the completion at all members."""
         joined = self.joined.setdefault((gen.id, round_, segment), {})
         assert rank.me not in joined, f"{rank.me} reduces segment {segment} of {round_} twice"
         joined[rank.me] = own
@@ -55,7 +60,7 @@ class Reductions:
         return rank.alive and rank.state.promise <= generation
 
     def fail(self, lost: MemberId) -> None:
-        """Some peers see at once that a member is gone; the others wait for the coordinator."""
+        """Abort at once on some peers of a lost rank; the others wait for the coordinator."""
         for rank in self.sim.ranks.values():
             group = rank.group
             if rank.reducing is None or group is None or lost not in group.gen.members:

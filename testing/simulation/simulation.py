@@ -1,7 +1,7 @@
 """A whole job on a virtual clock: real state machines, simulated threads, links and processes.
 
-One seed gives everything: delays, reordering between channels, what faults hit. The checkers look
-after every event. `Simulation.run` ends when every process has ended, or raises
+One seed determines everything: delays, reordering between channels, the victims of faults. The
+checkers run after every event. `Simulation.run` returns when every process has ended, or raises
 `BrokenPromiseError` with the story of the run.
 """
 
@@ -27,14 +27,14 @@ from testing.simulation.reductions import Reductions
 from testing.simulation.world import MS, World
 
 OUTCOME_MS = 1000
-"""So long a coordinator may take to say how a job ended of which nothing lives any more."""
+"""Time that a coordinator has to report the outcome of a job with no living process."""
 _DRAIN = ev.Drain()
 MISTAKE = m.ScriptError("KeyError", "'label'", "train.py", 7)
-"""What scripts raise."""
+"""The error that scripts raise."""
 
 
 class BrokenPromiseError(AssertionError):
-    """A promise is broken; the message is the story of the run."""
+    """Raised when a promise is broken; the message is the story of the run."""
 
 
 class Simulation:
@@ -60,31 +60,36 @@ class Simulation:
         self.bad: set[int] = set()
         """Leases with which the script raises."""
         self.at_the_end: list[Callable[[], object]] = []
-        """What happens when the first rank has made the last round."""
+        """Actions to run when the first rank has made the last round."""
         self.all_dead_ns: int | None = None
         self.lines: deque[str] = deque(maxlen=300)
 
     # ---- time -----------------------------------------------------------------------------
 
     def at(self, at_ns: int, action: Callable[[], object]) -> None:
+        """Schedule an action at a time in nanoseconds, or now if that has passed."""
         self.count += 1
         heapq.heappush(self.heap, (max(at_ns, self.now), self.count, action))
 
     def after(self, ms: float, action: Callable[[], object]) -> None:
+        """Schedule an action in `ms` milliseconds."""
         self.at(self.now + int(ms * MS), action)
 
     def tell(self, line: str) -> None:
+        """Add a line to the story; the last 300 lines are kept."""
         self.lines.append(f"{self.now / MS:9.2f} ms  {line}")
 
     # ---- coordinators ---------------------------------------------------------------------
 
     def start(self) -> None:
+        """Start a coordinator and all pods."""
         self.start_coordinator("a")
         self.after(20, self.note_trained)
         for slot in range(self.world.replicas):
             self.start_pod(slot)
 
     def start_coordinator(self, name: str) -> None:
+        """Start a coordinator; the pods connect to it within 60 ms."""
         coordinator = self.coordinators[name] = SimCoordinator(self, name)
         self.all_coordinators.append(coordinator)
         self.tell(f"coordinator {name} starts")
@@ -98,23 +103,26 @@ class Simulation:
             self.to_coordinators(coord.SetTargets(self.targets), name)
 
     def kill_coordinator(self, name: str) -> None:
+        """Kill a coordinator if it lives."""
         if name in self.coordinators:
             self.tell(f"coordinator {name} dies")
             self.coordinators.pop(name).alive = False
 
     def retired(self, coordinator: SimCoordinator) -> None:
-        """Whoever started it starts another one, unless one acts."""
+        """Remove a coordinator that retired; start another one unless one is active."""
         self.coordinators.pop(coordinator.name, None)
         if not self.coordinators:
             name = f"r{len(self.all_coordinators)}"
             self.after(20, lambda: None if self.coordinators else self.start_coordinator(name))
 
     def to_coordinators(self, event: coord.Event, name: str | None = None) -> None:
+        """Post an event to one coordinator, or to all of them."""
         for key, coordinator in list(self.coordinators.items()):
             if name in (None, key):
                 coordinator.post(event)
 
     def set_targets(self, targets: m.Targets) -> None:
+        """Send new targets to all coordinators; later ones receive the replicas only."""
         self.tell(f"targets: {targets}")
         self.checkers.settings_changed |= targets.settings is not None
         if targets.replicas is not None:
@@ -122,13 +130,14 @@ class Simulation:
         self.to_coordinators(coord.SetTargets(targets))
 
     def note_trained(self) -> None:
-        """The runner reads the status: once rounds are committed nothing may begin anew (R26)."""
+        """Poll the status as the runner does: once rounds are committed, no fresh start (R26)."""
         if any(c.state.version for c in self.coordinators.values()):
             self.set_inventory(self.inventory.pods, trained=True)
         else:
             self.after(20, self.note_trained)
 
     def set_inventory(self, pods: tuple[tuple[int, int], ...], *, trained: bool = False) -> None:
+        """Set the list of pods and send it to the coordinators with a new revision."""
         inventory = m.Inventory(
             self.inventory.revision + 1, tuple(sorted(pods)), trained or self.inventory.trained
         )
@@ -138,7 +147,7 @@ class Simulation:
     # ---- pods -----------------------------------------------------------------------------
 
     def start_pod(self, slot: int) -> SimPod:
-        """The inventory names a pod before any process of it exists (R25)."""
+        """Start a pod in a slot; the inventory lists it before it has a process (R25)."""
         attempt = 1 + max((p.key[1] for p in self.pods.values() if p.key[0] == slot), default=-1)
         pod = self.pods[slot, attempt] = SimPod(self, slot, attempt)
         self.set_inventory((*self.inventory.pods, pod.key))
@@ -162,12 +171,12 @@ class Simulation:
             self.after(pod.beat_ms, lambda: self._pod_beats(pod))
 
     def replace_pod(self, slot: int) -> None:
-        """As the runner does it: nothing is started once it has heard that the last round is made,
-        by this coordinator or by one before it (R17)."""
+        """Start a pod like the runner, unless any coordinator reported the last round (R17)."""
         if not any(c.state.released or c.outcome for c in self.all_coordinators):
             self.start_pod(slot)
 
     def start_rank(self, pod: SimPod, local: int) -> None:
+        """Make the agent of a pod start a rank."""
         pod.act(lambda: self._start_rank(pod, local))
 
     def _start_rank(self, pod: SimPod, local: int) -> None:
@@ -192,7 +201,7 @@ class Simulation:
         self.after(pod.beat_ms, lambda: self._beat(pod, rank))
 
     def connect(self, pod: SimPod, name: str) -> None:
-        """The agent of a pod reaches a coordinator."""
+        """Connect a pod's agent to a coordinator, unless it is not up yet or cut off."""
         if pod.living or pod.dead:  # else it is not up yet
             pod.act(lambda: self._connect(pod, name))
 
@@ -202,6 +211,7 @@ class Simulation:
             self.links.connect(pod, name)
 
     def obey(self, pod: SimPod, order: m.ToAgent | m.BeatEvery) -> None:
+        """Carry out an order of a coordinator to an agent."""
         match order:
             case m.BeatEvery(ms=ms):
                 pod.told_to_beat_every(ms)
@@ -252,8 +262,17 @@ class Simulation:
         error: m.ScriptError | None = None,
         batch: m.DealtBatch | None = None,
     ) -> None:
-        """kill -9 of one rank, or its end; its agent reaps it and tells. `error`: what its script
-        has raised, with which batch."""
+        """End one rank; its agent reaps it and reports the death.
+
+        Args:
+            member: the rank; one that is dead already is ignored.
+            why: reason, for the story and for the report.
+            restart: the agent starts the rank again, unless the pod drains or closes or the rank
+                has exited.
+            code: exit code that the agent reports; -9 is SIGKILL.
+            error: the error that its script raised, if any.
+            batch: the batch with which the script raised.
+        """
         rank = self.ranks[member]
         if not rank.alive:
             return
@@ -268,7 +287,7 @@ class Simulation:
         self.after(late, lambda: pod.act(lambda: self._reaped(pod, rank, dead)))
 
     def script_raises(self, member: MemberId, batch: m.DealtBatch | None) -> None:
-        """Always at the same line."""
+        """End a rank by an error of its script, always at the same line."""
         why = str(MISTAKE)
         self.kill(member, why=why, restart=True, code=1, error=MISTAKE, batch=batch)
 
@@ -295,7 +314,7 @@ class Simulation:
         self.after(30, lambda: self.remove_pod(pod))
 
     def remove_pod(self, pod: SimPod) -> None:
-        """The pod is gone as a whole: its agent says nothing, only the inventory does."""
+        """Remove a whole pod: its agent reports nothing, only the inventory changes."""
         if not pod.alive:
             return
         pod.alive = False
@@ -309,7 +328,7 @@ class Simulation:
             self._dead(rank)
 
     def kill_agent(self, pod: SimPod) -> None:
-        """Its ranks see the end of their lines, and end."""
+        """Kill an agent; its ranks notice the end of their lines and exit."""
         self.tell(f"the agent of pod {pod.key} dies")
         pod.alive = False
         for member in pod.living:
@@ -325,6 +344,7 @@ class Simulation:
         )
 
     def drain(self, key: tuple[int, int]) -> None:
+        """Make an agent drain its pod."""
         self.pods[key].act(lambda: self._drain(key))
 
     def _drain(self, key: tuple[int, int]) -> None:
@@ -335,6 +355,7 @@ class Simulation:
                 self.ranks[member].post(_DRAIN)
 
     def exited(self, rank: SimRank) -> None:
+        """End the process of a rank whose machine has exited, after its script's own work."""
         assert rank.exit is not None
         self.tell(f"rank {rank.me} exits: finished={rank.exit.finished} {rank.exit.why}")
         own_ms = self.rng.uniform(0, self.world.after_ms) if self.world.after_ms else 0.0
@@ -348,18 +369,19 @@ class Simulation:
         self.after(4 + own_ms, end)
 
     def breaks_channel(self) -> bool:
+        """Return True if opening a data channel fails now."""
         return self.now < self.broken_until and self.rng.random() < 0.5
 
     # ---- running --------------------------------------------------------------------------
 
     def run_until(self, ns: int) -> None:
-        """Everything that happens before this time."""
+        """Run all events before this time, in nanoseconds."""
         while self.heap and self.heap[0][0] < ns:
             self.now, _, action = heapq.heappop(self.heap)
             action()
 
     def run(self) -> None:
-        """Until every living rank has exited; raises if a promise breaks or nothing ends."""
+        """Run until all ranks have exited; raises BrokenPromiseError if a promise breaks."""
         while self.heap:
             at, _, action = heapq.heappop(self.heap)
             self.now = at
@@ -377,6 +399,7 @@ class Simulation:
         return BrokenPromiseError(f"{what}\n{self.story()}")
 
     def over(self) -> bool:
+        """Return True if the history has ended."""
         ended = self.outcomes or self.finished
         if not ended or any(r.running for r in self.ranks.values()):
             return False
@@ -393,13 +416,16 @@ class Simulation:
 
     @property
     def finished(self) -> list[SimRank]:
+        """Ranks that exited after the job was complete."""
         return [r for r in self.ranks.values() if r.exit is not None and r.exit.finished]
 
     @property
     def outcomes(self) -> set[str]:
+        """Reasons of all outcomes that coordinators reported."""
         return {c.outcome.reason for c in self.all_coordinators if c.outcome is not None}
 
     def story(self) -> str:
+        """Return the seed, the world, the state of each process and the last lines of the log."""
         out = [f"seed {self.seed}  {self.world}"]
         out += [_describe(r) for r in self.ranks.values() if r.alive]
         for name, coordinator in self.coordinators.items():

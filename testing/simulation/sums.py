@@ -1,6 +1,6 @@
-"""Decodable gradients: a sum that tells exactly which batch is in it, and with which weight.
+"""Decodable gradients: a sum shows exactly which batches are in it, and with which weights.
 
-Each batch has a label of its own. Numbers are fractions, so no rounding hides an error.
+Each batch has its own label. The numbers are fractions, so rounding hides no error.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from paceline.core.protocol.ids import MemberId
 
 
 class Label(NamedTuple):
-    """The `number`-th batch of one process."""
+    """Identity of the `number`-th batch of one process."""
 
     member: MemberId
     number: int
 
 
 FLAG = Label(MemberId(-1, 0, 0), 0)
-"""In a segment of a round that somebody has given up."""
+"""Label in a segment of a round that some rank has given up."""
 
 Sum = dict[Label, Fraction]
-"""How many samples of which batch are in it."""
+"""Batch -> number of its samples in the sum."""
 
 
 def add(into: Sum, other: Sum, factor: Fraction = Fraction(1)) -> None:
+    """Add `factor` times another sum in place."""
     for label, value in other.items():
         into[label] = into.get(label, Fraction(0)) + value * factor
 
 
 def scaled(value: Sum, factor: Fraction) -> Sum:
+    """Return the sum times `factor`."""
     return {label: x * factor for label, x in value.items()}

@@ -1,7 +1,6 @@
-"""The operator as a process beside a real API server, and what tests and benchmarks ask of both.
+"""The operator as a process beside a real API server, and the queries that tests make to both.
 
-Nodes only look like some (testing.cluster.fake_kubelet), coordinators are stubs
-(testing.fake_cluster.stub).
+Nodes are fake (testing.cluster.fake_kubelet), coordinators are stubs (testing.fake_cluster.stub).
 """
 
 from __future__ import annotations
@@ -40,18 +39,22 @@ WRITES = ("create", "patch", "update", "delete", "deletecollection")
 
 
 class Plane(Protocol):
-    """An API server, real or of memory (testing.fake_cluster.loopback)."""
+    """An API server, real or in memory (testing.fake_cluster.loopback)."""
 
     @property
-    def api(self) -> Api: ...
+    def api(self) -> Api:
+        """Client of the API server as an administrator."""
 
     @property
-    def instance(self) -> Instance: ...
+    def instance(self) -> Instance:
+        """The reservation that names the ports and addresses in use."""
 
-    def kubeconfig_of(self, user: str, *groups: str) -> Path: ...
+    def kubeconfig_of(self, user: str, *groups: str) -> Path:
+        """Write a kubeconfig for a user with these groups and return its path."""
 
 
 def until(check: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    """Poll until `check` returns something true, and return that; `what` names it in the error."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := check():
@@ -63,8 +66,14 @@ def until(check: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
 def until_quiet(
     requests: Callable[[], int], span_s: float, seconds: float, *, at_most: int = 1
 ) -> None:
-    """Until no more than `at_most` requests are made in `span_s`. One may be a figure of a status
-    that is still written."""
+    """Wait until at most `at_most` requests are made in `span_s` seconds.
+
+    Args:
+        requests: returns the number of requests so far.
+        span_s: length of the interval.
+        seconds: upper bound on the wait.
+        at_most: requests that are allowed; one may be a status figure that is still being written.
+    """
 
     def quiet() -> bool:
         before = requests()
@@ -75,7 +84,7 @@ def until_quiet(
 
 
 def install_crd(plane: ControlPlane) -> None:
-    """The definitions, served and ready for jobs."""
+    """Install the CRDs and wait until the API server accepts jobs."""
     for file in DEFINITIONS:
         crd = yaml.safe_load(file.read_text())
         name = crd["metadata"]["name"]
@@ -94,13 +103,13 @@ def install_crd(plane: ControlPlane) -> None:
 
 
 class Running:
-    """One operator; `start` again after an end. `user`: as whom it acts, for the audit log."""
+    """One operator process acting as `user`, for the audit log; it can be started again."""
 
     def __init__(self, plane: Plane, namespace: str, log: Path, *, user: str = USER) -> None:
         self.plane, self.namespace, self.log, self.user = plane, namespace, log, user
         self.process: subprocess.Popen[bytes] | None = None
         self.port = 0
-        """Of its health and metrics, as long as it runs."""
+        """Port of its health and metrics while it runs."""
 
     def start(
         self,
@@ -109,6 +118,7 @@ class Running:
         kubeconfig: Path | None = None,
         program: tuple[str, ...] = (sys.executable, "-m", "paceline_operator"),
     ) -> None:
+        """Start the process without waiting until it acts."""
         self.port = self.plane.instance.free_port()
         kubeconfig = kubeconfig or self.plane.kubeconfig_of(self.user, "system:masters")
         command = [*program, f"--kubeconfig={kubeconfig}"]
@@ -121,32 +131,35 @@ class Running:
             )
 
     def started(self, *options: str, times: int = 1, **more: Any) -> None:
-        """`start`, and wait until it acts; `times`: how often this one has done so by then."""
+        """Start it and wait until its log has reported `times` times that it acts."""
         self.start(*options, **more)
         until(lambda: self.log.read_text().count("acting for") >= times, "the operator acts")
 
     def send(self, number: int) -> None:
+        """Send a signal."""
         assert self.process is not None
         self.process.send_signal(number)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal, wait for the end and return the exit code."""
         assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(20)
 
     def end(self) -> None:
-        """Whatever its state."""
+        """Kill the process if it runs."""
         if self.process is not None and self.process.poll() is None:
             self.stop(signal.SIGKILL)
 
     def memory_mib(self, figure: str = "VmRSS") -> float:
-        """Now, or at most so far: VmHWM."""
+        """Return a memory figure of /proc: VmRSS is the present size, VmHWM the peak."""
         assert self.process is not None
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         line = next(line for line in text.splitlines() if line.startswith(figure))
         return int(line.split()[1]) / 1024
 
     def cpu_seconds(self) -> float:
+        """Return the user and system time used so far."""
         assert self.process is not None
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -154,6 +167,7 @@ class Running:
 
 @contextmanager
 def operator_of(plane: ControlPlane, namespace: str, log: Path) -> Iterator[Running]:
+    """Run an operator for a namespace; SHOW_OPERATOR_LOG prints its log at the end."""
     running = Running(plane, namespace, log)
     try:
         running.start()
@@ -165,32 +179,39 @@ def operator_of(plane: ControlPlane, namespace: str, log: Path) -> Iterator[Runn
 
 
 def submit(plane: Plane, namespace: str, name: str = "digits", **spec: Any) -> dict[str, Any]:
+    """Create a job and return it as the server stored it."""
     return plane.api.create(JOBS.format(namespace), job_body(name, **spec))
 
 
 def change(plane: ControlPlane, namespace: str, name: str = "digits", **spec: Any) -> None:
+    """Patch the spec of a job."""
     plane.api.patch(f"{JOBS.format(namespace)}/{name}", {"spec": spec})
 
 
 def job(plane: ControlPlane, namespace: str, name: str = "digits") -> dict[str, Any]:
+    """Return a job as the API server has it."""
     return plane.api.get(f"{JOBS.format(namespace)}/{name}")
 
 
 def pods(plane: ControlPlane, namespace: str, role: str = "worker") -> list[dict[str, Any]]:
+    """Return all pods of a role, ended ones included."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     return plane.api.items(path, labels=f"paceline.dev/role={role}")
 
 
 def stays(pod: dict[str, Any]) -> bool:
+    """Return True if a pod has neither ended nor been deleted."""
     ended = pod["status"]["phase"] in ("Succeeded", "Failed")
     return not ended and "deletionTimestamp" not in pod["metadata"]
 
 
 def living(plane: ControlPlane, namespace: str, role: str = "worker") -> list[str]:
+    """Return the names of the pods of a role that have not ended and are not being deleted."""
     return sorted(pod["metadata"]["name"] for pod in pods(plane, namespace, role) if stays(pod))
 
 
 def holds(body: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    """Return the condition of this type if it is True, else None."""
     for condition in body.get("status", {}).get("conditions", []):
         if condition["type"] == kind and condition["status"] == "True":
             found: dict[str, Any] = condition
@@ -199,17 +220,19 @@ def holds(body: dict[str, Any], kind: str) -> dict[str, Any] | None:
 
 
 def own_key(plane: Plane, namespace: str) -> bytes:
+    """Return the operator's key from its Secret."""
     secret = plane.api.get(f"/api/v1/namespaces/{namespace}/secrets/paceline-operator-key")
     return base64.b64decode(secret["data"]["key"])
 
 
 def coordinator_uid(plane: ControlPlane, namespace: str) -> str:
+    """Wait for a coordinator pod and return its uid."""
     found = until(lambda: pods(plane, namespace, "coordinator"), "a coordinator")
     return str(found[-1]["metadata"]["uid"])
 
 
 def holder(plane: ControlPlane, namespace: str) -> str:
-    """Who has the Lease."""
+    """Return the identity that holds the operator's Lease, or "" if none does."""
     try:
         lease = plane.api.get(LEASES.format(namespace) + "/paceline-operator")
     except ApiError as error:
@@ -222,7 +245,7 @@ def holder(plane: ControlPlane, namespace: str) -> str:
 def own_requests(
     plane: ControlPlane, namespace: str, *, user: str = USER, offset: int = 0
 ) -> Counter[tuple[str, str]]:
-    """In one namespace, all but the Lease, watches and lists: what its jobs cost."""
+    """Count a user's requests in one namespace, except Leases, watches and lists."""
     assert plane.audit_log is not None
     found: Counter[tuple[str, str]] = Counter()
     for entry in entries(plane.audit_log, offset=offset):
@@ -241,7 +264,7 @@ KINDS = (
 
 
 def server_context(keys: JobKeys) -> ssl.SSLContext:
-    """As a coordinator serves with: callers must show a certificate of the job's authority."""
+    """Return a coordinator's TLS context: callers need a certificate of the job's authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     found = certificates_of(keys)

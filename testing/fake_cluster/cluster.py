@@ -1,10 +1,9 @@
-"""What is around an operator: an API server, nodes with kubelets, and a coordinator per job.
+"""The surroundings of an operator: an API server, nodes with kubelets, a coordinator per job.
 
-The coordinator is a small honest one: it counts the ranks that run, forms a membership, drains
-those that are too many, loses the state with the last rank that has it. It also judges what it is
-told: an inventory that leaves out a living process is a split brain, and fails the test.
-
-Nothing moves by itself; each call is one step of somebody.
+The coordinator is small and honest. It counts the ranks that run, forms a membership, drains
+surplus ranks, and loses the state with the last rank that has it. It also judges the inventories
+that it receives: one that omits a living process is a split brain, and fails the test. Nothing
+happens by itself; each call is one step of one participant.
 """
 
 from __future__ import annotations
@@ -27,8 +26,10 @@ Places = Iterable[tuple[int, int]]
 
 
 class Cluster:
+    """A cluster in memory; subclasses provide the clock and the operator."""
+
     now_s: float
-    """Set by whoever has the clock."""
+    """Current time in seconds since the epoch; set by the subclass that has the clock."""
 
     def __init__(self) -> None:
         self.server = Server(lambda: self.now_s)
@@ -37,14 +38,15 @@ class Cluster:
         """Nodes whose kubelets cannot be reached; their processes may live on."""
         self.ranks: dict[Key, Ranks] = {}
         self.version: dict[str, int] = {}
-        """Rounds by uid of the job, as the ranks that live know it."""
+        """Job uid -> rounds that the living ranks have committed."""
         self.with_state: dict[str, set[str]] = {}
-        """Uids of pods that hold the weights, by uid of the job."""
+        """Job uid -> uids of pods that hold the weights."""
         self.steps: dict[tuple[int, int], float] = {}
 
     # ---- kubelets ---------------------------------------------------------------------------
 
     def pods(self, job: str = "digits", role: str = "worker") -> list[dict[str, Any]]:
+        """Return the pods of a job and role, by name."""
         found = [
             body
             for body in self.server.of_kind("pods")
@@ -54,7 +56,7 @@ class Cluster:
         return sorted(found, key=lambda body: str(body["metadata"]["name"]))
 
     def kubelets(self) -> None:
-        """Bind, start and end pods on the nodes that can be reached."""
+        """Bind pods, and start and end those on nodes that can be reached."""
         for body in self.server.of_kind("pods"):
             name = body["metadata"]["name"]
             if body["status"]["phase"] in ("Succeeded", "Failed"):
@@ -67,7 +69,7 @@ class Cluster:
             elif "deletionTimestamp" in body["metadata"]:
                 self.server.remove("pods", NAMESPACE, name, at_once=True)
             elif body["status"]["phase"] == "Pending":
-                # A range of its own for each pod.
+                # The address follows from the server's version, so each pod gets its own.
                 ip = f"10.0.{self.server.version // 250 % 250}.{self.server.version % 250}"
                 status = {"phase": "Running", "podIP": ip}
                 self.server.change("pods", NAMESPACE, name, status=status)
@@ -94,6 +96,7 @@ class Cluster:
     def end_pod(
         self, name: str, code: int, *, reason: str = "", message: str = "", evicted: bool = False
     ) -> None:
+        """End a pod's container with an exit code, or evict the pod."""
         done = {
             "exitCode": code,
             "reason": reason or ("Completed" if code == 0 else "Error"),
@@ -110,6 +113,7 @@ class Cluster:
         self.server.change("pods", NAMESPACE, name, status=status)
 
     def node_ready(self, name: str, ready: bool) -> None:
+        """Set a node's Ready condition; a node that is not ready is cut off."""
         status = {"conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}]}
         item = convert({"metadata": {"name": name}, "status": status}, NodeObject)
         self.nodes[name] = node_of(item, self.nodes[name], self.now_s)
@@ -118,12 +122,13 @@ class Cluster:
     # ---- coordinators -----------------------------------------------------------------------
 
     def processes(self, job: str) -> dict[tuple[int, int], dict[str, Any]]:
-        """Worker pods whose ranks live, wherever they are."""
+        """Return the worker pods whose ranks live, on any node, by (slot, attempt)."""
         return {
             place_of(body): body for body in self.pods(job) if body["status"]["phase"] == "Running"
         }
 
     def coordinators(self) -> None:
+        """Let each reachable coordinator take one step."""
         for body in self.server.of_kind(PLURAL):
             key = (NAMESPACE, body["metadata"]["name"])
             coordinators = [
@@ -167,7 +172,7 @@ class Cluster:
             return
         if not state & uids:
             state.clear()
-            # A coordinator that never saw a rank with weights knows no better than to begin.
+            # No rank with weights has ever registered with this coordinator, so it starts anew.
             self.version[uid] = self.version.get(uid, 0) if "checkpoint" in body["spec"] else 0
         if set(living) != ranks.members:
             if not ranks.members and 2 * len(living) <= ranks.replicas and not state & uids:
@@ -180,7 +185,7 @@ class Cluster:
         self._drain(key)
 
     def _drain(self, key: Key) -> None:
-        """Who is too many goes; of a pod that no inventory lists the coordinator does not speak."""
+        """Drain surplus ranks; a pod that no inventory lists is not considered."""
         ranks, living = self.ranks[key], self.processes(key[1])
         listed = ranks.inventory or ranks.members
         staying = sorted((ranks.members & listed & set(living)) - ranks.drained)
@@ -189,10 +194,10 @@ class Cluster:
             self.end_pod(living[place]["metadata"]["name"], 0)
 
     def _tell(self, key: Key, body: dict[str, Any]) -> None:
-        """A coordinator has news."""
+        """Report that a coordinator has news; overridden by subclasses."""
 
     def status_of(self, key: Key, body: Mapping[str, Any]) -> dict[str, Any]:
-        """GET /v1/status."""
+        """Return the coordinator's answer to GET /v1/status."""
         ranks, uid = self.ranks[key], body["metadata"]["uid"]
         found = [
             {
@@ -222,7 +227,7 @@ class Cluster:
         }
 
     def finish(self, job: str = "digits") -> None:
-        """All data is applied: the ranks are released; the coordinator keeps the outcome."""
+        """Finish a job: all ranks are released, and the coordinator keeps the outcome."""
         key = (NAMESPACE, job)
         self.ranks[key].stopping = True
         for pod in self.processes(job).values():
@@ -230,14 +235,14 @@ class Cluster:
         self.ranks[key].outcome = {"complete": True, "reason": "Complete", "message": "done"}
 
     def hear_targets(self, key: Key, targets: Mapping[str, Any]) -> None:
-        """POST /v1/targets."""
+        """Handle POST /v1/targets."""
         ranks = self.ranks[key]
         ranks.replicas = targets.get("replicas", ranks.replicas)
         ranks.stopping |= bool(targets.get("stop"))
         self._drain(key)
 
     def hear_inventory(self, key: Key, revision: int, pods: Places) -> bool:
-        """POST /v1/inventory; whether it is newer than all before."""
+        """Handle POST /v1/inventory; return False if it is not newer than the last one."""
         ranks = self.ranks[key]
         if revision <= ranks.revision:
             return False
@@ -246,7 +251,7 @@ class Cluster:
         return True
 
     def judge(self, key: Key, pods: Places) -> None:
-        """R25: whoever lives is listed, but for nodes that have been away for so long (C4)."""
+        """Check that all living ranks are listed, except on nodes that are cut off (R25, C4)."""
         listed = set(pods)
         body = self.server.objects.get((PLURAL, *key))
         if body is None:

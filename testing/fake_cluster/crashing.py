@@ -1,9 +1,8 @@
-"""The operator, but its process dies at its n-th write.
+"""The operator, except that its process dies at its n-th write.
 
-`python -m testing.fake_cluster.crashing N`.
-
-N > 0: right before the request is sent. N < 0: after the API server has carried it out, before the
-operator knows. The operator's own options follow.
+`python -m testing.fake_cluster.crashing N` with N > 0 dies right before the request is sent. With N
+< 0 it dies after the API server has carried the request out and before the operator learns of it.
+The operator's own options follow N.
 """
 
 from __future__ import annotations
@@ -21,10 +20,13 @@ KILLED = 137
 
 
 class Crashing(Kube):
+    """API client that ends the process at the write number `at`."""
+
     at = 0
     seen = 0
 
     async def request(self, method: str, target: str, **more: Any) -> Mapping[str, Any]:
+        """Send a request, and exit before or after it if its turn has come."""
         if method != "GET":
             Crashing.seen += 1
             if Crashing.seen == self.at:

@@ -1,4 +1,4 @@
-"""Jobs that ask for devices, and nodes that offer them."""
+"""Jobs that request devices, and nodes that offer them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ NODES = {f"node-{n}": Node(f"node-{n}", offers=GPU | IB, labels={"pool": "a"}) f
 
 
 def gpu_job(required: str = "", profile: str = "", **template: Any) -> Job:
+    """Return a job of two replicas with 8 GPUs each and these fabric requirements."""
     trainer = {
         "name": "trainer",
         "image": "i",
@@ -35,7 +36,7 @@ def gpu_job(required: str = "", profile: str = "", **template: Any) -> Job:
 
 
 def free(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
-    """With the built-in profiles as they were if they needed no privileges."""
+    """Return an observation whose built-in profiles have their required privileges removed."""
     less: dict[str, Any] = {"capabilities": None, "run_as_user": None}
     spared = {
         name: spec.model_copy(update={"pod": spec.pod and spec.pod.model_copy(update=less)})
@@ -45,9 +46,11 @@ def free(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
 
 
 def seen(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
+    """Return an observation of the nodes with the built-in profiles."""
     return Observed(nodes=nodes, fabrics={**built_in(), **more})
 
 
 def name_of(found: Fabric | NoFabric) -> str:
+    """Return the profile of a fabric that was found; anything else fails the test."""
     assert isinstance(found, Fabric), found
     return found.profile

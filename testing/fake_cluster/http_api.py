@@ -1,9 +1,9 @@
-"""The API server of memory (testing.fake_cluster.server) over HTTP, with lists and watches.
+"""The API server in memory (testing.fake_cluster.server) over HTTP, with lists and watches.
 
-Its misfortunes are those of a real one that is busy, restarted or behind a bad network: an answer
-that is late or lost, a watch that ends, falls silent or begins too long ago (410), a burst that is
-held back. A watch keeps its order; between two watches, and between a watch and the answers to
-requests, there is none.
+Its faults are those of a real server that is busy, restarted or behind a bad network: an answer
+that is late or lost, a watch that ends, stalls or begins too far in the past (410), a burst that is
+held back. A watch keeps its order. Two watches, or a watch and the answers to requests, have no
+common order.
 """
 
 from __future__ import annotations
@@ -59,21 +59,24 @@ DISCOVERY: Final[dict[str, Any]] = {
 
 @dataclass
 class Stream:
-    """One watch that is open."""
+    """One open watch."""
 
     kind: str
     at: int
-    """Where it is in the log of the server."""
+    """Position in the server's log."""
     bookmark_s: float | None
-    """When it is due to say that it lives; never if its client has not asked for that."""
+    """When the next bookmark is due; None if the client requested no bookmarks."""
     silent: bool = False
-    """It stands, and nothing comes through any more."""
+    """True if the connection stands but nothing comes through any more."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class HttpApi:
-    """Answers requests, whoever listens for them. `crashed` is called when the server was told to
-    take its client along (`crash_in`)."""
+    """Request handler of the API server, independent of the listener.
+
+    `crashed` is called when a request hits the crash that `Server.crash_in` scheduled for the
+    client.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, server: Server, crashed: Callable[[], None]
@@ -83,27 +86,30 @@ class HttpApi:
         self.web = web.Server(self._answer, loop=loop, access_log=None)
         self.streams: list[Stream] = []
         self.held: set[str] = set()
-        """Kinds whose watches are behind."""
+        """Kinds whose watches are held back."""
         self.oldest = 0
-        """Watches cannot begin before this version."""
+        """Version before which no watch can begin."""
         self.gone_in_stream = False
-        """How a watch is told that it is too old: by an event, or by the status of the answer."""
+        """How a watch learns that it is too old: by an event if True, else by the HTTP status."""
         self.busy = 0
-        """So many requests more are answered with 429."""
+        """Number of further requests that are answered with 429."""
         self.late = self.lost = 0
-        """So many requests more are carried out, and answered late or not at all."""
+        """`late`, `lost`: numbers of further requests that are carried out and answered late or not
+        at all."""
         self.late_s = 0.0
 
     def hold(self, kind: str, held: bool) -> None:
+        """Hold back the watches of a kind, or let them go on."""
         (self.held.add if held else self.held.discard)(kind)
         self._wake()
 
     def silence(self, kind: str) -> None:
+        """Stall all open watches of a kind for good."""
         for stream in self.streams:
             stream.silent |= stream.kind == kind
 
     def forget(self) -> None:
-        """Old versions are gone; watches that are open now go on, those that begin anew list."""
+        """Discard old versions: open watches go on, those that resume must list again."""
         self.oldest = self._server.version
 
     def _wake(self) -> None:
@@ -130,7 +136,7 @@ class HttpApi:
         except CrashError:
             self._server.crash_in = None
             self._crashed()
-            return web.Response(status=503)  # nobody is there any more to hear it
+            return web.Response(status=503)  # the client is gone
         if self.late:
             self.late -= 1
             await asyncio.sleep(self.late_s)
@@ -217,7 +223,7 @@ class HttpApi:
     async def _follow(
         self, stream: Stream, response: web.StreamResponse, wanted: Callable[[dict[str, Any]], bool]
     ) -> None:
-        """All that is new, or a bookmark when there is nothing for long."""
+        """Send everything that is new, or a bookmark after a minute without news."""
         log = self._server.log
         stream.news.clear()
         while stream.at < len(log) and not stream.silent and stream.kind not in self.held:
@@ -236,7 +242,7 @@ class HttpApi:
 
 
 class VirtualApi(HttpApi):
-    """At an address of the network of memory."""
+    """The handler at an address of the virtual network."""
 
     def __init__(
         self, loop: VirtualLoop, server: Server, host: str, crashed: Callable[[], None]
@@ -247,10 +253,11 @@ class VirtualApi(HttpApi):
 
     @property
     def url(self) -> str:
+        """URL of the server in the virtual network."""
         return f"http://{self.host}:6443"
 
     def away(self, away: bool) -> None:
-        """The server is being restarted: it knows everything, and nobody reaches it."""
+        """Make the server unreachable, as during a restart; it forgets nothing."""
         address = (self.host, 6443)
         if not away and address not in self._network.listeners:
             self._network.listen(address, self.web)

@@ -1,8 +1,8 @@
-"""A cluster with the real operator inside: its watches, queue, links and Lease, on a virtual clock.
+"""A cluster with the real operator inside: watches, queue, links and Lease on a virtual clock.
 
 The program runs as it is delivered, kopf included. It talks HTTP to the API server and to the
-coordinators by a network of memory, so everything that can go wrong on a wire can go wrong here,
-in any order that Hypothesis thinks of, and again in the same order.
+coordinators over a virtual network. So every failure of a real network can occur here, in any order
+that Hypothesis draws, and again in the same order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HEALTH: Final = ("10.255.0.2", 8080)
 
 
 class Answer(StrEnum):
-    """What a coordinator gives instead of its status."""
+    """What a coordinator answers instead of its status."""
 
     REFUSED = "nobody listens"
     SILENT = "nothing comes back"
@@ -81,13 +81,17 @@ class InTheLoop(Election):
         self._loop = loop
 
     def start(self) -> None:
+        """Start the election as a task."""
         self.task = self._loop.create_task(self._elect())
 
     def stop(self) -> None:
+        """End the election at its next turn."""
         self._ended.set()
 
 
 class Inside(Cluster):
+    """A cluster whose operator is the real program; it is restarted whenever it ends."""
+
     def __init__(self) -> None:
         self.loop = VirtualLoop()
         self._zero_s = self.loop.time()
@@ -96,25 +100,27 @@ class Inside(Cluster):
             self.server.insert("nodes", "", _node(name, ready=True))
         self.api = VirtualApi(self.loop, self.server, API_HOST, self.crash)
         self.posts: dict[str, Post] = {}
-        """By uid of the coordinator's pod."""
+        """Uid of the coordinator's pod -> the listening coordinator."""
         self.manners: dict[str, Answer | None] = {}
-        """By job: how its coordinators answer, those to come too."""
+        """Job -> how its present and future coordinators answer."""
         self.lives = 0
         self.ends: list[str] = []
-        """Why earlier lives of the operator are over."""
+        """Why earlier lives of the operator ended."""
         self.wrong: list[BaseException] = []
-        """What must not happen; raised at the next step."""
+        """Errors that must not happen; raised at the next step."""
         self._sessions: list[aiohttp.ClientSession] = []
-        """Of kopf, which does not close them when it is killed."""
+        """HTTP sessions of kopf, which does not close them when it is killed."""
         self._cleared = ExitStack()
         self._patched()
         self.start_operator()
 
     @property
     def now_s(self) -> float:  # type: ignore[override]
+        """Current virtual time in seconds since the epoch."""
         return START_S + self.loop.time() - self._zero_s
 
     def close(self) -> None:
+        """End the operator, all tasks and the loop."""
         self.crash()
         while left := asyncio.all_tasks(self.loop):
             for task in left:
@@ -129,7 +135,7 @@ class Inside(Cluster):
     # ---- the operator ---------------------------------------------------------------------------
 
     def _patched(self) -> None:
-        """The clocks of the program, and the one thread that it has."""
+        """Replace the clocks of the program and its one thread."""
         world = self
 
         class Clocks:
@@ -147,7 +153,7 @@ class Inside(Cluster):
             return made
 
         settings = make_settings()
-        # kopf kills the whole process ten minutes after its end, in case that something hangs.
+        # Ten minutes after its end kopf would kill the whole process, in case something hangs.
         settings.process.ultimate_exiting_timeout = None
 
         for patched in (
@@ -159,6 +165,7 @@ class Inside(Cluster):
             self._cleared.enter_context(patched)
 
     def start_operator(self) -> None:
+        """Start the operator for another life."""
         self.lives += 1
         self._dying = False
         options = parse(
@@ -183,7 +190,7 @@ class Inside(Cluster):
         self._task = self.loop.create_task(self._live())
 
     async def _live(self) -> None:
-        """As its container would: started again whenever it has ended."""
+        """Run the operator once and record why it ended."""
         try:
             code = await self.operator.run()
             self.ends.append(f"exit code {code}")
@@ -202,7 +209,7 @@ class Inside(Cluster):
             self.wrong.append(error)
 
     def crash(self) -> None:
-        """Nothing more leaves the process. (What it still does while it ends, nobody hears.)"""
+        """Cut all connections and cancel the operator; what it still does has no effect."""
         if self._dying:
             return
         self._dying = True
@@ -216,17 +223,17 @@ class Inside(Cluster):
             election.task.cancel()
 
     def _turn(self, seconds: float) -> None:
-        """Without a task, since kopf ends all tasks of a loop that are younger than its own."""
+        """Run the loop without a task: kopf ends all tasks that are younger than its own."""
         self.loop.call_later(seconds, self.loop.stop)
         self.loop.run_forever()
 
     def spend(self, seconds: float) -> None:
-        """So much time passes for the operator; an end of it is followed by a new life."""
+        """Let time pass for the operator, and restart it whenever it ends."""
         until_s = self.loop.time() + seconds
         while (rest_s := until_s - self.loop.time()) > 0:
             self._turn(min(rest_s, 1.0))
             if self.operator._health.alive():
-                self.crash()  # as a kubelet does to a container that says so of itself
+                self.crash()  # a kubelet restarts a container whose probe fails
             if self._task.done():
                 self.loop.network.listeners.pop(HEALTH, None)
                 self.start_operator()
@@ -234,14 +241,14 @@ class Inside(Cluster):
                 raise self.wrong[0]
 
     def _blaming(self, check: Any) -> None:
-        """In the operator's own tasks an AssertionError would be just another mistake."""
+        """Run a check and record its failure, which the operator's tasks would swallow."""
         try:
             check()
         except AssertionError as error:
             self.wrong.append(error)
 
     def settle(self, seconds: float = 30.0, step_s: float = 0.5) -> None:
-        """Time passes, everything that can happen by itself does."""
+        """Let time pass while kubelets, garbage collection and coordinators act."""
         for _ in range(max(1, round(seconds / step_s))):
             self.kubelets()
             self.server.collect_garbage()
@@ -251,12 +258,14 @@ class Inside(Cluster):
     # ---- nodes and coordinators -----------------------------------------------------------------
 
     def node_ready(self, name: str, ready: bool) -> None:
+        """Set a node's Ready condition, on the server too."""
         super().node_ready(name, ready)
         self.server.change("nodes", "", name, **_node_parts(ready))
         for post in self.posts.values():
             self._reach(post)
 
     def coordinators(self) -> None:
+        """Let coordinators act; open and close their listeners as their pods come and go."""
         super().coordinators()
         serving = {
             pod["metadata"]["uid"]: pod
@@ -294,7 +303,7 @@ class Inside(Cluster):
         self.posts[post.uid] = post
 
     def _reach(self, post: Post) -> None:
-        """As far as its node and what it was told allow."""
+        """Make a coordinator reachable as far as its node and its assigned fault allow."""
         pods = (pod for pod in self.pods(post.key[1], "coordinator"))
         node = next(
             (pod["spec"]["nodeName"] for pod in pods if pod["metadata"]["uid"] == post.uid), ""
@@ -315,6 +324,7 @@ class Inside(Cluster):
             post.news.set()
 
     def misbehave(self, job: str, wrong: Answer | None) -> None:
+        """Make the coordinators of a job answer wrongly, or well again with None."""
         self.manners[job] = wrong
         for post in self.posts.values():
             if post.key[1] == job:
@@ -363,14 +373,14 @@ class Inside(Cluster):
                     post.news.clear()
                     await post.news.wait()
         except TimeoutError:
-            pass  # no news is an answer
+            pass  # no news is a valid answer
         body = self.server.objects.get((PLURAL, *post.key))
         if body is None or self.ranks.get(post.key) is not ranks:
             return web.Response(status=503)
         return web.json_response(self.status_of(post.key, body))
 
     def _hear(self, post: Post, revision: int, pods: frozenset[tuple[int, int]]) -> None:
-        """One that is late may be older than a pod; who was ever listed must not be left out."""
+        """Handle an inventory; it may be older than a pod, but must keep all listed pods."""
         if self.hear_inventory(post.key, revision, pods):
             unheard = set(self.processes(post.key[1])) - post.heard
             self._blaming(lambda: self.judge(post.key, pods | unheard))
@@ -379,7 +389,7 @@ class Inside(Cluster):
     # ---- what can be asked about it -------------------------------------------------------------
 
     def health(self) -> int:
-        """Status of /healthz."""
+        """Return the HTTP status of /healthz."""
 
         async def ask() -> int:
             async with (

@@ -1,8 +1,8 @@
 """How kstatus reads an object of a kind that it does not know: our own reading of its rules.
 
-From the documentation of sigs.k8s.io/cli-utils, package kstatus: first what is true of every
-object (it is being deleted, its controller has not seen the present generation, Reconciling or
-Stalled holds), then the condition Ready, and an object about which nothing is known is current.
+From the documentation of sigs.k8s.io/cli-utils, package kstatus. First come the rules for every
+object: it is being deleted, its controller has not observed the present generation, or Reconciling
+or Stalled holds. Then comes the condition Ready. An object without any of these is current.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 
 class Standing(StrEnum):
+    """Result of kstatus for one object."""
+
     TERMINATING = "Terminating"
     IN_PROGRESS = "InProgress"
     FAILED = "Failed"
@@ -20,6 +22,7 @@ class Standing(StrEnum):
 
 
 def kstatus(body: Mapping[str, Any]) -> Standing:
+    """Return the status that kstatus computes for an object."""
     metadata, status = body["metadata"], body.get("status") or {}
     if metadata.get("deletionTimestamp"):
         return Standing.TERMINATING

@@ -1,8 +1,8 @@
-"""The API server of memory on a real socket, for an operator that is a process of its own.
+"""The API server in memory on a real socket, for an operator that is a process of its own.
 
-It stands where a control plane stands (cluster.control_plane), as far as an operator, stub
-coordinators and benchmarks ask, and costs a hundredth of one. Nodes are there from the beginning;
-a pod is bound and runs as soon as it is made, at an address of this machine.
+It replaces a control plane (cluster.control_plane) as far as an operator, stub coordinators and
+benchmarks need one, at a hundredth of the cost. Nodes exist from the beginning. A pod is bound and
+runs as soon as it is created, at an address of this machine.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ HOST: Final = "127.0.0.1"
 NODES: Final = 4
 START_S: Final = 30.0
 LOG_MAX: Final = 10_000
-"""So many things that have happened are remembered, or as many as a watch has not yet told of."""
+"""Number of events to remember; more are kept if an open watch has not read them yet."""
 
 
 class Owned(Server):
-    """It keeps account of the owner of each field, as a real one does: of a small object that is
-    most of its text."""
+    """Server that writes `managedFields`, as a real one does.
+
+    For a small object they are most of its text.
+    """
 
     def _bump(self, kind: str, what: str, body: dict[str, Any]) -> None:
         body["metadata"].pop("managedFields", None)
@@ -52,11 +54,13 @@ class Owned(Server):
 
 
 class Loopback:
+    """The server, in a thread of its own between entering and leaving the block."""
+
     def __init__(self, folder: Path) -> None:
         self.instance = instance.acquire()
         self._folder, self._authority = folder, Authority(folder / "authority")
         self._port = self.instance.free_port()
-        # Others may listen at the same port at the same time.
+        # Several instances may listen at the same port, so each has its own range of addresses.
         pods_at = f"127.{64 + 2 * self.instance.index}.0.0/15"
         self._addresses = ipaddress.ip_network(pods_at).hosts()
         self._nodes = 0
@@ -82,9 +86,11 @@ class Loopback:
 
     @property
     def url(self) -> str:
+        """URL of the server."""
         return f"https://{HOST}:{self._port}"
 
     def kubeconfig_of(self, user: str, *groups: str) -> Path:
+        """Write a kubeconfig for a user with these groups and return its path."""
         pair = self._authority.client(user, *groups)
         path = self._folder / f"{user}.yaml"
         return kubeconfigs.write(path, self.url, self._authority.certificate, pair)
@@ -139,7 +145,7 @@ class Loopback:
         self._forget()
 
     def _forget(self) -> None:
-        """What happened long ago; a watch that begins there has to list anew."""
+        """Discard old events; a watch that resumes there has to list again."""
         log = self.server.log
         until = min([len(log) - LOG_MAX, *(stream.at for stream in self._http.streams)])
         while self._forgotten < until:
@@ -170,7 +176,7 @@ def _running(pod: Mapping[str, Any], address: str) -> dict[str, Any]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """As in `managedFields`: every field by its name, items of lists by what tells them apart."""
+    """Return the fields as `managedFields` lists them; list items by their first entry."""
     if isinstance(value, Mapping):
         return {f"f:{name}": _fields(item) for name, item in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], Mapping):

@@ -1,4 +1,4 @@
-"""Facts to decide from, written down in a line: jobs, pods, what a coordinator says."""
+"""One-line builders of the facts that an operator decides from: jobs, pods, coordinator status."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ MANY: Final = Limits(ranks=10_000)
 
 
 def job_of(status: dict[str, Any] | None = None, **spec: Any) -> Job:
+    """Return a job with this status and spec."""
     body = job_body(**spec)
     body["metadata"] |= {"uid": UID, "generation": 3, "creationTimestamp": timestamp(START_S)}
     body["status"] = status or {}
@@ -31,6 +32,7 @@ def job_of(status: dict[str, Any] | None = None, **spec: Any) -> Job:
 
 
 def worker(slot: int, attempt: int = 1, **fields: Any) -> Pod:
+    """Return a running worker pod; `end` makes it an ended one."""
     base = Pod(
         name=f"digits-{slot}-{attempt}",
         uid=f"pod-{slot}-{attempt}",
@@ -62,11 +64,12 @@ COORDINATOR = Pod(
 
 
 def read(answer: Any) -> CoordinatorStatus:
-    """What the operator keeps of an answer, which is encoded as a coordinator does it."""
+    """Return what the operator reads from a coordinator's answer, after encoding it as JSON."""
     return read_coordinator_status(msgspec.json.encode(answer), MANY)
 
 
 def coordinator_status(pods: list[Pod], **fields: Any) -> CoordinatorStatus:
+    """Return the status in which all ranks of these pods are active."""
     ranks = tuple(Rank(p.slot, 0, p.attempt, "active", i) for i, p in enumerate(pods))
     base = CoordinatorStatus(
         pod_uid="coordinator-uid", generation="1.1", ranks=ranks, version=9, replicas=len(pods)
@@ -75,6 +78,7 @@ def coordinator_status(pods: list[Pod], **fields: Any) -> CoordinatorStatus:
 
 
 def training(count: int = 3, **fields: Any) -> Observed:
+    """Return the observation of a job that trains with `count` workers."""
     pods = [worker(slot) for slot in range(count)]
     base = Observed(
         pods=(*pods, COORDINATOR),

@@ -1,4 +1,4 @@
-"""What the world of the tests is made of: a job's text, and what a coordinator knows."""
+"""Building blocks of the fake clusters: a job's manifest, and what a coordinator knows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ KEY = "0a0b0c0d"
 
 
 def job_body(name: str = "digits", **spec: Any) -> dict[str, Any]:
+    """Return the manifest of a job with two replicas, changed by these fields of the spec."""
     trainer = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
     return {
         "apiVersion": "paceline.dev/v1alpha1",
@@ -31,7 +32,7 @@ def job_body(name: str = "digits", **spec: Any) -> dict[str, Any]:
 
 @dataclass
 class Ranks:
-    """What one coordinator process knows; gone with its pod."""
+    """What one coordinator process knows; it is lost with its pod."""
 
     uid: str
     replicas: int
@@ -40,7 +41,7 @@ class Ranks:
     members: set[tuple[int, int]] = field(default_factory=set)
     formed: int = 0
     had_state: bool = False
-    """A rank with weights has registered."""
+    """True once a rank with weights has registered."""
     dead: set[tuple[int, int]] = field(default_factory=set)
     outcome: dict[str, Any] | None = None
     stopping: bool = False
@@ -49,5 +50,6 @@ class Ranks:
 
 
 def place_of(body: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (slot, attempt) of a worker pod from its labels."""
     labels = body["metadata"]["labels"]
     return int(labels[LABEL_SLOT]), int(labels[LABEL_ATTEMPT])

@@ -1,4 +1,4 @@
-"""A TCP proxy between an operator and its API server, which cuts connections or lets them starve.
+"""A TCP proxy between an operator and its API server, which cuts or stalls connections.
 
 `stall` is the silent death of a watch: the connection stands, and nothing comes through any more.
 """
@@ -44,7 +44,7 @@ class Proxy:
         self._thread.join(10)
 
     def kubeconfig(self, original: Path) -> Path:
-        """The same identity, by way of this proxy."""
+        """Return a copy of a kubeconfig that reaches the server through this proxy."""
         config = yaml.safe_load(original.read_text())
         config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{self.port}"
         path = original.with_name(f"{original.stem}-{self.port}.yaml")
@@ -52,11 +52,11 @@ class Proxy:
         return path
 
     def cut(self) -> None:
-        """Every connection ends now; new ones work."""
+        """Abort every open connection; new ones work."""
         self._call(self._cut)
 
     def stall(self) -> None:
-        """Nothing passes through the present connections any more; new ones work."""
+        """Drop all data of the open connections from now on; new ones work."""
         self._call(lambda: self._stalled.update(self._writers))
 
     def _call(self, what: Callable[[], Any]) -> None:

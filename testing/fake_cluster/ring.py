@@ -1,7 +1,7 @@
-"""What a stub of a coordinator knows and decides: a small honest one, without network and clock.
+"""What a stub of a coordinator knows and decides: small and honest, without network and clock.
 
-Worker pods that run count as ranks that train. It forms the first membership when all wanted pods
-run, or all that the inventory lists; drains those that are too many; loses the state with the last
+Worker pods that run count as ranks that train. The stub forms the first membership when all wanted
+pods run, or all that the inventory lists. It drains surplus pods. It loses the state with the last
 pod that has it.
 """
 
@@ -25,6 +25,8 @@ class State:
 
 @dataclass
 class Ring:
+    """State machine of one coordinator."""
+
     job: str
     pod_uid: str
     replicas: int
@@ -42,23 +44,25 @@ class Ring:
     stopping: bool = False
     slow: set[Place] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
-    """Inventories that left out a living pod: a split brain."""
+    """Inventories that omitted a living pod: a split brain."""
 
     @property
     def revision(self) -> int:
+        """Revision of the newest inventory, or 0."""
         return self.inventories[-1]["revision"] if self.inventories else 0
 
     def finish(self) -> None:
-        """All data is applied and the ranks are released."""
+        """Complete the job: all data is applied and the ranks are released."""
         self.outcome = {"complete": True, "reason": "Complete", "message": "released"}
         self.seq += 1
 
     def train(self) -> None:
-        """One round more."""
+        """Commit one more round."""
         self.state.version += 1
         self.seq += 1
 
     def hear(self, inventory: dict[str, Any], alive: dict[Place, str]) -> None:
+        """Handle an inventory; record it in `wrong` if it omits a living pod."""
         listed = {(slot, attempt) for slot, attempt in inventory["pods"]}
         if left_out := set(alive) - listed:
             self.wrong.append(f"{left_out} live and are not in {inventory}")
@@ -67,15 +71,23 @@ class Ring:
         self.seq += 1
 
     def aim(self, targets: dict[str, Any]) -> None:
+        """Handle new targets."""
         self.targets.append(targets)
         self.replicas = targets.get("replicas", self.replicas)
         self.stopping |= bool(targets.get("stop"))
         self.seq += 1
 
     def step(self, alive: dict[Place, str]) -> set[Place]:
-        """The pods that run now, with their uids; gives the pods that end with exit code 0."""
+        """Update the membership from the pods that run now.
+
+        Args:
+            alive: (slot, attempt) of each running worker pod -> its uid.
+
+        Returns:
+            the pods that now end with exit code 0.
+        """
         if self.outcome is not None:
-            return set(alive)  # whoever comes late has nothing left to do
+            return set(alive)  # late pods have nothing left to do
         if not alive:
             return set()
         if self.stopping:
@@ -105,7 +117,7 @@ class Ring:
         self.state.holders |= uids
         self.had_state = True
         if not self.targets:
-            return set()  # nobody has told it yet how many are wanted
+            return set()  # the number of wanted replicas is not known yet
         staying = [place for place in sorted(alive) if place not in self.drained]
         leaving = set(staying[self.replicas :])
         self.drained |= leaving
@@ -116,7 +128,7 @@ class Ring:
         return bool(listed) and {(slot, attempt) for slot, attempt in listed} == set(alive)
 
     def body(self) -> dict[str, Any]:
-        """GET /v1/status."""
+        """Return the answer to GET /v1/status."""
         ranks = [
             {
                 "member": [slot, 0, attempt * 1000],

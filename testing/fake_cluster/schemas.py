@@ -1,6 +1,6 @@
 """The API server's own OpenAPI document as JSON schemas, for `kubeconform -strict`.
 
-Nothing is downloaded: what the cluster at hand would take is what manifests are held to.
+Nothing is downloaded: manifests are checked against what the running cluster would accept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 def write(api: Api, folder: Path) -> str:
-    """One file per kind; gives the -schema-location."""
+    """Write one schema per kind and return the value of kubeconform's -schema-location."""
     definitions: Json = api.get("/openapi/v2")["definitions"]
     definitions[QUANTITY] = NUMBER_OR_TEXT
     for name, definition in definitions.items():
@@ -40,7 +40,7 @@ def _collect(name: str, definitions: Json, needed: Json) -> None:
 
 
 def _strict(value: Any, definitions: Json, needed: Json) -> Any:
-    """The same, refusing fields that it does not name, and with the references collected."""
+    """Return a schema that refuses unknown fields, and collect what it refers to."""
     if isinstance(value, list):
         return [_strict(item, definitions, needed) for item in value]
     if not isinstance(value, dict):

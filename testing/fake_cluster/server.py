@@ -1,8 +1,8 @@
-"""An API server in memory, as strict as the real one where the operator could go wrong.
+"""An API server in memory, as strict as a real one where the operator could go wrong.
 
-Names are unique, uids are never used twice, versions grow, a deletion with another uid is refused,
-a pod that runs is deleted gracefully, children follow their owner some time later, and a client may
-be cut off before a request or between a request and its answer.
+Names are unique, uids are never reused, versions grow. A deletion with another uid is refused. A
+running pod is deleted gracefully. Children are deleted some time after their owner. A client may be
+cut off before a request, or between a request and its answer.
 """
 
 from __future__ import annotations
@@ -22,37 +22,40 @@ Name = tuple[str, str, str]
 
 
 class CrashError(BaseException):
-    """The operator's process is gone. No handler of errors may catch it."""
+    """The operator's process is gone; no error handler may catch this."""
 
 
 @dataclass
 class Server:
+    """Objects, their history, and the faults to inject."""
+
     clock: Callable[[], float]
     objects: dict[Name, dict[str, Any]] = field(default_factory=dict)
     log: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
-    """(kind, ADDED | MODIFIED | DELETED, object) in order: what watches would bring."""
+    """(kind, ADDED | MODIFIED | DELETED, object) in order: what watches deliver."""
     requests: Counter[str] = field(default_factory=Counter)
     writes: list[str] = field(default_factory=list)
     version: int = 0
     quota: int | None = None
     bad_image: str = ""
-    """A template with this image is refused, as an unknown field would be."""
+    """Image for which a pod is refused, as for an unknown field."""
     refusing: dict[str, ApiError] = field(default_factory=dict)
-    """By kind: an API that is not served, or to which the operator has no right."""
+    """Kind -> error for every request: the API is not served, or the operator lacks the right."""
     crash_in: int | None = None
     crash_before: bool = True
     failing: int = 0
-    """So many requests more are answered with 500."""
+    """Number of further requests that are answered with 500."""
     failing_applied: bool = False
-    """They are carried out all the same, as when the answer times out."""
+    """True if failing requests are carried out all the same, as when the answer times out."""
     watchers: list[Callable[[], None]] = field(default_factory=list)
-    """Called when there is something new in `log`."""
+    """Callbacks for each new entry of `log`."""
 
     # ---- what the operator calls ------------------------------------------------------------
 
     async def create(
         self, kind: str, namespace: str, manifest: Mapping[str, Any], *, strict: bool = False
     ) -> Mapping[str, Any]:
+        """Create an object; pods must be created with strict field validation (C7)."""
         name = manifest["metadata"]["name"]
         assert strict or kind != "pods", "an unknown field of a template must be told (C7)"
         return await self._request(
@@ -60,9 +63,11 @@ class Server:
         )
 
     async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
+        """Return an object."""
         return await self._request("GET", kind, name, lambda: self.find(kind, namespace, name))
 
     async def namespaces_of(self, kind: str, name: str, *, within: str) -> list[str]:
+        """Return the namespaces with an object of this name, within one or "" for all."""
         await asyncio.sleep(0)
         if kind in self.refusing:
             raise self.refusing[kind]
@@ -75,6 +80,7 @@ class Server:
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str = ""
     ) -> Mapping[str, Any]:
+        """Delete an object; with `uid` only if it is still that object."""
         return await self._request(
             "DELETE", kind, name, lambda: self.remove(kind, namespace, name, uid=uid)
         )
@@ -88,6 +94,7 @@ class Server:
         force: bool,
         subresource: str = "",
     ) -> Mapping[str, Any]:
+        """Apply an object on the server side; without `force` an existing one is a conflict."""
         name = manifest["metadata"]["name"]
         call = lambda: self.patch(kind, namespace, manifest, subresource, force=force)  # noqa: E731
         return await self._request("PATCH", f"{kind}/{subresource}".rstrip("/"), name, call)
@@ -95,6 +102,7 @@ class Server:
     async def replace(
         self, kind: str, namespace: str, manifest: Mapping[str, Any]
     ) -> Mapping[str, Any]:
+        """Replace an object that has not changed since it was read."""
         name = manifest["metadata"]["name"]
         return await self._request("PUT", kind, name, lambda: self.put(kind, namespace, manifest))
 
@@ -120,7 +128,7 @@ class Server:
         return copy.deepcopy(dict(do()))
 
     def _try(self, do: Callable[[], Mapping[str, Any]]) -> None:
-        """Carried out, but nobody hears the answer."""
+        """Carry out a request whose answer never reaches the client."""
         try:
             do()
         except ApiError:
@@ -129,6 +137,7 @@ class Server:
     # ---- what happens to objects --------------------------------------------------------------
 
     def insert(self, kind: str, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object with a new uid and version, after quota and image checks."""
         body = copy.deepcopy(dict(manifest))
         name = (kind, namespace, body["metadata"]["name"])
         if name in self.objects:
@@ -158,6 +167,7 @@ class Server:
             raise ApiError(403, "Forbidden", f"pods is forbidden: exceeded quota: {self.quota}")
 
     def find(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
+        """Return the stored object, or raise 404."""
         found = self.objects.get((kind, namespace, name))
         if found is None:
             raise ApiError(404, "NotFound", f"{kind} {name} not found")
@@ -172,6 +182,7 @@ class Server:
         *,
         force: bool,
     ) -> dict[str, Any]:
+        """Apply a manifest to the spec or to a subresource, as the operator."""
         name = manifest["metadata"]["name"]
         if not subresource and (kind, namespace, name) not in self.objects:
             body = self.insert(kind, namespace, manifest)
@@ -192,7 +203,7 @@ class Server:
         return body
 
     def put(self, kind: str, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole object; only as long as nobody has written since it was read."""
+        """Replace the spec if nothing has been written since the object was read."""
         body = self.find(kind, namespace, manifest["metadata"]["name"])
         if manifest["metadata"].get("resourceVersion") != body["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
@@ -201,7 +212,7 @@ class Server:
         return body
 
     def change(self, kind: str, namespace: str, name: str, **fields: Any) -> None:
-        """A write of somebody else; `spec` changes raise the generation."""
+        """Change fields as another client; a change of the spec raises the generation."""
         body = self.find(kind, namespace, name)
         for part, values in fields.items():
             body[part] = {**body.get(part, {}), **values}
@@ -212,6 +223,7 @@ class Server:
     def remove(
         self, kind: str, namespace: str, name: str, *, uid: str = "", at_once: bool = False
     ) -> dict[str, Any]:
+        """Delete an object; a running pod is only marked, unless `at_once`."""
         body = self.find(kind, namespace, name)
         if uid and uid != body["metadata"]["uid"]:
             raise ApiError(409, "Conflict", "the uid differs")
@@ -226,7 +238,7 @@ class Server:
         return body
 
     def collect_garbage(self) -> None:
-        """Children of owners that do not exist are deleted."""
+        """Delete objects whose owners do not exist."""
         uids = {body["metadata"]["uid"] for body in self.objects.values()}
         for (kind, namespace, name), body in list(self.objects.items()):
             owners = body["metadata"].get("ownerReferences") or ()
@@ -241,6 +253,7 @@ class Server:
             watcher()
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """Return all objects of a kind."""
         return [body for (k, _, _), body in self.objects.items() if k == kind]
 
 

@@ -1,8 +1,8 @@
 """Stub coordinators for all jobs of a real API server whose pods are not real.
 
-Each listens at the address of its pod, which leads to this machine, with the certificate and the
-token that the operator's key gives for the job. They learn of worker pods by a watch, as real
-agents would register, and end those that are drained through the fake kubelet.
+Each stub listens at the address of its pod, which leads to this machine, with the certificate and
+the token that the operator's key yields for the job. The stubs learn of worker pods by a watch,
+instead of registrations by agents, and end drained pods through the fake kubelet.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from testing.loop_end import close_connections, close_server
 
 POLL_S = 10.0
 HANDSHAKE_S = 5.0
-"""Shorter than `loop_end.TIMEOUT_S`: a peer that was stopped in one keeps its connection open."""
+"""Timeout of a TLS handshake. It is shorter than `loop_end.TIMEOUT_S`, since a peer that was
+stopped during one keeps its connection open."""
 RETRY_S = 0.2
 LOOK_S = 0.01
 
@@ -56,32 +57,33 @@ class Coordinator:
 
 
 class Fleet:
-    """For the jobs of one namespace. `start_s`: an agent's start-up; `operator`: its namespace."""
+    """The stubs for the jobs of one namespace, in a thread of their own."""
 
     def __init__(
         self, plane: Plane, namespace: str, *, start_s: float = 0.3, operator: str = ""
     ) -> None:
+        """Prepare the stubs; `start_s`: start-up time of an agent; `operator`: its namespace."""
         self._plane, self._namespace, self._start_s = plane, namespace, start_s
         self._operator = operator or namespace
         self._path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(LABEL_JOB)}"
         self._since: dict[str, float] = {}
-        """Uid of a worker pod -> since when it runs."""
+        """Uid of a worker pod -> time since which it runs."""
         self._config = yaml.safe_load(plane.kubeconfig_of("stubs", "system:masters").read_text())
         self._pods: dict[str, dict[str, Any]] = {}
         self._workers: dict[str, dict[str, dict[str, Any]]] = {}
-        """The same by uid of the job, without coordinators."""
+        """Uid of a job -> its worker pods by uid."""
         self._due: set[str] = set()
-        """Uids of jobs to look at: many pods at once are one piece of news."""
+        """Uids of jobs to update: many pods at once cause one update."""
         self._coordinators: dict[str, Coordinator] = {}
-        """By uid of the pod."""
+        """Uid of a coordinator pod -> its stub."""
         self._ended: set[str] = set()
         """Uids of the pods that the fake kubelet was asked to end."""
         self._states: dict[str, State] = {}
         self.wrong: list[str] = []
         self.hostile: dict[str, bytes] = {}
-        """By job: what its coordinator answers to each question for its status, at once."""
+        """Job -> raw bytes that its coordinator returns at once for each status request."""
         self._key = b""
-        """The operator's."""
+        """The operator's key."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._up = threading.Event()
@@ -104,7 +106,7 @@ class Fleet:
         assert not self._thread.is_alive(), "the stubs do not end"
 
     def coordinator(self, job: str = "digits") -> Coordinator | None:
-        """The newest coordinator."""
+        """Return the newest coordinator of a job, or None."""
         found = [
             coordinator
             for coordinator in list(self._coordinators.values())
@@ -113,25 +115,28 @@ class Fleet:
         return found[-1] if found else None
 
     def ring(self, job: str = "digits") -> Ring | None:
+        """Return the state machine of a job's newest coordinator, or None."""
         coordinator = self.coordinator(job)
         return coordinator.ring if coordinator is not None else None
 
     def finish(self, job: str = "digits") -> None:
-        """The job's data is applied: pods end in order, then the outcome stands."""
+        """Complete a job: its pods end with exit code 0 and the outcome is kept."""
         self._call(self._finish, job)
 
     def slow(self, place: Place, job: str = "digits") -> None:
+        """Report a rank's steps as ten times slower."""
         ring = self.ring(job)
         if ring is not None:
             ring.slow.add(place)
             ring.seq += 1
 
     def train(self) -> None:
-        """One round in every job whose ranks have come together."""
+        """Commit one round in every job that has members."""
         self._call(self._train)
 
     @property
     def serving(self) -> int:
+        """Number of coordinators that serve."""
         return len(self._coordinators)
 
     # ---- in the thread ------------------------------------------------------------------------
@@ -150,7 +155,7 @@ class Fleet:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # raised by whoever waits for this thread
+        except BaseException as error:  # raised again in the thread that joins this one
             self._failed = error
 
     async def _serve(self) -> None:
@@ -158,7 +163,7 @@ class Fleet:
         self._sends: set[asyncio.Task[None]] = set()
         self._serving: set[Coordinator] = set()
         self._wholes: set[asyncio.Task[None]] = set()
-        """Never cancelled, or their sockets would stay open."""
+        """Tasks that are never canceled, since their sockets would stay open."""
         async with session(self._config) as http:
             self._http = http
             watching = asyncio.create_task(self._watch())
@@ -241,7 +246,7 @@ class Fleet:
         }
 
     async def _lives(self, uid: str) -> bool:
-        """By the API server itself: the watch here may be behind the operator's."""
+        """Ask the API server whether a pod trains: the watch here may lag behind the operator's."""
         if (pod := self._pods.get(uid)) is None:
             return False
         path = f"/api/v1/namespaces/{self._namespace}/pods/{pod['metadata']['name']}"
@@ -323,7 +328,7 @@ class Fleet:
         async with self._http.get(f"{JOBS.format(self._namespace)}/{job}") as answer:
             body = msgspec.json.decode(await answer.read())
         if body.get("metadata", {}).get("uid") != job_uid:
-            return  # deleted meanwhile
+            return  # the job was deleted meanwhile
         ring = Ring(
             job,
             metadata["uid"],
@@ -372,7 +377,7 @@ class Fleet:
                     coordinator.news.clear()
                     await coordinator.news.wait()
         except TimeoutError:
-            pass  # no news is an answer
+            pass  # no news is a valid answer
         return web.json_response(coordinator.ring.body())
 
     async def _inventory(self, coordinator: Coordinator, request: web.Request) -> web.Response:
@@ -408,7 +413,7 @@ class Fleet:
 
 async def _listen(coordinator: Coordinator, host: str) -> None:
     assert coordinator.runner is not None
-    # Not by aiohttp's TCPSite, which waits a minute for the handshake of a peer.
+    # aiohttp's TCPSite would wait a minute for the handshake of a peer.
     coordinator.server = await asyncio.get_running_loop().create_server(
         coordinator.runner.server,  # type: ignore[arg-type]
         host,
@@ -419,7 +424,7 @@ async def _listen(coordinator: Coordinator, host: str) -> None:
 
 
 async def _serve_no_more(coordinator: Coordinator) -> None:
-    """Without waiting for what a peer says to the end of TLS: it may be stopped."""
+    """Stop serving without waiting for a peer's end of TLS: the peer may be stopped."""
     runner = coordinator.runner
     assert runner is not None
     if coordinator.server is not None:
@@ -431,8 +436,16 @@ async def _serve_no_more(coordinator: Coordinator) -> None:
 
 
 def _open_now(server: web.Server) -> list[asyncio.Transport]:
-    """Return the connections of a server. After its clean-up these are the ones whose handshake was
-    under way."""
+    """Return the connections of a server.
+
+    After the server's clean-up these are the ones whose handshake was in progress.
+
+    Args:
+        server: the server.
+
+    Returns:
+        the transports of its connections.
+    """
     return [each.transport for each in server.connections if each.transport is not None]
 
 

@@ -1,7 +1,8 @@
-"""A whole cluster on a virtual clock, and an operator of which only the decisions are real.
+"""A whole cluster on a virtual clock, with only the decisions of a real operator.
 
-What was seen is put into the store by hand, what is due is decided at once, and coordinators are
-heard without a connection: for tests of single decisions. fake_cluster.inside has a real operator.
+Observations are put into the store by hand, due work is decided at once, and the status of
+coordinators arrives without a connection. It is for tests of single decisions; fake_cluster.inside
+has a real operator.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from paceline_operator.core.pods.service import service
 
 
 class World(Cluster):
+    """The cluster and its operator."""
+
     def __init__(self) -> None:
         self.now_s = START_S
         super().__init__()
@@ -38,11 +41,13 @@ class World(Cluster):
         self.start_operator()
 
     def close(self) -> None:
+        """Close the event loop."""
         self.loop.close()
 
     # ---- the operator -----------------------------------------------------------------------
 
     def start_operator(self) -> None:
+        """Start an operator with an empty store, as after a crash."""
         self.dirty: dict[Key, float] = {}
         self.epoch = self.crashes + 1
         self.store = Store(lambda key: self.dirty.__setitem__(key, self.now_s))
@@ -83,7 +88,7 @@ class World(Cluster):
             self.services.add(namespace)
 
     def relist(self) -> None:
-        """A watch begins anew with a list."""
+        """Restart all watches with a list."""
         self.delivered = len(self.server.log)
         for node in self.nodes.values():
             self.store.put_node(node)
@@ -98,9 +103,14 @@ class World(Cluster):
         self.store.keep_pods(((f[0], f[1]), f[2]) for f in found if f is not None)
 
     def deliver(self, count: int | None = None, *, again: int = 0) -> None:
-        """Watch events reach the operator; `again` of the earlier ones once more, out of order.
+        """Deliver watch events to the operator.
 
-        A watch keeps the order, but the answers to the operator's own requests do not keep it.
+        A watch keeps its order, but the answers to the operator's own requests do not keep it.
+        `again` models that.
+
+        Args:
+            count: number of new events to deliver; None delivers all.
+            again: repeat up to twice as many earlier events afterwards, newest first.
         """
         until = len(self.server.log)
         if count is not None:
@@ -128,7 +138,7 @@ class World(Cluster):
                 self.store.put_pod(key, found[2])
 
     def work(self, limit: int = 50) -> int:
-        """Reconcile whatever is due; returns how many decisions were made."""
+        """Reconcile what is due, `limit` times at most; return the number of decisions."""
         done = 0
         while done < limit:
             due = [key for key, at_s in self.dirty.items() if at_s <= self.now_s]
@@ -153,7 +163,7 @@ class World(Cluster):
             return None
 
     def settle(self, seconds: float = 30.0, step_s: float = 0.5) -> None:
-        """Time passes, everything that can happen by itself does."""
+        """Let time pass while the cluster and the operator act by themselves."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             self.kubelets()
@@ -166,6 +176,7 @@ class World(Cluster):
             self.now_s += step_s
 
     def node_ready(self, name: str, ready: bool) -> None:
+        """Set a node's Ready condition, in the operator's store too."""
         super().node_ready(name, ready)
         self.store.put_node(self.nodes[name])
 
@@ -182,12 +193,15 @@ class World(Cluster):
     def follow(
         self, key: Key, job: Job, address: str, *, key_id: str, pods: int, hurry: bool
     ) -> None:
+        """Ignore the request: the status of coordinators arrives without a connection."""
         del key, job, address, key_id, pods, hurry
 
     def leave(self, key: Key) -> None:
+        """Ignore the request: there is no connection to close."""
         del key
 
     def send(self, key: Key, message: Message) -> None:
+        """Judge and deliver a message of the operator to a coordinator."""
         inventory = message.inventory
         if inventory is not None:
             self.judge(key, inventory.pods)

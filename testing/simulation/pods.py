@@ -44,7 +44,7 @@ class SimPod:
         self._backlog: deque[Callable[[], None]] = deque()
 
     def relay(self, name: str) -> Relay:
-        """Return the relay for a coordinator; a real agent has one, here several may act at once."""
+        """Return the relay for a coordinator; a real agent has one, here several may act."""
         if name not in self.relays:
             relay = self.relays[name] = Relay(*self.key, long_ms=LONG_MS)
             for member in self.living:
@@ -70,7 +70,7 @@ class SimPod:
         self.act(lambda: self.sim.links.heard(self, name, src, said))
 
     def told_to_beat_every(self, ms: int) -> None:
-        """Set the heartbeat interval; in small groups it is halved, since runs are short (R42)."""
+        """Set the heartbeat interval; small groups use BEAT_MS, since runs are short (R42)."""
         self.beat_ms = ms if ms > SMALL_GROUPS_BEAT_MS else BEAT_MS
 
     def hello(self, registers: tuple[m.Register, ...]) -> m.AgentHello:

@@ -1,4 +1,4 @@
-"""For the script of a rank: something happens when its data channel is called."""
+"""Hook for the script of a rank: run something when its data channel is called."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from paceline.transport.selected import SelectedTransport
 
 
 def at_call(method: str, call: int, happens: Callable[[], object]) -> None:
-    """`happens` in front of call number `call` of `method`, on the thread that makes it. Sums that
-    are taken in turn are calls of `allreduce`, one by one."""
+    """Run `happens` before one call of a method of the data channel.
+
+    Sums that are taken in turn become single calls of `allreduce`.
+
+    Args:
+        method: name of a method of SelectedTransport.
+        call: number of the call, from 1.
+        happens: runs on the thread that makes the call.
+    """
     real, calls = getattr(SelectedTransport, method), 0
 
     def wrapped(*given: Any) -> None:

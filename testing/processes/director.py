@@ -1,8 +1,8 @@
-"""Does to a running job what a history prescribes, and takes the brake off when all is done.
+"""Applies the faults of a history to a running job, and releases the brake when all are done.
 
-Steps follow one another: each waits until the job has come far enough past the step before, and a
-random moment longer, so that it hits any point of a round. While steps are outstanding the ranks go
-slowly (the brake is a file), so that the job never ends before its faults.
+Steps follow one another. Each waits until the job has come far enough past the step before, and a
+random moment longer, so it hits any point of a round. While steps are outstanding the ranks run
+slowly (the brake is a file), so the job never ends before its faults.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ ROUNDS_BETWEEN = 6
 WAIT_S = 90.0
 READ_BYTES = 16_384
 SLOW_S, FAST_S = 0.04, 0.002
-"""Between two reads of what is written to a slow disk."""
+"""Time between two reads of the data that is written to the slow disk."""
 
 
 class Director:
-    """`look` is called with each status. A step is [action, number, milliseconds, moment_ms]; one
-    with a negative moment does not wait until the job has recovered from the step before."""
+    """Plays the steps of a history against its runner, in a task of the runner's loop.
+
+    `look` must be called with each status. A step is [action, number, milliseconds, moment_ms]. A
+    step with a negative moment does not wait until the job has recovered from the step before.
+    """
 
     runner: Runner
 
@@ -38,7 +41,7 @@ class Director:
     ) -> None:
         self.said: list[str] = []
         self.transports: set[str] = set()
-        """What moved the gradients, as one status or another told it."""
+        """Transports that moved gradients, as the statuses reported them."""
         self.undone = [list(step) for step in steps]
         self._at_the_end = at_the_end
         self._folder = folder
@@ -53,11 +56,13 @@ class Director:
         self._disk = loop.create_task(self._be_disk(slow_log)) if slow_log else None
 
     def look(self, status: Status, _timeline: Timeline) -> None:
+        """Receive a status of the job."""
         self._status = status
         self.transports.add(status.transport)
         self._news.set()
 
     def close(self) -> None:
+        """Stop playing; an error of the task goes into `said`."""
         self._task.cancel()
         if self._disk is not None:
             self._disk.cancel()
@@ -88,7 +93,7 @@ class Director:
             self.said.append(f"{action} {number} {milliseconds} at the end, {released=}")
 
     def _goes_well(self, status: Status) -> bool:
-        """Rounds are made, by as many ranks as are wanted."""
+        """Return True if enough rounds were made and all wanted ranks are active."""
         active = [r for r in status.ranks if r.state is RankPhase.ACTIVE]
         return status.version >= self._base and len(active) == status.replicas * status.procs
 
@@ -105,7 +110,7 @@ class Director:
         os.kill((await self._living(place)).pid, signal.SIGKILL)
 
     async def _stop(self, place: int, milliseconds: int) -> None:
-        """SIGSTOP; SIGCONT after so long, or never."""
+        """Send SIGSTOP, and SIGCONT after `milliseconds` unless that is 0."""
         pid = (await self._living(place)).pid
         os.kill(pid, signal.SIGSTOP)
         if milliseconds:
@@ -133,7 +138,7 @@ class Director:
         await asyncio.sleep(milliseconds / 1000)
         _go_on(coordinator.pid)
 
-    # Late, so that who is meant may be gone already.
+    # These run at the end of the job, so the target may be gone already.
 
     async def _late_kill(self, place: int, _: int) -> None:
         ranks = self._status.ranks if self._status else ()
@@ -145,7 +150,7 @@ class Director:
                     os.kill(rank.pid, signal.SIGKILL)
 
     async def _late_agent(self, slot: int, number: int) -> None:
-        """`number`: the signal. It goes to a replacement too, should there be one."""
+        """Send signal `number` to the agents of a slot, a replacement included."""
         for agent in self._cluster.agents:
             if agent.name.startswith(f"agent-{slot}-"):
                 agent.signal(signal.Signals(number))
@@ -154,14 +159,14 @@ class Director:
         self._cluster.scale(replicas)
 
     async def _late_coordinator(self, _: int, milliseconds: int) -> None:
-        """It is stopped for so long, or killed."""
+        """Stop the coordinator for `milliseconds`, or kill it if that is 0."""
         if milliseconds:
             await self._coordinator_stop(0, milliseconds)
         else:
             self._cluster.kill_coordinator()
 
     async def _self(self, place: int, _: int) -> None:
-        """A rank kills itself at a place in the code (see the script); wait until it has."""
+        """Wait until a rank has killed itself at a place in the code (see the script)."""
         await self._seen(
             lambda s: any(
                 r.state is RankPhase.DEAD and place_of(r.member, s.procs) == place for r in s.ranks
@@ -169,7 +174,7 @@ class Director:
         )
 
     async def _cut(self, place: int, milliseconds: int) -> None:
-        """The agent then cuts the connection of its pod to the coordinator."""
+        """Make the agent cut its pod's connection to the coordinator."""
         slot = (await self._living(place)).member.slot
         agent = next(x for x in self._cluster.agents if x.name.startswith(f"agent-{slot}-"))
         (self._folder / f"cut-{agent.pid}").write_text(str(milliseconds))
@@ -182,7 +187,7 @@ class Director:
         self._disk_s = FAST_S
 
     async def _fill_disk(self, _: int, milliseconds: int) -> None:
-        """Nothing can be written to the checkpoints' disk for a while."""
+        """Fill the checkpoints' disk for a while, so nothing can be written."""
         rest = self._folder / "checkpoints" / "rest"
         with contextlib.suppress(OSError), rest.open("wb", buffering=0) as file:
             while True:
@@ -191,7 +196,7 @@ class Director:
         rest.unlink()
 
     async def _be_disk(self, log: str) -> None:
-        """Takes what is written to a log, in its own time."""
+        """Read a log at the speed of the disk, which bounds how fast it is written."""
         fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
         try:
             while True:
@@ -222,6 +227,7 @@ class Director:
 
     @staticmethod
     def figures(status: Status | None) -> dict[str, Any]:
+        """Return the figures of the last status that `history.check` compares."""
         if status is None:
             return {}
         log = status.log
@@ -240,5 +246,5 @@ class Director:
 
 
 def _go_on(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # killed meanwhile
+    with contextlib.suppress(ProcessLookupError):  # it was killed meanwhile
         os.kill(pid, signal.SIGCONT)

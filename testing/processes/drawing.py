@@ -1,8 +1,9 @@
-"""Draws histories: which faults, in which jobs. Everything follows from a seed.
+"""Draws histories: which faults occur in which jobs. Everything follows from a seed.
 
-Two tables. `MATRIX` is single faults, in every mode and number of ranks; `TOGETHER` is faults that
-meet others, in fewer of both. `covering` chooses rows in which each pair of values of two factors
-occurs; `soak_history` goes through all cells of both tables before it draws any of them again.
+There are two tables. `MATRIX` has single faults, in every mode and number of ranks. `TOGETHER` has
+faults that coincide with others, in fewer modes and sizes. `covering` chooses rows in which each
+pair of values of two factors occurs. `soak_history` visits all cells of both tables before it draws
+any of them again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from testing.processes.history import History
 
 CHANNELS = ("gloo", "mpi", "shm", "hier:gloo", "hier:mpi")
 ROUNDING = ("mpi", "hier:mpi")
-"""They sum in another type than the one that travels."""
+"""Channels that sum in another type than the one that travels."""
 RANKS = (2, 3, 4, 5, 8)
 MODES: dict[str, dict[str, Any]] = {
     "Full": {},
@@ -33,11 +34,11 @@ PACINGS = ("Round", "Samples")
 SPEEDS = ("alike", "straggler")
 
 FOR_EVER_MS = 0
-"""Of a stop: ended by the freeze time-out."""
+"""Duration of a stop that only the freeze timeout ends."""
 PIECES = 4
-"""Of ballast, in half of all histories: their rounds are streamed."""
+"""Pieces of ballast in at least half of the histories; their rounds are streamed."""
 WRITES_BYTES = 20_000
-"""What each step prints where the disk is slow: more than all buffers on the way hold."""
+"""Bytes that each step prints where the disk is slow: more than all buffers in between hold."""
 Draw = Callable[[random.Random, int], dict[str, Any]]
 
 
@@ -64,7 +65,7 @@ def _two(draw: random.Random, ranks: int) -> tuple[int, int]:
 
 
 def _kill_in_a_change(draw: random.Random, ranks: int) -> dict[str, Any]:
-    """The second time that a rank connects to the others is after somebody's death."""
+    """Kill a rank as it connects for the second time, after another rank's death."""
     one, other = _two(draw, ranks)
     steps = ("kill", one, 0, _moment(draw)), ("self", other, 0, -1)
     dies = {str(other): ("open", 2, draw.uniform(0, 20))}
@@ -72,7 +73,7 @@ def _kill_in_a_change(draw: random.Random, ranks: int) -> dict[str, Any]:
 
 
 def _inside(draw: random.Random, ranks: int, what: str) -> dict[str, Any]:
-    """Between two segments of the gradient of a rank, some steps after its start."""
+    """Let something happen between two segments of a rank's gradient, some steps after its start."""
     inside = {str(draw.randrange(ranks)): (what, draw.randrange(3, 40), draw.randrange(PIECES))}
     return {"steps": (), "inside": inside, "pieces": PIECES}
 
@@ -85,7 +86,7 @@ def _nan(draw: random.Random, ranks: int) -> dict[str, Any]:
 
 
 def _short_stop(draw: random.Random, ranks: int) -> dict[str, Any]:
-    """Of the process, or of its main thread inside backward()."""
+    """Stop a process, or only its main thread inside backward()."""
     milliseconds = draw.randrange(50, 900)
     if draw.random() < 0.5:
         return _inside(draw, ranks, str(milliseconds / 1000))
@@ -93,7 +94,7 @@ def _short_stop(draw: random.Random, ranks: int) -> dict[str, Any]:
 
 
 def _kill_in_a_reduction(draw: random.Random, ranks: int) -> dict[str, Any]:
-    """Of one segment, or of one of many."""
+    """Kill a rank in a reduction of one segment, or of one of many."""
     place, delay_ms = draw.randrange(ranks), draw.uniform(0, 4)
     if draw.random() < 0.5:
         return _dies("allreduce", draw.randrange(8, 60), delay_ms, place, pieces=2 * PIECES)
@@ -133,7 +134,7 @@ def _full_checkpoints(draw: random.Random, _: int) -> dict[str, Any]:
 
 
 def _kill_and_checkpoints(draw: random.Random, ranks: int) -> dict[str, Any]:
-    """So many of them that the one who writes is often in the middle of one."""
+    """Kill a rank while checkpoints are so frequent that the writer is often in one."""
     kill = "kill", draw.randrange(ranks), 0, _moment(draw)
     return _steps(kill, checkpoint=_checkpoint(2))
 
@@ -145,7 +146,7 @@ def _slow_disk(draw: random.Random, ranks: int) -> dict[str, Any]:
 
 
 def _at_the_end(draw: random.Random, ranks: int) -> dict[str, Any]:
-    """One replica, and the coordinator, before, in and after the release."""
+    """Harm a replica and the coordinator before, during and after the release."""
     slot = draw.randrange(ranks)
     late: list[list[tuple[str, int, int]]] = [
         [("kill", slot, 0)],
@@ -202,7 +203,7 @@ def _sigterm_and_kill(draw: random.Random, ranks: int) -> dict[str, Any]:
 
 
 def _kill_all(draw: random.Random, ranks: int) -> dict[str, Any]:
-    """Only the newest checkpoint is left of the weights, if there is one yet."""
+    """Kill all ranks, so that only the newest checkpoint keeps the weights, if there is one."""
     first, *others = draw.sample(range(ranks), ranks)
     steps = [("kill", first, 0, 300 + _moment(draw)), *(("kill", o, 0, -1) for o in others)]
     return _steps(*steps, checkpoint=_checkpoint(5), may_lose_all=True)
@@ -232,18 +233,18 @@ TOGETHER: Factors = (
     *(CHANNELS, PACINGS, SPEEDS),
 )
 CELL = 4
-"""So many factors, the first ones, make a cell of the full matrix; the others are drawn."""
+"""Number of leading factors that make a cell of the full matrix; the others are drawn."""
 
 
 def draw_history(row: Row, seed: int) -> History:
-    """`row`: one value of each factor of a table."""
+    """Draw the history of a row, which has one value of each factor of a table."""
     fault, ranks, mode, channel, pacing, speed = row
     draw = random.Random(f"{row} {seed}")
     slow_ms = {str(draw.randrange(ranks)): 60.0} if speed == "straggler" else {}
     collective = {"mode": mode, "pacing": pacing} | MODES[mode]
     if mode != "Shadow" and random.Random(f"pipeline {row} {seed}").randrange(3) == 0:
         collective |= {"pipeline": 1}
-    # All sums of a history are small whole numbers and halves: bfloat16 has them exactly.
+    # All sums of a history are small integers and halves, which bfloat16 represents exactly.
     if channel in ROUNDING and random.Random(f"wire {row} {seed}").randrange(2) == 0:
         collective |= {"wire": "BFloat16"}
     drawn: dict[str, Any] = {"slow_ms": slow_ms, "collective": collective}
@@ -255,12 +256,12 @@ def draw_history(row: Row, seed: int) -> History:
 
 
 def pairs(row: Row) -> set[tuple[int, Any, int, Any]]:
-    """(factor, its value, another factor, its value) for all pairs of a row."""
+    """Return (factor, its value, another factor, its value) for all pairs of a row."""
     return {(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)}
 
 
 def covering(factors: Sequence[Sequence[Any]], seed: int) -> list[Row]:
-    """Rows in which each pair of values of two factors occurs: greedy, the same for a seed."""
+    """Return rows that contain each pair of values of two factors: greedy, the same for a seed."""
     draw = random.Random(seed)
     missing = {
         (i, a, j, b)
@@ -290,11 +291,12 @@ random.Random("paceline soak").shuffle(CELLS)
 
 
 def soak_row(seed: int) -> Row:
-    """The rest of a row is drawn anew in each pass through the full matrix."""
+    """Return the cell of a seed; the factors outside the cell are drawn anew in each pass."""
     factors, *cell = CELLS[seed % len(CELLS)]
     draw = random.Random(seed)
     return (*cell, *(draw.choice(values) for values in factors[CELL:]))
 
 
 def soak_history(seed: int) -> History:
+    """Draw the history of a seed in a long search."""
     return draw_history(soak_row(seed), seed)

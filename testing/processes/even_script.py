@@ -1,4 +1,4 @@
-"""A script whose steps all take the same time, for runs in which something else is looked at."""
+"""A script whose steps all take the same time, for tests that are not about speed."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ for epoch in loader.epochs(1):
 
 
 def even_steps(samples: int, *, together: int = 1, alone_s: float = 0.5) -> str:
-    """One epoch of so many samples, eight to a batch and 20 ms to a step. Fewer than `together`
-    ranks take `alone_s`: those who come shall find the job, however slow the machine is."""
+    """Return a script of one epoch, with eight samples to a batch and 20 ms to a step.
+
+    Args:
+        samples: samples of the epoch.
+        together: with fewer ranks than this, steps take `alone_s`, so that ranks that join still
+            find the job on a slow machine.
+        alone_s: seconds of such a step.
+
+    Returns:
+        the text of the script.
+    """
     return _SCRIPT.format(samples=samples, together=together, alone_s=alone_s)

@@ -1,8 +1,9 @@
-"""Random faults of a job at its command line: what happens, and what the run has to say about it.
+"""Random faults of a job at its command line: what happens, and what the run has to report.
 
-Pure. `plan_of` makes a plan of a seed, `script_of` the training script of a plan, and `expected`
-says from docs/faults.md how the run ends. Each pair of a moment and a misbehavior, and each signal
-from outside, is one cell; as many seeds as there are cells go through all of them.
+The module is pure. `plan_of` makes a plan from a seed, `script_of` the training script of a plan,
+and `expected` derives from docs/faults.md how the run ends. Each pair of a moment and a
+misbehavior, and each signal from outside, is one cell; as many seeds as there are cells cover all
+of them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class When(StrEnum):
 
 
 class How(StrEnum):
-    """What it does; the value is the line of the script."""
+    """How a rank misbehaves; the value is the line of the script."""
 
     LOOPS = "while True: pass"
     READS = "os.read(os.pipe()[0], 1)"
@@ -51,12 +52,12 @@ SAID: Final = {
     How.EXIT_7: "exit code 7",
     How.CRASHES: "signal 11 (SIGSEGV)",
 }
-"""How a process that failed by its script is described."""
+"""How the run describes a process that failed by its script."""
 RAISES: Final = (How.KEY_ERROR, How.OS_ERROR)
 
 
 class Script(StrEnum):
-    """What the ranks do while a signal comes from outside."""
+    """What the ranks do when a signal comes from outside."""
 
     TRAINS = "trains"
     IGNORES_SIGTERM = "ignores SIGTERM"
@@ -65,52 +66,62 @@ class Script(StrEnum):
 
 @dataclass(frozen=True)
 class Outside:
+    """A signal that the test sends to a process of the run."""
+
     target: str
-    """runner, coordinator or agent."""
+    """"runner", "coordinator" or "agent"."""
     signal: Signals
     script: Script = Script.TRAINS
 
 
 @dataclass(frozen=True)
 class Plan:
+    """One run with one fault."""
+
     ranks: int
     mode: str
     everybody: bool = False
-    """All ranks misbehave, each time that they are started; else rank 1 does, the first time. A
-    fault at one sample meets whoever has it."""
+    """True if all ranks misbehave each time they are started; otherwise rank 1 does, the first
+    time. A fault at one sample hits the rank that has the sample."""
     when: When = When.IN_BATCH
     how: How | None = None
     outside: Outside | None = None
 
     @property
     def hangs_before_training(self) -> bool:
+        """True if a rank hangs before the loop begins."""
         early = self.when in (When.BEFORE_INIT, When.BEFORE_LOOP)
         return early and self.how in HANGS
 
     @property
     def nobody_trains(self) -> bool:
-        """All hang before training, or one of two that is never heard of, which might hold what the
-        job has computed (R26)."""
+        """True if the job cannot start.
+
+        Either all ranks hang before training, or one of two never registers and might hold what the
+        job has computed (R26).
+        """
         unheard = self.when is When.BEFORE_INIT and self.ranks == 2
         return self.hangs_before_training and (self.everybody or unheard)
 
 
 @dataclass(frozen=True)
 class Expected:
+    """What a run must end with."""
+
     verdicts: tuple[str, ...]
-    """One of them is in the output."""
+    """Texts of which one must be in the output."""
     code: int | None
-    """None: whatever it is, as where the run itself is killed."""
+    """Exit code; None allows any, for example where the run itself is killed."""
     first: tuple[str, ...] = ()
-    """What the line of the error, and the first line of `paceline explain`, hold."""
+    """Texts that the error line and the first line of `paceline explain` must contain."""
     warns: tuple[str, ...] = ()
-    """One of them is in the output."""
+    """Texts of which one must be in the output."""
 
 
 INSIDE: Final = tuple(
     (when, how)
     for when, how in product(When, How)
-    # A kill at one sample comes from outside again and again: how often depends on who has it.
+    # A kill at one sample repeats whenever a rank draws the sample. How often is open.
     if not (when is When.IN_ITEM and how is How.IS_KILLED)
 )
 OUTSIDE: Final = (
@@ -127,7 +138,7 @@ SEEDS: Final = len(CELLS)
 
 
 def plan_of(seed: int) -> Plan:
-    """Return the plan of a seed; equal ones for equal seeds."""
+    """Return the plan of a seed; equal seeds give equal plans."""
     order = random.Random(28).sample(range(SEEDS), SEEDS)
     cell = CELLS[order[seed % SEEDS]]
     draw = random.Random(seed)
@@ -135,7 +146,8 @@ def plan_of(seed: int) -> Plan:
     if isinstance(cell, Outside):
         return Plan(ranks, mode, outside=cell)
     when, how = cell
-    # One that is killed again and again ends the job after backoffLimit, or not, if it is complete.
+    # Repeated kills end the job after backoffLimit, unless it completes before. So the end would be
+    # open.
     everybody = how is not How.IS_KILLED and draw.random() < 0.5
     return Plan(ranks, mode, everybody, when, how)
 
@@ -184,7 +196,7 @@ pl.finish()
 misbehaves("AFTER_FINISH")
 """
 LINE: Final = SCRIPT[: SCRIPT.index("HOW")].count("\n") + 1
-"""Where a script misbehaves."""
+"""Line number at which a script misbehaves."""
 TRAINS: Final = "trains its second epoch"
 
 
@@ -210,12 +222,12 @@ def script_of(plan: Plan) -> str:
 
 
 def step_deadline_s(plan: Plan) -> int:
-    """Torch looks for dead workers every 5 s, and starts one where the machine has time."""
+    """Return the step deadline; torch looks for dead workers only every 5 s."""
     return 15 if plan.when is When.IN_WORKER and plan.how not in HANGS else 5
 
 
 def options_of(plan: Plan) -> list[str]:
-    """Return the words after `paceline run JOB`."""
+    """Return the arguments that follow `paceline run JOB`."""
     sets = [
         f"replicas={plan.ranks}",
         f"collective.mode={plan.mode}",
@@ -224,7 +236,7 @@ def options_of(plan: Plan) -> list[str]:
         "elasticity.drainGraceSeconds=4",
     ]
     if plan.hangs_before_training:
-        # Ranks that do not come are waited for until then; if none comes, only a deadline ends it.
+        # The job waits so long for ranks that do not register. If none does, a deadline ends it.
         limit = "activeDeadlineSeconds=15" if plan.nobody_trains else "elasticity.settleSeconds=1"
         sets.append(limit)
     return ["--quiet", *(f"--set=spec.{each}" for each in sets)]
@@ -238,7 +250,7 @@ def _failed(reason: str, *first: str) -> Expected:
 
 
 def expected(plan: Plan) -> Expected:
-    """Return how a run of this plan ends: the table of docs/faults.md."""
+    """Return how a run of this plan ends, as in the table of docs/faults.md."""
     if plan.outside is not None:
         return _of_outside(plan.outside)
     how = plan.how
@@ -285,6 +297,6 @@ def _of_hanging(plan: Plan) -> Expected:
     if plan.hangs_before_training:
         return Expected((COMPLETE,), 0)
     if plan.when is When.IN_BATCH and not plan.everybody:
-        # Ended by its own bound, or by that after the job if the others are through before.
+        # The step deadline ends the rank, or the finish deadline if the others complete first.
         return Expected((COMPLETE,), 0, warns=("ScriptStuck", "ScriptCutShort"))
     return _failed("ScriptFailed", "ScriptStuck: step() was not called for 5 s")

@@ -1,4 +1,4 @@
-"""A plan of `testing.processes.faulty`, carried out, and compared with what it has to come to."""
+"""Run a plan of `testing.processes.faulty` and compare the result with what is expected."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COMMAND = "[python, train.py]"
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run has come to."""
+    """The result of a run."""
 
     code: int | None
     said: str
     explained: str
-    """By `paceline explain`."""
+    """Output of `paceline explain`."""
     wrong: tuple[str, ...]
-    """What is not as expected."""
+    """Differences from what is expected."""
 
     def __str__(self) -> str:
         wrong = "\n".join(self.wrong)
@@ -36,9 +36,9 @@ class Ended:
 
 
 def carry_out(folder: Path, plan: Plan) -> Ended:
-    """Run the job of a plan in an empty folder, and look at what it has said and left."""
+    """Run the job of a plan in an empty folder; check its output and what it leaves behind."""
     (folder / "train.py").write_text(script_of(plan))
-    # The workers of a loader listen on sockets in it, so its path must be short.
+    # Loader workers listen on sockets in this folder, so its path must be short.
     with temporary_folder(Path("/tmp")) as temporary:
         own = left_files.OwnFiles(lambda: descendants(os.getpid()), temporary)
         with own:
@@ -50,11 +50,11 @@ def carry_out(folder: Path, plan: Plan) -> Ended:
 
 
 def _outcome(folder: Path, plan: Plan, env: dict[str, str]) -> tuple[int | None, str]:
-    """Exit code and output of the run. By then nothing of it lives."""
+    """Run the job and return its exit code and output; none of its processes lives afterwards."""
     outside = plan.outside
     if outside is None:
         return ForkedRun(folder, COMMAND, *options_of(plan), env=env).wait()
-    # Only of an executed program can anybody see from outside whether it is an agent.
+    # Only an executed program shows from outside whether it is an agent.
     run = Run(folder, COMMAND, *options_of(plan), env=env)
     try:
         run.until(TRAINS)
@@ -69,7 +69,7 @@ def _outcome(folder: Path, plan: Plan, env: dict[str, str]) -> tuple[int | None,
 
 
 def _target_of(run: Run, target: str) -> int:
-    """The process of that name; of several agents the last one."""
+    """Return the pid of the named process of a run, of several agents the highest."""
     if target == "runner":
         return run.process.pid
     module = f"paceline.{target}".encode()

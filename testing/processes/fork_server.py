@@ -1,16 +1,16 @@
 """Processes that start fast: forked from one that has imported everything (D16).
 
 A rank spends its first six CPU-seconds on importing torch. Here one process, the fork server,
-imports it once, before any thread, MPI or event loop; runners, coordinators, agents and ranks are
-forked from it or from each other. Only that replaces exec: every process is a real one with its own
-pid, parent, session, descriptors, environment and signals; a rank is a child of its agent, started
+imports it once, before any thread, MPI or event loop. Runners, coordinators, agents and ranks are
+forked from it or from each other. This replaces only exec: every process is a real one with its own
+pid, parent, session, descriptors, environment and signals. A rank is a child of its agent, started
 below its own mpiexec with PMI's environment, and ends as any interpreter does.
 
     fork server -> runner of a history -> its fork server -> coordinator, agents
         -> their fork servers -> ranks
 
-A fork server forks whoever is asked for over its socket: twice, so that the new process becomes a
-child of the nearest subreaper above (the runner, or the agent).
+A fork server forks the processes that are requested over its socket. It forks twice, so that the
+new process becomes a child of the nearest subreaper above: the runner, or the agent.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ PRELOADED: Final = (
 
 
 class Become(BaseException):
-    """Raised in a new process, so that nothing of its parent's stack stays below its own work."""
+    """Raised in a new process, so that it works on an empty stack instead of its parent's."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
 
 
 def preload() -> None:
+    """Import everything, and prepare the memory so that children copy little of it."""
     for name in PRELOADED:
         importlib.import_module(name)
     import torch
@@ -73,16 +74,16 @@ def preload() -> None:
     # The first optimizer of a process imports half of torch again.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     gc.collect()
-    gc.freeze()  # a collection in a child shall not copy all these pages
+    gc.freeze()  # a collection in a child must not copy all these pages
     for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        each.atexit = False  # nor shall its end, for what it has not made
+        each.atexit = False  # nor may a child's exit finalize objects of its parent
     use_huge_pages()
 
 
 def use_huge_pages() -> None:
     """Put the present memory on pages of 2 MiB, where the kernel can (Linux 6.1).
 
-    A fork copies the tables of pages: it took 29 ms before, and takes 5 ms then.
+    A fork copies the page tables: it took 29 ms before, and takes 5 ms then.
     """
     libc = ctypes.CDLL(None)
     with open("/proc/self/maps") as maps:  # noqa: PTH123  (pathlib is slow to import)
@@ -106,9 +107,23 @@ def ask(
     leader: bool = True,
     limit_s: float = ANSWER_S,
 ) -> int:
-    """Pid of a new process, which calls `call` ("module:function") and exits with what it returns.
+    """Start a process by a fork server.
 
-    `fds`: descriptor there -> descriptor here; it gets no others. `leader`: of a new session.
+    Args:
+        name: name of the fork server.
+        call: "module:function" that the process calls; it exits with the result.
+        arguments: positional arguments, as JSON values.
+        env: whole environment of the process.
+        cwd: working directory; by default that of the caller.
+        fds: descriptor in the process -> descriptor here; it inherits no others.
+        leader: the process leads a new session.
+        limit_s: timeout of the answer in seconds.
+
+    Returns:
+        the pid of the new process.
+
+    Raises:
+        RuntimeError: the fork server started no process.
     """
     order = {
         "call": call,
@@ -130,8 +145,19 @@ def ask(
 
 
 def start_below(leader: bool = True) -> str:
-    """Fork a fork server below this process, which must have no threads; its name for `ask`. It
-    ends with this process."""
+    """Fork a fork server below this process, which must have no threads.
+
+    The fork server ends with this process.
+
+    Args:
+        leader: the fork server leads a new session.
+
+    Returns:
+        its name for `ask`.
+
+    Raises:
+        Become: in each process that the fork server forks.
+    """
     name = f"paceline-fork-server-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"\0{name}")
@@ -152,7 +178,7 @@ def start_below(leader: bool = True) -> str:
 
 
 def serve(listener: socket.socket) -> None:
-    """Fork what is asked for, for ever; in the new process, raises Become."""
+    """Fork what is requested, forever; raises Become in each new process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     while True:
         line, _ = listener.accept()
@@ -161,7 +187,7 @@ def serve(listener: socket.socket) -> None:
         if data:
             middle = os.fork()
             if middle == 0:
-                listener_fd = listener.detach()  # no object shall close a number that is reused
+                listener_fd = listener.detach()  # no object may close a descriptor that is reused
                 os.close(listener_fd)
                 _deliver(json.loads(data), fds, line.detach())
             os.waitpid(middle, 0)
@@ -175,20 +201,20 @@ def _deliver(order: dict[str, Any], fds: list[int], line: int) -> None:
     if os.fork() > 0:
         os._exit(0)
     while os.getppid() == middle:
-        time.sleep(0.0002)  # it is on its way out
+        time.sleep(0.0002)  # the process in the middle is about to exit
     if order["leader"]:
         os.setsid()
     os.write(line, str(os.getpid()).encode())
     _take_descriptors(dict(zip(order["fds"], fds, strict=True)))
     os.environ.clear()
     os.environ.update(order["env"])
-    tempfile.tempdir = None  # of the TMPDIR of before
+    tempfile.tempdir = None  # it was computed from the old TMPDIR
     os.chdir(order["cwd"])
     raise Become(order)
 
 
 def _take_descriptors(wanted: dict[int, int]) -> None:
-    """Exactly `wanted` (there -> here) and the standard ones stay open."""
+    """Keep exactly the descriptors `wanted` (there -> here) and the standard ones open."""
     above = max([*wanted, *wanted.values(), 2]) + 1
     spare = {there: os.dup2(here, above + n) for n, (there, here) in enumerate(wanted.items())}
     for there, here in spare.items():
@@ -201,19 +227,20 @@ def _take_descriptors(wanted: dict[int, int]) -> None:
 
 
 def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Make the kernel send a signal to this process when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def become(order: dict[str, Any]) -> object:
-    """The rest of a new process's life."""
+    """Do the work of a new process and return the result."""
     module, _, function = order["call"].partition(":")
     return getattr(importlib.import_module(module), function)(*order["arguments"])
 
 
 def run(work: Callable[[], object]) -> NoReturn:
-    """Do `work`; processes that are forked in it live and end here, outside of its stack."""
+    """Run `work` and exit; processes that are forked in it continue here, outside of its stack."""
     while True:
         try:
             result = work()
@@ -226,8 +253,8 @@ def run(work: Callable[[], object]) -> NoReturn:
             traceback.print_exc()
             result = 1
         break
-    # As multiprocessing ends its processes: tearing the interpreter down would touch, and so copy,
-    # each page that is shared with the fork server.
+    # End as multiprocessing ends its processes: tearing down the interpreter would touch, and so
+    # copy, each page that is shared with the fork server.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -236,15 +263,15 @@ def run(work: Callable[[], object]) -> NoReturn:
 
 
 def main() -> None:
-    """The first fork server: argument 1 is the descriptor of its listening socket, 2 the parent."""
+    """Run the first fork server; arguments: descriptor of its socket, pid of the parent."""
     preload()
     die_with(int(sys.argv[2]))
-    # What a runner leaves behind becomes a child of this process.
+    # Processes that a runner leaves behind become children of this process.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     serve(socket.socket(fileno=int(sys.argv[1])))
 
 
 if __name__ == "__main__":
-    # By its own name, so that whoever imports it later gets the same module.
+    # Import it by its own name, so that later imports get the same module.
     this = importlib.import_module("testing.processes.fork_server")
     this.run(this.main)

@@ -1,9 +1,10 @@
 """The guard of `agent.shim`, for ranks that are forked by a fork server instead of executed.
 
-Run by path with `python -I -S`, by mpiexec or by the agent itself. Like the product's guard it
-keeps the chain mpiexec - proxy - guard up and tells the agent when it breaks. Unlike it, it does
-not become the rank: it hands environment and PMI's connection to the fork server below the agent,
-which forks the rank as a child of the agent. What the rank does first is `become_rank`.
+It is run by path with `python -I -S`, by mpiexec or by the agent itself. Like the product's guard
+it keeps the chain mpiexec - proxy - guard up and reports to the agent when the chain breaks. Unlike
+that guard, it does not become the rank. It hands the environment and PMI's connection to the fork
+server below the agent, which forks the rank as a child of the agent. The rank's first function is
+`become_rank`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ HERE = Path(__file__).parent
 
 
 def load(name: str, path: Path) -> Any:
+    """Import a module from a file by its path."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -29,7 +31,7 @@ def load(name: str, path: Path) -> Any:
 
 
 def main() -> None:
-    """Argument 1: path of the product's shim."""
+    """Start the rank and wait for its end; argument 1 is the path of the product's shim."""
     shim = load("shim", Path(sys.argv[1]))
     fork_server = load("fork_server", HERE / "fork_server.py")
     name, key = os.environ.pop(shim.ENV_SOCKET), os.environ.pop(shim.ENV_KEY)

@@ -1,6 +1,6 @@
 """The processes of a run that are forked by a fork server instead of executed (D16).
 
-Each function is the life of one process; it calls the product's own entry point. Exchanged are only
+Each function is the life of one process; it calls the product's own entry point. Replaced are only
 the places that would execute a program: how the runner starts its children, how a shim becomes a
 rank, and how `paceline replay` starts the script.
 """
@@ -41,8 +41,7 @@ CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 
 
 class Forked:
-    """A child of this process that a fork server has forked; the part of Popen that `Child`
-    uses."""
+    """Child of this process that a fork server has forked; the part of Popen that `Child` uses."""
 
     def __init__(self, pid: int, stdout: int | None) -> None:
         self.pid = pid
@@ -50,22 +49,24 @@ class Forked:
         self.stdout = None if stdout is None else os.fdopen(stdout, "rb", buffering=0)
 
     def send_signal(self, number: int) -> None:
+        """Send a signal unless the process was reaped."""
         if self.returncode is None:
             os.kill(self.pid, number)
 
     def wait(self) -> int:
+        """Wait for the end and return the exit code, negative for a signal."""
         if self.returncode is None:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
 
 def start_by(below: str) -> None:
-    """From now on this process, which is a runner, has its children forked."""
+    """Make the runner in this process fork its children from now on."""
     setattr(Child, "start", staticmethod(_start_child(below)))  # noqa: B010
 
 
 def _start_child(below: str) -> Callable[..., Child]:
-    """Stands for `Child.start`."""
+    """Return a replacement of `Child.start`."""
 
     def start(
         name: str,
@@ -94,12 +95,13 @@ def _start_child(below: str) -> Callable[..., Child]:
 
 
 def coordinator(runner: int) -> int:
+    """Run a coordinator that ends with its runner."""
     fork_server.die_with(runner, signal.SIGTERM)
     return coordinator_entry.main()
 
 
 def cut_when_asked() -> None:
-    """SIGUSR1 cuts the connection of a pod to the coordinator, for as long as a file says."""
+    """Make SIGUSR1 cut the pod's connection to the coordinator for the time in a file."""
     real, until = ControlClient._connect, [0.0]
     folder = Path(os.environ["PACELINE_RUN_DIR"])
     ports = [url.rpartition(":")[2] for url in os.environ["PACELINE_COORDINATOR"].split(",")]
@@ -123,6 +125,7 @@ def cut_when_asked() -> None:
 
 
 def agent(runner: int) -> int:
+    """Run an agent whose ranks are forked, and that ends with its runner."""
     fork_server.die_with(runner, signal.SIGTERM)
     below = fork_server.start_below()
     cut_when_asked()
@@ -139,7 +142,7 @@ def agent(runner: int) -> int:
 
 
 def become_rank(name: str, key: str, agent_pid: int) -> int:
-    """What `agent.shim` does in a rank; only what is no script of Python is executed."""
+    """Do the work of `agent.shim` in a rank; only commands other than a script are executed."""
     shim._die_with_parent(agent_pid)
     line = shim._connect(name, key, "rank")
     line.settimeout(shim.ANSWER_S)
@@ -157,7 +160,7 @@ def become_rank(name: str, key: str, agent_pid: int) -> int:
     if not _is_script(wanted["argv"]):
         shim._execute(line, wanted["argv"])
     line.detach()
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as any Python does at its start
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # any Python does this at its start
         signal.signal(number, signal.SIG_IGN)
     return script(wanted["argv"])
 
@@ -167,7 +170,7 @@ def _is_script(argv: Sequence[str]) -> bool:
 
 
 def script(argv: Sequence[str]) -> int:
-    """What `python SCRIPT WORDS` does. Its traceback begins in the script."""
+    """Run a script as `python SCRIPT WORDS` does; tracebacks begin in the script."""
     _, path, *words = argv
     sys.argv = [path, *words]
     sys.path[0] = str(Path(path).absolute().parent)
@@ -183,13 +186,23 @@ def script(argv: Sequence[str]) -> int:
 
 
 def python(*words: str) -> int:
-    """`python SCRIPT WORDS`, without a job."""
+    """Run `python SCRIPT WORDS` without a job."""
     return script(["python", *words])
 
 
 def keep(function: str, words: Sequence[str]) -> int:
-    """The parent of one call of `paceline`, or of a script: tells its pid and, as soon as it has
-    ended, what `waitpid` says. It lives as long as anything of that call does."""
+    """Run one call of `paceline`, or of a script, as its parent, and never return.
+
+    Report the pid of the call and, as soon as it has ended, its status as of `waitpid`. The keeper
+    lives as long as any process of the call.
+
+    Args:
+        function: "module:function" that the call runs.
+        words: its arguments.
+
+    Raises:
+        Become: in the process of the call.
+    """
     ctypes.CDLL(None).prctl(fork_server.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     called = os.fork()
     if called == 0:
@@ -210,7 +223,7 @@ def keep(function: str, words: Sequence[str]) -> int:
 
 
 def call(*words: str) -> int:
-    """The command line."""
+    """Run the command line of `paceline`."""
     below = fork_server.start_below()
     start_by(below)
     setattr(replay, "subprocess", SimpleNamespace(run=_run_by(below)))  # noqa: B010
@@ -220,8 +233,18 @@ def call(*words: str) -> int:
 
 
 def call_inside(commands: str, *words: str) -> int:
-    """The command line, where `commands` of a shell have been run; what they mount only its own
-    processes see."""
+    """Run the command line after shell commands in a mount namespace of its own.
+
+    Args:
+        commands: shell commands; only processes of this call see what they mount.
+        words: arguments of `paceline`.
+
+    Returns:
+        the exit code.
+
+    Raises:
+        PermissionError: this user may not create the namespace.
+    """
     user, group = os.geteuid(), os.getegid()
     if ctypes.CDLL(None).unshare(CLONE_NEWNS | (CLONE_NEWUSER if user else 0)) != 0:
         raise PermissionError("no right to mount")
@@ -234,7 +257,7 @@ def call_inside(commands: str, *words: str) -> int:
 
 
 def _run_by(below: str) -> Callable[..., Forked]:
-    """Stands for `subprocess.run` of a script."""
+    """Return a replacement of `subprocess.run` that runs a script."""
 
     def run(argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, check: bool) -> Forked:
         assert not check

@@ -1,4 +1,4 @@
-"""A call of `paceline`, or a script, whose processes are all forked, seen from the test."""
+"""A call of `paceline`, or of a script, whose processes are all forked, as the test sees it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDS_S = 1.0
 
 @cache
 def the_fork_server() -> ForkServer:
-    """One for all tests of this process; it ends with it."""
+    """Return the fork server of this process, which ends with it; the first call starts it."""
     server = ForkServer()
     server.__enter__()
     atexit.register(server.__exit__)
@@ -29,23 +29,23 @@ def the_fork_server() -> ForkServer:
 
 
 def end_the_fork_server() -> None:
-    """End it earlier, if there is one."""
+    """End the fork server early, if it runs."""
     if the_fork_server.cache_info().currsize:
         the_fork_server().__exit__()
         the_fork_server.cache_clear()
 
 
 OPEN: Final[set[ForkedCall]] = set()
-"""Those of this process that nobody has closed; a test that fails may leave some."""
+"""Calls of this process that were not closed; a test that fails may leave some."""
 
 
 class ForkedCall:
-    """As a `Popen` with one pipe for stdout and stderr, in text."""
+    """A call with an interface like `Popen`, and one text pipe for stdout and stderr."""
 
     def __init__(
         self, words: Sequence[str], folder: Path, env: Mapping[str, str], program: str = "call"
     ) -> None:
-        """`program`: of `local.forked`; `call` is `paceline`."""
+        """Start the call; `program` is a function of `processes.forked`, `call` is `paceline`."""
         out_read, out_write = os.pipe()
         told_read, told_write = os.pipe()
         self._keeper = fork_server.ask(
@@ -67,15 +67,18 @@ class ForkedCall:
         OPEN.add(self)
 
     def poll(self) -> int | None:
+        """Return the exit code, or None while the call runs."""
         return self._wait(0.0)
 
     def wait(self, timeout: float = 0.0) -> int:
+        """Return the exit code, or raise TimeoutExpired after `timeout` seconds."""
         code = self._wait(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout)
         return code
 
     def communicate(self, *, timeout: float) -> tuple[str, None]:
+        """Read all output until its end and return it, as `Popen.communicate` does."""
         until = time.monotonic() + timeout
         while (left_s := until - time.monotonic()) > 0 and self._out >= 0:
             if select.select([self._out], [], [], left_s)[0]:
@@ -88,22 +91,24 @@ class ForkedCall:
         return self._said.decode(errors="replace"), None
 
     def send_signal(self, number: int) -> None:
+        """Send a signal to the call's own process if it runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
+        """Send SIGKILL to the call's own process if it runs."""
         self.send_signal(signal.SIGKILL)
 
     def living(self) -> list[int]:
-        """Of its processes, however they are related; the keeper goes with the last of them."""
+        """Return the pids of all its processes, however they are related; empty when all ended."""
         return descendants(self._keeper) if self._is_kept(0.0) else []
 
     def left_over(self) -> list[str]:
-        """Command lines of those that live although the call has ended."""
+        """Return the command lines of processes that outlive the call by more than 1 s."""
         return [command_of(pid) for pid in self.living()] if self._is_kept(ENDS_S) else []
 
     def close(self) -> None:
-        """Nothing of it lives afterwards."""
+        """Kill all processes of the call and release its descriptors."""
         OPEN.discard(self)
         while self._is_kept(0.02):
             for pid in self.living():

@@ -1,8 +1,8 @@
-"""Histories: jobs of real processes to which things happen, and what must hold after each (D16).
+"""Histories: jobs of real processes with injected faults, and what must hold after each (D16).
 
 A history is drawn from a seed and run by processes that a fork server forks (see `fork_server`).
-Afterwards the job is complete, all ranks have the same bits, the weights tell that every sample was
-applied as often as the ledger says, and nothing is left over: no process, no file, no shared
+Afterwards the job is complete and all ranks have the same bits. The weights show that every sample
+was applied as often as the ledger says. Nothing is left over: no process, no file, no shared
 memory, named or not.
 """
 
@@ -41,23 +41,26 @@ LEFT = ("left_over", "files left", "memory left", "processes left", "sockets lef
 
 @dataclass(frozen=True)
 class History:
+    """One job with its faults."""
+
     channel: str
-    """A backend, or \"hier:\" and one: two levels, between two machines that are played."""
+    """A backend, or "hier:" and a backend: two levels, between two simulated machines."""
     ranks: int
     mode: str
     fault: str
     seed: int
     steps: tuple[tuple[str, int, int, int], ...] = ()
-    """(action, place or number, milliseconds, random moment in ms; -1 = with the one before)."""
+    """(action, place or number, milliseconds, random moment in ms; -1 = together with the step
+    before)."""
     at_the_end: tuple[tuple[str, int, int, int], ...] = ()
-    """The same, from the moment in which the first rank has made the last round; what comes too
-    late for the job is left out."""
+    """Like `steps`, counted from the moment in which the first rank has made the last round. Steps
+    that come too late for the job are left out."""
     linger_ms: int = 0
-    """Each script still works so long after its release."""
+    """How long each script works on after its release."""
     dies: dict[str, tuple[str, int, float]] = field(default_factory=dict)
-    """Slot -> (method of the data channel, call, ms into it) in which its rank kills itself."""
+    """Slot -> (method of the data channel, call, ms into it) at which its rank kills itself."""
     hangs: dict[str, int] = field(default_factory=dict)
-    """Slot -> transfer in which the thread of its rank that sums hangs for ever."""
+    """Slot -> transfer in which the data thread of its rank hangs forever."""
     inside: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     """Slot -> (what happens to its rank inside backward(), step, piece of ballast): "nan",
     "discard", or the seconds for which it stops there."""
@@ -65,43 +68,46 @@ class History:
     collective: dict[str, Any] = field(default_factory=dict)
     ballast: int = 1000
     pieces: int = 1
-    """Of ballast. With several, each is a segment, and half of a step's pause is inside backward():
-    so rounds are streamed."""
+    """Pieces of ballast. With several, each is a segment, and half of a step's pause is inside
+    backward(), so rounds are streamed."""
     batch: int = 2
     accumulate: int = 1
     epochs: int = 2
     rounds: int = 60
-    """Of an epoch, if everybody took part in each."""
+    """Rounds of an epoch if every rank took part in each."""
     step_ms: float = 15.0
     freeze_ms: int = 15_000
     """`freezeTimeout`. On a busy machine many ranks need seconds to connect to each other."""
     may_lose_all: bool = False
-    """The faults may leave nobody with the weights."""
+    """True if the faults may leave no rank with the weights."""
     checkpoint: dict[str, Any] = field(default_factory=dict)
     """`spec.checkpoint`, with a path in the folder of the history."""
     inject: str = ""
-    """Faults as `paceline run --inject` takes them."""
+    """Faults in the notation of `paceline run --inject`."""
     poisoned: bool = False
-    """One gradient is not a number: it alone is missing in the end."""
+    """True if one gradient is not finite or dropped: it alone is missing in the end."""
     writes_bytes: int = 0
-    """Printed in each step."""
+    """Bytes that each step prints."""
     slow_log: int | None = None
     """Slot whose first rank writes its log as slowly as the director reads it."""
     small_disk: bool = False
-    """Checkpoints go to a disk of a few megabytes, which only this history sees."""
+    """True if checkpoints go to a disk of a few megabytes that only this history sees."""
     full_logs: bool = False
-    """Nothing can be written to the logs: no space left on device."""
+    """True if nothing can be written to the logs: no space left on device."""
 
     @property
     def name(self) -> str:
+        """Name of the history, for test ids and folders."""
         return f"{self.channel}-{self.ranks}-{self.mode}-{self.fault}-{self.seed}"
 
     @property
     def samples(self) -> int:
+        """Number of samples of an epoch; its last step is smaller than the others."""
         # The last step of an epoch is a smaller one.
         return self.rounds * self.ranks * self.batch * self.accumulate - 1
 
     def config(self) -> dict[str, Any]:
+        """Return the settings of the training script."""
         names = ("seed", "samples", "batch", "accumulate", "epochs", "ballast", "pieces", "rounds")
         own = ("step_ms", "slow_ms", "dies", "hangs", "inside", "writes_bytes", "linger_ms")
         config = {name: getattr(self, name) for name in (*names, *own)}
@@ -109,7 +115,8 @@ class History:
         return config | ({"ballast": PIECE} if self.pieces > 1 else {})
 
     def job(self) -> dict[str, Any]:
-        # Not a sample may be dropped for its age: exactly once is what is to be shown.
+        """Return the manifest of the job."""
+        # No sample may be dropped for its age: the test shows that each is applied exactly once.
         collective: dict[str, Any] = {"maxAge": 0, "hashEveryRounds": 20}
         collective["freezeTimeout"] = f"{self.freeze_ms}ms"
         collective |= {"backend": two_levels.backend_of(self.channel), "mode": self.mode}
@@ -140,7 +147,7 @@ class History:
 
 
 class ForkServer:
-    """The process that has imported everything; histories are run one at a time."""
+    """The process that has imported everything; it runs one history at a time."""
 
     def __enter__(self) -> Self:
         self.name = f"paceline-fork-server-{os.getpid()}-{random.randbytes(4).hex()}"
@@ -151,7 +158,7 @@ class ForkServer:
         paths = [str(ROOT), *env.get("PYTHONPATH", "").split(os.pathsep)]
         env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        env["PYTHONUNBUFFERED"] = "1"  # as the runner has it for its processes
+        env["PYTHONUNBUFFERED"] = "1"  # the runner sets this for its processes
         self.process = subprocess.Popen(
             [sys.executable, fork_server.__file__, str(listener.fileno()), str(os.getpid())],
             env=env,
@@ -167,7 +174,7 @@ class ForkServer:
         self.process.wait()
 
     def run(self, history: History, folder: Path) -> dict[str, Any]:
-        """What came of it. Whatever happens, no process of it lives afterwards."""
+        """Run a history and return its result; none of its processes lives afterwards."""
         folder.mkdir(parents=True)
         listened = self._listening()
         slow_log = prepare_logs(folder, history)
@@ -185,7 +192,7 @@ class ForkServer:
         return result
 
     def call(self, function: str, order: object, folder: Path, *, limit_s: float = LIMIT_S) -> Any:
-        """What `function(order, folder)` returns in a new process, through JSON."""
+        """Call `function(order, folder)` in a new process and return its result, as JSON values."""
         read_end, write_end = os.pipe()
         with (folder / "runner.log").open("wb") as log:
             fork_server.ask(
@@ -208,14 +215,14 @@ class ForkServer:
         return json.loads(answer)
 
     def _listening(self) -> set[str]:
-        """By whoever is left."""
+        """Return what the processes that are left listen on."""
         return left_files.listening(self.process.pid, os.getpid(), *descendants(self.process.pid))
 
     def _tree(self) -> list[str]:
         return [command_of(pid) for pid in descendants(self.process.pid)]
 
     def end_all(self, patience_s: float) -> list[str]:
-        """Processes of the history that have not ended by themselves."""
+        """Kill the history's processes that have not ended by themselves, and return them."""
         until = time.monotonic() + patience_s
         while (pids := descendants(self.process.pid)) and time.monotonic() < until:
             time.sleep(0.02)
@@ -231,11 +238,11 @@ class ForkServer:
 
 
 def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -> None:
-    """What must hold after every history."""
+    """Check what must hold after every history."""
     story = "\n".join([str(history), *result["said"], *result["printed"][-40:]])
     if history.may_lose_all and result["reason"] == "StateLost":
         _check_nothing_left(result, story)
-        return  # never silently from zero (R26)
+        return  # but the job never restarts from zero silently (R26)
     assert result["complete"], f"{result['reason']}: {result['message']}\n{story}"
     assert not result["undone"], f"the job ended before {result['undone']}\n{story}"
     results = [
@@ -249,7 +256,7 @@ def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -
     assert not channels, f"sums went over {channels}\n{story}"
     whole, log = history.samples * history.epochs, result["log"]
     if history.at_the_end and not log["applied"]:
-        # The last coordinator came when nobody was left to tell it the figures.
+        # The last coordinator started when no rank was left to report the figures.
         log |= {"applied": whole, "exact": history.epochs}
     dropped = sum(log["dropped"].values())
     assert log["applied"] + dropped == whole, f"{log}\n{story}"
@@ -282,7 +289,7 @@ def _check_nothing_left(result: dict[str, Any], story: str) -> None:
 
 
 def prepare_logs(folder: Path, history: History) -> str:
-    """Puts something else in the place of log files. The one that is slow, or nothing."""
+    """Replace log files by slow or full ones; return the path of the slow one, or ""."""
     (folder / "logs").mkdir()
     first = [folder / "logs" / f"rank-{slot}.0-0.log" for slot in range(history.ranks)]
     if history.full_logs:
@@ -296,7 +303,7 @@ def prepare_logs(folder: Path, history: History) -> str:
 
 
 def descendants(root: int) -> list[int]:
-    """All processes below `root`, zombies but not reaped ones included."""
+    """Return all processes below `root`, except zombies among its own children."""
     below: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -306,7 +313,7 @@ def descendants(root: int) -> list[int]:
                 continue
             if not (
                 fields[0] == "Z" and int(fields[1]) == root
-            ):  # a fork server reaps at its leisure
+            ):  # a fork server reaps its children only now and then
                 below.setdefault(int(fields[1]), []).append(int(entry.name))
     found, todo = [], [root]
     while todo:
@@ -317,6 +324,7 @@ def descendants(root: int) -> list[int]:
 
 
 def command_of(pid: int) -> str:
+    """Return pid, command line and member of a process."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
         env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -327,7 +335,7 @@ def command_of(pid: int) -> str:
 
 
 def read_all(fd: int, limit_s: float) -> bytes | None:
-    """Everything until the other end closes; None if it takes too long."""
+    """Read until the other end closes; return None if that takes longer than `limit_s`."""
     until, data = time.monotonic() + limit_s, b""
     try:
         while (left := until - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""What runs inside the runner of a history, whose processes are forked (see `forked`)."""
+"""Code that runs inside the runner of a history, whose processes are forked (see `forked`)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from testing.processes import fork_server, forked
 from testing.processes.director import Director
 
 FILLING = "filling the disk"
-"""In the lines that `history_script` prints only for their length."""
+"""Mark of lines that `history_script` prints only for their length."""
 CHECKPOINTS = "checkpoints"
-"""In the folder of the history."""
+"""Name of the checkpoint folder in the folder of the history."""
 SMALL_DISK_BYTES = 4_000_000
 CLONE_NEWNS = 0x20000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
 
 def answer(function: str, order: str, folder: str, descriptor: int) -> int:
-    """Call `function` ("module:name"); what it returns goes to `descriptor` as JSON."""
+    """Call `function` ("module:name") and write its result to `descriptor` as JSON."""
     module, _, name = function.partition(":")
     result = getattr(importlib.import_module(module), name)(json.loads(order), Path(folder))
     with os.fdopen(descriptor, "w") as file:
@@ -38,7 +38,7 @@ def answer(function: str, order: str, folder: str, descriptor: int) -> int:
 
 
 def mount_small_disk(folder: Path) -> None:
-    """Seen by this process and those below it, and gone with the last of them."""
+    """Mount a small tmpfs that only this process and those below it see."""
     libc = ctypes.CDLL(None, use_errno=True)
     private = b"none", b"/", None, MS_REC | MS_PRIVATE, None
     small = b"none", os.fsencode(folder), b"tmpfs", 0, f"size={SMALL_DISK_BYTES}".encode()
@@ -49,7 +49,7 @@ def mount_small_disk(folder: Path) -> None:
 
 
 def checkpoints(folder: Path) -> list[tuple[int, bool, bool]]:
-    """(version, whether the job had finished, whether each byte of it is there), oldest first."""
+    """Return (version, job had finished, files are intact) of each checkpoint, oldest first."""
     found = []
     for version in checkpoint.versions(folder):
         at = checkpoint.folder_of(folder, version)
@@ -60,12 +60,12 @@ def checkpoints(folder: Path) -> list[tuple[int, bool, bool]]:
 
 
 def agents(folder: Path) -> list[str]:
-    """All that were ever started."""
+    """Return the names of all agents that were ever started."""
     return sorted(path.stem for path in folder.glob("agent-*.log"))
 
 
 def history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The runner of one history."""
+    """Run one history as its runner."""
     if order["small_disk"]:
         try:
             mount_small_disk(folder / CHECKPOINTS)

@@ -1,10 +1,10 @@
 """The training script of a history: every sample leaves a trace in the weights.
 
 The gradient of sample i is one-hot in `seen[i]`, and the optimizer adds the reduced sum itself, not
-its mean; so `seen[i]` ends as the number of times that sample i was applied, whichever ranks did it
-and however the job changed meanwhile. `ballast` makes a reduction as long as one wants, and in so
-many segments that rounds are streamed; each of its elements ends as the number of samples of all
-epochs. `smooth`, the optimizer's state, depends on the order of all rounds.
+its mean. So `seen[i]` ends as the number of times that sample i was applied, no matter which ranks
+did it and how the job changed meanwhile. `ballast` makes a reduction as long as needed, in so many
+segments that rounds are streamed; each of its elements ends as the number of samples of all epochs.
+`smooth`, the optimizer's state, depends on the order of all rounds.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from testing.processes.at_call import at_call
 CONFIG = json.loads(os.environ["HISTORY"])
 MEMBER = parse_member(os.environ["PACELINE_MEMBER"])
 BRAKE = Path("brake")
-"""As long as it exists, ranks take their time."""
+"""While this file exists, ranks are slow."""
 
 
 class DiscardedError(Exception):
-    """Raised inside backward(): the script does not want this batch."""
+    """Raised inside backward() when the script drops the batch."""
 
 
 class Inside:
-    """What happens inside backward(): a pause, and once what the history says of this rank."""
+    """Events inside backward(): a pause, and once the fault that the history has for this rank."""
 
     def __init__(self, what: str, step: int, segment: int) -> None:
         self._what, self._due = what, (step, segment)
         self._step, self._pause_s = 0, 0.0
 
     def begin(self, pause_s: float) -> None:
-        """The next batch."""
+        """Begin the next batch, whose backward() shall pause for `pause_s` in total."""
         self._step += 1
         self._pause_s = pause_s / CONFIG["pieces"]
 
     def happens(self, segment: int, grad: torch.Tensor) -> torch.Tensor:
+        """Pause or inject the fault at a segment, and return its gradient."""
         if (self._step, segment) == self._due:
             if self._what == "discard":
                 raise DiscardedError
@@ -63,22 +64,24 @@ class Inside:
 
 
 class InBackward(torch.autograd.Function):
-    """Between two segments: what `Inside` has in mind for the batch in hand."""
+    """Identity whose backward() calls `Inside` between two segments."""
 
     inside: Inside
 
     @staticmethod
     def forward(ctx: Any, numbers: torch.Tensor, segment: int) -> torch.Tensor:
+        """Return a copy and remember the segment."""
         ctx.segment = segment
         return numbers.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return the gradient after `Inside` has acted."""
         return InBackward.inside.happens(ctx.segment, grad), None
 
 
 class Trace(torch.nn.Module):
-    """backward() is at the last piece of ballast first, and at `seen` in the end."""
+    """Model whose backward() reaches the last piece of ballast first and `seen` last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,6 +90,7 @@ class Trace(torch.nn.Module):
         self.ballast = torch.nn.ParameterList(pieces)
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return one value per sample whose gradient marks that sample."""
         seen = self.seen[numbers]
         for index, piece in enumerate(self.ballast):
             if CONFIG["pieces"] > 1:
@@ -96,7 +100,7 @@ class Trace(torch.nn.Module):
 
 
 class Tally(torch.optim.Optimizer):
-    """Adds sums instead of means. `total`: what the mean of the present round was divided by."""
+    """Optimizer that adds sums instead of means; `total` is the divisor of the round's mean."""
 
     total = 0.0
 
@@ -105,6 +109,7 @@ class Tally(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, _: Any = None) -> None:  # type: ignore[override]
+        """Add the sums and update `smooth`; a part of a gradient fails the assertion."""
         for parameter in self.param_groups[0]["params"]:
             exact = parameter.grad * Tally.total
             counts = exact.round()
@@ -117,14 +122,17 @@ class Tally(torch.optim.Optimizer):
 
 
 def without_compiler() -> None:
-    """torch.optim keeps torch.compile away from its methods, and for that the first call imports
-    all of it: 2 s of a processor in each pod."""
+    """Remove torch.compile's wrappers from the methods of optimizers.
+
+    The first call of a wrapper imports all of torch.compile: 2 s of CPU time in each pod.
+    """
     for name, method in list(vars(torch.optim.Optimizer).items()):
         if inspect.isfunction(method) and hasattr(method, "__wrapped__"):
             setattr(torch.optim.Optimizer, name, method.__wrapped__)
 
 
 def spy_on_weighing() -> None:
+    """Record the divisor of each round for `Tally`."""
     update = CommThread._update
 
     def and_tell(thread: CommThread, weighing: Any) -> None:
@@ -135,8 +143,15 @@ def spy_on_weighing() -> None:
 
 
 def die_inside(method: str, call: int, delay_ms: float) -> None:
-    """kill -9 of this process by another thread of it, while call number `call` of `method` of the
-    data channel is under way."""
+    """Kill this process while a call of the data channel is in progress.
+
+    Another thread sends SIGKILL.
+
+    Args:
+        method: method of the data channel.
+        call: number of the call, from 1.
+        delay_ms: time from the beginning of the call.
+    """
 
     def kill() -> None:
         time.sleep(delay_ms / 1000)
@@ -146,19 +161,23 @@ def die_inside(method: str, call: int, delay_ms: float) -> None:
 
 
 def hang_inside(call: int) -> None:
-    """The thread that sums does not come back from reduction number `call`, as from a library that
-    waits for something without an end; all other threads go on."""
+    """Block the data thread forever in reduction `call`, as a library may; other threads go on."""
     at_call("allreduce", call, lambda: threading.Event().wait())
 
 
 def pause(draw: random.Random, epoch: int, step: int) -> None:
-    """In front of forward, and as long inside backward() if the gradients are in several segments.
-    `step`: of this rank in this epoch."""
+    """Sleep before forward, and as long inside backward() if there are several segments.
+
+    Args:
+        draw: source of the random length.
+        epoch: present epoch.
+        step: step of this rank in this epoch.
+    """
     pause_ms = 0.0
     slow = CONFIG["slow_ms"].get(str(MEMBER.slot), 0.0)
     if BRAKE.exists():
         harder = 1.0
-        if epoch == CONFIG["epochs"] - 1:  # it must not end too early
+        if epoch == CONFIG["epochs"] - 1:  # the job must not end too early
             harder = 4.0 if step < CONFIG["rounds"] // 2 else 20.0
         pause_ms = CONFIG["step_ms"] * harder * draw.uniform(0.5, 1.5) + slow
     elif slow:
@@ -170,6 +189,7 @@ def pause(draw: random.Random, epoch: int, step: int) -> None:
 
 
 def main() -> None:
+    """Train as the history prescribes and print the result."""
     draw = random.Random(f"{CONFIG['seed']} {MEMBER}")
     torch.set_num_threads(1)
     without_compiler()
@@ -206,7 +226,7 @@ def main() -> None:
     result = {
         "member": str(MEMBER),
         "hash": optimizer.committed.strong_hash(),
-        # At the end a publisher may be killed before it says so.
+        # A publisher may be killed at the end before it prints this, so then all ranks print it.
         "seen": model.seen.int().tolist() if pl.is_publisher() or CONFIG["linger_ms"] else None,
         "ballast": [
             min(int(piece.min()) for piece in model.ballast),

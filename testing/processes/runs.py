@@ -1,8 +1,8 @@
-"""`paceline` as a process, for tests. A run has a folder of its own and ends, whatever happens.
+"""`paceline` as a process, for tests. A run has a folder of its own and always ends.
 
-Importing torch is most of the work of a small job. Where a test is about what a job does, and not
-about how its programs start, all processes are forked from one that has imported it: `ForkedRun`
-and `forked_paceline`.
+Importing torch is most of the work of a small job. Tests about what a job does, not about how its
+programs start, fork all processes from one that has imported torch: `ForkedRun` and
+`forked_paceline`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ spec:
 
 
 def paceline(folder: Path, *words: str, **env: str) -> tuple[int, str]:
-    """Call the program to its end; exit code and output."""
+    """Run the program to its end and return its exit code and output."""
     done = subprocess.run(
         [PACELINE, *words],
         cwd=folder,
@@ -57,12 +57,12 @@ def paceline(folder: Path, *words: str, **env: str) -> tuple[int, str]:
 
 
 def forked_paceline(folder: Path, *words: str, **env: str) -> tuple[int, str]:
-    """The same. By then nothing of it may live."""
+    """Run the program with forked processes; none of them may live at its end."""
     return end_of(ForkedCall(words, folder, os.environ | env))
 
 
 def end_of(call: ForkedCall) -> tuple[int, str]:
-    """Exit code and output. By then nothing of it may live."""
+    """Wait for a call and return its exit code and output; no process of it may be left."""
     try:
         said, _ = call.communicate(timeout=LIMIT_S)
         assert call.left_over() == []
@@ -72,7 +72,7 @@ def end_of(call: ForkedCall) -> tuple[int, str]:
 
 
 def joined(said: str) -> set[str]:
-    """Ranks that the summary of a run names as joiners, one by one or several in one change."""
+    """Return the ranks that a run's summary names as joiners, alone or several in one change."""
     found = re.findall(r"ranks? (\S+(?:, \S+)*) joins? ", said)
     return {rank for listed in found for rank in listed.split(", ")}
 
@@ -87,7 +87,7 @@ class Run:
         *words: str,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`env`: all of it, instead of that of the tests."""
+        """Start the run; `env` replaces the whole environment of the tests."""
         self.folder = folder
         self.mark = f"paceline-test-{os.getpid()}-{folder.name}"
         (folder / "job.yaml").write_text(JOB.format(name="job", command=command, mark=self.mark))
@@ -102,7 +102,7 @@ class Run:
         )
 
     def wait(self) -> tuple[int, str]:
-        """Exit code and output. By then nothing of the run may live."""
+        """Return exit code and output; no process of the run may be left."""
         try:
             said, _ = self.process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -112,18 +112,19 @@ class Run:
         return self.process.returncode, said
 
     def until_gone(self) -> None:
-        """Wait for the end of what a killed run has left. Nothing drains: that would be longer."""
+        """Wait at most 30 s for the end of what a killed run has left; a drain takes longer."""
         end = time.monotonic() + GONE_S
         while left := processes_with(self.mark):
             assert time.monotonic() < end, left
             time.sleep(0.1)
 
     def until(self, text: str) -> None:
+        """Wait until a log of the run contains a text."""
         until_logged(self.folder, text)
 
 
 class ForkedRun:
-    """One `paceline run`; its processes are forked, but for ranks that are no script of Python."""
+    """One `paceline run` with forked processes; only ranks without a Python script are executed."""
 
     def __init__(
         self,
@@ -134,8 +135,16 @@ class ForkedRun:
         before: str = "",
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`before`: commands of a shell that may mount what only this run sees. `env`: all of it,
-        instead of that of the tests."""
+        """Start the run.
+
+        Args:
+            folder: working directory.
+            command: command of the trainer, as YAML.
+            words: further arguments of `paceline run`.
+            name: name of the job.
+            before: shell commands that may mount file systems that only this run sees.
+            env: replaces the whole environment of the tests.
+        """
         (folder / f"{name}.yaml").write_text(JOB.format(name=name, command=command, mark=""))
         env = os.environ if env is None else env
         words = ("run", f"{name}.yaml", *words)
@@ -152,10 +161,11 @@ class ForkedRun:
         self.process.close()
 
     def wait(self) -> tuple[int, str]:
+        """Return exit code and output; no process of the run may be left."""
         return end_of(self.process)
 
     def until(self, text: str, run: str = "*") -> None:
-        """Until a log of the run folder of that name holds the text."""
+        """Wait until a log in the run folder of that name contains the text."""
         until_logged(self._folder, text, run)
 
     def until_gone(self) -> None:
@@ -170,7 +180,7 @@ class ForkedRun:
 
 
 def until_logged(folder: Path, text: str, run: str = "*") -> None:
-    """Wait until a log of a run below `folder` holds `text`."""
+    """Wait until a log of a run below `folder` contains `text`."""
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         logs = folder.glob(f"runs/{run}/**/*.log")
@@ -182,7 +192,7 @@ def until_logged(folder: Path, text: str, run: str = "*") -> None:
 
 @cache
 def may_mount() -> bool:
-    """Whether this user may mount a file system that only own processes see."""
+    """Return True if this user may mount a file system that only own processes see."""
     if shutil.which("unshare") is None:
         return False
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -193,7 +203,7 @@ def may_mount() -> bool:
 
 
 def processes_with(mark: str) -> list[str]:
-    """Command lines of all processes that have the mark in their environment."""
+    """Return the command lines of all processes with the mark in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

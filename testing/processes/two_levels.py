@@ -1,5 +1,7 @@
-"""For the script of a rank: ranks of one machine that count as being on two, so that each of their
-sums goes through two levels, shared memory inside and another transport between.
+"""Hook for the script of a rank: ranks of one machine that count as being on two.
+
+Each of their sums goes through two levels: shared memory inside a machine and another transport
+between the machines.
 """
 
 from __future__ import annotations
@@ -17,19 +19,20 @@ from paceline_api.types.enums import Wire
 
 
 class OnlyTransport(HierTransport):
-    """A group in which all are on one machine, or each has its own, has no other one here."""
+    """Two-level transport that is used for every group, even where it has no benefit."""
 
     def unfit(self, addresses: Sequence[str]) -> str:  # noqa: ARG002
+        """Return "": no group is unfit."""
         return ""
 
 
 def backend_of(channel: str) -> str:
-    """What a job names to have `channel`, "hier:mpi" or one without levels."""
+    """Return the backend that a job names to have a channel such as "hier:mpi"."""
     return channel.removeprefix(HIERARCHICAL)
 
 
 def play(slot: int) -> None:
-    """Before `pl.init()`: neighbouring slots are on different machines from now on."""
+    """Put neighboring slots on different machines from now on; call it before `pl.init()`."""
     place = f"machine-{slot % 2}"
 
     def make_transport(

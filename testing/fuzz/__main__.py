@@ -1,10 +1,10 @@
-"""`python -m testing.fuzz --inputs 100000`: so many inputs for all targets together.
+"""Command line of the fuzzer: try a number of inputs, spread over all targets.
 
     python -m testing.fuzz --inputs 10000000 --seed 1 --out findings
     python -m testing.fuzz --inputs 100000 --target wire-peer
 
-Ends with 1 if there is a finding, and leaves the shortest input of each in the folder `--out`. An
-input that stands for a mistake belongs into testing/fuzz/corpus once the mistake is mended.
+It exits with 1 if there is a finding, and leaves the shortest input of each in the folder `--out`.
+Add an input that reveals a mistake to testing/fuzz/corpus once the mistake is fixed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testing.fuzz.targets import TARGETS
 
 
 def main(arguments: list[str]) -> int:
-    """Run the targets that are asked for; return the exit code."""
+    """Run the requested targets; return the exit code, which is 1 if there is a finding."""
     words = argparse.ArgumentParser(prog="python -m testing.fuzz")
     words.add_argument("--inputs", type=int, required=True, help="of all targets together")
     words.add_argument("--target", action="append", choices=sorted(TARGETS), help="only this one")

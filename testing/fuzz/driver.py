@@ -1,8 +1,8 @@
-"""Runs a target over many inputs and keeps what it should not have done.
+"""Runs a target over many inputs and records what it must not do.
 
-An input is a finding if the parser raises an error that is not its own, takes more CPU time than it
-may, or more memory. A machine that is busy makes no finding: CPU time of the reading thread counts,
-and a slow input is read again before it is called slow.
+An input is a finding if the parser raises an error that is not its own, takes more CPU time than
+allowed, or more memory. A busy machine causes no finding: only CPU time of the reading thread
+counts, and a slow input is read again before it is reported.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from testing.fuzz.target import Reader, Target
 from testing.temporary import temporary_folder
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-"""A file for each target, with inputs that were findings once: what it is, and the bytes, as Python
-writes them."""
+"""Folder with a file for each target. Each line is an input that was a finding once: a description,
+and the bytes as a Python literal."""
 MEMORY_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Above what the process held before the inputs."""
+"""Upper bound on the growth of the process over its size before the inputs."""
 BATCH: Final = 32
-"""Inputs between two looks at the memory."""
+"""Number of inputs between two checks of the memory."""
 SLOW_TRIES: Final = 3
 FINDINGS_MAX: Final = 20
-"""Of one target, each in another place or of another kind."""
+"""Number of findings that ends a target's run; each is at another place or of another kind."""
 NS_PER_MS: Final = 1_000_000
 SHORTER_TRIES_MAX: Final = 400
 SLOW: Final = "slow"
@@ -43,17 +43,17 @@ _CLEAR_PEAK: Final = "5"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one input did."""
+    """A violation by one input."""
 
     key: str
-    """Kind and place: two inputs with one key are the same mistake."""
+    """Kind and place: two inputs with the same key show the same mistake."""
     told: str
     data: bytes
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of a target."""
+    """The result of a target's run."""
 
     target: str
     inputs: int = 0
@@ -71,7 +71,7 @@ class Report:
 
 
 def known_inputs(target: Target) -> list[bytes]:
-    """Return the inputs that were findings once."""
+    """Return the inputs of a target that were findings once."""
     path = CORPUS / f"{target.name}.txt"
     lines = path.read_text().splitlines() if path.exists() else []
     return [ast.literal_eval(line.partition(": ")[2]) for line in lines]
@@ -81,16 +81,16 @@ def run(target: Target, count: int, *, seed: int = 0) -> Report:
     """Read the first `count` inputs of a target.
 
     Args:
-        target: The parser, and what it may do.
-        count: Number of inputs.
-        seed: Another one gives other inputs behind the known ones.
+        target: the parser and its limits.
+        count: number of inputs.
+        seed: selects the inputs that follow the known ones.
 
     Returns:
-        What was found, with the shortest input that shows it.
+        the findings, each with the shortest input that shows it.
     """
     report = Report(target.name)
     with ExitStack() as stack:
-        # A parser logs what it refuses, which is neither what is looked at nor anybody's to read.
+        # A parser logs what it refuses. Nothing checks these lines, and nobody reads them.
         before = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
         stack.callback(logging.disable, before)
@@ -128,9 +128,16 @@ def _read_all(
 def _read(
     target: Target, reader: Reader, data: bytes, known: Collection[str] = ()
 ) -> tuple[Finding | None, bool, float]:
-    """Return what was wrong, whether the input was accepted, and the CPU time in milliseconds.
+    """Read one input.
 
-    `known`: keys of findings. Of those that cost time to make sure of none is looked for again.
+    Args:
+        target: the parser and its limits.
+        reader: the started parser.
+        data: the input.
+        known: keys of earlier findings; a finding that is expensive to confirm is not sought again.
+
+    Returns:
+        the finding or None, whether the input was accepted, and the CPU time in milliseconds.
     """
     accepted, begun_ns = False, time.thread_time_ns()
     try:
@@ -142,7 +149,7 @@ def _read(
         return _uncaught(error, data), False, 0.0
     cpu_ms = (time.thread_time_ns() - begun_ns) / NS_PER_MS
     if cpu_ms > target.cpu_ms and SLOW not in known:
-        # Once may be the garbage collector's turn, or the first use of something.
+        # A single slow read may be due to the garbage collector, or to the first use of something.
         cpu_ms = min(cpu_ms, *(_cpu_ms(reader, data) for _ in range(SLOW_TRIES)))
         if cpu_ms > target.cpu_ms:
             told = f"slow: {cpu_ms:.0f} ms of CPU time, and {target.cpu_ms:g} ms are allowed"
@@ -154,7 +161,7 @@ def _cpu_ms(reader: Reader, data: bytes) -> float:
     begun_ns = time.thread_time_ns()
     try:
         reader(data)
-    except Exception:  # its own; another one was a finding the first time
+    except Exception:  # an error that is not its own was a finding the first time
         pass
     return (time.thread_time_ns() - begun_ns) / NS_PER_MS
 
@@ -162,7 +169,7 @@ def _cpu_ms(reader: Reader, data: bytes) -> float:
 def _uncaught(error: Exception, data: bytes) -> Finding:
     frames = traceback.extract_tb(error.__traceback__)
     at = frames[-1]
-    # A recursion ends at a random one of the lines that it goes through.
+    # A RecursionError occurs at a random line of the cycle, so its line identifies nothing.
     where = "" if isinstance(error, RecursionError) else f" {Path(at.filename).name}:{at.lineno}"
     shown = [f"    {Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames[-6:]]
     told = "\n".join([f"raises {type(error).__name__}: {str(error)[:200]}", *shown])
@@ -174,7 +181,7 @@ def _hungry(target: Target, reader: Reader, data: bytes) -> Finding | None:
         try:
             reader(data)
         except Exception:
-            return  # found already, if it is not one of the target's own
+            return  # an error that is not the target's own is a finding already
 
     peak_bytes = _peak_bytes(read)
     if peak_bytes <= MEMORY_BYTES_MAX:
@@ -184,7 +191,7 @@ def _hungry(target: Target, reader: Reader, data: bytes) -> Finding | None:
 
 
 def _peak_bytes(read: Callable[[], None]) -> int:
-    """Return by how much the memory of this process grew at most while `read` ran."""
+    """Return how much the memory of this process grew at its peak while `read` ran."""
     _CLEAR.write_text(_CLEAR_PEAK)
     before = _status_bytes("VmRSS")
     read()
@@ -197,7 +204,7 @@ def _status_bytes(key: str) -> int:
 
 
 def _shortest(target: Target, reader: Reader, found: Finding) -> Finding:
-    """Return the finding with parts of its input left out that do not matter to it."""
+    """Return the finding with the irrelevant parts of its input removed."""
     if not found.key.startswith("raises"):
         return found
     tries, size = 0, max(1, len(found.data) // 2)

@@ -1,8 +1,8 @@
-"""Inputs for a parser: its seeds, what is known to hurt parsers, and endless mutations of both.
+"""Inputs for a parser: its seeds, inputs that are known to break parsers, and mutations of both.
 
 The same seed number gives the same inputs in the same order. Bytes are flipped, cut, repeated and
-spliced; in JSON, msgpack and YAML values are changed as well, so that what comes out is well formed
-and wrong in one place.
+spliced. In JSON, msgpack and YAML values are changed as well, so the result is well formed and
+wrong in one place.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ DEEP: Final = 20_000
 """Levels of nesting: more than any parser may follow."""
 WIDE: Final = 20_000
 DIGITS: Final = 5_000
-"""More than Python turns into a number."""
+"""Number of digits that Python refuses to convert to an integer."""
 STACKED_MAX: Final = 4
-"""Mutations of one input."""
+"""Upper bound on the mutations of one input."""
 SCALARS: Final[tuple[Any, ...]] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 2**63, -(2**63), 2**64 - 1),
     *(0.0, -0.0, 1.5, 1e308, 5e-324, "", "0", "-1", "\0", "é", "\x1b]52;c;AA==\x07", "<img src=x>"),
@@ -98,7 +98,7 @@ Tree = Any
 
 
 def inputs(target: Target, known: Sequence[bytes], seed: int) -> Iterator[bytes]:
-    """Yield inputs without an end: `known` ones first, then mutations of these and of the seeds."""
+    """Yield inputs without end: seeds, `known` and hostile ones first, then mutations."""
     dice = random.Random(f"{target.name} {seed}")
     hostile = _WHOLE[target.form]
     corpus = [*target.seeds, *known]
@@ -141,14 +141,14 @@ def _encoded(target: Target, tree: Tree) -> bytes:
 
 
 def _changed(tree: Tree, dice: random.Random, form: Form) -> Tree:
-    """Return `tree` with one value, seldom a few, in the place of others."""
+    """Return `tree` with one value changed, or sometimes a few."""
     for _ in range(1 if dice.random() < 0.7 else dice.randint(2, STACKED_MAX)):
         tree = _with_one_change(tree, dice, form)
     return tree
 
 
 def _with_one_change(tree: Tree, dice: random.Random, form: Form) -> Tree:
-    """Go down to a random place and change what is there; nothing on the way is changed itself."""
+    """Descend to a random place and change it; the rest of the tree stays equal."""
     if isinstance(tree, dict) and tree and dice.random() < 0.85:
         key = dice.choice(list(tree))
         match dice.randrange(8):
@@ -186,7 +186,7 @@ def _with_one_change(tree: Tree, dice: random.Random, form: Form) -> Tree:
 
 
 def _leaf(dice: random.Random, form: Form) -> Tree:
-    """A value that is unlikely to be meant."""
+    """Return a value that is unlikely to be valid."""
     if dice.random() < 0.75:
         return dice.choice(SCALARS)
     hostile = MSGPACK_HOSTILE if form is Form.MSGPACK else JSON_HOSTILE

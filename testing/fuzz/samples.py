@@ -1,4 +1,4 @@
-"""Values of any type that msgspec decodes: of each kind of message one with every field filled."""
+"""Sample values of any type that msgspec decodes, for each kind of message with all fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from msgspec import inspect
 
 DEPTH_MAX: Final = 12
-"""A type that contains itself ends here."""
+"""Depth at which a type that contains itself ends."""
 
 
 def json_samples(kind: Any) -> tuple[bytes, ...]:
@@ -18,7 +18,7 @@ def json_samples(kind: Any) -> tuple[bytes, ...]:
 
 
 def msgpack_samples(kind: Any, prefix: bytes = b"") -> tuple[bytes, ...]:
-    """Return msgpack of each alternative of `kind`, each behind `prefix`."""
+    """Return msgpack of each alternative of `kind`, each after `prefix`."""
     return tuple(prefix + msgspec.msgpack.encode(one) for one in _alternatives(kind))
 
 
@@ -29,7 +29,7 @@ def _alternatives(kind: Any) -> list[Any]:
 
 
 def _value(info: inspect.Type, depth: int, *, full: bool) -> Any:
-    """Plain data that is decoded as `info`. Without `full`, what may be left out is."""
+    """Return plain data that decodes as `info`; without `full`, optional parts are left out."""
     match info:
         case inspect.StructType():
             return _struct(info, depth, full=full)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Final
 
 CPU_MS: Final = 10.0
-"""For one input, of the thread that reads it."""
+"""CPU time that the reading thread may take for one input."""
 INPUT_BYTES_MAX: Final = 128 * 1024
 
 Reader = Callable[[bytes], object]
 
 
 class Form(StrEnum):
-    """How the seeds are written, so that mutations can change values and not bytes alone."""
+    """Encoding of the seeds, which lets mutations change values as well as bytes."""
 
     BYTES = "bytes"
     JSON = "json"
@@ -31,20 +31,20 @@ class Target:
 
     name: str
     start: Callable[[ExitStack, Path], Reader]
-    """Makes the reader. What it opens is closed by the stack; the folder is its own."""
+    """Makes the reader. The stack closes what it opens; the folder is its own."""
     errors: tuple[type[Exception], ...]
-    """What the reader may raise; empty if it answers each input in some other way."""
+    """Errors that the reader may raise; empty if it never raises."""
     seeds: tuple[bytes, ...]
     """Inputs that the reader accepts."""
     form: Form = Form.BYTES
     prefix: bytes = b""
-    """Stands before the value in each seed, such as a version byte."""
+    """Bytes before the value in each seed, such as a version byte."""
     words: tuple[bytes, ...] = ()
-    """Pieces that mean something to this parser."""
+    """Byte strings that have a meaning for this parser."""
     bytes_max: int = INPUT_BYTES_MAX
     cpu_ms: float = CPU_MS
 
 
 def pure(read: Reader) -> Callable[[ExitStack, Path], Reader]:
-    """Return the `start` of a reader that needs nothing around it."""
+    """Return the `start` of a reader that needs no stack and no folder."""
     return lambda _stack, _folder: read

@@ -1,4 +1,4 @@
-"""All fuzz targets, by whose bytes they read."""
+"""All fuzz targets, in modules by the source of the bytes."""
 
 from __future__ import annotations
 

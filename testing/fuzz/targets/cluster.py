@@ -1,4 +1,4 @@
-"""What comes from a cluster: objects, answers of coordinators and agents, and of the API server."""
+"""Input from a cluster: objects, and answers of coordinators, agents and the API server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NOW_S: Final = 1_800_000_000.0
 
 
 def _watch(source: Any) -> Reader:
-    """The line of a watch, and the page of a list: both end in the store."""
+    """Return a reader for the line of a watch or the page of a list; both end in the store."""
     watch: observe.Watch[Any] = observe.Watch(cast("Any", None), source, lambda: NOW_S, Metrics())
 
     def reader(data: bytes) -> object:
@@ -76,7 +76,7 @@ def _store() -> Store:
 
 
 def _events(kind: Any, **fields: object) -> tuple[bytes, ...]:
-    """A watch's line, a page with one object, and a refusal."""
+    """Return the line of a watch and a page of a list, with one object each."""
     found = msgspec.json.decode(json_samples(kind)[0])
     found["metadata"] = {**found["metadata"], **fields}
     event = msgspec.json.encode({"type": "MODIFIED", "object": found})
@@ -101,10 +101,11 @@ class _OneAnswer:
         self._data = data
 
     def get(self, _path: str) -> dict[str, Any]:
-        """The Secret of the job."""
+        """Return the Secret of the job."""
         return {"data": {"token": "dG9rZW4="}}
 
     def body(self, _path: str, **_: object) -> bytes:
+        """Return the input."""
         return self._data
 
 
@@ -123,13 +124,14 @@ def _steps(data: bytes) -> object:
 
 
 class _Lines(Server):
-    """A server that says the lines of the input."""
+    """A server that sends the lines of the input."""
 
     def __init__(self, data: bytes) -> None:
         self.url = "https://here"
         self._said = data
 
     def lines(self, path: str, query: Any = None, *, silence_s: float) -> Any:  # noqa: ARG002
+        """Yield the lines of the input."""
         yield from self._said.decode(errors="replace").split("\n")
 
 

@@ -1,4 +1,4 @@
-"""What lies in run folders, checkpoints and shared memory: another process has written it."""
+"""Input from run folders, checkpoints and shared memory, which another process has written."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Start = Callable[[ExitStack, Path], Reader]
 
 
 def _file(name: str, read: Callable[[Path], object]) -> Start:
-    """Give the bytes to `read` as a file of that name."""
+    """Return a start whose reader passes the input to `read` as a file of that name."""
 
     def start(_stack: ExitStack, folder: Path) -> Reader:
         path = folder / name
@@ -82,7 +82,7 @@ def _status_seeds() -> tuple[bytes, ...]:
 
 
 def _last_status(_stack: ExitStack, folder: Path) -> Reader:
-    """The last status of a run, and what is shown of it."""
+    """Return a reader for the last status of a run, which also renders it."""
     folder.chmod(0o700)
     (folder / LOCK).touch()
     jobs = LocalJobs({}, folder)
@@ -109,7 +109,7 @@ def _journal_seed() -> bytes:
 
 
 def _function(_stack: ExitStack, folder: Path) -> Reader:
-    """A description and a program, one behind the other; nothing is installed or run."""
+    """Return a reader for a description and a program, separated by a line end; it runs nothing."""
     (folder / FOLDER).mkdir()
 
     def reader(data: bytes) -> object:
@@ -155,7 +155,16 @@ def _checkpoint_manifest(_stack: ExitStack, folder: Path) -> Reader:
 
 
 def _checkpoint_part(name: str) -> Start:
-    """One file of a checkpoint whose manifest agrees with it: whoever wrote it wrote both."""
+    """Return a start for one file of a checkpoint.
+
+    The manifest agrees with the input, since the writer of the file also wrote the manifest.
+
+    Args:
+        name: the file that the input replaces.
+
+    Returns:
+        the start, whose reader loads the checkpoint.
+    """
 
     def start(_stack: ExitStack, folder: Path) -> Reader:
         whole = checkpoints.folder_of(folder, 1)
@@ -193,7 +202,7 @@ def _checkpoint_files() -> dict[str, bytes]:
 
 
 def _state_header(data: bytes) -> object:
-    """The header of a state: of a checkpoint, or of what a donor streams to a joiner."""
+    """Decode the header of a state, as in a checkpoint or in a donor's stream to a joiner."""
     header = read_header(data)
     decoder, device = Decoder([b"\0" * 8]), torch.device("cpu")
     return {name: decoder.decode(value, device) for name, value in header.items()}
@@ -203,7 +212,7 @@ def _state_header(data: bytes) -> object:
 
 
 def _record(stack: ExitStack, _folder: Path) -> Reader:
-    """The figures of a rank, which its script may have written over."""
+    """Return a reader for the figures of a rank, whose script may have overwritten them."""
     fd = records.allocate_record()
     stack.callback(os.close, fd)
     writer = records.RankRecord.open(os.dup(fd))
@@ -217,7 +226,7 @@ def _record(stack: ExitStack, _folder: Path) -> Reader:
     def reader(data: bytes) -> object:
         memory[:] = whole
         for at in range(0, len(data) - 12, 12):
-            # Three bytes say where, eight what.
+            # Four bytes select the place, the next eight are the new value.
             place = int.from_bytes(data[at : at + 4], "little") % (records.BYTES // 8 - 3)
             memory[8 * (place + 3) : 8 * (place + 4)] = data[at + 4 : at + 12]
         record = records.RecordReader(fd)
@@ -254,7 +263,7 @@ TARGETS: Final = (
         errors=(),
         seeds=_status_seeds(),
         form=Form.JSON,
-        cpu_ms=50.0,  # it is read twice, and shown
+        cpu_ms=50.0,  # it is read twice and rendered
     ),
     Target(
         name="target-json",

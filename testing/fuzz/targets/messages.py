@@ -1,4 +1,4 @@
-"""Messages of ranks, agents and coordinators, as one frame each."""
+"""Messages of ranks, agents and coordinators, one frame each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TO_A_RANK: Final = messages.ToRank | messages.Introduce | messages.BeatEvery
 
 
 def _text(data: bytes) -> str:
-    """A frame as a web socket gives it: text, with whatever characters there are."""
+    """Return a frame as a web socket delivers it: text with arbitrary characters."""
     return data.decode(errors="replace")
 
 

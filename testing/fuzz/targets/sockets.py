@@ -1,4 +1,4 @@
-"""What other processes send over sockets and pipes of a machine or a network."""
+"""Input that other processes send over sockets and pipes of a machine or a network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _LAST: Final = "this is the last one"
 _LAST_ORDER: Final = msgspec.json.encode({"kind": "shutdown", "why": _LAST})
 _HEADER: Final = struct.Struct("!I")
 SEALED: Final = b"="
-"""What follows is sent as a peer that knows the token would send it; other inputs as they are."""
+"""Prefix of input that is sent as a peer with the token would send it. Other input is sent as it
+is."""
 SECRET: Final = rendezvous.secret_of("token")
 
 
@@ -53,7 +54,7 @@ def _pair(stack: ExitStack, kind: socket.SocketKind) -> tuple[socket.socket, soc
 
 
 def _packets(stack: ExitStack, _folder: Path) -> Reader:
-    """A packet, or memory of a size that its sender chooses, which costs that one nothing."""
+    """Return a reader for a packet, or for shared memory of a size that the sender chooses."""
     ours, theirs = _pair(stack, socket.SOCK_SEQPACKET)
 
     def reader(data: bytes) -> object:
@@ -74,7 +75,7 @@ def _packets(stack: ExitStack, _folder: Path) -> Reader:
 
 
 def _agent_pipe(stack: ExitStack, _folder: Path) -> Reader:
-    """What an agent reads of its rank, down to the meaning of each field."""
+    """Return a reader for what an agent receives from its rank, down to each field's meaning."""
     ours, theirs = _pair(stack, socket.SOCK_SEQPACKET)
     loop = asyncio.new_event_loop()
     stack.callback(loop.close)
@@ -100,7 +101,7 @@ def _agent_pipe(stack: ExitStack, _folder: Path) -> Reader:
 
 
 def _rank_pipe(_stack: ExitStack, _folder: Path) -> Reader:
-    """What a rank reads of its agent, up to an order that is one."""
+    """Return a reader for what a rank receives from its agent, up to a valid order."""
 
     def reader(data: bytes) -> object:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -124,7 +125,7 @@ class _Offer(msgspec.Struct):
 
 
 class _Caller:
-    """The calling end of a connection. It knows the job's token, so it can sign what it sends."""
+    """The calling end of a connection. It has the job's token, so it can sign what it sends."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -132,13 +133,13 @@ class _Caller:
         self._count = 0
 
     def answer(self, greeting: bytes) -> bytes:
-        """Return the nonce, with which the listener makes the key."""
+        """Derive the session key from the greeting; return the nonce for the listener."""
         nonce = bytes(rendezvous.NONCE_BYTES)
         self._key = rendezvous._session_key(SECRET, greeting[len(rendezvous.GREETING) :], nonce)
         return nonce
 
     def sealed(self, body: bytes) -> bytes:
-        """Return a frame whose body gets as far as the parser."""
+        """Return a signed frame, so that the body reaches the parser."""
         counted = rendezvous._COUNTED.pack(rendezvous._CALLER, self._count)
         self._count += 1
         mac = hmac.digest(self._key, counted + body, "sha256")
@@ -146,7 +147,7 @@ class _Caller:
 
 
 def _peer_connection(stack: ExitStack, _folder: Path) -> Reader:
-    """A message of a peer that has proved who it is, or any other bytes."""
+    """Return a reader for a message of an authenticated peer, or for any other bytes."""
 
     def reader(data: bytes) -> object:
         ours, theirs = socket.socketpair()
@@ -164,7 +165,7 @@ def _peer_connection(stack: ExitStack, _folder: Path) -> Reader:
 
 
 def _rendezvous(stack: ExitStack, _folder: Path) -> Reader:
-    """A caller at the socket where ranks of one machine meet: a stranger, or one with the token."""
+    """Return a reader for a caller where ranks of one machine meet, with or without the token."""
     meeting = LocalRendezvous(machine_place())
     stack.callback(meeting.close)
     name = meeting.address.rpartition("/")[2]
@@ -184,7 +185,7 @@ def _rendezvous(stack: ExitStack, _folder: Path) -> Reader:
             line.setblocking(False)
             line.connect(f"\0{name}")
             with suppress(TransportError):
-                offered()  # it is accepted and greeted
+                offered()  # the first attempt accepts and greets the caller
             if data.startswith(SEALED):
                 caller = _Caller(line)
                 nonce = caller.answer(line.recv(len(rendezvous.GREETING) + rendezvous.NONCE_BYTES))
@@ -197,7 +198,7 @@ def _rendezvous(stack: ExitStack, _folder: Path) -> Reader:
 
 
 def _peer_sockets(stack: ExitStack, folder: Path) -> Reader:
-    """Frames at the sockets of a rank, from another process of the same user."""
+    """Return a reader for frames at a rank's sockets from another process of the same user."""
     sockets = PeerSockets(directory=folder, name="r", host="", token="t")
     stack.callback(sockets.close)
     lanes = msgspec.json.decode(sockets.address, type=Lanes)
@@ -234,33 +235,39 @@ _ASK: Final = msgpack_samples(messages.AskState, bytes((wire.WIRE_VERSION,)))[0]
 
 
 class _Runner:
-    """A runner that does what it is asked, with news for each question."""
+    """A runner that obeys each request and has a new view for each question."""
 
     def __init__(self) -> None:
         self.revision = 0
 
     def view(self) -> control.View:
+        """Return a view with a new revision."""
         self.revision += 1
         return control.View("digits", "/runs/digits-1", None, 2, 1.0, None, self.revision)
 
     def printed_bytes(self) -> int:
+        """Return a constant length of the output."""
         return 1
 
     def scale(self, replicas: int) -> int:
+        """Accept any number of replicas."""
         return replicas
 
-    def suspend(self, suspend: bool) -> None: ...
+    def suspend(self, suspend: bool) -> None:
+        """Accept the request."""
 
-    def remove(self) -> None: ...
+    def remove(self) -> None:
+        """Accept the request."""
 
 
 class _NoWait(control.Pulse):
     async def until(self, holds: Callable[[], bool], timeout_s: float) -> None:  # noqa: ARG002
+        """Check the condition once instead of waiting for it."""
         holds()
 
 
 def _control(stack: ExitStack, folder: Path) -> Reader:
-    """What the runner of a job is asked on its socket."""
+    """Return a reader for requests on the socket of a job's runner."""
     job = msgspec.json.decode(json_samples(ResolvedJob)[0], type=ResolvedJob)
     asked = control.Control(job, folder, _Runner(), sockets=folder, warn=lambda _: None)
     asked.pulse = _NoWait()

@@ -1,4 +1,4 @@
-"""What people write: job files, values on a command line, kubeconfigs and their plugins."""
+"""Input that people write: job files, values on a command line, kubeconfigs and their plugins."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from testing.fuzz.target import Form, Reader, Target, pure
 
 YAML_BYTES_MAX: Final = 4096
 YAML_CPU_MS: Final = 100.0
-"""The reader of YAML is written in Python and takes 10 ms for 700 bytes of a job that is right."""
+"""CPU time for a job file: the YAML reader is written in Python and takes 10 ms for 700 bytes of a
+correct job."""
 KUBECONFIG_BYTES_MAX: Final = 1024
 KUBECONFIG_CPU_MS: Final = 1500.0
-"""Read by the package `kubernetes` with plain PyYAML, whose scanner takes half a second for 1,000
-open brackets. The file is the user's own."""
+"""CPU time for a kubeconfig. The package `kubernetes` reads it with plain PyYAML, whose scanner
+takes half a second for 1,000 open brackets. The file is the user's own."""
 
 _KUBECONFIG: Final = b"""\
 apiVersion: v1
@@ -66,7 +67,7 @@ _AGENT: Final = b"\n".join(
 
 
 def _text(data: bytes) -> str:
-    """As the command line gets its arguments: any bytes, those that are no UTF-8 as surrogates."""
+    """Decode like the command line: bytes that are not UTF-8 become surrogates."""
     return data.decode(errors="surrogateescape")
 
 
@@ -85,7 +86,7 @@ def _override(data: bytes) -> object:
 
 
 def _words(data: bytes) -> object:
-    """Single values; ValueError is their own error."""
+    """Parse single values; ValueError is the parsers' own error."""
     text = _text(data)
     for parse in (parse_duration, parse_percent):
         try:
@@ -96,7 +97,7 @@ def _words(data: bytes) -> object:
 
 
 def _kubeconfig(stack: ExitStack, folder: Path) -> Reader:
-    """No plugin is started: what it would say is what a plugin says."""
+    """Return a reader for kubeconfigs; a plugin is not started, its answer is constant."""
     path = folder / "config"
     programs = SimpleNamespace(
         DEVNULL=subprocess.DEVNULL,
@@ -114,7 +115,7 @@ def _kubeconfig(stack: ExitStack, folder: Path) -> Reader:
 
 
 def _environment(data: bytes) -> object:
-    """The variables of an agent, each in a line of its own."""
+    """Read the environment variables of an agent, one on each line."""
     pairs = (line.partition("=") for line in _text(data).split("\n"))
     return AgentSettings.from_environment({name: value for name, _, value in pairs})
 

@@ -1,1 +1,1 @@
-"""What each back end of the verbs for jobs must do, and stand-ins for what they talk to."""
+"""The contract of each back end of the job commands, and stand-ins for their servers."""

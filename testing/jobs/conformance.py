@@ -1,9 +1,9 @@
-"""What the verbs promise, whatever a job runs on: one suite for this machine and for a cluster.
+"""The contract of the job commands, on any back end: one suite for this machine and for a cluster.
 
-A back end's test module makes a `Place` and runs each of `CHECKS` over it. `the_whole_script` is
-the command line's way from nothing to nothing; the others ask the interface itself
-(`paceline.jobs.interface`). Jobs crawl while the file `brake` lies in the place's folder, so that
-no test is too late with what it does to them.
+A back end's test module makes a `Place` and runs each of `CHECKS` over it. `the_whole_script` uses
+the command line from submission to deletion; the other checks call the interface itself
+(`paceline.jobs.interface`). Jobs are slow while the file `brake` lies in the place's folder, so no
+job ends before a test has acted on it.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ for epoch in loader.epochs(8):
 
 
 class Place(ABC):
-    """Where jobs run in a test, and what only the test does to them."""
+    """A back end in a test, and the actions that only a test has."""
 
     jobs: Jobs
     terminal: Terminal
     start: ClassVar[tuple[str, ...]]
     """The command that starts a job file."""
     formed: ClassVar[str]
-    """What its history calls the moment in which the ranks came together."""
+    """Reason of the event for the moment in which the ranks formed the first membership."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Place(ABC):
         self.brake.touch()
 
     def manifest(self, **spec: Any) -> dict[str, Any]:
-        """Of a job with two replicas."""
+        """Return the manifest of a job with two replicas."""
         container = {"name": "trainer", "image": "none", "command": ["python", "train.py"]}
         return {
             "apiVersion": "paceline.dev/v1alpha1",
@@ -93,16 +93,17 @@ class Place(ABC):
         }
 
     def submit(self, **spec: Any) -> None:
+        """Submit the job by the interface, with these fields of the spec."""
         text = yaml.safe_dump(self.manifest(**spec))
         self.jobs.submit(parse_job(text), folder=self.folder)
 
     @abstractmethod
     def kill(self, rank: int) -> None:
-        """The replica of that rank, without a word."""
+        """Kill the replica of a rank without warning."""
 
     @abstractmethod
     def left(self) -> object:
-        """What runs of the job; empty for nothing."""
+        """Return what still runs of the job; anything false means nothing."""
 
 
 def the_whole_script(place: Place) -> None:
@@ -155,7 +156,7 @@ def the_whole_script(place: Place) -> None:
     assert watched.lines[-1].startswith("Complete")
     times = [line.partition(" ")[0] for line in followed.lines if " rank " in line]
     late = sum(a > b for a, b in pairwise(times))
-    # What comes later than the hold of half a second is rare.
+    # Lines that arrive after the reorder window of half a second are rare.
     assert late <= len(times) // 50, f"{late} of {len(times)} lines are out of order"
 
     listed = say.call("logs", NAME).splitlines()
@@ -168,16 +169,25 @@ def the_whole_script(place: Place) -> None:
 
 
 def has_made_ten_steps(followed: Followed, rank: int) -> bool:
+    """Return True once the followed log shows ten steps of a rank."""
     return any("step 10" in line for line in followed.of(rank))
 
 
 def planned(say: Terminal) -> dict[str, Any]:
+    """Return the output of `paceline plan` for two and three ranks."""
     found: dict[str, Any] = json.loads(say.call("plan", NAME, "--ranks", "2,3", "-o", "json"))
     return found
 
 
 def shows_both_ranks_on_one_clock(told: Path) -> None:
-    """Steps take 300 ms, and a sum that both make a few."""
+    """Check that the report's trace aligns the clocks of two ranks.
+
+    Steps take 300 ms and a common sum takes a few milliseconds, so the spans of a sum must nearly
+    meet.
+
+    Args:
+        told: folder of the report.
+    """
     page = (told / "report.html").read_text()
     assert page.count('<text x="0"') == 2
     assert 'id="silent"' not in page
@@ -193,6 +203,7 @@ def shows_both_ranks_on_one_clock(told: Path) -> None:
 
 
 def a_job_is_seen_and_changed(place: Place) -> None:
+    """Check status, wait, logs, scale, suspend, resume and delete of a running job."""
     jobs = place.jobs
     place.submit()
     with pytest.raises(NameTakenError, match=NAME) as taken:
@@ -245,6 +256,7 @@ def a_job_is_seen_and_changed(place: Place) -> None:
 
 
 def a_job_ends_by_itself(place: Place) -> None:
+    """Check the verbs on a job that completes."""
     jobs = place.jobs
     place.brake.unlink()
     place.submit()
@@ -262,6 +274,7 @@ def a_job_ends_by_itself(place: Place) -> None:
 
 
 def a_job_that_fails_says_why(place: Place) -> None:
+    """Check that the error of the script appears in status, explain, logs and events."""
     jobs = place.jobs
     place.submit(backoffLimit=0)
     jobs.wait(NAME, Until.TRAINING, timeout_s=LIMIT_S)
@@ -278,6 +291,7 @@ def a_job_that_fails_says_why(place: Place) -> None:
 
 
 def nobody_of_that_name(place: Place) -> None:
+    """Check that each verb refuses an unknown name with a hint."""
     jobs = place.jobs
     asked: tuple[Callable[[], object], ...] = (
         lambda: jobs.status("none"),

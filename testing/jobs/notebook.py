@@ -11,26 +11,35 @@ from typing import Any
 
 import nbformat
 
-with warnings.catch_warnings():  # of packages that it brings along, when they are imported
+with warnings.catch_warnings():  # its dependencies warn when they are imported
     warnings.simplefilter("ignore")
     from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent.parent
 NOTEBOOK = ROOT / "examples/notebook/digits.ipynb"
 ACCURACY = 0.95
-"""examples/digits reaches 0.96 to 0.98 after 30 epochs, in whatever mode; its own check allows 0.02
-between two runs)."""
+"""Lower bound on the accuracy. examples/digits reaches 0.96 to 0.98 after 30 epochs in every mode;
+its own check allows a difference of 0.02 between two runs."""
 RUN_S = 1200
 NO_CELLS: Mapping[str, Any] = MappingProxyType({})
 
 
 def executed(folder: Path, after: Mapping[str, Any] = NO_CELLS, **env: str) -> dict[str, Any]:
-    """The cells by name, after a run in `folder`. `after`: further cells, by the one before."""
+    """Execute the notebook.
+
+    Args:
+        folder: working directory of the kernel.
+        after: further cells, each by the id of the cell before it.
+        env: additional environment variables.
+
+    Returns:
+        the executed cells by id.
+    """
     notebook: Any = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
     for name, cell in after.items():
         notebook.cells.insert([one["id"] for one in notebook.cells].index(name) + 1, cell)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the event loop of its own that it makes
+        warnings.simplefilter("ignore")  # it warns about the event loop that it makes
         NotebookClient(
             notebook, timeout=RUN_S, resources={"metadata": {"path": str(folder)}}
         ).execute(env={**os.environ, "XDG_RUNTIME_DIR": str(folder), **env})
@@ -38,6 +47,6 @@ def executed(folder: Path, after: Mapping[str, Any] = NO_CELLS, **env: str) -> d
 
 
 def result(cell: Any) -> str:
-    """What a cell shows as its value."""
+    """Return the text of a cell's result value."""
     found = [one for one in cell["outputs"] if one["output_type"] == "execute_result"]
     return str(found[0]["data"]["text/plain"])

@@ -1,4 +1,4 @@
-"""A few lines of an API server, for tests of what is asked of one and of what it may answer."""
+"""A scripted API server, for tests of what a client sends and of which answers it must handle."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ Answers = dict[tuple[str, str], tuple[int, Any] | list[tuple[int, Any]]]
 
 
 class ScriptedServer:
-    """Says what it was told to say, by method and path; of several answers one after the other, the
-    last one for good. All else is not there. A watch has the method WATCH."""
+    """An HTTP server with prepared answers by method and path.
+
+    Of several answers each is given once and the last one from then on. All other paths give 404. A
+    watch has the method WATCH.
+    """
 
     def __init__(self) -> None:
         self.answers: Answers = {}
         self.bodies: dict[tuple[str, str], list[Any]] = {}
-        """What was sent, by method and path."""
+        """Bodies that were received, by method and path."""
         self.headers: dict[tuple[str, str], list[dict[str, str]]] = {}
-        """Of each request, by method and path."""
+        """Headers of each request, by method and path."""
         self.hangs: set[str] = set()
         """Paths that are never answered."""
         self._closing = threading.Event()
@@ -63,7 +66,7 @@ class ScriptedServer:
         self._thread.start()
 
     def kubeconfig(self, folder: Path) -> Path:
-        """Of a user with a token, in the namespace `team`; the context is `here`."""
+        """Write a kubeconfig of a user with a token, in the namespace `team` and context `here`."""
         context = {"cluster": "here", "user": "me", "namespace": "team"}
         config = {
             "clusters": [{"name": "here", "cluster": {"server": self.url}}],
@@ -76,11 +79,13 @@ class ScriptedServer:
         return path
 
     def close(self) -> None:
+        """Stop the server; requests that hang end."""
         self._closing.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
     def refuses(self, method: str, path: str, code: int, reason: str, message: str) -> None:
+        """Prepare a refusal in the form of a Kubernetes Status."""
         body = {"kind": "Status", "code": code, "reason": reason, "message": message}
         self.answers[method, path] = code, body

@@ -1,1 +1,1 @@
-"""What dashboards and alerts know of the metrics, and a job's story in samples."""
+"""What dashboards and alerts use of the metrics, and the story of a job in samples."""

@@ -1,4 +1,4 @@
-"""What Grafana asks Prometheus for a panel, and whether anything comes back.
+"""What Grafana asks Prometheus for a panel, and whether the answer has data.
 
     python -m testing.telemetry.drawn
 
@@ -26,21 +26,22 @@ from testing.temporary import temporary_folder
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "charts/paceline/dashboards").glob("*.json"))
 CHOSEN_S = 30
-"""What the dashboards believe at first."""
+"""Scrape interval that the dashboards assume at first."""
 INTERVALS_S = (5, 15, 30, 60)
 EVERY = [story.Run(f"every-{s}s", "first", 5, Mode.QUORUM, s) for s in INTERVALS_S]
 MODES = [story.Run("modes", mode.lower(), 5, mode, 30, 600) for mode in Mode]
 LARGE = story.Run("large", "wide", 64, Mode.QUORUM, 30, 600)
 NO_DATA_NEEDED = 0.4
-"""Share of the shown moments without a point that a line may have: events come in its midst."""
+"""Share of the shown moments at which a line may have no point, since events occur in its midst."""
 
 
 def panels(file: Path) -> list[dict[str, Any]]:
+    """Return the panels of a dashboard file, without rows."""
     return [panel for panel in json.loads(file.read_text())["panels"] if panel["type"] != "row"]
 
 
 def filled(expression: str, run: story.Run, believed_s: int, range_s: int) -> str:
-    """`believed_s`: the interval that the dashboard's variable says."""
+    """Return an expression with the dashboard's variables filled; `believed_s` is its interval."""
     for variable, value in {
         "$__rate_interval": f"{4 * believed_s}s",
         "$__range": f"{range_s}s",
@@ -55,7 +56,7 @@ def filled(expression: str, run: story.Run, believed_s: int, range_s: int) -> st
 
 
 class Looker:
-    """Someone before Grafana, who has the whole run on the screen."""
+    """A user at Grafana with the whole run on the screen."""
 
     def __init__(self, server: prometheus.Server) -> None:
         self.server = server
@@ -63,7 +64,17 @@ class Looker:
     def answers(
         self, panel: dict[str, Any], run: story.Run, believed_s: int = CHOSEN_S, later_s: int = 0
     ) -> list[list[dict[str, Any]]]:
-        """Of each query of a panel: its series. `later_s`: so long after the end of the run."""
+        """Return the series of each query of a panel.
+
+        Args:
+            panel: the panel of the dashboard.
+            run: the run that is shown.
+            believed_s: scrape interval that the dashboard assumes.
+            later_s: seconds between the end of the run and the end of the shown range.
+
+        Returns:
+            for each query its series that have a number.
+        """
         begin_s, end_s = story.BEGAN_S, story.BEGAN_S + run.lasts_s + later_s
         found = []
         for target in panel["targets"]:
@@ -76,7 +87,7 @@ class Looker:
         return found
 
     def draws(self, panel: dict[str, Any], run: story.Run, believed_s: int = CHOSEN_S) -> bool:
-        """Something all the time, or as a single figure."""
+        """Return True if a panel has a figure, or points for at least 60 % of the time."""
         answers = [each for found in self.answers(panel, run, believed_s) for each in found]
         if panel["targets"][0]["instant"]:
             return bool(answers)
@@ -85,13 +96,14 @@ class Looker:
 
 
 def _numbers(series: dict[str, Any]) -> list[float]:
-    """Moments at which it has a number."""
+    """Return the times at which a series has a number."""
     points = series["values"] if "values" in series else [series["value"]]
     return [float(at) for at, value in points if not math.isnan(float(value))]
 
 
 @contextmanager
 def recorded(runs: Iterable[story.Run]) -> Iterator[Looker]:
+    """Load runs into a Prometheus and yield a user who looks at them."""
     with temporary_folder() as folder:
         with (folder / "scraped").open("w") as file:
             for run in runs:
@@ -104,8 +116,15 @@ def recorded(runs: Iterable[story.Run]) -> Iterator[Looker]:
 
 
 def table() -> list[str]:
-    """Both with what the dashboards believe at first and with the right interval. A Prometheus for
-    each interval: the operator's series have no namespace that would tell them apart."""
+    """Return a Markdown table of the panels that have data at each scrape interval.
+
+    A panel counts if it draws both with the interval that the dashboards assume at first and with
+    the right one. Each interval has its own Prometheus, since no namespace would separate the
+    operator's series.
+
+    Returns:
+        the lines of the table.
+    """
     drawn: dict[tuple[str, str], list[str]] = {}
     for run in EVERY:
         with recorded([run]) as looker:

@@ -1,7 +1,7 @@
-"""What Prometheus knows of Paceline: every series with its labels, from the code that exports them.
+"""All series of Paceline with their labels, from the code that exports them.
 
-`ask` puts a question to Prometheus's own parser and rules. The labels of the target come from the
-scrape: the PodMonitor writes the pod's label paceline.dev/job-name as `paceline_dev_job_name`.
+`ask` sends a question to Prometheus's own parser and rules. The labels of the target come from the
+scrape: the PodMonitor turns the pod's label paceline.dev/job-name into `paceline_dev_job_name`.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ HERE = {
 }
 OPERATOR = {"namespace": "sys", "pod": "operator-0", "job": "operator", "instance": "b:8080"}
 FOREIGN = {"container_memory_working_set_bytes": {"container": ("trainer",)}}
-"""The kubelet's, which any Prometheus of a cluster scrapes."""
+"""Series of the kubelet, which any Prometheus of a cluster scrapes."""
 GROWING = {
     "paceline_figure_number",
     "paceline_figure_weight_number",
     "paceline_incarnation_number",
 }
-"""Gauges of which the increase is drawn."""
+"""Gauges whose increase is drawn."""
 ANATOMY = "paceline_anatomy_"
-"""Worked out by the agent from what its ranks write, which are none here."""
+"""Prefix of metrics that the agent derives from its ranks' records, which are missing here."""
 REFUSED = "paceline_agent_refused_total"
-"""Of the agent, which has refused nothing here."""
+"""Counter of the agent that has no value here, since nothing was refused."""
 OF_RULES = {
     "ALERTS": {
         "alertname": ("PacelineStraggler",),
@@ -65,21 +65,25 @@ OF_RULES = {
     },
     "job:paceline_active_ranks:max": {},
 }
-"""What Prometheus makes of the rules, as far as dashboards ask for it."""
+"""Series that Prometheus derives from the rules, as far as dashboards query them."""
 
 
 @dataclass(frozen=True)
 class Series:
+    """One series: its type, its labels and the labels of its target."""
+
     kind: str
     labels: Mapping[str, tuple[str, ...]]
-    """Its own, with the values that it may have."""
+    """Its own labels, with the values that each may have."""
     target: Mapping[str, str]
 
     def names(self) -> set[str]:
+        """Return the names of all labels."""
         return {*self.labels, *self.target}
 
 
 def of_ranks() -> dict[str, Series]:
+    """Return the series of worker pods: of their ranks and agents."""
     target = HERE | {"instance": "a:9464"}
     found: dict[str, Series] = {}
     for metric in CATALOG:
@@ -102,6 +106,7 @@ def of_ranks() -> dict[str, Series]:
 
 
 def of_operator() -> dict[str, Series]:
+    """Return the series of the operator."""
     found: dict[str, Series] = {}
     for metric in Metrics().registry._collector_to_names:
         family: Family = next(iter(metric.collect()))
@@ -113,6 +118,7 @@ def of_operator() -> dict[str, Series]:
 
 
 def of_others() -> dict[str, Series]:
+    """Return the series of the kubelet and of Prometheus's rules."""
     return {name: Series("gauge", own, HERE) for name, own in (FOREIGN | OF_RULES).items()}
 
 
@@ -131,14 +137,15 @@ def _samples(
 
 
 def known() -> dict[str, Series]:
+    """Return all series that dashboards and alerts may use."""
     return of_ranks() | of_operator() | of_others()
 
 
 def lines(steps: int) -> Iterator[str]:
-    """Every series with every value of its labels, all alive, in the notation of PromQL's tests."""
+    """Yield all series with all label values, for PromQL's unit tests; none is stale."""
     for name, series in known().items():
         if ":" in name:
-            continue  # the rules themselves make it
+            continue  # the rules produce this series
         for values in product(*series.labels.values()):
             labels = dict(series.target) | dict(zip(series.labels, values, strict=True))
             text = ",".join(f'{label}="{value}"' for label, value in labels.items())
@@ -147,6 +154,7 @@ def lines(steps: int) -> Iterator[str]:
 
 
 def ask(**question: Any) -> dict[str, Any]:
+    """Send a question to the rules program; skip the test if it is not built."""
     with or_skip():
         program = programs.require("prometheus-rules")
     done = subprocess.run(
@@ -158,7 +166,7 @@ def ask(**question: Any) -> dict[str, Any]:
 
 
 def misused(uses: Sequence[Mapping[str, str]], recorded: Mapping[str, set[str]]) -> list[str]:
-    """Names, labels and values of labels in an expression that nobody exports."""
+    """Return the names, labels and label values of an expression that nothing exports."""
     series, wrong = known(), []
     for use in uses:
         name, label, value = use["metric"], use["label"], use["value"]

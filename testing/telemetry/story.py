@@ -1,9 +1,9 @@
-"""The story of a run as Prometheus would have scraped it, told by the code that agents run.
+"""The story of a run as Prometheus would have scraped it, produced by the code of agents.
 
-Each pod has its real records and its real page; what the ranks write into them is made up: one step
-a second, one rank late by the same time in each of them, one killed and replaced, one that joins,
-one gradient that is not finite. So a job may have any number of ranks, any mode and any interval
-between scrapes, and twenty minutes of it take seconds.
+Each pod has its real records and its real page. What the ranks write into them is made up: one step
+a second, one rank late by the same time in each step, one killed and replaced, one that joins, one
+gradient that is not finite. So a job may have any number of ranks, any mode and any scrape
+interval, and fifteen minutes of it take seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TICK_S = 5
 SLOW, KILLED = 2, 1
 KILLED_S, REPLACED_S, NOT_FINITE_S, JOINS_S = 300, 330, 400, 500
 LATE_S = 0.3
-"""The slow rank, behind each other one, in each round of a second."""
+"""Delay of the slow rank behind each other one, in each round of a second."""
 TRIGGERS = {
     Mode.FULL: "all",
     Mode.SHADOW: "all",
@@ -53,14 +53,14 @@ SECONDS = {
     "paceline_participation_ratio": 0.9,
     "paceline_contribution_age_rounds": 0.0,
 }
-"""Per step; what is not here is 0.01."""
+"""Value per step; metrics that are not listed have 0.01."""
 MS = 10**6
 SEGMENTS = (1 << 20, 25 << 20)
 ANNOUNCED_MS = 650
 REDUCED_MS = ((910, 930), (950, 980))
-"""The first one beside the slow rank's backward pass."""
+"""Beginning and end of each segment's sum. The first one overlaps the slow rank's backward pass."""
 UPDATED_MS = (980, 990)
-"""Of each second, which is a step."""
+"""Beginning and end of the update within each second, which is a step."""
 AFTER_A_LOSS = ("paceline_left_total", "paceline_resize_duration_seconds", "paceline_resize_phase")
 AFTER_A_JOIN = ("paceline_joined_total",)
 RARE = ("paceline_benched_total", "paceline_rounds_given_up_total", "paceline_transport_errors")
@@ -68,6 +68,8 @@ RARE = ("paceline_benched_total", "paceline_rounds_given_up_total", "paceline_tr
 
 @dataclass
 class Pod:
+    """A pod with its real records and one rank."""
+
     slot: int
     name: str
     began_s: int
@@ -84,6 +86,7 @@ class Pod:
         self.job = JobMetrics(self.record)
 
     def target(self, namespace: str, job: str) -> dict[str, str]:
+        """Return the labels that the scrape adds."""
         return {
             "namespace": namespace,
             known.JOB: job,
@@ -96,6 +99,8 @@ class Pod:
 
 @dataclass(frozen=True)
 class Run:
+    """Parameters of a run."""
+
     namespace: str
     job: str
     ranks: int
@@ -105,7 +110,7 @@ class Run:
 
 
 def lines(run: Run) -> Iterator[str]:
-    """Samples in OpenMetrics's notation, each with its time."""
+    """Yield the samples in OpenMetrics's notation, each with its time."""
     pods = {slot: Pod(slot, f"{run.job}-{slot}-1", 0) for slot in range(run.ranks)}
     for at_s in range(0, run.lasts_s + 1, TICK_S):
         if at_s == KILLED_S:
@@ -125,7 +130,7 @@ def lines(run: Run) -> Iterator[str]:
 
 
 def _tick(run: Run, pod: Pod, at_s: int, members: int) -> None:
-    """What a rank writes in TICK_S; the first time only that it is there."""
+    """Write what a rank records in TICK_S; at the pod's beginning only that the rank exists."""
     slow = pod.slot == SLOW
     steps = TICK_S if at_s > pod.began_s else 0
     for second in range(at_s - steps, at_s):
@@ -170,7 +175,7 @@ def _tick(run: Run, pod: Pod, at_s: int, members: int) -> None:
 
 
 def _sample(pod: Pod, second: int, late_ms: int) -> None:
-    """One step and its round, as the rank's threads write them down."""
+    """Record one step and its round, as the rank's threads do."""
     began, slow = (BEGAN_S + second) * 1000 * MS, pod.slot == SLOW
     announced = began + (ANNOUNCED_MS + late_ms * slow) * MS
     last = began + (ANNOUNCED_MS + late_ms) * MS
@@ -217,7 +222,7 @@ def _number(name: str, at_s: int, members: int) -> float:
 
 
 def _children(mode: Mode, metric: Metric) -> Iterator[dict[str, str]]:
-    """With the label values of a job in this mode, over one transport."""
+    """Yield the label values of a metric for a job in this mode, over one transport."""
     shadow = metric.name.startswith("paceline_shadow")
     if shadow and mode is not Mode.SHADOW:
         return
@@ -242,7 +247,7 @@ def _page(run: Run, pod: Pod, at_s: int) -> Iterator[str]:
 
 
 def _others(run: Run, at_s: int) -> Iterator[str]:
-    """The operator, and what the rules make of the job."""
+    """Yield the series of the operator and those that the rules derive."""
     job = {"namespace": run.namespace, known.JOB: run.job}
     yield _line("job:paceline_active_ranks:max", job, run.ranks, at_s)
     if at_s >= KILLED_S:

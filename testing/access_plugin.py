@@ -1,4 +1,4 @@
-"""An exec plugin for tests: hands out what a file says at the time, and counts how often."""
+"""An exec plugin for tests: it prints the credential in a file and records each call."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ sys.exit(told.get("code", 0))
 
 @dataclass(frozen=True)
 class Plugin:
+    """The plugin's program, its answer and its record, in one folder."""
+
     folder: Path
 
     @classmethod
     def at(cls, folder: Path) -> Plugin:
+        """Install the program in a folder, which is made if needed."""
         folder.mkdir(exist_ok=True)
         program = folder / "who-am-i"
         program.write_text(PROGRAM.format(python=sys.executable, folder=str(folder), api=API))
@@ -39,18 +42,18 @@ class Plugin:
         return cls(folder)
 
     def hands_out(self, status: dict[str, Any], **more: Any) -> None:
-        """From the next time on; `life_s`: so long by its own words."""
+        """Set the status for later calls; `life_s` is the lifetime that the credential claims."""
         new = self.folder / "answer.new"
         new.write_text(json.dumps({"status": status, **more}))
         new.replace(self.folder / "answer")
 
     @property
     def asked(self) -> list[dict[str, Any]]:
-        """What it was told, each time."""
+        """Request that each call received, in order."""
         file = self.folder / "asked"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def user(self, **more: Any) -> dict[str, Any]:
-        """As it stands in a kubeconfig."""
+        """Return the user entry of a kubeconfig."""
         command = str(self.folder / "who-am-i")
         return {"exec": {"apiVersion": API, "command": command, **more}}

@@ -1,4 +1,4 @@
-"""A real agent process, and a small coordinator that listens to it and gives orders."""
+"""A real agent process, and a small coordinator that records its messages and sends orders."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ line = AgentPipe(settings.agent_fd)
 
 
 class Coordinator:
-    """Listens on a port that stays the same when it is stopped and started again."""
+    """Coordinator that keeps its port when it is stopped and started again."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, msgspec.Struct]] = []
@@ -61,6 +61,7 @@ class Coordinator:
         self._sockets: set[web.WebSocketResponse] = set()
 
     async def start(self) -> None:
+        """Listen; the first start chooses the port."""
         app = web.Application()
         app.add_routes([web.get("/v1/agents", self._serve)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -72,6 +73,7 @@ class Coordinator:
         await web.SockSite(self._runner, listener).start()
 
     async def stop(self) -> None:
+        """Abort all connections, like a process that was killed."""
         for ws in list(self._sockets):
             if ws._req is not None and ws._req.transport is not None:
                 ws._req.transport.abort()  # like a process that was killed
@@ -80,13 +82,14 @@ class Coordinator:
             self._runner = None
 
     async def order(self, message: msgspec.Struct) -> None:
+        """Send a message to all connected agents."""
         for ws in self._sockets:
             await ws.send_str(wire.to_json(message))
 
     async def wait(
         self, kind: type[T], test: Callable[[T], bool] = lambda _: True, *, n: int = 1
     ) -> T:
-        """The n-th message of a kind."""
+        """Wait for the n-th message of a kind that passes the test, and return it."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 found = [m for _, m in self.heard if isinstance(m, kind) and test(m)]
@@ -96,9 +99,11 @@ class Coordinator:
                 await self._news.wait()
 
     def time_of(self, message: object) -> int:
+        """Return when a message arrived, in ns of the monotonic clock."""
         return next(t for t, m in self.heard if m is message)
 
     def all(self, kind: type[T]) -> list[T]:
+        """Return all messages of a kind so far."""
         return [m for _, m in self.heard if isinstance(m, kind)]
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
@@ -120,6 +125,8 @@ class Coordinator:
 
 
 class AgentProcess:
+    """An agent process whose output is collected."""
+
     def __init__(self, process: asyncio.subprocess.Process, run_dir: Path) -> None:
         self.process, self.run_dir = process, run_dir
         self.out = b""
@@ -130,18 +137,22 @@ class AgentProcess:
         ]
 
     def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the agent."""
         self.process.send_signal(number)
 
     async def ended(self) -> int:
+        """Wait for the end of the agent and of its output; return the exit code."""
         async with asyncio.timeout(WAIT_S):
             code = await self.process.wait()
             await asyncio.wait(self._readers)
             return code
 
     async def printed(self, text: str) -> None:
+        """Wait until the output contains a text."""
         await until(lambda: text.encode() in self.out + self.err, f"{text!r} in the output")
 
     async def kill(self) -> None:
+        """Kill the agent if it runs."""
         if self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
@@ -169,8 +180,24 @@ async def pod(
     working_dir: str = "",
     program: Sequence[str] = ("-m", "paceline.agent"),
 ) -> AsyncIterator[tuple[AgentProcess, Coordinator]]:
-    """An agent with `procs` ranks. A command that is a text is a script of Python. `program`: what
-    Python runs as the agent."""
+    """Run an agent with its ranks beside a coordinator.
+
+    Args:
+        folder: folder for the script, the job file and the run folder.
+        command: command of a rank; a string is the text of a Python script.
+        procs: number of ranks.
+        backend: the job's backend.
+        backoff_limit: the job's backoff limit.
+        rules: the job's failure rules.
+        drain_grace_s: time that ranks have to drain, in seconds.
+        urls: addresses of coordinators, instead of that of the coordinator here.
+        env: environment of the trainer container.
+        working_dir: working directory of the trainer container.
+        program: arguments of Python that run the agent.
+
+    Yields:
+        the agent and the coordinator.
+    """
     if isinstance(command, str):
         script = folder / "script.py"
         script.write_text(command)
@@ -214,27 +241,39 @@ async def pod(
     finally:
         await agent.kill()
         await coordinator.stop()
-        scratch.sweep(scratch.bases())  # as whoever starts an agent does after it was killed
+        scratch.sweep(scratch.bases())  # the starter of an agent does this after it was killed
 
 
 def member(local: int = 0, restarts: int = 0) -> MemberId:
+    """Return the member of a rank of the pod after so many restarts."""
     return MemberId(2, local, 1000 + restarts)
 
 
 async def started(coordinator: Coordinator, local: int = 0, restarts: int = 0) -> RankStarted:
-    """Also that the shim has become the command. In the middle of an exec a process has no command
-    line at all."""
+    """Wait until a rank has started and its shim has become the command.
+
+    A process in the middle of an exec has no command line at all.
+
+    Args:
+        coordinator: receives the agent's messages.
+        local: index of the rank in the pod.
+        restarts: number of restarts of the rank before.
+
+    Returns:
+        the message about the start.
+    """
     rank = await coordinator.wait(RankStarted, lambda m: m.member == member(local, restarts))
     await until(lambda: "shim.py" not in (command_line(rank.pid) or "shim.py"), "the command")
     return rank
 
 
 async def dead(coordinator: Coordinator, local: int = 0, restarts: int = 0) -> RankDead:
+    """Wait for the death of a rank and return the message about it."""
     return await coordinator.wait(RankDead, lambda m: m.member == member(local, restarts))
 
 
 async def until(true: Callable[[], bool], what: str) -> None:
-    """For what nobody announces: output of a process, the end of somebody else's process."""
+    """Poll for a condition that no message reports, such as the output or end of a process."""
     for _ in range(round(WAIT_S / 0.005)):
         if true():
             return
@@ -243,11 +282,12 @@ async def until(true: Callable[[], bool], what: str) -> None:
 
 
 def command_line(pid: int) -> str:
+    """Return the command line of a process; "" in the middle of an exec."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 def lives(pid: int) -> bool:
-    """A zombie does not count as living."""
+    """Return True if a process exists and is no zombie."""
     with contextlib.suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] != "Z"
@@ -255,11 +295,12 @@ def lives(pid: int) -> bool:
 
 
 async def gone(*pids: int) -> None:
+    """Wait until none of the processes lives."""
     await until(lambda: not any(lives(pid) for pid in pids), f"the end of {pids}")
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """pid -> command line of everything below a process."""
+    """Return pid -> command line of everything below a process."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

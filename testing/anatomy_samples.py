@@ -1,4 +1,4 @@
-"""Samples of a made-up job of three ranks, the last of which comes late to each round."""
+"""Samples of a made-up job of three ranks, the last of which is late in each round."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paceline.core.anatomy.samples import (
 )
 
 MS = 10**6
-"""Nanoseconds."""
+"""Nanoseconds in a millisecond."""
 LATE_MS = 40
 ROUNDS = 5
 
 
 def rank(slot: int, late_ms: int = 0, shift_ms: int = 0) -> RankSamples:
-    """Steps of 100 ms: 30 ms of backward, the late rank more; a sum of 10 ms from 80 ms on."""
+    """Return steps of 100 ms: backward takes 30 ms + `late_ms`, a 10 ms sum begins at 80 ms."""
     steps, rounds = [], []
     for number in range(ROUNDS):
         at = 1000 + 100 * number + shift_ms
@@ -57,18 +57,19 @@ def rank(slot: int, late_ms: int = 0, shift_ms: int = 0) -> RankSamples:
 
 
 def pods(shift_ms: int = 0) -> list[PodSamples]:
-    """The late one is on a host of its own, whose clock differs."""
+    """Return the pods of the job; the late one is on another host, whose clock may differ."""
     late = PodSamples("job", 2, "other", (rank(2, LATE_MS, shift_ms),))
     return [*(PodSamples("job", slot, "here", (rank(slot),)) for slot in (0, 1)), late]
 
 
 def asked_later(pod: PodSamples, rounds: int) -> PodSamples:
-    """When so many rounds more were made than the others know; as many old ones are forgotten."""
+    """Return a pod's samples `rounds` rounds later, with as many old ones forgotten."""
     (own,) = pod.ranks
     later = tuple(replace(one, round=one.round + rounds) for one in own.rounds)
     return replace(pod, ranks=(replace(own, rounds=later),))
 
 
 def segment(begun_ms: int, ended_ms: int, payload_bytes: int = 4 << 20) -> SegmentSample:
+    """Return the sample of a segment's sum."""
     took_ns = (ended_ms - begun_ms) * MS
     return SegmentSample(payload_bytes, 0, 0, begun_ms * MS, ended_ms * MS, took_ns)

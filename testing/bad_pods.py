@@ -1,4 +1,4 @@
-"""Pods that each break one control of the Pod Security Standards, and pods that break none."""
+"""Pods that each violate one control of the Pod Security Standards, and pods that violate none."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ APP_ARMOR = "container.apparmor.security.beta.kubernetes.io/trainer"
 
 
 def pod(**spec: Any) -> dict[str, Any]:
+    """Return a pod that violates nothing, changed by these fields of its spec."""
     container = {"name": "trainer", "image": "x", "securityContext": copy.deepcopy(GOOD)}
     return {"metadata": {}, "spec": {"containers": [container], **spec}}
 
 
 def context(**fields: Any) -> dict[str, Any]:
-    """Of the container: what is None is taken out of a good one."""
+    """Return a good pod with a changed securityContext of its container; None removes a field."""
     made = pod()
     of = made["spec"]["containers"][0]["securityContext"]
     of.update(fields)
@@ -31,12 +32,14 @@ def context(**fields: Any) -> dict[str, Any]:
 
 
 def container(**fields: Any) -> dict[str, Any]:
+    """Return a good pod with changed fields of its container."""
     made = pod()
     made["spec"]["containers"][0].update(fields)
     return made
 
 
 def beside(kind: str, **fields: Any) -> dict[str, Any]:
+    """Return a good pod with one more container of this kind."""
     more = {"name": "more", "image": "x", "securityContext": {**copy.deepcopy(GOOD), **fields}}
     made = pod()
     made["spec"].setdefault(kind, []).append(more)
@@ -44,6 +47,7 @@ def beside(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 def annotated(value: str) -> dict[str, Any]:
+    """Return a good pod with this annotation for AppArmor."""
     return {**pod(), "metadata": {"annotations": {APP_ARMOR: value}}}
 
 

@@ -1,7 +1,7 @@
 """Mistakes that users make in a job file: the change, the field that must be named, the advice.
 
-Kept as data, because the same table is tried on the models and, where a cluster is at hand, on the
-API server.
+They are data, since the same table is tested on the models and, if there is a cluster, on the API
+server.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ spec:
 
 
 class Bad(NamedTuple):
+    """One mistake, as a replacement in GOOD, and what the error must contain."""
+
     old: str
     """Text of GOOD that is replaced by `new`."""
     new: str
@@ -41,6 +43,7 @@ class Bad(NamedTuple):
 
     @property
     def text(self) -> str:
+        """The job file with the mistake."""
         assert GOOD.count(self.old) == 1, self.old
         return GOOD.replace(self.old, self.new)
 
@@ -162,7 +165,7 @@ BAD: dict[str, Bad] = {
     "no sizes": _spec(
         "elasticity: {allowedSizes: []}", "elasticity.allowedSizes", "is empty", "remove the field"
     ),
-    # Words
+    # Values of enumerations
     "mode misspelt": _collective(
         "mode: Qourum", "mode", '"Qourum" is not one of Full, Quorum', "did you mean Quorum?"
     ),

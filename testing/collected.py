@@ -1,6 +1,6 @@
-"""Tells the marks of every test that pytest collects, as JSON on a line of its own.
+"""pytest plugin that prints the marks of every collected test, as JSON on a line of its own.
 
-A plugin, `pytest -p testing.collected --collect-only`, for tests/test_promises.py.
+tests/test_promises.py uses it: `pytest -p testing.collected --collect-only`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many examples a property is shown: all of them, or a share where people wait for each run."""
+"""How many examples a property test draws: all of them, or a share in runs that must be fast."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import os
 from typing import Final
 
 ENV_SHARE: Final = "PACELINE_TEST_EXAMPLES_PERCENT"
-"""Set by `make test-fast` and `make test`. `make test-all` draws all examples."""
+"""Variable that `make test-fast` and `make test` set. `make test-all` draws all examples."""
 LEAST: Final = 10
 
 
 def examples(count: int) -> int:
-    """Return how many examples to draw of a property that has `count` of them in `make test-all`.
+    """Return how many examples to draw for a property.
 
-    The first ones are the same: they are drawn in one order.
+    They are the first ones of the same sequence.
+
+    Args:
+        count: number of examples in `make test-all`.
+
+    Returns:
+        the number for this run: a share of `count`, and at least 10 or `count`.
     """
     percent = int(os.environ.get(ENV_SHARE, "100"))
     return max(min(count, LEAST), count * percent // 100)

@@ -1,4 +1,4 @@
-"""What a test's part raises now and then, as code does that another thread gets in the way of."""
+"""Errors that a part of a test raises now and then, like code that races with another thread."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Failing:
+    """Base of parts whose calls fail a few times before they work."""
+
     failures: dict[str, int] = field(default_factory=dict)
-    """How often each of its calls fails before it works."""
+    """Name of a call -> how often it still fails."""
 
     def may_fail(self, what: str) -> None:
+        """Raise RuntimeError if the call has failures left."""
         left = self.failures.get(what, 0)
         if left:
             self.failures[what] = left - 1

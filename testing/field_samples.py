@@ -1,4 +1,4 @@
-"""For each field of a TrainingJob that the runtime obeys, a value that makes a difference."""
+"""Sample values for each field of a TrainingJob that the runtime obeys, which make a difference."""
 
 from __future__ import annotations
 
@@ -76,8 +76,9 @@ SAMPLES = {
         f"{TRAINER}.env=[{{name: A, valueFrom: {{fieldRef: {{fieldPath: status.podIP}}}}}}]",
     ),
 }
-"""By field, overrides below `spec`. Only the last one may be what makes the difference."""
+"""Field -> overrides below `spec`. Only the last override may be what makes the difference."""
 
 
 def resolved(overrides: tuple[str, ...]) -> ResolvedJob:
+    """Return the job of GOOD with these overrides."""
     return resolve(parse_job(GOOD, overrides=[f"spec.{each}" for each in overrides]))

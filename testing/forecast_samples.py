@@ -1,4 +1,4 @@
-"""Samples of made-up ranks whose steps take 100 ms, as a forecast is measured from."""
+"""Samples of made-up ranks with steps of 100 ms, from which a forecast is measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP_MS = 100
 
 
 def rank(slot: int, computing_ms: int, rounds: int, *, since: int = 0) -> RankSamples:
-    """Each step `computing_ms`; sums of 10 ms, of which rank 0 sees 15; 5 ms: update and copy."""
+    """Return samples of a rank: sums of 10 ms (15 ms on rank 0), 5 ms of update and copy."""
     steps, samples = [], []
     for number in range(since, since + rounds):
         began, go = number * STEP_MS * MS, (number * STEP_MS + 60) * MS
@@ -55,4 +55,5 @@ def rank(slot: int, computing_ms: int, rounds: int, *, since: int = 0) -> RankSa
 
 
 def pods(*ranks: RankSamples) -> list[PodSamples]:
+    """Return one pod for each rank, all on one host."""
     return [PodSamples("job", slot, "here", (each,)) for slot, each in enumerate(ranks)]

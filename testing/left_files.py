@@ -1,10 +1,10 @@
-"""Shared memory and temporary files that a program left behind, told from those of programs that
-run at the same time, of this user too.
+"""Shared memory and temporary files that a program left behind, told apart from other programs'.
 
-MPI and torch put files into /dev/shm, and MPI's process manager into /tmp, under names that do not
-tell whose they are. What a process has mapped or open is its own; what a rank has noted before MPI
-makes it is its own as well. `OwnFiles` looks for both while the processes run. Afterwards a file
-that is still there, and in use by nobody, was left.
+Other programs of the same user may run at the same time. MPI and torch put files into /dev/shm, and
+MPI's process manager into /tmp, under names that do not identify the owner. A file that a process
+has mapped or open is its own. So is a file whose name a rank has noted before MPI makes it.
+`OwnFiles` looks for both while the processes run. Afterwards a file that still exists, and that no
+process uses, was left behind.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ from typing import Self
 from paceline import scratch
 
 PATIENCE_S = 5.0
-"""Between a file's making and its first use, and between the last use and its end."""
+"""Upper bound on the time between a file's creation and its first use, and between its last use and
+its removal."""
 PERIOD_S = 0.1
-"""From one look to the next. A rank holds the files of MPI for longer."""
+"""Interval between two looks. A rank holds the files of MPI for longer."""
 LOOKS_MAX = 50
-"""Looks at who holds a file before it counts as another job's."""
+"""Number of looks at a file's holders after which it counts as another job's."""
 PIDS_PERIOD_S = 1.0
-"""From one list of the processes to the next while they make no file."""
+"""Interval between two lists of the processes while they create no file."""
 PROCESS_MANAGER = ("mpiexec", "mpiexec.hydra", "hydra_pmi_proxy")
 
 
 def files() -> set[str]:
-    """All there are now, of anybody."""
+    """Return all files that exist now, of any owner."""
     return {str(p) for p in (*Path("/dev/shm").iterdir(), *Path("/tmp").glob("hydra_*"))}
 
 
 class OwnFiles:
-    """Learns which files belong to some processes, as long as the `with` block lasts."""
+    """Collects the files that belong to some processes during the `with` block."""
 
     def __init__(
         self, pids: Callable[[], Iterable[int]], tmpdir: Path, *, period_s: float = PERIOD_S
     ) -> None:
-        """Look at no file that is there already.
+        """Ignore all files that exist already.
 
         Args:
-            pids: Returns the processes as they are now.
-            tmpdir: Their TMPDIR, in which runs have their folders.
-            period_s: From one look to the next.
+            pids: returns the present processes.
+            tmpdir: their TMPDIR, in which runs have their folders.
+            period_s: interval between two looks, in seconds.
         """
         self.found: set[str] = set()
         self._pids, self._tmpdir, self._period_s = pids, tmpdir, period_s
         self._before = files()
         self._looks: Counter[str] = Counter()
         self._were: set[int] = set()
-        """All pids so far: a process may be gone when its file is seen."""
+        """All pids so far: a process may have ended when its file is seen."""
         self._listed_s = -PIDS_PERIOD_S
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="own-files", daemon=True)
@@ -74,7 +75,7 @@ class OwnFiles:
             self.look()
 
     def look(self) -> None:
-        """Add what belongs to the processes now, and names of torch whose maker was one of them."""
+        """Add the files that the processes hold now, and torch's files that one of them made."""
         self.found |= noted(self._tmpdir) - self._before
         new = files() - self._before - self.found
         new = {name for name in new if self._looks[name] < LOOKS_MAX and _is_ours(name)}
@@ -89,11 +90,11 @@ class OwnFiles:
         self.found |= new & held_by(*pids)
         fresh = {name for name in new if not self._looks[name] and name.startswith("/tmp/hydra_")}
         if fresh and not _process_managers() - pids:
-            self.found |= fresh  # nobody has it open, and nobody else can have made it
+            self.found |= fresh  # no process has it open, and no other MPI could have made it
         self._looks.update(new)
 
     def left(self, patience_s: float = PATIENCE_S) -> list[str]:
-        """Return those that are still there, and in use by nobody for a while."""
+        """Return the files that still exist and that no process has used for a while."""
         return left_of(self.found, patience_s)
 
 
@@ -116,7 +117,7 @@ def _run_folders(tmpdir: Path) -> Iterator[Path]:
 
 
 def _process_managers() -> set[int]:
-    """Pids of all running programs of MPI that start ranks."""
+    """Return the pids of all running MPI programs that start ranks."""
     found = set()
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
@@ -137,20 +138,27 @@ def _unused(candidates: Callable[[], set[str]], patience_s: float) -> list[str]:
 
 
 def held_by(*pids: int) -> set[str]:
-    """What these processes have mapped or open of `files()`: theirs, whoever runs beside them."""
+    """Return those of `files()` that these processes have mapped or open."""
     held = {name for pid in pids for name in _used_by(Path(f"/proc/{pid}"))}
     return held & files()
 
 
 def left_of(held: set[str], patience_s: float = PATIENCE_S) -> list[str]:
-    """Those of `held_by` that are still there, and in use by nobody for a while. Files of another
-    job of this machine are never among them."""
+    """Return those of `held` that still exist and that no process has used for a while."""
     return _unused(lambda: held & files(), patience_s)
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Processes that work in a folder, or that have it in their environment, wherever their parents
-    are. Zombies do not count."""
+    """Return the processes that work in a folder or have it in their environment.
+
+    Their parents do not matter. Zombies do not count.
+
+    Args:
+        folder: the folder.
+
+    Returns:
+        pid and command line of each.
+    """
     found = []
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal() or int(process.name) == os.getpid():
@@ -165,7 +173,7 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def folders_of(folder: Path) -> list[str]:
-    """Temporary folders of the runs whose TMPDIR is `folder`, and all sockets below it."""
+    """Return temporary folders of the runs whose TMPDIR is `folder`, and all sockets below it."""
     found = {str(path) for path in folder.rglob(f"{scratch.PREFIX}*")}
     found |= {str(path) for path in folder.rglob("*") if path.is_socket()}
     for owner in scratch.SHORT.glob(f"{scratch.PREFIX}*/{scratch.LOCK}"):
@@ -176,8 +184,16 @@ def folders_of(folder: Path) -> list[str]:
 
 
 def listening(*pids: int) -> set[str]:
-    """TCP ports and abstract sockets that these processes listen on. Nobody else's can be left: a
-    socket ends with the last process that holds it."""
+    """Return the TCP ports and abstract sockets that these processes listen on.
+
+    No other process can have left one: a socket ends with the last process that holds it.
+
+    Args:
+        pids: the processes.
+
+    Returns:
+        pid and socket of each, as text.
+    """
     sockets = _listening_sockets()
     found: set[str] = set()
     for pid in pids:
@@ -191,7 +207,7 @@ def listening(*pids: int) -> set[str]:
 
 
 def _listening_sockets() -> dict[str, str]:
-    """What /proc/PID/fd shows of a socket -> what it is."""
+    """Return the link target in /proc/PID/fd -> description of each listening socket."""
     found = {}
     for family in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -208,8 +224,7 @@ def _listening_sockets() -> dict[str, str]:
 
 
 def memory_of(*pids: int) -> list[str]:
-    """Shared memory without a name, which sums are made in, that these processes hold, open or
-    mapped. What no process holds is gone."""
+    """Return the unnamed shared memory for sums that these processes have open or mapped."""
     found: set[str] = set()
     for pid in pids:
         found |= {f"{pid}: {name}" for name in _used_by(Path(f"/proc/{pid}")) if _is_memory(name)}
@@ -217,8 +232,16 @@ def memory_of(*pids: int) -> list[str]:
 
 
 def _maker(name: str) -> int | None:
-    """Return the pid in a name that torch has made below /dev/shm: it may be left while nobody has
-    it open, by a process that was killed between making and removing it."""
+    """Return the pid in a name that torch has made below /dev/shm, or None.
+
+    No process may have such a file open if its maker was killed between creating and removing it.
+
+    Args:
+        name: path of the file.
+
+    Returns:
+        the maker's pid.
+    """
     of_torch = re.fullmatch(r"/dev/shm/torch_(\d+)_\d+_\d+", name)
     return int(of_torch[1]) if of_torch else None
 
@@ -235,16 +258,16 @@ def _is_ours(name: str) -> bool:
 
 
 def _used() -> set[str]:
-    """Mapped or open in a process that we may look into; ours all are."""
+    """Return what is mapped or open in any process that this user may inspect."""
     processes = (p for p in Path("/proc").iterdir() if p.name.isdecimal())
     return {name for process in processes for name in _used_by(process)}
 
 
 def _used_by(process: Path) -> set[str]:
     found: set[str] = set()
-    # It may just have ended, or closed a file.
+    # The process may just have ended, or closed a file.
     with contextlib.suppress(OSError):
-        # The path is the sixth word, and may have spaces.
+        # The path is the sixth field, and may contain spaces.
         for line in (process / "maps").read_text().splitlines():
             found.add(line.split(maxsplit=5)[-1])
         found.update(os.readlink(fd) for fd in (process / "fd").iterdir())  # noqa: PTH115

@@ -1,10 +1,10 @@
-"""Fails a test run that leaves something: processes, temporary folders, files of MPI.
+"""pytest plugin that fails a run which leaves processes, temporary folders or files of MPI.
 
-The run gets a TMPDIR of its own, so whatever is in it at the end with a name of Paceline's or MPI's
-is its own; and a word in the environment, which each process below it inherits. What other jobs and
-other test runs of this user do at the same time is none of its business. If the run is killed, the
-next one removes its TMPDIR (`testing.temporary`). Side by side (`pytest --numprocesses`) the
-controller looks, when its workers have ended.
+The run gets its own TMPDIR, so anything in it at the end with a name of Paceline's or MPI's is its
+own. It also gets a mark in the environment, which each process below it inherits. Other jobs and
+test runs of this user at the same time do not matter. If the run is killed, the next one removes
+its TMPDIR (`testing.temporary`). With `pytest --numprocesses` the controller looks when its workers
+have ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from testing.temporary import PREFIX, OwnFolder
 ENV_RUN: Final = "TEST_RUN_OF_PACELINE"
 OURS: Final = ("paceline-*", "hydra_*", "mpich_*", f"{PREFIX}*")
 PATIENCE_S: Final = 10.0
-"""Until what the last tests have ended is gone."""
+"""How long to wait for the end of what the last tests have stopped."""
 
 
 class LeftOvers:
@@ -35,7 +35,7 @@ class LeftOvers:
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._outer = {name: os.environ.get(name) for name in ("TMPDIR", "PYTEST_DEBUG_TEMPROOT")}
-        # Folders of single tests stay where pytest puts them, to be looked at.
+        # Folders of single tests stay where pytest puts them, so that people can inspect them.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         self._own_folder = OwnFolder()
         self.folder = self._own_folder.path
@@ -49,7 +49,7 @@ class LeftOvers:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
-        """Runs after the fixtures and workers have ended, before the summary."""
+        """Look after the fixtures and workers have ended, before the summary."""
         yield
         forked_call.end_the_fork_server()
         self.found = self.look()
@@ -57,12 +57,14 @@ class LeftOvers:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """List what was left behind."""
         if self.found:
             terminalreporter.section("left behind by this test run", sep="=", red=True)
             for line in self.found:
                 terminalreporter.write_line(line)
 
     def pytest_unconfigure(self) -> None:
+        """Restore the environment and remove the TMPDIR."""
         for name, text in self._outer.items():
             if text is None:
                 os.environ.pop(name, None)
@@ -74,6 +76,7 @@ class LeftOvers:
         self._own_folder.close()
 
     def look(self) -> list[str]:
+        """Return what is left, after waiting for what is about to end."""
         until = time.monotonic() + self._patience_s
         while (found := self._left()) and time.monotonic() < until:
             time.sleep(0.2)
@@ -87,7 +90,7 @@ class LeftOvers:
 
 
 def pids_with(mark: str) -> list[int]:
-    """All other processes that have NAME=VALUE in their environment."""
+    """Return all other processes that have NAME=VALUE in their environment."""
     found = []
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal() or int(process.name) == os.getpid():
@@ -99,12 +102,12 @@ def pids_with(mark: str) -> list[int]:
 
 
 def processes_with(mark: str) -> list[str]:
-    """Pid and command line of each of them."""
+    """Return pid and command line of each process with the mark."""
     found = []
     for pid in pids_with(mark):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            # multiprocessing ends it together with this process.
+            # multiprocessing ends its tracker together with this process.
             if words and "multiprocessing.resource_tracker" not in words:
                 found.append(f"{pid} {words}")
     return sorted(found)
@@ -112,9 +115,12 @@ def processes_with(mark: str) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, None, None]:
-    """End the calls that a test has begun and not ended when it fails.
+    """Close the calls that a test has begun and not closed when it fails.
 
-    A test that passes and leaves some is left alone, so that the run finds them.
+    A test that passes and leaves some is not helped, so that the run reports them.
+
+    Yields:
+        while the test runs.
     """
     before = set(forked_call.OPEN)
     try:
@@ -126,6 +132,7 @@ def pytest_runtest_call() -> Generator[None, None, None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Of a run that a test starts, the outer one is in charge.
+    """Register the plugin, except in workers and in runs that a test starts."""
+    # In a run that a test starts, the plugin of the outer run is responsible.
     if not hasattr(config, "workerinput") and ENV_RUN not in os.environ:
         config.pluginmanager.register(LeftOvers(), "left-overs")

@@ -1,9 +1,9 @@
-"""A whole job of one rank in memory: the honest smallest thing behind the `Session` protocol.
+"""A whole job of one rank in memory: the smallest honest implementation of `Session`.
 
 It deals leases, applies rounds with the real gradients and the real committed state, and keeps the
-ledger, all in the main thread. To show what a job of many ranks does to this one, it can take
-leases away as if another rank had got them, and leave gradients in GRAD as if no round could take
-them yet.
+ledger, all in the main thread. To show the effects that a job of many ranks has on this one, it can
+take leases away as if another rank had got them. It can also leave gradients in GRAD as if no round
+could take them yet.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from torch._C._distributed_c10d import HashStore
 class LoneSession:
     """Rank 0 of 1.
 
-    announce_every  only each n-th step is announced; before, gradients wait in GRAD
-    revoke          (version, held leases) -> those that somebody else gets now
+    Attributes:
+        announce_every: only each n-th step is announced; until then gradients wait in GRAD.
+        revoke: (version, held leases) -> the leases that another rank gets now.
     """
 
     rank = 0
@@ -86,6 +87,7 @@ class LoneSession:
     def begin(
         self, gradients: Gradients, committed: Committed, plan: DataPlan, lookahead: int
     ) -> None:
+        """Bind gradients and weights and deal the first leases."""
         self.gradients, self.committed, self.plan = gradients, committed, plan
         self.lookahead = lookahead
         self.pool.extend(range(total_leases(plan)))
@@ -93,7 +95,7 @@ class LoneSession:
         self._deal()
 
     def failed(self, why: str, error: ScriptError | None) -> None:
-        """The script ends with an error; no agent is there to be told."""
+        """Ignore the script's error; there is no agent to report it to."""
 
     def step(
         self,
@@ -105,6 +107,7 @@ class LoneSession:
         usable: bool = True,
         foreign: bool = False,
     ) -> StepResult:
+        """Count a step; apply a round, or drop the gradient if it is unusable."""
         assert not self.stopped
         assert unit == self.gradients.unit
         finite = usable and self.gradients.finite(BufferName.GRAD)
@@ -127,6 +130,7 @@ class LoneSession:
         return StepResult(self.version, fresh=True, stopped=self.stopped)
 
     def pull(self) -> int | None:
+        """Return the next held lease that was not pulled, or None."""
         for lease in self.held:
             if lease not in self.pulled:
                 self.pulled.append(lease)
@@ -134,6 +138,7 @@ class LoneSession:
         return None
 
     def wait_lease(self) -> bool:
+        """Apply what waits, then return False if the job is stopped."""
         unfinished = [lease for lease in self.pulled if lease in self.held]
         assert not unfinished, f"waits for a lease while {unfinished} are unfinished"
         self.parked_idle += 1
@@ -143,9 +148,11 @@ class LoneSession:
         return not self.stopped
 
     def holds(self, lease: int) -> bool:
+        """Return True if this rank holds the lease."""
         return lease in self.held
 
     def skip(self, lease: int, samples: int) -> None:
+        """Drop a lease that the script skips."""
         assert samples == samples_of(self.plan, lease)
         if lease in self.held:
             self._forget(lease)
@@ -153,39 +160,44 @@ class LoneSession:
             self._after_record()
 
     def works_on(self, batch: DealtBatch | None) -> None:
+        """Record the batch that the script has received."""
         self.working_on = batch
 
     def flush(self) -> None:
-        """It has no pipeline."""
+        """Return at once: there is no pipeline."""
 
     def rest(self) -> None:
+        """Give all leases back for an evaluation."""
         self.resting = True
         self.pool.extendleft(reversed(self.held))
         self.held.clear()
         self.pulled.clear()
 
     def resume(self) -> None:
+        """End an evaluation and deal leases."""
         self.resting = False
         self._deal()
 
     def finish(self, *, stop: bool = False) -> None:
+        """Release the rank with the final weights in the model; `stop` ends the job."""
         self.stopped = self.stopped or stop
         self.committed.copy_to_model()
         self.released = True
 
     def enters(self, phase: Phase) -> None:
+        """Record a phase of the script."""
         self.phases.append(phase)
 
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
-        """There is nobody to begin a round with."""
+        """Ignore the announcement: no other rank could begin a round."""
 
     def lose(self, lease: int) -> None:
-        """Another rank gets the lease, and applies it."""
+        """Let another rank get the lease and apply it."""
         self._forget(lease)
         self.elsewhere.append(lease)
 
     def ledger(self) -> list[int]:
-        """Every lease that has found an end, in order."""
+        """Return all leases that were applied, dropped or lost, in order."""
         return sorted(self.applied + self.dropped + self.elsewhere)
 
     def _round(self, unit: int) -> None:
@@ -223,6 +235,6 @@ class LoneSession:
 
 
 def started(session: LoneSession, faults: str = "") -> LoneSession:
-    """As after `pl.init()`, with this session behind it."""
+    """Install a session as `pl.init()` would, and return it."""
     context.install(context.Context(session, parse_faults(faults)))
     return session

@@ -1,4 +1,4 @@
-"""How a thread's event loop ends with no connection left."""
+"""How to end a thread's event loop with no open connection."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ TIMEOUT_S: Final = 10.0
 
 
 async def close_server(server: asyncio.Server) -> None:
-    """Close a server whose loop goes on, and lose no connection that it has just accepted.
+    """Close a server of a loop that goes on, without leaking a connection it just accepted.
 
-    asyncio leaves the socket of such a connection open: its transport cannot be made for a server
-    that is closed. So the server stops accepting, and closes when the transports have been made.
+    asyncio leaves the socket of such a connection open, since a closed server makes no transport
+    for it. So the server first stops accepting, and closes after the transports have been made.
+
+    Args:
+        server: the server to close.
     """
     loop = asyncio.get_running_loop()
     for listener in server.sockets:
@@ -26,8 +29,8 @@ async def close_connections() -> None:
     """Abort every connection of the running loop, and wait until the loop has closed them.
 
     Call it after the servers are closed and the loop's own tasks have been canceled. Closing a
-    connection with TLS takes several turns of the loop. A connection whose handshake was under way
-    when its server closed gets its transport only in one of the next turns.
+    connection with TLS takes several turns of the loop. A connection whose handshake was in
+    progress when its server closed gets its transport only in one of the next turns.
     """
     loop: Any = asyncio.get_running_loop()
     until_s = loop.time() + TIMEOUT_S
@@ -38,5 +41,5 @@ async def close_connections() -> None:
 
 
 def _is_connected(loop: Any) -> bool:
-    """The loop watches one socket of its own."""
+    """Return True if the loop watches more sockets than its own."""
     return len(loop._selector.get_map()) > 1

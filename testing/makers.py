@@ -19,16 +19,19 @@ GEN_1 = GenerationId(1, "a", 1)
 
 
 def member(slot: int) -> MemberId:
+    """Return the first member of a slot."""
     return MemberId(slot, 0, 0)
 
 
 def members(*slots: int) -> tuple[MemberId, ...]:
+    """Return the first members of these slots."""
     return tuple(member(s) for s in slots)
 
 
 def make_log(
     ranks: int, settings: RoundSettings | None = None, plan: DataPlan = PLAN, version: int = 0
 ) -> Log:
+    """Return a log whose first generation has `ranks` members, all active."""
     log = Log()
     everybody = members(*range(ranks))
     log.append(
@@ -47,7 +50,7 @@ def make_log(
 
 
 def fresh(log: Log, slot: int, seq: int = 1) -> Share:
-    """A share with one lease, computed on the log's version."""
+    """Return a share with one lease, computed on the log's version."""
     lease = log.held(member(slot))[0]
     samples = samples_of(log.plan, lease)
     return Share(
@@ -63,16 +66,18 @@ def fresh(log: Log, slot: int, seq: int = 1) -> Share:
 
 
 def idle(slot: int, **facts: Any) -> Share:
+    """Return the share of an idle rank."""
     return Share(member(slot), upto=0, idle=True, **facts)
 
 
 def go(log: Log, *shares: Share, **facts: Any) -> Go:
+    """Return the GO record of the log's next round with these shares."""
     given: dict[str, Any] = {"trigger": Trigger.ALL, **facts}
     return Go(generation=log.id, round=log.version, listed=shares, **given)
 
 
 def arrivals(log: Log, **words: tuple[str, int]) -> dict[MemberId, Arrival]:
-    """`arrivals(log, r0=("arrive", 5))`: rank 0 arrived at 5 ns."""
+    """Build arrivals: with `r0=("arrive", 5)` rank 0 arrived at 5 ns."""
     found = {}
     for name, (kind, at_ns) in words.items():
         slot = int(name[1:])
@@ -84,7 +89,7 @@ def arrivals(log: Log, **words: tuple[str, int]) -> dict[MemberId, Arrival]:
 
 
 def table(log: Log, said: Mapping[MemberId, Arrival], opened_ns: int = 0) -> Arrivals:
-    """What a starter has that has heard these."""
+    """Return the arrivals of a starter that has received these announcements."""
     made = Arrivals(log, opened_ns)
     for kind, at_ns, share in said.values():
         assert share is not None
@@ -93,7 +98,7 @@ def table(log: Log, said: Mapping[MemberId, Arrival], opened_ns: int = 0) -> Arr
 
 
 def pod_beat(*beats: m.Heartbeat) -> m.PodBeat:
-    """What the agent of these ranks says the first time."""
+    """Return the first heartbeat that the agent of these ranks sends."""
     slot, attempt = m.pod_of(beats[0].member)
     heard = tuple((beat.member.local, beat.member.attempt) for beat in beats)
     return m.PodBeat(slot, attempt, heard, changed=beats)

@@ -1,7 +1,7 @@
-"""A disk of known rates, for what a slow one costs: a loop device that the kernel throttles.
+"""A disk of known rates, for the cost of a slow disk: a loop device that the kernel throttles.
 
-Only those feel it whose process is in its control group (version 1, blkio): who makes the files
-of a test does not wait for them.
+Only processes in its control group (version 1, blkio) are throttled, so a test writes its own files
+at full speed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,17 @@ BYTES: Final = 128 << 20
 
 @contextmanager
 def slow_disk(folder: Path, *, read_bps: int, write_bps: int) -> Iterator[Path]:
-    """Mounted at `folder`, which is made; rates in bytes per second. Yields the file into which a
-    process writes its id that shall feel them; it has ended when this ends. Skips by name."""
+    """Mount a throttled disk, or skip the test by name.
+
+    Args:
+        folder: mount point, which is made.
+        read_bps: bytes per second for reads.
+        write_bps: bytes per second for writes.
+
+    Yields:
+        the file into which a process writes its pid to be throttled. The process must have ended
+        when the block ends.
+    """
     if os.geteuid() != 0:
         pytest.skip("only root can mount a file system")
     if not (GROUPS / LIMIT.format("read")).exists():
@@ -31,7 +40,7 @@ def slow_disk(folder: Path, *, read_bps: int, write_bps: int) -> Iterator[Path]:
     image = folder.with_name(f"{folder.name}.img")
     with image.open("wb") as file:
         file.truncate(BYTES)
-    # Without a journal, whose thread would write for those who are throttled.
+    # The disk has no journal, whose thread would write on behalf of throttled processes.
     _call("mkfs.ext4", "-q", "-O", "^has_journal", str(image))
     with ExitStack() as later:
         try:
@@ -53,7 +62,7 @@ def slow_disk(folder: Path, *, read_bps: int, write_bps: int) -> Iterator[Path]:
 
 
 def write_and_forget(path: Path, data: bytes) -> None:
-    """So that whoever reads it next reads from the disk."""
+    """Write a file and drop it from the page cache, so that the next reader uses the disk."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()

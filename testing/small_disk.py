@@ -1,4 +1,4 @@
-"""A file system of a few bytes, for what happens when a disk is full."""
+"""A file system of a few bytes, for tests of what happens when a disk is full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ MNT_DETACH = 2
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mounted at `folder`, which is made; `size` as mount(8) has it for tmpfs. Skips by name."""
+    """Mount a tmpfs, or skip the test by name.
+
+    Args:
+        folder: mount point, which is made.
+        size: size as in mount(8).
+
+    Yields:
+        the folder.
+    """
     if os.geteuid() != 0:
         pytest.skip("only root can mount a file system")
     folder.mkdir()

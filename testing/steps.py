@@ -1,9 +1,9 @@
-"""Counts what a piece of the protocol does, instead of timing it.
+"""Counts the steps of a piece of the protocol, instead of timing it.
 
 A step is a line of `paceline.core` that runs, which covers each turn of a loop, or a comparison of
 two members, which covers a scan of a tuple that runs no line. A busy machine changes no count.
-Releases of Python differ a little, so a test compares counts at several sizes and leaves room above
-an absolute bound.
+Releases of Python differ a little, so a test compares counts at several sizes and leaves a margin
+above an absolute bound.
 """
 
 from __future__ import annotations

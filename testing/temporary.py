@@ -1,9 +1,9 @@
 """Temporary folders of test runs, benchmarks and tools.
 
-Their owner may be killed, and then the next one of them removes the folder. Like those of the
-product (`paceline.scratch`) each has a file with a lock, which the kernel releases however the
-owner ends. Jobs that a killed owner has started may still run, so a folder is left as long as a
-process works in it.
+If the owner of a folder is killed, a later owner removes the folder. Like those of the product
+(`paceline.scratch`) each folder has a file with a lock, which the kernel releases however the owner
+ends. Jobs that a killed owner has started may still run, so a folder stays as long as a process
+works in it.
 """
 
 from __future__ import annotations
@@ -21,32 +21,40 @@ from paceline import scratch
 from testing import left_files
 
 PREFIX: Final = "plt-"
-"""Of the name of each: short, since paths of sockets begin with it."""
+"""Prefix of each name. It is short, since paths of sockets begin with it."""
 
 
 class OwnFolder:
     """A temporary folder, and the lock on it."""
 
     def __init__(self, base: Path | None = None) -> None:
-        """Make it, after those that others have left beside it are removed.
+        """Make the folder, after removing abandoned ones beside it.
 
         Args:
-            base: Where it is made; by default in TMPDIR.
+            base: parent folder; by default TMPDIR.
         """
         base = base or Path(tempfile.gettempdir())
         sweep(base)
         self.path, self._lock = _make(base)
 
     def close(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove the folder with everything in it."""
         scratch.remove([self.path])
         os.close(self._lock)
 
 
 @contextmanager
 def temporary_folder(base: Path | None = None) -> Iterator[Path]:
-    """Yield a folder that is removed at the end of the block, or by the next owner of one if this
-    process is killed. `base`: where it is made; by default in TMPDIR."""
+    """Yield a folder that is removed at the end of the block.
+
+    If this process is killed, the next owner of such a folder removes it.
+
+    Args:
+        base: parent folder; by default TMPDIR.
+
+    Yields:
+        the folder.
+    """
     own = OwnFolder(base)
     try:
         yield own.path
@@ -55,10 +63,10 @@ def temporary_folder(base: Path | None = None) -> Iterator[Path]:
 
 
 def sweep(base: Path) -> None:
-    """Remove the folders below `base` of owners that were killed, with what others have in them."""
+    """Remove the folders below `base` of killed owners, with everything in them."""
     for path in base.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            # One without the file has just been made. One that is in use raises.
+            # A folder without the file has just been made. The lock of one in use raises.
             if not (path / scratch.LOCK).is_file() or path.stat().st_uid != os.getuid():
                 continue
             lock = scratch._lock(path)
@@ -73,7 +81,7 @@ def sweep(base: Path) -> None:
 def _make(base: Path) -> tuple[Path, int]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-        # Somebody else may be looking at it, or have removed it.
+        # Another process may be looking at the folder, or may have removed it.
         with contextlib.suppress(BlockingIOError):
             if (lock := scratch._lock(path)) is not None:
                 return path, lock

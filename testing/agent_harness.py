@@ -245,7 +245,7 @@ async def pod(
 
 
 def member(local: int = 0, restarts: int = 0) -> MemberId:
-    """Return the member of a rank of the pod after so many restarts."""
+    """Return the member of a rank of the pod after this number of restarts."""
     return MemberId(2, local, 1000 + restarts)
 
 

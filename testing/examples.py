@@ -19,7 +19,7 @@ def examples(count: int) -> int:
         count: number of examples in `make test-all`.
 
     Returns:
-        the number for this run: a share of `count`, and at least 10 or `count`.
+        a share of `count` for this run, but at least 10 of them, or all if there are fewer.
     """
     percent = int(os.environ.get(ENV_SHARE, "100"))
     return max(min(count, LEAST), count * percent // 100)

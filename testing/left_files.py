@@ -1,4 +1,4 @@
-"""Shared memory and temporary files that a program left behind, told apart from other programs'.
+"""Shared memory and temporary files that a program left behind, kept apart from other programs'.
 
 Other programs of the same user may run at the same time. MPI and torch put files into /dev/shm, and
 MPI's process manager into /tmp, under names that do not identify the owner. A file that a process
@@ -39,7 +39,7 @@ def files() -> set[str]:
 
 
 class OwnFiles:
-    """Collects the files that belong to some processes during the `with` block."""
+    """Collector of the files that belong to some processes during the `with` block."""
 
     def __init__(
         self, pids: Callable[[], Iterable[int]], tmpdir: Path, *, period_s: float = PERIOD_S

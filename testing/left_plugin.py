@@ -30,7 +30,7 @@ PATIENCE_S: Final = 10.0
 
 
 class LeftOvers:
-    """Looks before the first test and after the last one."""
+    """Plugin that looks for leftovers before the first test and after the last one."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s

@@ -1,4 +1,4 @@
-"""Counts the steps of a piece of the protocol, instead of timing it.
+"""Count the steps of a piece of the protocol, instead of timing it.
 
 A step is a line of `paceline.core` that runs, which covers each turn of a loop, or a comparison of
 two members, which covers a scan of a tuple that runs no line. A busy machine changes no count.

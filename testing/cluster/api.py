@@ -97,7 +97,7 @@ class Api:
             nonlocal last
             try:
                 last = found = self.get(path)
-                # Who set which field is a page long and has never explained a failure.
+                # The owners of the fields fill a page and have never explained a failure.
                 found["metadata"].pop("managedFields", None)
             except ApiError as error:
                 if error.status != HTTPStatus.NOT_FOUND:
@@ -132,7 +132,7 @@ class Api:
         kind: str = "application/json",
     ) -> str:
         """Send one request and return the body; raise ApiError for a status of 400 or higher."""
-        # A connection for each request costs 2 ms, and is never one that a stopped server left.
+        # A connection for each request costs 2 ms, and is never a stale one of a stopped server.
         headers = {"Accept": "application/json", "Content-Type": kind, "Connection": "close"}
         made = self._client.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]

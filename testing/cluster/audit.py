@@ -19,7 +19,7 @@ def read_on(log: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
     with log.open("rb") as lines:
         lines.seek(offset)
         for line in lines:
-            # The server is in the middle of writing this one: what follows would be its rest.
+            # The server is still writing this line; the next read must begin with it.
             if not line.endswith(b"\n"):
                 return
             offset += len(line)

@@ -92,7 +92,7 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            # A clock that is put back a little must not make it invalid.
+            # The certificate stays valid if a clock is set back a little.
             .not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + VALID_FOR)
         )

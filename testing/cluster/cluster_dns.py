@@ -10,7 +10,7 @@ from testing.cluster.node_config import DNS_DOMAIN
 NAMESPACE = "kube-system"
 READY_TIMEOUT_S = 60.0
 _LABELS = {"k8s-app": "kube-dns"}
-# The kubernetes plugin's default, 5 s, would keep a replaced coordinator's old address as long.
+# With the default TTL of 5 s, clients would keep a replaced coordinator's old address that long.
 _COREFILE = f""".:53 {{
     errors
     ready

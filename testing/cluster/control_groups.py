@@ -32,7 +32,7 @@ def make(name: str) -> None:
             path = path / part
             path.mkdir(exist_ok=True)
             for setting in ("cpuset.cpus", "cpuset.mems"):
-                # Empty in a new group, and then no process may enter.
+                # The setting is empty in a new group, and no process may enter until it is set.
                 if (path / setting).is_file():
                     (path / setting).write_text((path.parent / setting).read_text())
             shares = path / "cpu.shares"

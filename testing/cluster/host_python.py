@@ -15,7 +15,7 @@ from testing.cluster.images import HOST
 from testing.cluster.prerequisites import MissingPrerequisiteError
 
 CHECKOUT = Path(__file__).parents[2]
-# The same path in the pod, where all its packages and console scripts expect it.
+# The path is the same in the pod, as packages and console scripts expect.
 PYTHON = sys.executable
 
 

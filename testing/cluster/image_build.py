@@ -99,7 +99,7 @@ def storage_disk(folder: Path) -> Iterator[Path]:
 
 
 class ImageBuilder:
-    """Builds images in the storage below `folder`, which no other builder may use meanwhile."""
+    """Builder of images in the storage below `folder`, which no other builder uses meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

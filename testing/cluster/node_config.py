@@ -14,7 +14,7 @@ from testing.cluster.control_plane import ControlPlane
 from testing.cluster.prerequisites import CNI_PLUGINS
 
 DNS_DOMAIN = "cluster.local"
-# The folder of a node that only the node itself sees; see disks.py.
+# Name of the folder where a node mounts its own disk, invisible outside; see disks.py.
 DISK = "disk"
 
 

@@ -65,7 +65,7 @@ class Stream:
     at: int
     """Position in the server's log."""
     bookmark_s: float | None
-    """When the next bookmark is due; None if the client requested no bookmarks."""
+    """Time at which the next bookmark is due; None if the client requested no bookmarks."""
     silent: bool = False
     """True if the connection stands but nothing comes through any more."""
     news: asyncio.Event = field(default_factory=asyncio.Event)

@@ -46,7 +46,7 @@ HEALTH: Final = ("10.255.0.2", 8080)
 
 
 class Answer(StrEnum):
-    """What a coordinator answers instead of its status."""
+    """Wrong answers that a coordinator gives instead of its status."""
 
     REFUSED = "nobody listens"
     SILENT = "nothing comes back"
@@ -61,7 +61,7 @@ class Answer(StrEnum):
 
 @dataclass
 class Post:
-    """A coordinator that listens."""
+    """A coordinator that listens, with the credentials of its job."""
 
     key: Key
     uid: str

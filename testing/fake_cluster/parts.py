@@ -32,7 +32,7 @@ def job_body(name: str = "digits", **spec: Any) -> dict[str, Any]:
 
 @dataclass
 class Ranks:
-    """What one coordinator process knows; it is lost with its pod."""
+    """Knowledge of one coordinator process; it is lost with its pod."""
 
     uid: str
     replicas: int

@@ -19,7 +19,7 @@ from testing.loop_end import close_connections, close_server
 
 
 class Proxy:
-    """Listens on a free port of loopback; runs in a thread of its own."""
+    """TCP proxy on a free port of loopback, in a thread of its own."""
 
     def __init__(self, url: str) -> None:
         target = urlsplit(url)

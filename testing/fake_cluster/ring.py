@@ -1,4 +1,4 @@
-"""What a stub of a coordinator knows and decides: small and honest, without network and clock.
+"""Knowledge and decisions of a stub of a coordinator: small and honest, no network, no clock.
 
 Worker pods that run count as ranks that train. The stub forms the first membership when all wanted
 pods run, or all that the inventory lists. It drains surplus pods. It loses the state with the last
@@ -16,7 +16,7 @@ Place = tuple[int, int]
 
 @dataclass
 class State:
-    """What the ranks of a job carry from one coordinator to the next."""
+    """State that the ranks of a job carry from one coordinator to the next."""
 
     version: int = 0
     holders: set[str] = field(default_factory=set)

@@ -18,7 +18,7 @@ from paceline_api.times import timestamp
 from paceline_operator.cluster.api import MANAGER, ApiError
 
 Name = tuple[str, str, str]
-"""(kind, namespace, name)"""
+"""Key of an object: (kind, namespace, name)."""
 
 
 class CrashError(BaseException):

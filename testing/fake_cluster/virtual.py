@@ -178,7 +178,7 @@ class Network:
 
 
 class End(asyncio.Transport):
-    """One end of a connection."""
+    """Transport at one end of a connection."""
 
     def __init__(self, loop: VirtualLoop, protocol: Any) -> None:
         super().__init__()

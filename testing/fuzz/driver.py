@@ -1,4 +1,4 @@
-"""Runs a target over many inputs and records what it must not do.
+"""Run a target over many inputs and record what it must not do.
 
 An input is a finding if the parser raises an error that is not its own, takes more CPU time than
 allowed, or more memory. A busy machine causes no finding: only CPU time of the reading thread

@@ -1,4 +1,4 @@
-"""What a fuzz target is: a parser, the errors that it may raise, and inputs that it accepts."""
+"""Definition of a fuzz target: a parser, the errors that it may raise, inputs that it accepts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Target:
 
     name: str
     start: Callable[[ExitStack, Path], Reader]
-    """Makes the reader. The stack closes what it opens; the folder is its own."""
+    """Maker of the reader. The stack closes what it opens; the folder is its own."""
     errors: tuple[type[Exception], ...]
     """Errors that the reader may raise; empty if it never raises."""
     seeds: tuple[bytes, ...]

@@ -1,4 +1,4 @@
-"""Runs the notebook of `examples/` cell by cell, as Jupyter does."""
+"""Run the notebook of `examples/` cell by cell, as Jupyter does."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ LIMIT_S = 300.0
 
 
 class Terminal:
-    """Runs commands; those that go on end with `close`."""
+    """Runner of commands in a folder; those that go on end with `close`."""
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self.folder, self.env = folder, env

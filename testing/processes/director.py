@@ -1,4 +1,4 @@
-"""Applies the faults of a history to a running job, and releases the brake when all are done.
+"""Apply the faults of a history to a running job, and release the brake when all are done.
 
 Steps follow one another. Each waits until the job has come far enough past the step before, and a
 random moment longer, so it hits any point of a round. While steps are outstanding the ranks run
@@ -28,7 +28,7 @@ SLOW_S, FAST_S = 0.04, 0.002
 
 
 class Director:
-    """Plays the steps of a history against its runner, in a task of the runner's loop.
+    """Task in the loop of a history's runner that applies the steps of the history.
 
     `look` must be called with each status. A step is [action, number, milliseconds, moment_ms]. A
     step with a negative moment does not wait until the job has recovered from the step before.

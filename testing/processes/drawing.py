@@ -1,4 +1,4 @@
-"""Draws histories: which faults occur in which jobs. Everything follows from a seed.
+"""Draw histories: which faults occur in which jobs. Everything follows from a seed.
 
 There are two tables. `MATRIX` has single faults, in every mode and number of ranks. `TOGETHER` has
 faults that coincide with others, in fewer modes and sizes. `covering` chooses rows in which each
@@ -73,7 +73,7 @@ def _kill_in_a_change(draw: random.Random, ranks: int) -> dict[str, Any]:
 
 
 def _inside(draw: random.Random, ranks: int, what: str) -> dict[str, Any]:
-    """Let something happen between two segments of a rank's gradient, some steps after its start."""
+    """Let something happen between two segments of a rank's gradient, some steps in."""
     inside = {str(draw.randrange(ranks)): (what, draw.randrange(3, 40), draw.randrange(PIECES))}
     return {"steps": (), "inside": inside, "pieces": PIECES}
 
@@ -248,7 +248,7 @@ def draw_history(row: Row, seed: int) -> History:
     if channel in ROUNDING and random.Random(f"wire {row} {seed}").randrange(2) == 0:
         collective |= {"wire": "BFloat16"}
     drawn: dict[str, Any] = {"slow_ms": slow_ms, "collective": collective}
-    # In Full each round may be streamed, in other modes those for which nobody is late.
+    # In Full each round may be streamed; in other modes only rounds without a late rank.
     often: tuple[int, ...] = (1, PIECES, PIECES) if mode == "Full" else (1, PIECES)
     drawn["pieces"] = random.Random(f"pieces {row} {seed}").choice(often)
     drawn |= FAULTS[fault](draw, ranks)

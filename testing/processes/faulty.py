@@ -17,7 +17,7 @@ from typing import Final
 
 
 class When(StrEnum):
-    """Where in the script a rank misbehaves."""
+    """Place in the script at which a rank misbehaves."""
 
     BEFORE_INIT = "before pl.init()"
     BEFORE_LOOP = "before the loop"
@@ -29,7 +29,7 @@ class When(StrEnum):
 
 
 class How(StrEnum):
-    """How a rank misbehaves; the value is the line of the script."""
+    """Kind of misbehavior; the value is the line of the script."""
 
     LOOPS = "while True: pass"
     READS = "os.read(os.pipe()[0], 1)"
@@ -57,7 +57,7 @@ RAISES: Final = (How.KEY_ERROR, How.OS_ERROR)
 
 
 class Script(StrEnum):
-    """What the ranks do when a signal comes from outside."""
+    """Behavior of the ranks when a signal comes from outside."""
 
     TRAINS = "trains"
     IGNORES_SIGTERM = "ignores SIGTERM"
@@ -106,7 +106,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a run must end with."""
+    """The expected end of a run."""
 
     verdicts: tuple[str, ...]
     """Texts of which one must be in the output."""
@@ -146,8 +146,8 @@ def plan_of(seed: int) -> Plan:
     if isinstance(cell, Outside):
         return Plan(ranks, mode, outside=cell)
     when, how = cell
-    # Repeated kills end the job after backoffLimit, unless it completes before. So the end would be
-    # open.
+    # Repeated kills of all ranks end the job after backoffLimit, unless it completes first. The
+    # outcome would not be known in advance.
     everybody = how is not How.IS_KILLED and draw.random() < 0.5
     return Plan(ranks, mode, everybody, when, how)
 

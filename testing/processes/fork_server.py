@@ -71,7 +71,7 @@ def preload() -> None:
         importlib.import_module(name)
     import torch
 
-    # The first optimizer of a process imports half of torch again.
+    # The first optimizer of a process imports much more of torch.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     gc.collect()
     gc.freeze()  # a collection in a child must not copy all these pages
@@ -227,7 +227,7 @@ def _take_descriptors(wanted: dict[int, int]) -> None:
 
 
 def die_with(parent: int, number: int = signal.SIGKILL) -> None:
-    """Make the kernel send a signal to this process when its parent ends."""
+    """Make the kernel signal this process when its parent ends; exit if it ended already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

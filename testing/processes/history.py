@@ -2,7 +2,7 @@
 
 A history is drawn from a seed and run by processes that a fork server forks (see `fork_server`).
 Afterwards the job is complete and all ranks have the same bits. The weights show that every sample
-was applied as often as the ledger says. Nothing is left over: no process, no file, no shared
+was applied as often as the ledger states. Nothing is left over: no process, no file, no shared
 memory, named or not.
 """
 
@@ -53,8 +53,8 @@ class History:
     """(action, place or number, milliseconds, random moment in ms; -1 = together with the step
     before)."""
     at_the_end: tuple[tuple[str, int, int, int], ...] = ()
-    """Like `steps`, counted from the moment in which the first rank has made the last round. Steps
-    that come too late for the job are left out."""
+    """Steps like `steps`, with times from the moment in which the first rank has made the last
+    round. Steps that come too late for the job are left out."""
     linger_ms: int = 0
     """How long each script works on after its release."""
     dies: dict[str, tuple[str, int, float]] = field(default_factory=dict)

@@ -169,7 +169,7 @@ class Checkers:
                 assert mine.log.version >= version, f"R19: {other.me} never had {version}"
 
     def before_event(self, rank: SimRank, event: ev.Event) -> Fingerprint | None:
-        """Return a fingerprint of the rank if the event is a stale message that must be ignored."""
+        """Count announcements; return a fingerprint of the rank if the event is stale."""
         if isinstance(event, m.Announce):
             self.check_words(event)
         older = isinstance(event, m.PeerMessage) and event.generation < rank.state.promise
@@ -204,7 +204,7 @@ class Checkers:
         assert p.lost >= 0, f"I1: {rank.me} lost {p.lost}"
 
     def check_buffers(self, rank: SimRank) -> None:
-        """Check that the buffers hold exactly what the bookkeeping says, as sums (I1)."""
+        """Check that the buffers hold exactly what the bookkeeping lists, as sums (I1)."""
         p = rank.state.pending
         self._check_buffer(rank, "LATE", rank.late, p.late)
         queued = any(isinstance(e, ev.Step) for e in (*rank.waiting, *rank.backlog))

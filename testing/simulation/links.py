@@ -35,7 +35,7 @@ class Links:
         self.sim = sim
         self.last: dict[tuple[object, ...], int] = {}
         self.open: dict[tuple[tuple[int, int], str], int] = {}
-        """Connections of pods to coordinators, by a number that tells old from new."""
+        """Connections of pods to coordinators, by a number that separates old from new ones."""
         self.cut: set[tuple[int, int]] = set()
         """Pods that reach no coordinator."""
         self.gate: Gate | None = None

@@ -82,7 +82,7 @@ class SimRank:
         self.stuck = False
         """True while the communication thread is blocked; heartbeats go on."""
         self.work_since = 0
-        """When the communication thread began what it does now."""
+        """Time at which the communication thread began its present work."""
         # Its connection to the agent.
         self.initialised = False
         """True once the script has called `pl.init()`, so the line is read."""
@@ -176,7 +176,7 @@ class SimRank:
             self.waiting.append(event)
             if isinstance(event, m.Prepare | m.Release | m.Dismiss):
                 self.abort("an order came", aborted=True)
-            elif isinstance(event, ev.Connected):  # its thread registers the rank
+            elif isinstance(event, ev.Connected):  # the link registers the rank by itself
                 self._carry_out(ev.ToCoordinator(self.state.registration()))
         else:
             self._handle(event)

@@ -1,1 +1,1 @@
-"""What dashboards and alerts use of the metrics, and the story of a job in samples."""
+"""Metrics as dashboards and alerts use them, and the story of a job in samples."""

@@ -1,4 +1,4 @@
-"""What Grafana asks Prometheus for a panel, and whether the answer has data.
+"""Queries that Grafana sends to Prometheus for a panel, and whether the answers have data.
 
     python -m testing.telemetry.drawn
 

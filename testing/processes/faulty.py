@@ -69,7 +69,7 @@ class Outside:
     """A signal that the test sends to a process of the run."""
 
     target: str
-    """"runner", "coordinator" or "agent"."""
+    """Process that gets the signal: runner, coordinator or agent."""
     signal: Signals
     script: Script = Script.TRAINS
 

@@ -1,6 +1,6 @@
-"""Benchmarks: one module each, run as `python -m benchmarks.NAME` from the repository's root.
+"""Benchmarks of Paceline: one module each, run as `python -m benchmarks.NAME` from the repository.
 
-Every one runs its baseline, and computes its physical limit, in the same run, in interleaved
-rounds; what counts are ratios inside one run, with their spread. `--smoke` is a size that only
-shows that everything works; its figures mean nothing.
+Each benchmark runs its baseline and computes its physical limit in the same run, in interleaved
+rounds. Only ratios inside one run count, together with their spread. `--smoke` selects a size that
+only shows that everything works; its figures mean nothing.
 """

@@ -1,6 +1,7 @@
-"""`python -m benchmarks [b0 b1 ...]`: several benchmarks, or all, with one fork server.
+"""Run several benchmarks, or all of them, with one fork server: `python -m benchmarks [b0 b1 ...]`.
 
-Without names all but the rivals, which bring gigabytes of other systems and take hours.
+Without names, all benchmarks run except the rivals, which download gigabytes of other systems and
+take hours. With `--smoke`, the rivals run as well.
 """
 
 from __future__ import annotations
@@ -47,9 +48,15 @@ ALL: Final[dict[str, Benchmark]] = {
     "loads-digits": loads_digits.run,
     "rivals": rivals.run,
 }
+"""Benchmarks by the name that the command line accepts, in the order in which they run."""
 
 
 def main() -> int:
+    """Run the benchmarks that the command line names.
+
+    Returns:
+        The exit code: 0 if all checks of all reports hold, else 1.
+    """
     arguments = parser(__doc__)
     arguments.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}")
     parsed = arguments.parse_args()

@@ -1,10 +1,10 @@
 """B0: how long ranks wait in a round when rank i arrives 10 ms x i late (eager-SGD's E0).
 
-Each P is one job whose mode is switched while it runs, five times through all modes, grace 0. The
-waiting of a rank is the time that its main thread spends in `optimizer.step()`. The limit is the
+Each P is one job whose mode is switched while it runs, five times through all modes, with grace 0.
+The wait of a rank is the time that its main thread spends in `optimizer.step()`. The limit is the
 closed form for that arrival pattern with rounds that cost nothing. `Majority(drawn)` is the variant
-that eager-SGD published: a randomly drawn rank starts the round. How long that is waited for is
-nearly as wide as its mean, so this mode gets many more rounds.
+that eager-SGD published: a randomly drawn rank starts the round. Its waiting time varies nearly as
+much as its mean, so this mode gets many more rounds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ STAGGER_MS = 10
 ELEMENTS = 1024
 ITERATIONS = 7
 DRAWN_ITERATIONS = 400
-"""A wait has a deviation of 0.9 of its mean, so the mean of so many one of 0.045: five of them are
-10 % apart from the least to the largest."""
+"""Iterations of a block of a drawn majority. One wait deviates by 0.9 of its mean, so the mean of
+this many deviates by 0.045; five of them are 10 % apart from the least to the largest."""
 SLACK_MS = {8: 60, 16: 90, 32: 150}
-"""After the last arrival, until the next iteration begins."""
+"""Time from the last arrival to the next iteration, by number of ranks."""
 BAR_RATIO = 3.5
 BAR_SPREAD = 0.15
 
@@ -38,17 +38,18 @@ class Entry:
     collective: Callable[[int], dict[str, Any]]
     limit: Callable[[int], float]
     quorum: Callable[[int], int]
-    """Fresh ranks that the mode promises."""
+    """Function from P to the number of fresh ranks that the mode promises."""
     drawn: bool = False
     found: dict[int, Any] = field(default_factory=dict)
 
 
 def wait_for(last: int, ranks: int) -> float:
-    """Mean wait if everybody is let go when rank `last` arrives."""
+    """Return the mean wait, in staggers, if all ranks continue when rank `last` arrives."""
     return sum(last - i for i in range(last + 1)) / ranks
 
 
 def entries() -> list[Entry]:
+    """Return the modes of the table, in order."""
     return [
         Entry("Full", lambda _: {"mode": "Full"}, lambda p: wait_for(p - 1, p), lambda p: p),
         Entry(
@@ -86,6 +87,7 @@ def entries() -> list[Entry]:
 
 
 def plan(ranks: int, rounds: int, *, drawn_iterations: int) -> Plan:
+    """Return the job for one number of ranks, with `rounds` passes through all modes."""
     period_ms = STAGGER_MS * ranks + SLACK_MS.get(ranks, 60)
     phases = [
         Phase(
@@ -108,11 +110,13 @@ def plan(ranks: int, rounds: int, *, drawn_iterations: int) -> Plan:
 
 
 def mean_wait_ms(ran: Ran, stretch: Stretch) -> float:
+    """Return the mean wait of all ranks in the rounds of a stretch."""
     waits = waits_s(ran, stretch)
     return 1000 * sum(waits) / len(waits)
 
 
 def add_rows(out: r.Report, ran: Ran, ranks: int) -> None:
+    """Add the rows, bars, checks and notes for one number of ranks to the report."""
     groups = by_name(stretches(ran, skip=1))
     full = [mean_wait_ms(ran, s) for s in groups["Full"]]
     for entry in entries():
@@ -165,6 +169,7 @@ def add_rows(out: r.Report, ran: Ran, ranks: int) -> None:
 
 
 def run(lab: Lab, given: Options) -> r.Report:
+    """Run B0 and return its report."""
     sizes = (4,) if given.smoke else (8, 16, 32)
     out = r.Report(
         "b0_latency",

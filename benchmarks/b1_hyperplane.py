@@ -1,9 +1,10 @@
 """B1: hyperplane regression, eight ranks, in each step one random rank is late (eager-SGD's E1).
 
-Full and Quorum also with a pipeline: a rank may be late by part of a step then, and delay nobody.
-Everything at a quarter of the published times: steps of 100 ms, delays of 50, 75 and 100 ms. Each
-run is a job of its own from the same initial weights; after a fixed time its weights are judged on
-the validation points. Grace is 0. The limit is what the delays allow with rounds that cost nothing.
+Full and Quorum also run with a pipeline: a rank may then be late by part of a step and delay
+nobody. All times are a quarter of the published ones: steps of 100 ms, delays of 50, 75 and 100 ms.
+Each run is a job of its own from the same initial weights. After a fixed time, its weights are
+judged on the validation points. Grace is 0. The limit is what the delays allow with rounds that
+cost nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RANKS = 8
 BATCH = 256
 SECONDS = 3.0
 MARGIN_S = 0.4
-"""The job is stopped so long after the time at which it is judged."""
+"""Time from the moment at which the weights are judged until the job is stopped."""
 EXAMPLE = ROOT / "examples" / "hyperplane"
 MODES: dict[str, dict[str, Any]] = {
     "Full": {"mode": "Full"},
@@ -49,6 +50,8 @@ BAR_LOSS = 1.01
 
 @dataclass(frozen=True)
 class Size:
+    """Size of the task and length of a run."""
+
     ranks: int
     points: int
     dimensions: int
@@ -58,7 +61,7 @@ class Size:
 
 @dataclass
 class Runs:
-    """Of one mode with one delay."""
+    """Figures of one mode with one delay, one value per run."""
 
     rounds_per_s: list[float] = field(default_factory=list)
     gradients_per_s: list[float] = field(default_factory=list)
@@ -66,6 +69,7 @@ class Runs:
     fresh: list[float] = field(default_factory=list)
 
     def add(self, ran: Ran) -> None:
+        """Read the figures of a run from its first rank."""
         first = ran.probes[0]
         commits = [c for c in first["commits"] if first["began"] < c["at"] <= first["until"]]
         seconds = (commits[-1]["at"] - commits[0]["at"]) / NS
@@ -76,6 +80,7 @@ class Runs:
 
 
 def plan(size: Size, mode: str, delay_ms: int, folder: Path) -> Plan:
+    """Return the job for one mode and one delay; `folder` holds the drawn points."""
     config = {
         "example": str(EXAMPLE),
         "folder": str(folder),
@@ -100,7 +105,7 @@ def plan(size: Size, mode: str, delay_ms: int, folder: Path) -> Plan:
 
 
 def draw_points(size: Size, folder: Path) -> None:
-    """Before the first run, so that no run has to wait for it."""
+    """Draw the points before the first run, so that no run has to wait for them."""
     spec = importlib.util.spec_from_file_location("hyperplane_example", EXAMPLE / "train.py")
     assert spec is not None
     assert spec.loader is not None
@@ -110,7 +115,11 @@ def draw_points(size: Size, folder: Path) -> None:
 
 
 def limit(mode: str, delay_ms: int, ranks: int) -> tuple[float, float]:
-    """(rounds/s, gradients/s) if rounds cost nothing and only one rank is late at a time."""
+    """Return the rates that the delays allow if rounds cost nothing and one rank is late at a time.
+
+    Returns:
+        Rounds per second and gradients per second.
+    """
     step_s, delay_s = WORK_MS / 1000, delay_ms / SCALE / 1000
     if "pipeline" in MODES[mode]:  # nobody waits at best, and a round takes its quorum
         gradients = ranks / (step_s + delay_s / ranks)
@@ -121,6 +130,7 @@ def limit(mode: str, delay_ms: int, ranks: int) -> tuple[float, float]:
 
 
 def add_rows(out: r.Report, runs: dict[tuple[str, int], Runs], size: Size) -> None:
+    """Add the rows and bars of all modes and delays to the report."""
     for (mode, delay_ms), found in runs.items():
         full = runs["Full", delay_ms]
         rounds = [a / b for a, b in zip(found.rounds_per_s, full.rounds_per_s, strict=True)]
@@ -167,6 +177,7 @@ def add_rows(out: r.Report, runs: dict[tuple[str, int], Runs], size: Size) -> No
 
 
 def run(lab: Lab, given: Options) -> r.Report:
+    """Run B1 and return its report."""
     if given.smoke:
         size = Size(4, 2048, 256, 1.2, (400,))
     else:

@@ -1,17 +1,18 @@
 """B2: one reduction over Paceline's MPI links and in shared memory, beside those of others.
 
-Every system has ranks of its own, which are asked in turn: what is compared runs seconds apart. A
-time runs from the moment at which all ranks have begun until the last one has the sum. MPICH, Open
-MPI and Intel MPI have their best form: one world, shared memory between its ranks, one thread where
-each has a core; Paceline's links, which survive a death, are TCP connections. DeepSpeed's operator
-is the one that it has for inference. The last three are in environments of their own
-(`rivals.environments`), which are built when they are missing; one that cannot be built or does not
-answer is a row that says so. They begin a call out of a barrier of their own, awake, and the others
-out of a wait in the kernel, as a rank of a job that hears GO; so shm stands beside both kinds.
+Every system has ranks of its own, which are asked in turn: runs that are compared are seconds
+apart. A time runs from the moment at which all ranks have begun until the last one has the sum.
+MPICH, Open MPI and Intel MPI have their best form: one world, shared memory between its ranks, one
+thread where each has a core. Paceline's links, which survive a death, are TCP connections.
+DeepSpeed's operator is the one that it has for inference. Open MPI, Intel MPI and DeepSpeed are in
+environments of their own (`rivals.environments`), which are built when they are missing. One that
+cannot be built or does not answer gets a row that says so. Those three begin a call out of a
+barrier of their own, awake. The others begin it out of a wait in the kernel, as a rank of a job
+that receives GO does. So shm stands beside both kinds.
 
 The limit is memory: P parts are read and P results written, at the rate at which the same ranks
-copy together. It says nothing where a payload fits the caches. `shm` sums where the buffers lie, in
-memory that the ranks hand to each other, as in a job whose ranks share a machine or a pod.
+copy together. The limit says nothing where a payload fits the caches. `shm` sums where the buffers
+lie, in memory that the ranks hand to each other, as in a job whose ranks share a machine or a pod.
 """
 
 from __future__ import annotations
@@ -42,14 +43,15 @@ OWN: Final = {
     "shm": SHM,
 }
 HERE: Final = ("MPI_Allreduce", "gloo")
-"""Rivals in the environment of the checkout."""
+"""Rivals that are installed in the environment of the checkout."""
 AWAKE: Final = "Paceline's shm"
-"""shm as those are measured that are elsewhere."""
+"""Paceline's shm, measured as the rivals in environments of their own are."""
 NAMES: Final = (AWAKE, "Open MPI", "Intel MPI", "DeepSpeed's shared memory")
 ELSEWHERE: Final = [rival for rival in known.ALL if rival.name in NAMES]
 
 
 def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
+    """Run B2 and return its report."""
     out = r.Report(
         "b2_allreduce",
         "B2: one reduction beside the rivals",
@@ -63,19 +65,20 @@ def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
 
 
 class Table:
-    """The rows of one P."""
+    """Rows of one number of ranks."""
 
     def __init__(self, out: r.Report, ranks: int, given: Options, scratch: Path) -> None:
         self._out, self._ranks, self._given = out, ranks, given
         self._scratch = scratch
         self._us: dict[tuple[int, str], list[list[float]]] = {}
-        """Per KiB and system: of each round the calls."""
+        """Microseconds of the calls of each round, by KiB and system."""
         self._rates: list[float] = []
-        """Bytes per second, read and written, of copies in all ranks together."""
+        """Bytes per second, read and written, when all ranks copy together; one per round."""
         self._sums: list[str] = []
         self._wrong: list[str] = []
 
     def make(self) -> None:
+        """Measure all systems in turn and add their rows, checks and bars to the report."""
         with crews(("paceline", "rivals"), self._ranks) as (own, here), self._elsewhere() as others:
             facts = {**own.ask("describe")[0], **here.ask("describe")[0]}
             for _ in range(self._given.rounds):
@@ -88,7 +91,8 @@ class Table:
 
     @contextmanager
     def _elsewhere(self) -> Iterator[dict[str, rivals.Crew]]:
-        """Those that are there."""
+        """Start the rivals that have environments of their own; yield those that could be started.
+        """
         cache = self._given.cache or default_cache()
         with ExitStack() as stack:
             present: dict[str, rivals.Crew] = {}
@@ -130,7 +134,7 @@ class Table:
         return r.middle(r.middle(one) for one in self._us[kib, name])
 
     def _best_us(self, kib: int, name: str) -> float | None:
-        """Of the rivals that begin a call as this one does; None if there is none."""
+        """Return the best rival that begins a call in the same way; None if there is none."""
         beside = NAMES[1:] if name in NAMES else HERE
         return min(
             (self._middle_us(*key) for key in self._us if key in product([kib], beside)),

@@ -1,9 +1,9 @@
 """B2b: what a busy main thread adds to GO -> reduced, per algorithm, with and without native loop.
 
-Two ranks, one per core of a small machine, whose main threads sleep, call torch or run pure Python
-without ever waiting. GO is a message of the first rank's communication thread; the time ends when
-the sum is complete on the last rank, so that waking up the other communication thread is part of
-it. `python` is the same loop in Python, which a rank uses where there is no C compiler.
+There are two ranks, one per core of a small machine. Their main threads sleep, call torch or run
+pure Python without ever waiting. GO is a message of the first rank's communication thread. The time
+ends when the last rank has the sum, so it includes waking up the other communication thread.
+`python` is the same loop in Python, which a rank uses where there is no C compiler.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ BAR_ADDED_MS = 2.0
 
 
 def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
+    """Run B2b and return its report."""
     out = r.Report(
         "b2_busy",
         "B2b: what a busy main thread adds to GO -> reduced, 2 ranks",
@@ -69,6 +70,7 @@ def add_row(
     algorithm: str,
     kib: int,
 ) -> None:
+    """Add the row of one loop, algorithm and size to the report, and its bars."""
     idle, torch, python = (found[loop, algorithm, kib, kind] for kind in KINDS)
     added = [r.middle(busy) - r.middle(idle) for busy in (torch, python)]
     tails = [r.share(times, 0.95) for times in (idle, torch, python)]

@@ -1,8 +1,8 @@
 """B5: one of eight ranks always takes twice as long; Full beside Quorum(7).
 
-One job whose mode is switched while it runs. The limit is what the step times allow with rounds
-that cost nothing. As published, eager-SGD gains nothing here, since every rank has to run every
-step: it is Full's speed, 1.0.
+One job runs all modes, which are switched while it runs. The limit is what the step times allow
+with rounds that cost nothing. As published, eager-SGD gains nothing here, since every rank has to
+run every step: its speed is that of Full, 1.0.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ BAR_GRADIENTS = 1.75
 
 
 def plan(ranks: int, rounds: int, *, seconds: float) -> Plan:
+    """Return the job, with `rounds` passes through all modes."""
     most = {"mode": "Quorum", "quorum": ranks - 1}
     quorums: dict[str, dict[str, Any]] = {
         "Full": {"mode": "Full"},
@@ -39,6 +40,7 @@ def plan(ranks: int, rounds: int, *, seconds: float) -> Plan:
 
 
 def run(lab: Lab, given: Options) -> r.Report:
+    """Run B5 and return its report."""
     ranks = 3 if given.smoke else 8
     out = r.Report(
         "b5_straggler",

@@ -1,11 +1,11 @@
-"""B6: nobody is slow. What Quorum costs then, and what a busy main thread adds to a round.
+"""B6: what Quorum costs when nobody is slow, and what a busy main thread adds to a round.
 
-Jobs whose mode and kind of work are switched while they run: eight ranks that sleep (their main
-threads need no core), and two ranks, one per core of a small machine, that sleep, call torch, or
-run pure Python. GO -> reduced is the time from the starter's GO until the sum is complete on the
-last rank. What a busy main thread adds to it is looked at in Quorum, where one rank computes while
-the other's GO comes; in Full all main threads are parked by then. Two ranks ask for Quorum(1) with
-the default grace, since 75 % of two is Full.
+The mode and the kind of work of each job are switched while it runs. Eight ranks sleep (their main
+threads need no core). Two ranks, one per core of a small machine, sleep, call torch, or run pure
+Python. GO -> reduced is the time from the starter's GO until the last rank has the sum. What a busy
+main thread adds to it is measured in Quorum, where one rank computes while the other's GO comes; in
+Full all main threads are parked by then. Two ranks use Quorum(1) with the default grace, since 75 %
+of two is Full.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ KINDS = ("sleep", "torch", "python")
 def plan(
     ranks: int, kinds: tuple[str, ...], rounds: int, *, quorum: object, seconds: float
 ) -> Plan:
+    """Return the job, with `rounds` passes through all kinds of work and both modes."""
     modes: dict[str, dict[str, Any]] = {
         "Full": {"mode": "Full"},
         "Quorum": {"mode": "Quorum", "quorum": quorum},
@@ -52,6 +53,7 @@ def plan(
 
 
 def add_rows(out: r.Report, ran: Ran, ranks: int, kinds: tuple[str, ...], quorum: object) -> None:
+    """Add the rows, bars and notes of one job to the report."""
     groups = by_name(stretches(ran))
     go_ms = {
         name: [1000 * x for s in found for x in go_to_reduced_s(ran, s)]
@@ -112,10 +114,12 @@ def add_rows(out: r.Report, ran: Ran, ranks: int, kinds: tuple[str, ...], quorum
 
 
 def cost(full: Stretch, other: Stretch) -> float:
+    """Return by which fraction the other mode commits fewer rounds per second than Full."""
     return full.rounds_per_s / other.rounds_per_s - 1
 
 
 def run(lab: Lab, given: Options) -> r.Report:
+    """Run B6 and return its report."""
     out = r.Report(
         "b6_even",
         f"B6: nobody is slow, {STEP_MS} ms per step, gradients of {4 * ELEMENTS // 1024} KiB",

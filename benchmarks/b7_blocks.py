@@ -1,8 +1,8 @@
-"""B7: each rank alone holds the data for one block of coefficients, and one rank is slow for good.
+"""B7: each rank alone holds the data for one block of coefficients, and one rank is always slow.
 
 A lost gradient shows as a block that never learns. One job goes through all modes, each time with
-new coefficients. The last row is the control that shows that the test can fail: gradients that come
-later than one round are dropped, as in a scheme that does not keep them.
+new coefficients. The last row is a control that shows that the test can fail: gradients that arrive
+more than one round late are dropped, as in a scheme that does not keep them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from benchmarks.rounds import by_name, same_weights, stretches
 STEP_MS = 8
 SLOW_MS = 60
 RATE = 0.3
-"""Of a block's error that one gradient of its rank removes."""
+"""Share of a block's error that one gradient of its rank removes."""
 SECONDS = 2.0
 LEARNT = 0.05
-"""Largest error of a block that counts as learnt, as a share of the error at the start."""
+"""Largest error of a block that counts as learned, as a share of the error at the start."""
 CONTROL = "Quorum, late dropped"
 
 
 def modes(ranks: int) -> dict[str, dict[str, Any]]:
+    """Return the collective settings of each row by its name."""
     most = {"mode": "Quorum", "quorum": ranks - 1}
     return {
         "Full": {"mode": "Full"},
@@ -38,6 +39,7 @@ def modes(ranks: int) -> dict[str, dict[str, Any]]:
 
 
 def plan(ranks: int, rounds: int, *, seconds: float) -> Plan:
+    """Return the job, with `rounds` passes through all modes."""
     phases, problem = [], 0
     for _ in range(rounds):
         for name, how in modes(ranks).items():
@@ -54,6 +56,7 @@ def plan(ranks: int, rounds: int, *, seconds: float) -> Plan:
 
 
 def run(lab: Lab, given: Options) -> r.Report:
+    """Run B7 and return its report."""
     ranks = 4
     out = r.Report(
         "b7_blocks",

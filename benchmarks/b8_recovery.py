@@ -1,12 +1,12 @@
 """B8: a rank is killed and comes back; seconds without progress, beside torchrun and torchft.
 
-Three processes, steps of 30 ms, kill -9 of one after forty steps, all systems started for real, one
-after the other in each round. Progress is a step that no process had made before. "stall" is the
-time from the kill to the next progress; "join pause" the longest pause later on, while the lost
-process comes back, less the usual step; "whole again" the time from the kill until all processes
-took part. torchrun stops all workers, starts them again, and goes back to its last snapshot (every
-ten steps); since it never trains on without the lost one, a job of its elastic form shows what a
-joining node costs.
+Three processes run steps of 30 ms, and one of them gets kill -9 after about forty-five steps. All
+systems are started for real, one after the other in each round. Progress is a step that no process
+had finished before. "stall" is the time from the kill to the next progress. "join pause" is the
+longest later pause, while the lost process comes back, less the usual step. "whole again" is the
+time from the kill until all processes took part. torchrun stops all workers, starts them again, and
+goes back to its last snapshot (every ten steps). It never trains on without the lost one, so a job
+of its elastic form shows what a joining node costs.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ STEP_MS = 30
 WIDTH = 8192
 RANKS = 3
 AFTER_S = 1.0
-"""Training goes on so long after all are back."""
+"""Time for which training continues after all processes are back."""
 BAR_STALL_S = 0.5
 BAR_JOIN_S = 0.2
 
 
 @dataclass
 class Found:
-    """Of one system, one value per round."""
+    """Figures of one system, one value per round."""
 
     stall_s: list[float] = field(default_factory=list)
     join_s: list[float] = field(default_factory=list)
@@ -45,12 +45,12 @@ class Found:
     step_s: list[float] = field(default_factory=list)
     repeated: list[float] = field(default_factory=list)
     detected_s: list[float] = field(default_factory=list)
-    """From the kill until the coordinator knew; Paceline only."""
+    """Time from the kill until the coordinator knew; Paceline only."""
     failures: list[str] = field(default_factory=list)
-    """Runs that never came as far as they should."""
+    """Error messages of the runs that timed out."""
 
     def attempt(self, run: Callable[..., None], *given: Any) -> None:
-        """A system that does not recover has lost this round, not ended the benchmark."""
+        """Run a system once; a timeout costs it this round and does not end the benchmark."""
         try:
             run(*given, self)
         except TimeoutError as error:
@@ -58,7 +58,7 @@ class Found:
 
 
 def firsts(lines: list[Line]) -> list[Line]:
-    """Progress: each line that tells of a step beyond all before."""
+    """Return the lines that report progress: each one is a step beyond all before it."""
     best, found = 0, []
     for line in lines:
         if line.step > best:
@@ -68,11 +68,16 @@ def firsts(lines: list[Line]) -> list[Line]:
 
 
 def gaps_s(lines: list[Line]) -> list[float]:
+    """Return the seconds between consecutive lines."""
     return [(b.ns - a.ns) / NS for a, b in pairwise(lines)]
 
 
 def after_death(run: Run) -> Callable[[list[Line]], bool]:
-    """All processes have taken part for a while since the kill."""
+    """Return a predicate: after the kill, all processes have taken part again for AFTER_S.
+
+    Returns:
+        Function for `Run.wait`.
+    """
 
     def enough(lines: list[Line]) -> bool:
         death = run.death()
@@ -86,7 +91,13 @@ def after_death(run: Run) -> Callable[[list[Line]], bool]:
 
 
 def _whole(later: list[Line], ranks: int) -> list[Line]:
-    """From the first line on that has all ranks again, after one that had not, if there is one."""
+    """Return the lines in which all ranks take part again after the kill.
+
+    They begin behind the first line with fewer ranks, if there is one.
+
+    Returns:
+        The lines, in order.
+    """
     smaller = [i for i, line in enumerate(later) if line.taking_part < ranks]
     # A step that was under way when the process died may still tell of all.
     begin = smaller[0] if smaller else 0
@@ -94,7 +105,10 @@ def _whole(later: list[Line], ranks: int) -> list[Line]:
 
 
 def judge(run: Run, found: Found, *, restarts_all: bool) -> None:
-    """Read the figures of a run with a kill."""
+    """Read the figures of a run with a kill and add them to `found`.
+
+    `restarts_all` is True for a system that restarts all workers, and so repeats steps.
+    """
     death = run.death()
     assert death is not None
     lines = run.lines()
@@ -122,7 +136,13 @@ def judge(run: Run, found: Found, *, restarts_all: bool) -> None:
 
 
 def _is_new(before: Line, line: Line, death_ns: int) -> bool:
-    """A step without the victim: told with fewer ranks, or well after the kill."""
+    """Return True if a line is a step without the victim.
+
+    Such a step has fewer ranks than the one before, or ends well after the kill.
+
+    Returns:
+        True if training has resumed with this line.
+    """
     return line.taking_part < before.taking_part or line.ns - death_ns > 2 * STEP_MS * 1e6
 
 
@@ -130,6 +150,7 @@ def _is_new(before: Line, line: Line, death_ns: int) -> bool:
 
 
 def paceline(folder: Path, backend: str, ranks: int, found: Found) -> None:
+    """Run Paceline once with a kill and add its figures."""
     run = Run(folder, STEP_MS, WIDTH, ranks)
     try:
         systems.start_paceline(run, backend)
@@ -146,6 +167,7 @@ def paceline(folder: Path, backend: str, ranks: int, found: Found) -> None:
 
 
 def torchrun(folder: Path, ranks: int, found: Found) -> None:
+    """Run torchrun once with a kill and add its figures."""
     run = Run(folder, STEP_MS, WIDTH, ranks)
     try:
         systems.start_torchrun(run)
@@ -156,7 +178,7 @@ def torchrun(folder: Path, ranks: int, found: Found) -> None:
 
 
 def torchrun_join(folder: Path, found: Found) -> None:
-    """One node trains, another one joins: the pause that this costs."""
+    """Let one node train and another one join, and add the pause that this costs."""
     run = Run(folder, STEP_MS, WIDTH, 2)
     port = free_port()
     (folder / "death.json").write_text("{}")  # nobody is to die
@@ -172,7 +194,10 @@ def torchrun_join(folder: Path, found: Found) -> None:
 
 
 def torchft(folder: Path, python: str, ranks: int, found: Found) -> None:
-    """This function restarts the dead replica at once, as its user's scheduler has to."""
+    """Run torchft once with a kill and add its figures.
+
+    This function restarts the dead replica at once, as its user's scheduler would have to.
+    """
     run = Run(folder, STEP_MS, WIDTH, ranks)
     port = free_port()
     try:
@@ -195,6 +220,7 @@ def torchft(folder: Path, python: str, ranks: int, found: Found) -> None:
 
 
 def row(name: str, found: Found) -> tuple[Any, ...]:
+    """Return the table row of one system."""
     def cell(values: list[float]) -> str:
         if not values:
             return "-"
@@ -213,6 +239,7 @@ def row(name: str, found: Found) -> tuple[Any, ...]:
 
 
 def add_bars(out: r.Report, found: dict[str, Found]) -> None:
+    """Add the bars for Paceline's stalls and joins, and the comparison with torchrun's stalls."""
     for name in ("Paceline, mpi", "Paceline, gloo"):
         mine = found[name]
         beyond = [a - b for a, b in zip(mine.stall_s, mine.detected_s, strict=False)]
@@ -233,7 +260,7 @@ def add_bars(out: r.Report, found: dict[str, Found]) -> None:
 
 
 def run(_: Lab, given: Options) -> r.Report:
-    """Needs no lab: everything is started for real."""
+    """Run B8 and return its report; it needs no lab, because everything is started for real."""
     ranks = 2 if given.smoke else RANKS
     out = r.Report(
         "b8_recovery",

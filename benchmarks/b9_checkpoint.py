@@ -1,8 +1,9 @@
 """B9: what a checkpoint costs the training loop, beside torch.save and DCP, sync and async.
 
-One job of one rank with the whole runtime. Each window of steps begins with one way to keep the
-same state (weights and AdamW's), window after window, so that all meet the same machine. The stall
-is what a window takes longer than the one of the same round in which nothing is kept.
+The job has one rank with the whole runtime. Each window of steps begins with one way to save the
+same state (weights and AdamW's). The ways take turns, window after window, so that all meet the
+same machine. The stall is by how much a window takes longer than the one of the same round in which
+nothing is saved.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ LIMIT_S: Final = 1200.0
 
 
 def job(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the TrainingJob manifest; `config` configures the script."""
     trainer = {
         "name": "trainer",
         "image": "none",
@@ -45,7 +47,17 @@ def job(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any]:
-    """The script's figures, and what the rank has said about its checkpoints."""
+    """Run the job and return its figures.
+
+    Args:
+        config: Configuration of the script.
+
+    Returns:
+        The script's result file, with `facts` that the rank reported about its checkpoints.
+
+    Raises:
+        LabError: The job failed.
+    """
     with temporary_folder() as folder:
         (folder / "job.yaml").write_text(json.dumps(job(config)))
         done = subprocess.run(
@@ -66,6 +78,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(_lab: Lab, given: Options) -> r.Report:
+    """Run B9 and return its report."""
     width, layers = (256, 4) if given.smoke else (1024, 4)
     window = 20 if given.smoke else 30
     config = {

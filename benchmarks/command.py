@@ -1,4 +1,4 @@
-"""The command line that all benchmarks share."""
+"""Command line that all benchmarks share: its parser, its options, and the entry point."""
 
 from __future__ import annotations
 
@@ -18,25 +18,28 @@ SMOKE_ROUNDS: Final = 2
 
 @dataclass(frozen=True)
 class Options:
+    """Parsed command line of a benchmark."""
+
     smoke: bool
     rounds: int
-    """Interleaved repetitions."""
+    """Number of interleaved repetitions."""
     out: Path | None
-    """Folder of the result files."""
+    """Folder of the result files; None writes no files."""
     torchft: str
-    """An interpreter that can import torchft; empty = torchft is left out."""
+    """Path of a Python interpreter that can import torchft; empty leaves torchft out."""
     parts: str = ""
-    """Of B10 and the anatomy, by their letters; empty = all."""
+    """Letters of the parts of B10 or the anatomy to run; empty runs all."""
     quick: bool = False
-    """Of the rivals: the small form."""
+    """True for the small form of the rivals benchmark."""
     only: tuple[str, ...] = ()
-    """Of the rivals: those whose name holds one of these; empty = all."""
+    """Rivals to run: those whose name contains one of these strings; empty runs all."""
     ranks: tuple[int, ...] = ()
     networks: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
-    """Of the rivals' table: these parts; empty = what the form has."""
+    """Batch sizes of the rivals' table. For `ranks`, `networks` and this field, empty means all of
+    the form."""
     cache: Path | None = None
-    """Of the rivals: folder of their environments; None = the user's cache."""
+    """Folder of the rivals' environments; None uses the user's cache folder."""
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -51,6 +54,7 @@ Benchmark = Callable[[Lab, Options], Report]
 
 
 def parser(what: str | None) -> argparse.ArgumentParser:
+    """Return an argument parser with the shared options; `what` is a module docstring or None."""
     made = argparse.ArgumentParser(description=(what or "").splitlines()[0] if what else "")
     made.add_argument("--smoke", action="store_true", help="smallest size; figures mean nothing")
     made.add_argument("--rounds", type=int, default=5, help="interleaved repetitions")
@@ -74,6 +78,8 @@ def parser(what: str | None) -> argparse.ArgumentParser:
 
 
 def options(given: argparse.Namespace) -> Options:
+    """Return the options of parsed arguments; `--smoke` sets the number of rounds to SMOKE_ROUNDS.
+    """
     folder = given.out or (None if given.smoke else RESULTS)
     rounds = SMOKE_ROUNDS if given.smoke else given.rounds
     return Options(
@@ -88,7 +94,7 @@ def options(given: argparse.Namespace) -> Options:
 
 
 def main(run: Benchmark, what: str | None) -> NoReturn:
-    """Run one benchmark as a program."""
+    """Run one benchmark as a program, publish its report, and exit."""
     given = options(parser(what).parse_args())
     with Lab() as lab:
         report = run(lab, given)

@@ -1,8 +1,8 @@
-"""What runs inside a benchmark's job, in the place of `paceline run`: the runner and the phases.
+"""Run one job of a benchmark in place of `paceline run`, and lead it through its phases.
 
-Forked by the lab's fork server (`lab`). It waits until every rank is active, then leads the job
-from phase to phase by new targets, as the operator would, and ends it at an agreed round (R17,
-R18).
+The lab's fork server forks this process (`lab`). It waits until every rank is active. Then it leads
+the job from phase to phase by posting new targets, as the operator would, and ends it at an agreed
+round (R17, R18).
 """
 
 from __future__ import annotations
@@ -34,7 +34,16 @@ RETRY_S = 0.05
 
 
 def runner(text: str, folder: str, answer: int) -> int:
-    """One job; its result goes to the descriptor `answer` as JSON."""
+    """Run one job and write its result as JSON to the file descriptor `answer`.
+
+    Args:
+        text: The order of the lab's plan, as JSON.
+        folder: Run directory and working directory of the job.
+        answer: File descriptor that the result goes to; it is closed afterwards.
+
+    Returns:
+        The exit code, always 0; a failed job shows in the result.
+    """
     below = fork_server.start_below()
     forked.start_by(below)
     result = asyncio.run(_conduct(json.loads(text), Path(folder)))
@@ -80,7 +89,7 @@ async def _conduct(order: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 class Conductor:
-    """Leads a job through its phases. `look` is called with each status."""
+    """Leads a job through its phases, following the statuses that `look` receives."""
 
     def __init__(self, order: dict[str, Any], folder: Path) -> None:
         self.played: list[dict[str, Any]] = []
@@ -91,6 +100,7 @@ class Conductor:
         self._news = asyncio.Event()
 
     def look(self, status: Status, timeline: Timeline) -> None:
+        """Receive a status of the job and record its progress."""
         self._status = status
         if (last := timeline.last) is not None:
             point = last.at_ns, last.gradients
@@ -99,6 +109,10 @@ class Conductor:
         self._news.set()
 
     async def play(self, runs: Runner) -> None:
+        """Wait until all ranks are active, run the phases, and stop the job.
+
+        Without phases, the script ends the job by itself.
+        """
         async with asyncio.timeout(START_S):
             while not self._all_active():
                 self._news.clear()

@@ -1,7 +1,7 @@
-"""The digits with emulated step times: what the programs of each system have in common.
+"""Common parts of the digits programs of each system, with emulated step times.
 
-Model, data and batches are those of examples/digits; a step takes as long as the load says, what it
-computes included.
+Model, data and batches are those of examples/digits. A step takes as long as the load says, which
+includes the time that the step computes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ BATCH: Final = 32
 RATE: Final = 0.05
 MOMENTUM: Final = 0.9
 WATCH_S: Final = 0.25
-"""Weights are kept that often, and judged after the end: judging costs no system anything."""
+"""Seconds between two copies of the weights. They are judged after the end, so judging costs no
+system time."""
 
 
 def example() -> Any:
-    """examples/digits/train.py as a module."""
+    """Import examples/digits/train.py and return it as a module."""
     path = Path(__file__).parent.parent / "examples" / "digits" / "train.py"
     spec = importlib.util.spec_from_file_location("digits_example", path)
     assert spec is not None
@@ -38,7 +39,7 @@ def example() -> Any:
 
 
 def make_model() -> nn.Module:
-    """The same weights on every rank."""
+    """Return the model; the seed is fixed, so each rank has the same weights."""
     torch.manual_seed(0)
     return nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU()),
@@ -48,20 +49,23 @@ def make_model() -> nn.Module:
 
 
 def backward(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Compute the gradients of one batch."""
     nn.functional.cross_entropy(model(x), y).backward()
 
 
 class Pace:
-    """Makes the steps of a plain program as long as `--inject slow:load=...` would."""
+    """Stretches the steps of a plain program as `--inject slow:load=...` would."""
 
     def __init__(self, rank: int) -> None:
         self._rank, self._step = rank, 0
         self.begin()
 
     def begin(self) -> None:
+        """Start the clock of a step."""
         self._since = time.monotonic()
 
     def end(self) -> None:
+        """Sleep until the step has taken as long as the load says."""
         load = LOADS[CONFIG["load"]]
         drawn_ns = load.draw_ns(seed=CONFIG["seed"], rank=self._rank, step=self._step)
         self._step += 1
@@ -70,7 +74,16 @@ class Pace:
 
 
 def batches(rank: int, ranks: int, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`count` batches of a rank that has every `ranks`-th image of each shuffled epoch."""
+    """Draw the batches of one rank.
+
+    Args:
+        rank: Rank of the caller.
+        ranks: World size; a rank gets every `ranks`-th image of each shuffled epoch.
+        count: Number of batches.
+
+    Yields:
+        Images and labels of BATCH examples each.
+    """
     training, _, _ = example().load_data()
     images, labels = training.tensors
     epoch, left = 0, torch.empty(0, dtype=torch.int64)
@@ -84,7 +97,7 @@ def batches(rank: int, ranks: int, count: int) -> Iterator[tuple[torch.Tensor, t
 
 
 class Curve:
-    """The weights of a model as time passes."""
+    """Copies of a model's weights over time, from which the accuracy is computed at the end."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -92,7 +105,10 @@ class Curve:
         self._began = self._next = 0.0
 
     def look(self) -> None:
-        """Between two steps. The first look is the beginning."""
+        """Copy the weights if it is time for it; call it between two steps.
+
+        The first call starts the clock.
+        """
         now = time.monotonic()
         self._began = self._began or now
         if now >= self._next:
@@ -101,7 +117,12 @@ class Curve:
             self._next = now + WATCH_S
 
     def judge(self) -> dict[str, Any]:
-        """Seconds and accuracies over time, and at the end; changes the model's weights."""
+        """Compute the accuracy over time and at the end; this overwrites the model's weights.
+
+        Returns:
+            `seconds` of the whole run, the final `accuracy`, and `curve` as pairs of seconds and
+            accuracy.
+        """
         ended_s = time.monotonic() - self._began
         digits = example()
         _, images, labels = digits.load_data()

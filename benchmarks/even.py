@@ -1,11 +1,11 @@
-"""B10's common ground: the same model, data and optimizer for DDP and for Paceline.
+"""Model, data and optimizer of B10, the same for DDP and for Paceline.
 
-Used by the scripts of both sides, so it imports nothing but torch.
+The scripts of both sides use this module, so it imports nothing but torch.
 
-    emulated      layers on a device that is not there: forward and backward are waits without the
-                  interpreter lock and without a core; the gradients are as large as they would be
+    emulated      layers on a device that does not exist: forward and backward sleep without the
+                  interpreter lock and without a core; gradients have their real size
     transformer   real computing
-    tiny          next to nothing to compute and to send: what a step itself costs
+    tiny          next to nothing to compute and to send: shows what a step itself costs
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from torch import nn
 
 CONFIG: dict[str, Any] = json.loads(os.environ["BENCHMARK"])
 DEVICE: Final = torch.device(CONFIG.get("device", "cpu"))
-"""Of the transformer."""
+"""Device that the transformer runs on."""
 BATCHES: Final = 8
-"""Different ones, made before the first step."""
+"""Number of different batches, which are made before the first step."""
 VOCABULARY: Final = 512
 
 Loss = Callable[[nn.Module, int], torch.Tensor]
-"""Of the model, which may be wrapped, on the batch of a step."""
+"""Function that returns the loss of the model, which may be wrapped, on the batch of a step."""
 
 
 def make(rank: int) -> tuple[nn.Module, Loss]:
+    """Return the model that the configuration names, and its loss function."""
     torch.manual_seed(0)
     model, loss = {"emulated": _emulated, "transformer": _transformer, "tiny": _tiny}[
         CONFIG["model"]
@@ -40,6 +41,7 @@ def make(rank: int) -> tuple[nn.Module, Loss]:
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer: torch's fused SGD with momentum."""
     return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, fused=True)
 
 
@@ -47,27 +49,29 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Late:
-    """Who is how late in which step; drawn by all ranks alike."""
+    """Chooses which rank is late in which step; all ranks draw the same choices."""
 
     def __init__(self, rank: int) -> None:
         self._rank, self._size = rank, CONFIG.get("ranks", 1)
         self._dice = random.Random(7)
         self.how = CONFIG.get("late", "")
-        """slow, in front (of a step), inside (its backward); empty = nobody is late."""
+        """Kind of lateness: slow, in front (of a step), inside (its backward); empty means nobody
+        is late."""
         self.ms = CONFIG.get("late_ms", 0)
         self.victim: int | None = None
-        """A rank; None = one is drawn for each step."""
+        """Rank that is late; None draws one for each step."""
         self.layer: int | None = None
-        """Of `inside`; None = one is drawn for each step."""
+        """Layer of a lateness `inside`; None draws one for each step."""
         self.inside = -1
-        """Layer whose backward the lateness of this step comes in front of."""
+        """Layer whose backward is delayed in this step; -1 for none."""
 
     @property
     def factor(self) -> float:
+        """Factor on the times of this rank's layers: 2 on a slow rank."""
         return 2.0 if self.how == "slow" and self._rank == self._size - 1 else 1.0
 
     def begin(self, layers: int) -> None:
-        """A step; waits if the lateness is in front of it."""
+        """Begin a step of so many layers; sleep if this rank is late in front of it."""
         victim, layer = self._dice.randrange(self._size), self._dice.randrange(layers)
         self.inside = -1
         if self._rank != (victim if self.victim is None else self.victim):
@@ -97,6 +101,8 @@ class _Layer(torch.autograd.Function):
 
 
 class Emulated(nn.Module):
+    """Model whose layers sleep instead of computing, with constant gradients."""
+
     def __init__(self, rank: int) -> None:
         super().__init__()
         elements = CONFIG["elements"]
@@ -104,9 +110,10 @@ class Emulated(nn.Module):
         self.gradient = torch.full((elements,), 1.0 + rank)
         self.late = Late(rank)
         self.scale = 1.0
-        """Of all layers' times: a batch may be larger or smaller."""
+        """Factor on the times of all layers; a batch may be larger or smaller than usual."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run all layers, each for its emulated time."""
         self.late.begin(len(self.layers))
         for index, weight in enumerate(self.layers):
             x = _Layer.apply(x, weight, self, index)
@@ -122,7 +129,7 @@ def _emulated(rank: int, _: torch.Generator) -> tuple[nn.Module, Loss]:
 
 
 class Transformer(nn.Module):
-    """8.2 million parameters at a width of 256 and ten layers."""
+    """Transformer of 8.2 million parameters at a width of 256 and ten layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,6 +142,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits of shape (batch, words, VOCABULARY) for token ids (batch, words)."""
         answer: torch.Tensor = self.head(self.layers(self.embedding(tokens)))
         return answer
 

@@ -2,11 +2,12 @@
 
     python -m benchmarks.heads [--ranks 64 256 1024] [--jitter 10] [--step-ms 1000] [--hop-ms 0.2]
 
-Rounds on a virtual clock in which all ranks began their step together and take `--step-ms`, each up
-to `--jitter` percent more or less. Announcements go to the starter directly, and by way of heads.
-Printed are the messages that reach the starter until it decides (without heads: one of each rank
-that has arrived), what heads add to the moment at which it does, and how many fresh ranks they hold
-in their hands then, whose gradients are late for that; medians of the rounds.
+The rounds run on a virtual clock. All ranks begin their step together and take `--step-ms`, each up
+to `--jitter` percent more or less. Announcements go to the starter directly, or by way of heads.
+Each line shows the number of messages that reach the starter until it decides, by how much heads
+delay that moment, and how many fresh ranks the heads still hold back then, whose gradients are late
+for that reason. Without heads, each rank that has arrived is one message. Figures are medians of
+the rounds.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ MODES: Final = {
 
 
 class Cost(NamedTuple):
-    """Of one round."""
+    """Figures of one round with heads, or their medians over several rounds."""
 
     messages: float
     added_ms: float
     held: float
-    """Fresh ranks whose words the starter would have had without heads."""
+    """Number of fresh ranks that the starter would have heard of in time without heads."""
 
 
 @dataclass
 class Round:
-    """One round; the starter hears until it decides."""
+    """One simulated round; the starter receives messages until it decides."""
 
     log: Log
     hop_ns: int
@@ -66,9 +67,11 @@ class Round:
     _order: Iterator[int] = field(default_factory=count)
 
     def at(self, at_ns: int, what: Callable[[int], None]) -> None:
+        """Schedule a call at a virtual time."""
         heapq.heappush(self._events, (at_ns, next(self._order), what))
 
     def run(self) -> int:
+        """Run events until the starter decides, and return that virtual time in ns."""
         while self._events and self.went_ns is None:
             at_ns, _, what = heapq.heappop(self._events)
             what(at_ns)
@@ -76,6 +79,7 @@ class Round:
         return self.went_ns
 
     def decide(self, now_ns: int) -> None:
+        """Let the starter decide now; if it waits, schedule its next look."""
         decision = decide(self.arrivals, now_ns=now_ns, has_request=False)
         if decision.trigger is not None:
             self.went_ns = now_ns
@@ -83,11 +87,13 @@ class Round:
             self.at(decision.wake_ns, self.decide)
 
     def hear(self, word: m.Announce, now_ns: int) -> None:
+        """Receive the announcement of one rank at the starter."""
         self.messages += 1
         self.arrivals.hear(word.kind, now_ns, word.share)
         self.decide(now_ns)
 
     def hear_head(self, word: m.Gathered, group: tuple[MemberId, ...], now_ns: int) -> None:
+        """Receive the gathered announcements of a group at the starter."""
         self.messages += 1
         hear_all(self.arrivals, word, group, now_ns)
         self.decide(now_ns)
@@ -95,7 +101,10 @@ class Round:
     def head_hears(
         self, head: Collector, group: tuple[MemberId, ...], word: m.Announce | None, now_ns: int
     ) -> None:
-        """`word`: None if it was only woken."""
+        """Receive an announcement at a head, which may forward what it has gathered.
+
+        `word` is None if a timer only woke the head.
+        """
         if word is not None:
             head.hear(now_ns, word)
         due_ns = head.due_ns()
@@ -107,6 +116,7 @@ class Round:
 
 
 def one_round(log: Log, grid: Grid, arrive_ns: dict[MemberId, int], hop_ns: int) -> Cost:
+    """Return what heads cost in one round, compared with direct announcements."""
     words = {x: announcement(log, x) for x in log.active}
     direct = Round(log, hop_ns, Arrivals(log, 0))
     for member, at_ns in arrive_ns.items():
@@ -137,7 +147,19 @@ def measure(
     hop_ms: float = 0.2,
     rounds: int = 9,
 ) -> Cost:
-    """Medians over some rounds of a job whose rounds were like these before."""
+    """Return the medians of several rounds, in a job whose earlier rounds were like these.
+
+    Args:
+        ranks: World size.
+        settings: The mode and its parameters.
+        jitter: Largest deviation of a step's length, as a fraction.
+        step_ms: Mean length of a step.
+        hop_ms: Time that a message takes.
+        rounds: Number of rounds.
+
+    Returns:
+        Medians over the rounds.
+    """
     log, rng = make_log(ranks), random.Random(1)
     grid = Grid(log.members, log.places)
     log.settings, log.started = settings, -1  # the first round of a job is Full in each mode
@@ -156,6 +178,7 @@ def measure(
 
 
 def main() -> None:
+    """Print the figures of all modes for each number of ranks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--jitter", type=float, default=10.0)

@@ -1,8 +1,8 @@
-"""What drawn step times allow: rounds that cost nothing, on a virtual clock. Pure.
+"""Rates that drawn step times allow if rounds cost nothing, on a virtual clock. Pure.
 
-A rank that arrives on the newest weights waits for the next round; one that comes too late leaves
-its gradient for that round and begins its next step on the newest weights at once, as the protocol
-has it.
+A rank that arrives on the newest weights waits for the next round. A rank that arrives too late
+leaves its gradient for that round and begins its next step on the newest weights at once, as the
+protocol does.
 """
 
 from __future__ import annotations
@@ -13,21 +13,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 StepTime = Callable[[int, int, int], float]
-"""(rank, number of its step, version of the weights) -> seconds."""
+"""Function from rank, number of its step, and version of the weights to seconds."""
 
 
 @dataclass(frozen=True)
 class Rates:
+    """Rates of a simulated job."""
+
     rounds_per_s: float
     gradients_per_s: float
-    """Applied."""
+    """Applied gradients per second, late ones included."""
     fresh: float
-    """Mean per round."""
+    """Mean number of fresh ranks per round."""
 
 
 def rates(step_s: StepTime, *, ranks: int, quorum: int, rounds: int, drawn: bool = False) -> Rates:
-    """`quorum`: fresh ranks that start a round; with `drawn` it is one rank that is drawn for each
-    round instead, as soon as it is there."""
+    """Simulate rounds that cost nothing and return their rates.
+
+    Args:
+        step_s: Step times.
+        ranks: World size.
+        quorum: Number of fresh ranks that start a round.
+        rounds: Number of rounds to simulate.
+        drawn: True if a rank that is drawn for each round starts it as soon as it arrives, instead
+            of a quorum.
+
+    Returns:
+        Rounds and applied gradients per second, and mean fresh ranks.
+    """
     dice = random.Random("paceline initiators")
     version, applied, fresh, late = 0, 0, 0, 0
     steps, waiting = [0] * ranks, set[int]()

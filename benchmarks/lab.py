@@ -1,10 +1,10 @@
-"""Runs jobs of real processes, ranks included, that are forked instead of started.
+"""Run jobs of real processes whose processes, ranks included, are forked instead of started.
 
-The fork server of the history tests imports torch once; its ranks share those pages, so 32 of them
-fit into the memory that one pays for by importing. Apart from how a process begins it is the
+The fork server of the history tests imports torch once and its ranks share those pages. So 32 ranks
+fit into memory that would otherwise hold far fewer. Apart from how a process begins, this is the
 product: runner, coordinator, agents, mpiexec and ranks as `paceline run` starts them. A job goes
-through phases, each with its own `spec.collective`, switched while it runs (R18): the modes that
-are compared are the same processes, minutes apart at most.
+through phases. Each phase has its own `spec.collective`, which is switched while the job runs
+(R18), so the modes that are compared run in the same processes, minutes apart at most.
 """
 
 from __future__ import annotations
@@ -28,44 +28,49 @@ from testing.temporary import OwnFolder
 ROOT: Final = Path(__file__).parent.parent
 SCRIPTS: Final = Path(__file__).parent / "scripts"
 SAMPLES: Final = "samples-{}.json"
-"""By the number of the phase, in a job's folder."""
+"""Name pattern of the sample files in a job's folder, filled in with the index of the phase."""
 ENDS_S: Final = 10.0
 START_S: Final = 120.0
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of a job. `name` is free; `collective` is what differs from the job's own."""
+    """One stretch of a job, during which its settings stay the same.
+
+    `name` is free text; `collective` holds what differs from the job's own collective settings.
+    """
 
     name: str
     seconds: float
     collective: Mapping[str, Any] = field(default_factory=dict)
     knobs: Mapping[str, Any] = field(default_factory=dict)
-    """For the script; see `probe.Probe.knob`."""
+    """Values that the script reads with `probe.Probe.knob` while this phase runs."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A job for the lab."""
+    """Everything that the lab needs to run one job: script, ranks, phases and spec."""
 
     script: str
-    """File name in `scripts`."""
+    """File name of the training script in `benchmarks/scripts`."""
     ranks: int
     phases: Sequence[Phase]
     config: Mapping[str, Any]
-    """For the script."""
+    """Configuration of the script, passed as JSON in the environment variable BENCHMARK."""
     collective: Mapping[str, Any] = field(default_factory=dict)
     faults: str = ""
     one_pod: bool = False
-    """All ranks below one agent: fewer processes around them."""
+    """True to run all ranks below one agent, which saves processes."""
     spec: Mapping[str, Any] = field(default_factory=dict)
-    """What else the job's spec says."""
+    """Further fields of the job's spec, merged over those that the lab sets."""
     samples: bool = False
-    """Keep what the agents tell of the last steps at the end of each phase; `Ran.pods`."""
+    """True to keep the agents' samples of the last steps at the end of each phase; see `Ran.pods`.
+    """
     own_end_s: float = 0.0
-    """Without phases: the script ends the job by itself, at the latest after so long."""
+    """Upper bound, in seconds, on a job without phases, whose script ends it by itself."""
 
     def job(self) -> dict[str, Any]:
+        """Return the TrainingJob manifest of this plan as a plain dict."""
         env = [{"name": "BENCHMARK", "value": json.dumps(dict(self.config))}]
         trainer = {
             "name": "trainer",
@@ -90,6 +95,7 @@ class Plan:
         }
 
     def order(self) -> dict[str, Any]:
+        """Return what the conductor needs to run the plan, as a dict that JSON can hold."""
         phases = [
             {
                 "name": p.name,
@@ -109,34 +115,45 @@ class Plan:
 
     @property
     def limit_s(self) -> float:
+        """Time in seconds after which the job counts as hung."""
         return 90.0 + 2 * sum(p.seconds for p in self.phases) + self.own_end_s
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a plan."""
+    """Results of one job that ended as planned."""
 
     probes: list[dict[str, Any]]
-    """Of the ranks that came to their end, by member."""
+    """Probe files of the ranks that ran to their end, ordered by rank number."""
     phases: list[dict[str, Any]]
-    """Each with `begun` and `ended` on the monotonic clock."""
+    """Phases as they ran, each with `begun` and `ended` in ns on the monotonic clock."""
     log: dict[str, Any]
     points: list[tuple[int, int]]
-    """Whenever the runner saw the version grow: monotonic ns, gradients applied so far."""
+    """Progress as the runner observed it: pairs of monotonic ns and gradients applied so far."""
     folder: Path
 
     def pods(self, phase: int) -> list[PodSamples]:
-        """Of a plan with `samples`: the last steps and rounds of each rank when a phase ended."""
+        """Return the last steps and rounds of each rank at the end of a phase.
+
+        Args:
+            phase: Index of the phase. The plan must have set `samples`.
+
+        Returns:
+            One PodSamples per pod.
+        """
         path = self.folder / SAMPLES.format(phase)
         return msgspec.json.decode(path.read_bytes(), type=list[PodSamples])
 
 
 class LabError(RuntimeError):
-    """A job of a benchmark did not end as it should."""
+    """Raised when a job of a benchmark did not end as planned."""
 
 
 class Lab:
-    """`with Lab() as lab: lab.run(plan)`; one job at a time. Keeps nothing on disk."""
+    """Context manager that runs one job at a time in a temporary folder: `lab.run(plan)`.
+
+    The folder, and all that the jobs wrote into it, is removed at the end.
+    """
 
     def __enter__(self) -> Self:
         # A short path: socket files are below it.
@@ -157,7 +174,7 @@ class Lab:
         self._scratch.close()
 
     def _started(self) -> ForkServer:
-        """Return the fork server; the first job starts it."""
+        """Return the fork server; the first call starts it."""
         if self._fork_server is not None:
             return self._fork_server
         # The processes import the scripts' helpers from the root.
@@ -168,15 +185,35 @@ class Lab:
 
     @property
     def pid(self) -> int:
-        """Of the process that all others are below."""
+        """Process id of the fork server, the ancestor of all other processes of the lab."""
         return self._started().process.pid
 
     def call(self, function: str, order: object, folder: Path, *, limit_s: float) -> Any:
-        """What `function(order, folder)` ("module:name") returns in a new process."""
+        """Call a function in a new forked process and return its result.
+
+        Args:
+            function: Name as "module:name"; it is called as `function(order, folder)`.
+            order: First argument of the function; it must be serializable as JSON.
+            folder: Working folder of the new process.
+            limit_s: Timeout in seconds.
+
+        Returns:
+            The function's result.
+        """
         return self._started().call(function, order, folder, limit_s=limit_s)
 
     def run(self, plan: Plan) -> Ran:
-        """Raises LabError. No process of the job lives afterwards."""
+        """Run one job to its end; no process of the job is alive afterwards.
+
+        Args:
+            plan: The job and its phases.
+
+        Returns:
+            The probes of the ranks, the phases, and the job's log.
+
+        Raises:
+            LabError: The job failed, timed out, ended incomplete, or left processes behind.
+        """
         server = self._started()
         self._runs += 1
         folder = self._scratch.path / str(self._runs)
@@ -214,6 +251,7 @@ class Lab:
 
 
 def _last_words(folder: Path) -> str:
+    """Return the ends of all log files in the job's folder, for an error message."""
     texts = [
         f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}"
         for log in sorted(folder.glob("*.log"))

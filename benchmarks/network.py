@@ -1,9 +1,10 @@
-"""Networks of a benchmark's own: loopback in a new namespace, or two machines with a link between.
+"""Networks of a benchmark's own: loopback in a new namespace, or two machines and a link.
 
-A namespace has no name: it is gone with the last process in it, however that ended. Whoever enters
-one takes along the processes that are started inside; on the way out the caller is back in the
-network it came from. The speed of a link is a token bucket: on loopback, which all ranks share, or
-on each end of the link between two machines. Imports nothing that a rival's environment may lack.
+A network namespace here has no name, so it is gone with the last process in it, however that
+process ended. Processes that are started inside a namespace stay in it. On the way out, the caller
+is back in its old network. A token bucket limits the speed of a link: on loopback, which all ranks
+share, or on each end of the link between two machines. This module imports nothing that a rival's
+environment may lack.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from typing import Final
 
 CLONE_NEWNET: Final = 0x40000000
 BURST_BYTES: Final = 1 << 20
-"""What passes at once: more than one segment of loopback (64 KiB), and far less than a model."""
+"""Burst of the bucket on loopback: more than one segment (64 KiB), and far less than a model."""
 QUEUE_BYTES: Final = 64 << 20
-"""Nothing is ever dropped: TCP stops before so much waits."""
+"""Queue limit of a token bucket. Nothing is ever dropped: TCP stops before so much waits."""
 TOOL_S: Final = 10.0
 MACHINES: Final = ("10.77.0.1", "10.77.0.2")
 LINE: Final = "eth"
-"""What leads from each machine to the other one."""
+"""Name of the network interface that leads from each machine to the other one."""
 LINE_BURST_BYTES: Final = 128 << 10
-"""What passes at once between machines: two segments, so that no sum is mostly that."""
+"""Burst between machines: two segments, so that no reduction consists mostly of burst."""
 FRAME_BYTES: Final = 9000
-"""As in the networks of clusters: less than one part in a hundred is headers."""
+"""MTU as in the networks of clusters: less than one part in a hundred is headers."""
 
 
 def missing() -> str:
-    """What this machine lacks for a network of its own; empty if nothing."""
+    """Return what this machine lacks for a network namespace with a token bucket; empty if nothing.
+    """
     tools = [tool for tool in ("ip", "nsenter", "tc", "unshare") if shutil.which(tool) is None]
     if tools:
         return f"{', '.join(tools)}: install iproute2 and util-linux"
@@ -56,18 +58,26 @@ def _bucket(device: str, bits_per_s: int, burst_bytes: int) -> list[str]:
 
 
 class Link:
-    """Loopback of the namespace that this process is in."""
+    """Loopback of the network namespace that this process is in."""
 
     def limit(self, bits_per_s: int) -> None:
+        """Limit the speed of loopback to this many bits per second."""
         _tool("tc", *_bucket("lo", bits_per_s, BURST_BYTES))
 
     def unlimit(self) -> None:
+        """Remove the speed limit from loopback."""
         _tool("tc", "qdisc", "replace", "dev", "lo", "root", "noqueue")
 
 
 @contextmanager
 def own_network() -> Iterator[Link]:
-    """Call it without other threads: they would stay in the old network."""
+    """Enter a new network namespace for the duration of the context.
+
+    The process must have no other threads: they would stay in the old network.
+
+    Yields:
+        The loopback link of the new namespace.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -85,31 +95,39 @@ def own_network() -> Iterator[Link]:
 
 @dataclass(frozen=True)
 class Machine:
-    """A network namespace that stands for a machine, and the process that holds it."""
+    """Network namespace that stands for a machine, and the process that keeps it alive."""
 
     pid: int
     host: str
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """In front of a command that shall run there."""
+        """Command prefix that runs a command inside this machine's network."""
         return ("nsenter", "--target", str(self.pid), "--net")
 
     def tool(self, *argv: str) -> str:
+        """Run a command inside this machine's network and return its output."""
         command = [*self.enter, *argv]
         return subprocess.run(
             command, check=True, timeout=TOOL_S, stdout=subprocess.PIPE, text=True
         ).stdout
 
     def sent_bytes(self) -> int:
-        """Over the line so far, with headers of what the kernel hands over at once."""
+        """Return the bytes sent over the line so far, headers of the kernel's packets included."""
         lines = self.tool("cat", "/proc/net/dev").splitlines()
         return next(int(line.split()[9]) for line in lines if line.strip().startswith(f"{LINE}:"))
 
 
 @contextmanager
 def two_machines(bits_per_s: int = 0) -> Iterator[tuple[Machine, ...]]:
-    """With a line between them, of so much in each direction; 0: as fast as it can be."""
+    """Create two machines that are connected by a line.
+
+    Args:
+        bits_per_s: Speed of the line in each direction; 0 sets no limit.
+
+    Yields:
+        The two machines. Their networks are gone when the context ends.
+    """
     holders = [
         subprocess.Popen(["unshare", "--net", "sleep", "infinity"], stdin=subprocess.DEVNULL)
         for _ in MACHINES
@@ -138,6 +156,7 @@ def two_machines(bits_per_s: int = 0) -> Iterator[tuple[Machine, ...]]:
 
 
 def free_port() -> int:
+    """Return a TCP port of loopback that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -145,6 +164,7 @@ def free_port() -> int:
 
 
 def _refused() -> None:
+    """Raise OSError with the errno of the last libc call."""
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number))
 

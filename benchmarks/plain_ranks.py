@@ -1,7 +1,7 @@
-"""Ranks of a plain script on torch.distributed: forked from the process that has imported torch, as
-Paceline's.
+"""Fork ranks of a plain torch.distributed script from a process that has imported torch.
 
-`run` is the life of the process above them. It ends them all if one fails.
+Paceline's ranks in the benchmarks are forked in the same way. `run` executes in the parent process
+of the ranks and kills them all if one fails.
 """
 
 from __future__ import annotations
@@ -20,8 +20,19 @@ from benchmarks.network import free_port
 
 
 def run(order: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """What each of `ranks` processes of `script` has found, by rank: what it wrote to
-    `rank-<number>.json`."""
+    """Run a script on several ranks and return what each rank wrote to `rank-<number>.json`.
+
+    Args:
+        order: `script` (file name in `benchmarks/scripts`), `ranks` (world size), and the script's
+            own configuration.
+        folder: Working folder of the ranks.
+
+    Returns:
+        One result per rank, ordered by rank.
+
+    Raises:
+        RuntimeError: A rank ended with an exit code other than 0.
+    """
     port, size = free_port(), int(order["ranks"])
     ranks = [_fork(order, rank, size, port) for rank in range(size)]
     living = set(ranks)

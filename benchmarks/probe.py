@@ -1,10 +1,10 @@
-"""What a benchmark's training script records inside its rank.
+"""Record what a benchmark's training script does inside its rank.
 
-Written to `probe-<member>.json` in the job's folder when the script is done. Times are monotonic
-nanoseconds, comparable between the processes of one machine. Per committed round: when GO was acted
-on, when the sum was complete, when the update was done, and who took part; per step of the main
-thread: when it announced and when it went on. The cost is two clock readings and a tuple, the same
-for every mode.
+The records go to `probe-<member>.json` in the job's folder when the script is done. Times are
+monotonic nanoseconds, comparable between the processes of one machine. For each committed round:
+when the rank began and ended the reduction, when the update was done, and who took part. For each
+step of the main thread: when it announced and when it continued. The cost is two clock readings and
+a tuple, the same for every mode.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ from paceline.worker.comm_thread import CommThread
 CONFIG: dict[str, Any] = json.loads(os.environ.get("BENCHMARK", "{}"))
 MEMBER = os.environ.get("PACELINE_MEMBER", "0.0#0")
 KNOBS = Path("knobs.json")
-"""What the controller may change between two steps of a running job."""
+"""File with values that the conductor may change between two steps of a running job."""
 
 
 class Probe:
-    """Records of one rank; made before `pl.init()`."""
+    """Records of one rank; create it before `pl.init()`."""
 
     def __init__(self, *, rounds: bool = True) -> None:
-        """`rounds`: false for steps that are so short that watching the rounds would be felt."""
+        """Prepare the records.
+
+        Args:
+            rounds: False for steps that are so short that recording the rounds would distort them.
+        """
         self.reductions: list[tuple[int, int, int]] = []
-        """(round, begun, ended)."""
+        """Tuples (round, began, ended)."""
         self.commits: list[dict[str, Any]] = []
         self.steps: list[tuple[int, int, int, int]] = []
-        """(version before, announced, went on, iteration)."""
+        """Tuples (version before the step, announced, continued, iteration)."""
         self._knobs: dict[str, Any] = {}
         self._knobs_at = -1
         if rounds:
@@ -68,14 +72,14 @@ class Probe:
         setattr(CommThread, "_apply", timed_apply)  # noqa: B010
 
     def step(self, optimizer: Any, iteration: int = 0) -> None:
-        """`optimizer.step()`, timed."""
+        """Call `optimizer.step()` and record when it began and ended."""
         version = optimizer._context.session.version  # noqa: SLF001
         announced = now_ns()
         optimizer.step()
         self.steps.append((version, announced, now_ns(), iteration))
 
     def knob(self, name: str, default: Any) -> Any:
-        """The present value; the file is read again when it has changed."""
+        """Return the current value of a knob; the file is read again when it has changed."""
         try:
             changed = KNOBS.stat().st_mtime_ns
         except FileNotFoundError:
@@ -86,6 +90,7 @@ class Probe:
         return self._knobs.get(name, CONFIG.get(name, default))
 
     def write(self, **result: Any) -> None:
+        """Write all records, CPU time, memory and `result` to the probe file."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         text = json.dumps(
             {
@@ -104,7 +109,7 @@ class Probe:
 
 
 def memory() -> dict[str, float]:
-    """MiB of this process: its own pages, and its share of those that it has in common."""
+    """Return this process's memory in MiB: private pages, proportional share, and resident set."""
     figures: dict[str, float] = {}
     try:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]

@@ -1,8 +1,8 @@
-"""B8's common ground: one model, one way to die, one way to say how far training has come.
+"""Model, death and progress lines of B8, the same for all systems that are compared.
 
-Used by the scripts of all systems that are compared, so it imports nothing but torch. Every process
-appends a line per finished step: monotonic nanoseconds, number of the step, processes that took
-part. The process that is to die writes its last words first: both clocks.
+The scripts of all systems use this module, so it imports nothing but torch. Every process appends a
+line per finished step: monotonic nanoseconds, number of the step, and processes that took part. The
+victim writes the time of its death by both clocks before it kills itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEATH = FOLDER / "death.json"
 
 
 def make_model() -> torch.nn.Module:
-    """About a million parameters: 4 MB of weights and as much of momentum."""
+    """Return a model of about a million parameters: 4 MB of weights and as much of momentum."""
     torch.manual_seed(0)
     width = int(CONFIG["width"])
     return torch.nn.Sequential(
@@ -31,11 +31,12 @@ def make_model() -> torch.nn.Module:
 
 
 def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return SGD with momentum."""
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
 def loss_of(model: torch.nn.Module, step: int) -> torch.Tensor:
-    """Of a batch that depends on the step only; takes `step_ms`."""
+    """Return the loss of a batch that depends on the step only, after sleeping `step_ms`."""
     dice = torch.Generator().manual_seed(step)
     x = torch.randn(16, 64, generator=dice)
     time.sleep(CONFIG["step_ms"] / 1000)
@@ -44,17 +45,18 @@ def loss_of(model: torch.nn.Module, step: int) -> torch.Tensor:
 
 
 class Progress:
-    """Of one process."""
+    """Progress file of one process."""
 
     def __init__(self, name: str) -> None:
         self._file = (FOLDER / f"progress-{name}-{os.getpid()}").open("a", buffering=1)
 
     def tell(self, step: int, taking_part: int) -> None:
+        """Append a line for a finished step."""
         self._file.write(f"{time.monotonic_ns()} {step} {taking_part}\n")
 
 
 def perhaps_die(place: int, step: int) -> None:
-    """kill -9 of the process in place 1, once, when it has come so far."""
+    """Kill this process with SIGKILL, once, if it is the victim (place 1) and at step `die_at`."""
     if place != 1 or step < CONFIG["die_at"] or DEATH.exists():
         return
     DEATH.write_text(json.dumps({"ns": time.monotonic_ns(), "wall_s": time.time()}))

@@ -1,7 +1,7 @@
-"""Turns the figures of a benchmark into a table, a list of bars, and two files.
+"""Turn the figures of a benchmark into a table, a list of bars, and two files.
 
-The files are `results/<topic>_<hardware>_<date>.json` and `.md`. Everything a reader needs to judge
-the figures is in them: machine, load before and after, rounds, spread, result hashes, and the
+The files are `results/<topic>_<hardware>_<date>.json` and `.md`. They hold everything that a reader
+needs to judge the figures: machine, load before and after, rounds, spread, result hashes, and the
 commit of the code.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Bar:
-    """Something that is to be reached (docs/benchmarks.md)."""
+    """Target that a measured figure is to reach (docs/benchmarks.md)."""
 
     text: str
     measured: float
@@ -32,9 +32,11 @@ class Bar:
 
     @property
     def met(self) -> bool:
+        """True if the measured figure reaches the bound."""
         return self.measured >= self.bound if self.at_least else self.measured <= self.bound
 
     def line(self) -> str:
+        """Return the verdict as one line of text."""
         sign = ">=" if self.at_least else "<="
         verdict = "met" if self.met else "MISSED"
         return f"{verdict}: {self.text}: {number(self.measured)} (bar {sign} {number(self.bound)})"
@@ -42,7 +44,7 @@ class Bar:
 
 @dataclass
 class Report:
-    """One run of one benchmark."""
+    """Results of one run of one benchmark: table, bars, checks, notes and hashes."""
 
     topic: str
     title: str
@@ -50,7 +52,7 @@ class Report:
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
     checks: dict[str, bool] = field(default_factory=dict)
-    """What must hold whatever the speed: equal weights, nothing lost."""
+    """Conditions that must hold at any speed, such as equal weights and no lost gradients."""
     notes: list[str] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
@@ -59,6 +61,7 @@ class Report:
     _load: tuple[float, float, float] = field(default_factory=os.getloadavg)
 
     def machine(self) -> dict[str, Any]:
+        """Return hardware, software versions, commit, duration and load of this run."""
         return {
             "hardware": hardware(),
             "cpu": _cpu(),
@@ -73,6 +76,7 @@ class Report:
         }
 
     def markdown(self) -> str:
+        """Return the report as a Markdown section."""
         cells = [self.columns, *[tuple(map(text, row)) for row in self.rows]]
         widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
 
@@ -90,7 +94,14 @@ class Report:
         return "\n".join(parts) + "\n"
 
     def publish(self, folder: Path | None) -> int:
-        """Print, write, and say by the exit code whether what must hold does."""
+        """Print the report and write it to files.
+
+        Args:
+            folder: Folder of the `.json` and `.md` files; None writes nothing.
+
+        Returns:
+            The exit code: 0 if all checks hold, else 1. A missed bar does not change it.
+        """
         print(self.markdown())
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -115,43 +126,47 @@ class Report:
 
 
 def spread(values: Iterable[float]) -> float:
-    """max / min - 1."""
+    """Return max / min - 1, or 0 if there are no values or the least is not positive."""
     known = list(values)
     return max(known) / min(known) - 1 if known and min(known) > 0 else 0.0
 
 
 def middle(values: Iterable[float]) -> float:
+    """Return the median, or 0 if there are no values."""
     known = list(values)
     return median(known) if known else 0.0
 
 
 def share(values: Sequence[float], part: float) -> float:
-    """The value that `part` of them do not exceed."""
+    """Return the quantile at `part` (0 to 1), or 0 if there are no values."""
     known = sorted(values)
     return known[min(len(known) - 1, int(part * len(known)))] if known else 0.0
 
 
 def percent(value: float) -> str:
+    """Return a fraction as a whole percentage, such as `12 %`."""
     return f"{100 * value:.0f} %"
 
 
 def number(value: float) -> str:
+    """Return a number with three significant digits, or with thousands separators from 1,000 on."""
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def text(value: object) -> str:
+    """Return the text of a table cell; floats are shortened by `number`."""
     if isinstance(value, float):
         return number(value)
     return str(value)
 
 
 def one_hash(values: Iterable[str]) -> str:
-    """Of several results together."""
+    """Return one hash over several result hashes."""
     return hashlib.blake2b("\n".join(values).encode(), digest_size=8).hexdigest()
 
 
 def hardware() -> str:
-    """Short name for file names."""
+    """Return a short name of the machine (cores and CPU) for file names."""
     words = re.findall(r"[a-z0-9]+", _cpu().lower())
     dull = {"intel", "amd", "r", "tm", "cpu", "processor", "core", "with", "virtual"}
     kept = [w for w in words if w not in dull and not w.endswith("ghz")][:3]

@@ -1,7 +1,7 @@
-"""What the probes of a job say about the rounds of each of its phases.
+"""Read the rounds of each phase of a job from the probes of its ranks.
 
-A phase begins with the round after the GO that carried its settings. Its first rounds are left out:
-they still hold what the phase before left behind.
+A phase begins with the round after the GO that carried its settings. Its first rounds are left out,
+because they still hold what the phase before left behind.
 """
 
 from __future__ import annotations
@@ -18,34 +18,48 @@ NS = 1e9
 
 @dataclass(frozen=True)
 class Stretch:
-    """The rounds of one phase, as rank 0 committed them."""
+    """Rounds of one phase, as rank 0 committed them."""
 
     name: str
     commits: Sequence[Mapping[str, Any]]
 
     @property
     def numbers(self) -> set[int]:
+        """Round numbers of this stretch."""
         return {c["round"] for c in self.commits}
 
     @property
     def seconds(self) -> float:
+        """Time in seconds from the first commit to the last one."""
         return float(self.commits[-1]["at"] - self.commits[0]["at"]) / NS
 
     @property
     def rounds_per_s(self) -> float:
+        """Committed rounds per second."""
         return float(len(self.commits) - 1) / self.seconds
 
     @property
     def gradients_per_s(self) -> float:
+        """Applied gradients per second."""
         return float(sum(c["gradients"] for c in self.commits[1:])) / self.seconds
 
     @property
     def fresh(self) -> float:
+        """Mean number of fresh ranks per round."""
         return float(sum(c["fresh"] for c in self.commits)) / len(self.commits)
 
 
 def stretches(ran: Ran, *, skip: int = 2, warm: int = 0) -> list[Stretch]:
-    """One per phase, in order, without the first `warm`."""
+    """Return the rounds of each phase, in order.
+
+    Args:
+        ran: Results of a job with phases.
+        skip: Number of rounds to leave out at the beginning of each phase.
+        warm: Number of phases to leave out.
+
+    Returns:
+        One stretch per phase, each of at least three rounds.
+    """
     commits = ran.probes[0]["commits"]
     turns = [i for i, c in enumerate(commits) if c["request"]]
     # The last request is the stop.
@@ -59,7 +73,7 @@ def stretches(ran: Ran, *, skip: int = 2, warm: int = 0) -> list[Stretch]:
 
 
 def by_name(found: Sequence[Stretch]) -> dict[str, list[Stretch]]:
-    """The repetitions of each phase, in the order in which they ran."""
+    """Return the repetitions of each phase by its name, in the order in which they ran."""
     groups: dict[str, list[Stretch]] = {}
     for stretch in found:
         groups.setdefault(stretch.name, []).append(stretch)
@@ -67,7 +81,7 @@ def by_name(found: Sequence[Stretch]) -> dict[str, list[Stretch]]:
 
 
 def waits_s(ran: Ran, stretch: Stretch) -> list[float]:
-    """Seconds that main threads spent in `step()` for the rounds of a stretch, over all ranks."""
+    """Return the seconds that main threads spent in `step()` in these rounds, over all ranks."""
     numbers = stretch.numbers
     return [
         (ended - begun) / NS
@@ -78,7 +92,7 @@ def waits_s(ran: Ran, stretch: Stretch) -> list[float]:
 
 
 def go_to_reduced_s(ran: Ran, stretch: Stretch) -> list[float]:
-    """Per round: from the starter's GO until the sum is complete on the last rank."""
+    """Return for each round the seconds from GO until the last rank has the sum."""
     begun: dict[int, int] = {}
     ended: dict[int, int] = {}
     for number, first, last in _reductions(ran):
@@ -91,7 +105,11 @@ PARTS = ("last arrival to GO", "GO to reduced", "reduced to committed", "committ
 
 
 def parts_ms(ran: Ran, stretch: Stretch) -> dict[str, float]:
-    """Where the time between the last arrival and the next step of the last rank goes; medians."""
+    """Return where the time from the last arrival to the last rank's next step goes.
+
+    Returns:
+        Median milliseconds of each part in PARTS.
+    """
     arrived: dict[int, int] = {}
     resumed: dict[int, int] = {}
     committed: dict[int, int] = {}
@@ -116,7 +134,13 @@ def parts_ms(ran: Ran, stretch: Stretch) -> dict[str, float]:
 
 
 def own_step_s(ran: Ran, stretch: Stretch) -> float:
-    """Median time of a main thread between two calls of `step()`: work that no round can save."""
+    """Return the median time of a main thread between two calls of `step()`.
+
+    No round can save this work.
+
+    Returns:
+        Seconds.
+    """
     numbers = stretch.numbers
     spent = [
         (after[1] - before[2]) / NS
@@ -133,4 +157,5 @@ def _reductions(ran: Ran) -> Iterator[tuple[int, int, int]]:
 
 
 def same_weights(ran: Ran) -> bool:
+    """Return True if all ranks ended with the same weights."""
     return len({probe["hash"] for probe in ran.probes}) == 1

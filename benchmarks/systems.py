@@ -1,7 +1,7 @@
-"""Starts and ends the systems that B8 compares, as their users do, and reads their progress.
+"""Start and end the systems that B8 compares, as their users do, and read their progress.
 
-All are real starts: no fork server. Every system runs in a session of its own below a scratch
-folder; whatever it leaves behind is killed with it.
+Each start is a real one, without the fork server. Every process runs in a session of its own and
+below a scratch folder. `Run.end` kills a system with all its descendants.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ SNAPSHOT_EVERY: Final = 10
 
 @dataclass(frozen=True)
 class Line:
+    """Progress line of one process: monotonic time in ns, step, and processes that took part."""
+
     ns: int
     step: int
     taking_part: int
@@ -36,7 +38,7 @@ class Line:
 
 @dataclass
 class Run:
-    """One start of one system."""
+    """One start of one system: its folder, its parameters and its processes."""
 
     folder: Path
     step_ms: int
@@ -50,6 +52,16 @@ class Run:
     def start(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, name: str = "log"
     ) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own, with its output in a log file.
+
+        Args:
+            argv: The command and its arguments.
+            env: Additional environment variables.
+            name: Name of the log file in the run's folder.
+
+        Returns:
+            The process; `end` kills it.
+        """
         own = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
         own |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(), "RECOVERY": self.config()}
         with (self.folder / name).open("ab") as log:
@@ -66,6 +78,7 @@ class Run:
         return process
 
     def config(self) -> str:
+        """Return the configuration of the training script as JSON."""
         return json.dumps(
             {
                 "folder": str(self.folder),
@@ -77,7 +90,7 @@ class Run:
         )
 
     def lines(self) -> list[Line]:
-        """Everything that was told, in order of time."""
+        """Return the progress lines of all processes, ordered by time."""
         found = []
         for path in self.folder.glob("progress-*"):
             for text in path.read_text().splitlines():
@@ -87,12 +100,22 @@ class Run:
         return sorted(found, key=lambda line: line.ns)
 
     def death(self) -> dict[str, Any] | None:
+        """Return when and where the victim killed itself, or None if that has not happened."""
         path = self.folder / "death.json"
         text = path.read_text() if path.exists() else ""
         known: dict[str, Any] | None = json.loads(text) if text else None
         return known
 
     def wait(self, what: Callable[[list[Line]], bool], why: str) -> None:
+        """Wait until the progress lines satisfy a condition.
+
+        Args:
+            what: Predicate over the progress lines so far.
+            why: Name of the condition, for the error message.
+
+        Raises:
+            TimeoutError: The condition does not hold after WAIT_S seconds.
+        """
         until = time.monotonic() + WAIT_S
         while not what(self.lines()):
             if time.monotonic() > until:
@@ -101,6 +124,7 @@ class Run:
             time.sleep(LOOK_S)
 
     def end(self) -> None:
+        """Kill all processes of the system with their descendants, and reap them."""
         for process in self.processes:
             for pid in [*descendants(process.pid), process.pid]:
                 try:
@@ -111,12 +135,12 @@ class Run:
 
 
 def python_path() -> str:
-    """The scripts import `benchmarks.progress` from the root."""
+    """Return a PYTHONPATH from which the scripts can import `benchmarks.progress`."""
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 def descendants(root: int) -> list[int]:
-    """Pids below `root`."""
+    """Return the pids of all descendants of process `root`."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -137,7 +161,7 @@ def descendants(root: int) -> list[int]:
 
 
 def start_paceline(run: Run, backend: str) -> None:
-    """`paceline run`; a dead rank is started again by its agent."""
+    """Start `paceline run`, whose agents restart a dead rank."""
     trainer = {
         "name": "trainer",
         "image": "none",
@@ -170,7 +194,14 @@ def start_paceline(run: Run, backend: str) -> None:
 
 
 def end_paceline(run: Run) -> dict[str, Any]:
-    """Stop in order; the status that the run leaves behind."""
+    """Stop `paceline run` with SIGINT and return the status that it leaves behind.
+
+    Args:
+        run: A run that `start_paceline` started.
+
+    Returns:
+        The content of the run's `status.json`.
+    """
     (process,) = run.processes
     process.send_signal(signal.SIGINT)
     try:
@@ -183,7 +214,7 @@ def end_paceline(run: Run) -> dict[str, Any]:
 
 
 def start_torchrun(run: Run) -> None:
-    """One agent for all workers, which it restarts together: its quickest form."""
+    """Start one torchrun agent for all workers, which it restarts together: its fastest form."""
     run.start(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -195,7 +226,7 @@ def start_torchrun(run: Run) -> None:
 
 
 def start_elastic(run: Run, port: int) -> None:
-    """One more agent with one worker, for a job of 1 to `ranks` nodes."""
+    """Start one more torchrun agent with one worker, in a job of 1 to `ranks` nodes."""
     run.start(
         [
             *(sys.executable, "-m", "torch.distributed.run"),
@@ -210,6 +241,7 @@ def start_elastic(run: Run, port: int) -> None:
 
 
 def start_torchft(run: Run, python: str, place: int, lighthouse: int) -> subprocess.Popen[bytes]:
+    """Start one replica group of torchft and return its process."""
     return run.start(
         [python, str(SCRIPTS / "recovery_torchft.py")],
         env={
@@ -220,7 +252,11 @@ def start_torchft(run: Run, python: str, place: int, lighthouse: int) -> subproc
 
 
 def start_lighthouse(run: Run, python: str, port: int) -> None:
-    """With short time-outs: how soon a silent replica counts as dead is what is measured."""
+    """Start torchft's lighthouse with short timeouts.
+
+    The benchmark measures how soon a silent replica counts as dead, so the defaults would decide
+    the result.
+    """
     run.start(
         [
             *(str(Path(python).parent / "torchft_lighthouse"), "--bind", f"127.0.0.1:{port}"),

@@ -1,17 +1,17 @@
 """The anatomy of a step: four knobs, and two findings as formulas (Li, Nicolae et al., MLHPC 2019).
 
-    a   workers, processes of a worker, threads, batch: one turned at a time
+    a   workers, processes of a worker, threads, batch: one changed at a time
     b   one rank is late in Full: in front of its step, of backward(), or of the last segment
     c   background work in the gap between two updates: evaluation, data, a checkpoint
 
 The device is emulated as in B10's part a, so that two cores carry the ranks: 8 layers, 8 ms forward
-and 16 ms backward each at batch 32. So is the link: a token bucket, as fast as all workers together
-would be with a link each. With threads cores compute, since no device cares for them. What a step
-is made of is what the ranks note themselves, as `paceline report` reads it; throughput follows from
-these steps.
+and 16 ms backward each at batch 32. The link is emulated as well: a token bucket, as fast as all
+workers together would be with a link each. The knob `threads` needs real computing on the cores,
+because an emulated device ignores it. The parts of a step are those that the ranks record
+themselves, as `paceline report` reads them; throughput follows from these steps.
 
-In the formulas the computing of a step is 1, a third of it forward; the sums of the gradient take
-C, in n equal segments, each as soon as all ranks have it.
+In the formulas, the computing of a step is 1, and a third of it is forward. The sums of the
+gradient take C, in n equal segments. Each segment is summed as soon as all ranks have it.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from benchmarks.rounds import same_weights
 PARTS: Final = "abc"
 FORWARD: Final = 1 / 3
 BATCH: Final = 32
-"""That the layers' times are for."""
+"""Batch size at which the layers take their configured times."""
 BATCHES: Final = (16, 32, 64)
 THREADS: Final = (1, 2)
 SHARE: Final = 0.5
 """C of two workers in part a."""
 SHARES: Final = (0.5, 1.0, 1.5)
-"""In part b: of what hides nothing, a part, and most of a delay."""
+"""Values of C in part b: they hide nothing, a part, and most of a delay."""
 GAP_SHARE: Final = 1.0
-"""In part c: the gap holds computing and sums that nothing hides."""
+"""C in part c: the gap holds computing and sums that nothing hides."""
 LATE: Final = ("", "step", "backward", "last segment")
 WORKS: Final = (
     ("", 0.0),
@@ -58,34 +58,64 @@ WORKS: Final = (
     ("data", 1.75),
     ("data in Python", 0.5),
 )
-"""Of a thread of rank 0 in each step, times the computing."""
+"""Work of a thread of rank 0 in each step of part c: its kind, and its length relative to the
+computing."""
 EVERY: Final = 8
-"""Rounds between two checkpoints, and most that one may take."""
+"""Rounds between two checkpoints, and the most that one checkpoint may take."""
 UNTOUCHED: Final = range(EVERY // 2, EVERY)
-"""Rounds after a checkpoint: it is on the disk by then."""
+"""Rounds after a checkpoint at which it is on the disk and disturbs nothing."""
 WARM_S: Final = 1.0
 PHASE_S: Final = 2.0
 WITHIN: Final = 0.05
-"""Of a delay: what the bars allow between formula and machine."""
+"""Tolerance of the bars between formula and machine, as a share of the delay."""
 
 
 # ---- the formulas ----------------------------------------------------------------------------
 
 
 def hides(c: float, n: int) -> float:
-    """How much of a delay the sums hide that comes in front of the last segment, at most: they have
-    n - 1 segments left to do meanwhile, and go on when the last one is there."""
+    """Return how much of a delay in front of the last segment the sums can hide at most.
+
+    They have n - 1 segments left to sum meanwhile, and continue when the last one is there.
+
+    Args:
+        c: Time of the sums, relative to the computing.
+        n: Number of segments.
+
+    Returns:
+        Time relative to the computing.
+    """
     return max(0.0, (c - (1 - FORWARD)) * (1 - 1 / n))
 
 
 def bound(c: float, n: int) -> float:
-    """What of the sums is left when backward() ends: no delay inside it can hide more."""
+    """Return the part of the sums that is left when backward() ends.
+
+    No delay inside backward() can hide more.
+
+    Args:
+        c: Time of the sums, relative to the computing.
+        n: Number of segments.
+
+    Returns:
+        Time relative to the computing.
+    """
     return max(0.0, c - (1 - FORWARD) * (1 - 1 / n))
 
 
 def paid(what: str, much: float, c: float, n: int) -> float:
-    """What a step takes longer for a delay of the last rank in front of `what`, or for work beside
-    it that has to end before step() (evaluation) or before the next batch (data)."""
+    """Return by how much a step grows through a delay or through background work.
+
+    Args:
+        what: What the last rank is late in front of, or work beside the step: evaluation has to end
+            before step(), data before the next batch.
+        much: Length of the delay or the work, relative to the computing.
+        c: Time of the sums, relative to the computing.
+        n: Number of segments.
+
+    Returns:
+        Time relative to the computing.
+    """
     match what:
         case "last segment":
             return much - min(much, hides(c, n))
@@ -98,7 +128,7 @@ def paid(what: str, much: float, c: float, n: int) -> float:
 
 
 def step(c: float, n: int) -> float:
-    """With nobody late, without the update: B10's limit."""
+    """Return the length of a step with nobody late and without the update: B10's limit."""
     return streamed_s(1, c, n)
 
 
@@ -107,7 +137,7 @@ def step(c: float, n: int) -> float:
 
 @dataclass(frozen=True)
 class Seen:
-    """Of one phase; seconds of a step, means over the ranks."""
+    """Figures of one phase: means over the ranks, in seconds of a step."""
 
     samples_per_s: float
     step_s: float
@@ -117,20 +147,21 @@ class Seen:
     hidden_s: float
     gap_s: float
     sums_s: float
-    """Of the rank with the least, which waits for nobody inside them."""
+    """Time of the sums on the rank with the least, which waits for nobody inside them."""
     segments: int
     streamed: float
-    """Share of the rounds."""
+    """Share of the rounds that were streamed."""
     late_s: float
     """Computing of the last rank."""
 
     @property
     def c(self) -> float:
+        """C: the sums as a share of the computing."""
         return self.sums_s / self.computing_s
 
 
 def cut(pods: Sequence[PodSamples], begun_ns: float, ended_ns: float) -> list[PodSamples]:
-    """Whole steps and rounds of this time."""
+    """Return the steps and rounds that lie completely inside a time span."""
 
     def within(begin_ns: int, end_ns: int) -> bool:
         return begun_ns <= begin_ns and end_ns <= ended_ns
@@ -146,11 +177,21 @@ def cut(pods: Sequence[PodSamples], begun_ns: float, ended_ns: float) -> list[Po
 
 
 def counted(ran: Ran, at: int) -> tuple[float, float]:
-    """Of a phase, without its first steps."""
+    """Return begin and end in ns of a phase, without its first SETTLE_S."""
     return ran.phases[at]["begun"] + SETTLE_S * 1e9, ran.phases[at]["ended"]
 
 
 def seen(ran: Ran, at: int, batch: int) -> Seen:
+    """Return the figures of a phase.
+
+    Args:
+        ran: Results of a job with samples.
+        at: Index of the phase.
+        batch: Samples of one step of one rank.
+
+    Returns:
+        Means over the ranks.
+    """
     begun_ns, ended_ns = counted(ran, at)
     pods = cut(ran.pods(at), begun_ns, ended_ns)
     few = min(len(rank.steps) for pod in pods for rank in pod.ranks)
@@ -179,7 +220,7 @@ def seen(ran: Ran, at: int, batch: int) -> Seen:
 
 @dataclass(frozen=True)
 class Place:
-    """A lab in a network of its own, and how large things are."""
+    """A lab in a network of its own, and the sizes of this run."""
 
     lab: Lab
     link: network.Link | None
@@ -187,7 +228,7 @@ class Place:
 
     @property
     def load(self) -> Load:
-        """Of two workers with a process each."""
+        """Emulated load of two workers with one process each."""
         load = emulated(2, self.given.smoke)
         if self.given.smoke:
             sizes = {"elements": 1 << 14}
@@ -197,14 +238,19 @@ class Place:
 
     @property
     def computing_ms(self) -> int:
+        """Computing of a step in ms."""
         return self.load.layers_ms
 
     @property
     def rounds(self) -> int:
+        """Number of repetitions."""
         return 1 if self.given.smoke else self.given.rounds
 
     def set_link(self, workers: int, share: float) -> None:
-        """As fast as all workers together with a link each, on which two of them have this C."""
+        """Set the shared bucket to the speed of all workers together with a link each.
+
+        On such a link, two workers have the given C.
+        """
         if self.link is not None:
             self.link.limit(round(workers * link_bits(self.load, share) / 2))
 
@@ -217,7 +263,7 @@ class Place:
         procs: int = 1,
         spec: Mapping[str, Any] | None = None,
     ) -> Ran:
-        """Of a worker alone in shared memory, else over the link."""
+        """Run a job; one worker alone sums in shared memory, several over the link."""
         ranks = workers * procs
         segment_bytes = 4 * load.config.get("elements", 0)
         return self.lab.run(
@@ -239,20 +285,22 @@ class Place:
 
 @dataclass
 class Row:
-    """Of one setting, by repetition."""
+    """Figures of one setting, one value per repetition."""
 
     part: str
     what: str
     found: list[Seen]
     put_in_s: float = 0.0
     added_s: float | None = None
-    """What the step takes longer for it."""
+    """Time by which the step is longer than the base row's step."""
     formula_s: float | None = None
 
     def middle(self, name: str) -> float:
+        """Return the median of a figure over the repetitions."""
         return r.middle(getattr(seen, name) for seen in self.found)
 
     def add_to(self, out: r.Report) -> None:
+        """Add this row, and the details of its repetitions, to the report."""
         def ms(seconds: float | None) -> float | str:
             return "-" if seconds is None else 1000 * seconds
 
@@ -269,6 +317,7 @@ class Row:
 
 
 def check(out: r.Report, ran: Ran, where: str) -> None:
+    """Add the check for equal weights and the result hash of a job to the report."""
     equal = f"{where}: equal weights on all ranks"
     out.checks[equal] = out.checks.get(equal, True) and same_weights(ran)
     out.hashes[where] = r.one_hash([out.hashes.get(where, ""), ran.probes[0]["hash"]])
@@ -279,7 +328,7 @@ def check(out: r.Report, ran: Ran, where: str) -> None:
 
 @dataclass(frozen=True)
 class Setup:
-    """A job, and the knob that is turned while it runs."""
+    """Job of part a, and the knob that is changed while it runs."""
 
     workers: int
     procs: int
@@ -288,6 +337,7 @@ class Setup:
 
 
 def setups(smoke: bool) -> tuple[Setup, ...]:
+    """Return the jobs of part a."""
     threads = Setup(1, 1, "threads", THREADS)
     if smoke:
         return Setup(2, 1, "batch", BATCHES[:2]), threads
@@ -299,11 +349,18 @@ def setups(smoke: bool) -> tuple[Setup, ...]:
 
 
 def short(load: Load) -> Load:
-    """Two layers: where threads are more than cores a step takes many times as long."""
+    """Return the load with two layers.
+
+    With more threads than cores, a step takes many times as long.
+
+    Returns:
+        The shorter load.
+    """
     return replace(load, config={**load.config, "layers": 2})
 
 
 def part_a(out: r.Report, place: Place) -> None:
+    """Measure workers, processes, batch sizes and threads."""
     rows: dict[str, Row] = {}
     for _ in range(place.rounds):
         for setup in setups(place.given.smoke):
@@ -335,6 +392,7 @@ def part_a(out: r.Report, place: Place) -> None:
 
 
 def part_b(out: r.Report, place: Place) -> None:
+    """Measure late ranks and compare them with the formulas."""
     late_ms = place.computing_ms
     for share in SHARES[1:2] if place.given.smoke else SHARES:
         place.set_link(2, share)
@@ -380,6 +438,7 @@ def part_b(out: r.Report, place: Place) -> None:
 
 
 def part_c(out: r.Report, place: Place) -> None:
+    """Measure background work in the gap between two updates."""
     place.set_link(2, GAP_SHARE)
     phases = [
         Phase(
@@ -415,7 +474,10 @@ def part_c(out: r.Report, place: Place) -> None:
 
 
 def checkpoint_row(out: r.Report, place: Place) -> None:
-    """One job: the steps behind a checkpoint beside those by which it is on the disk."""
+    """Measure a checkpoint in one job and add its row to the report.
+
+    The steps during a checkpoint are compared with those by which it is on the disk.
+    """
     saving = {"checkpoint": {"path": "saved", "everyRounds": EVERY, "keep": 1}}
     seconds = 2 * EVERY * (1 + GAP_SHARE) * place.computing_ms / 1000
     phases = [Phase("saving", SETTLE_S + seconds)] * place.rounds
@@ -449,7 +511,7 @@ def checkpoint_row(out: r.Report, place: Place) -> None:
 
 
 def run(_: Lab, given: Options) -> r.Report:
-    """With a lab of its own, whose processes live in the emulated network."""
+    """Run the study in a lab of its own, inside the emulated network, and return its report."""
     out = r.Report(
         "anatomy",
         "The anatomy of a step in Full, emulated device and link; ms per step",

@@ -1,8 +1,8 @@
 """The operator's client of the API server beside those of others: the hot path's cost per pod.
 
 `python -m benchmarks.api_clients [--pods 200] [--rounds 3] [--lightkube PYTHON]`. Each client works
-in a process of its own, in turns, on one control plane. `--lightkube`: an interpreter that can
-import lightkube; without it that row is left out, and the report says so.
+in a process of its own, in turns, on one control plane. `--lightkube` names an interpreter that can
+import lightkube; without it, that row is left out and the report says so.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ LIMIT_S: Final = 300.0
 
 
 def run(pods: int, rounds: int, interpreters: dict[str, str], *, smoke: bool) -> Report:
+    """Measure each client in turn and return the report; `interpreters` maps client to Python."""
     columns = ("client", *(c.replace(" ms", ", ms") for c in COLUMNS))
     out = Report("api_clients", "Clients of the API server", columns, smoke=smoke)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in interpreters}
@@ -55,6 +56,7 @@ def run(pods: int, rounds: int, interpreters: dict[str, str], *, smoke: bool) ->
 
 
 def main() -> int:
+    """Run the benchmark from the command line and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pods", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)

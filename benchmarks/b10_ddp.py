@@ -1,18 +1,19 @@
 """B10: Paceline beside torch DDP on gloo when nobody is slow, and beside what is possible.
 
-Part a: the device is emulated, so that two cores carry the ranks, and the link is a token bucket on
-loopback in a network of its own; at three speeds, so that a reduction takes C = 0.25, 0.5 and 1
+Part a: the device is emulated, so that two cores carry the ranks. The link is a token bucket on
+loopback in a network of its own, at three speeds, so that a reduction takes C = 0.25, 0.5 and 1
 times the computing of a step. Where the cores cannot move the bytes that fast, the layers are made
 longer until they can. Part b computes for real, part c next to nothing. Part d is about streamed
-rounds: one rank is slow, or a random one late, and they may not cost what they win elsewhere. Part
-e is a pipeline beside streamed rounds, on links that are as slow as a step and slower.
+rounds: one rank is slow, or a random one late, and streaming must not cost there what it gains
+elsewhere. Part e puts a pipeline beside streamed rounds, on links that are as slow as a step and
+slower.
 
-DDP gets the best of its settings at each speed; both have torch's fused optimizer, and Paceline in
-part a the segments that a job has by itself on a device. Blocks of both take turns; a ratio is that
-of the medians of a block and the block of DDP in front of it, and beside it that of their means.
-The limit is what the waits allow if a reduction begins as soon as the first of n pieces is there, n
-as many as the model has layers: max(1 + C/n, 1/3 + 2/3/n + C) times the computing, and the
-optimizer behind it.
+DDP gets the best of its settings at each speed. Both have torch's fused optimizer, and Paceline in
+part a has the segments that a job has by itself on a device. Blocks of both take turns. A ratio is
+that of the medians of a block and the block of DDP in front of it; beside it stands that of their
+means. The limit is what the waits allow if a reduction begins as soon as the first of n pieces is
+there, n as many as the model has layers: max(1 + C/n, 1/3 + 2/3/n + C) times the computing, and the
+optimizer after it.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ MODES: Final[Mapping[str, dict[str, Any]]] = {
 }
 TRANSPORTS: Final = ("gloo", "mpi")
 WITHIN: Final = (*TRANSPORTS, "shm")
-"""Where no network is emulated: of one machine."""
+"""Transports of parts b and c, which emulate no network: all ranks are on one machine."""
 SHARES: Final = (0.25, 0.5, 1.0)
-"""C: of a reduction, in the computing of a step."""
+"""Values of C: time of a reduction as a share of the computing of a step."""
 HEADROOM: Final = 1.2
-"""Of the cores over the quickest link: the link shall be what limits."""
+"""Factor by which the cores must be faster than the fastest link, so that the link is the limit."""
 BAR_EVEN: Final = 1.02
 BAR_TINY: Final = 1.1
 BAR_LIMIT: Final = 0.95
 BAR_UNSTREAMED: Final = 0.98
 BAR_VOID: Final = 1 / 20
 SETTLE_S: Final = 0.3
-"""Of a block, before what is measured: the rounds after a change of mode."""
+"""Time at the beginning of a block that is not measured: the rounds after a change of mode."""
 VOID_AFTER: Final = 50
-"""Rounds of part d before anything is counted: what to expect is learnt in them."""
+"""Rounds of part d before anything is counted; the job learns in them what to expect."""
 OVERLAPS: Final = ({"overlap": "Never"}, {"overlap": "Auto"})
 LATENESS: Final = ("slow", "in front", "inside")
 LATE_MS: Final = 300
@@ -67,52 +68,53 @@ PIPELINE_SHARES: Final = (0.5, 1.0, 1.5)
 
 @dataclass(frozen=True)
 class Load:
-    """What the ranks do in a step, and for how long it is watched."""
+    """Work of the ranks in a step, and how long it is measured."""
 
     part: str
     ranks: int
     config: Mapping[str, Any]
-    """For `even`."""
+    """Configuration of `benchmarks.even`."""
     pieces: int
-    """n of the limit."""
+    """Number of pieces n in the formula of the limit."""
     collective: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    """Of Paceline's job."""
+    """Collective settings of Paceline's job."""
     block_s: float
-    """Of one block at least."""
+    """Least length of one block."""
     steps: int
-    """In it, at least."""
+    """Least number of steps in a block."""
     bar: float
 
     @property
     def layers_ms(self) -> int:
-        """Emulated: all forward and backward waits of a step."""
+        """Sum of all forward and backward waits of a step, for the emulated model."""
         one = self.config["forward_ms"] + self.config["backward_ms"]
         return int(self.config["layers"] * one)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of a step without Paceline; ms."""
+    """Times of a step without Paceline, in ms."""
 
     compute: float
     optimizer: float
     reduce: float
     setting: dict[str, Any]
-    """Of DDP: the quickest."""
+    """Fastest setting of DDP."""
     expected: float
-    """A step of DDP with it."""
+    """Time of a DDP step with that setting."""
 
     @property
     def share(self) -> float:
-        """C."""
+        """C: the reduction as a share of the computing."""
         return self.reduce / self.compute
 
     def limit(self, pieces: int) -> float:
+        """Return the least step time in ms if the reduction is streamed in so many pieces."""
         return streamed_s(self.compute, self.reduce, pieces) + self.optimizer
 
 
 def emulated(ranks: int, smoke: bool) -> Load:
-    """16 layers of 4 MB, 4 and 8 ms each."""
+    """Return the load of part a: 16 layers of 4 MB, 4 ms forward and 8 ms backward each."""
     layers, elements = (4, 10_000) if smoke else (16, 1_000_000)
     config = {
         "model": "emulated",
@@ -128,6 +130,7 @@ def emulated(ranks: int, smoke: bool) -> Load:
 
 
 def transformer(smoke: bool) -> Load:
+    """Return the load of part b: a transformer on the cores."""
     layers, width, words = (2, 32, 16) if smoke else (10, 256, 64)
     config = {
         "model": "transformer",
@@ -142,6 +145,7 @@ def transformer(smoke: bool) -> Load:
 
 
 def tiny(smoke: bool) -> Load:
+    """Return the load of part c: next to nothing to compute and to send."""
     config = {"model": "tiny", "watch_rounds": False}
     block_s, steps = (0.4, 50) if smoke else (3.0, 300)
     return Load("c", 2, config, 1, block_s, steps, BAR_TINY)
@@ -149,15 +153,24 @@ def tiny(smoke: bool) -> Load:
 
 @dataclass(frozen=True)
 class Block:
-    """Of one system; ms per round as its slowest main thread sees it."""
+    """Figures of one block of one system: ms per round, of the rank whose main thread is slowest.
+    """
 
     middle: float
-    """The median: what a machine that others use too leaves alone."""
+    """Median; it is robust against other users of the machine."""
     mean: float
 
     @classmethod
     def of(cls, ranks: Sequence[Sequence[tuple[int, int]]]) -> Block:
-        """By rank: after each step its number, or the version before it, and when it ended."""
+        """Compute the figures of a block.
+
+        Args:
+            ranks: For each rank, after each step: its number (or the version before it), and when
+                it ended in ns.
+
+        Returns:
+            Median and mean of the slowest rank.
+        """
         rounds = [
             [
                 (end - begin) / 1e6 / (after - before)
@@ -173,13 +186,14 @@ class Block:
 
 
 class Turns:
-    """Runs blocks of both sides, one at a time."""
+    """Runs blocks of both systems, one at a time."""
 
     def __init__(self, lab: Lab, scratch: Path) -> None:
         self._lab, self._scratch = lab, scratch
         self._runs = 0
 
     def ddp(self, load: Load, task: str, **named: Any) -> list[dict[str, Any]]:
+        """Run the DDP script with a task and return what each rank wrote."""
         self._runs += 1
         folder = self._scratch / str(self._runs)
         folder.mkdir()
@@ -190,9 +204,11 @@ class Turns:
         return found
 
     def reduce_ms(self, load: Load) -> float:
+        """Return the time of one plain reduction of the model's gradients."""
         return float(self.ddp(load, "reduce", reductions=3)[0]["reduce_ms"])
 
     def measure(self, load: Load) -> Measured:
+        """Measure a step's parts, and find the fastest setting of DDP."""
         steps = max(4, load.steps // 2)
         found = self.ddp(load, "tune", reductions=steps, steps=steps)
         settings = [
@@ -210,6 +226,7 @@ class Turns:
         )
 
     def ddp_block(self, load: Load, known: Measured) -> Block:
+        """Run a block of DDP with its fastest setting."""
         steps = max(load.steps, round(1000 * load.block_s / known.expected))
         found = self.ddp(load, "block", setting=known.setting, steps=steps)
         return Block.of([list(enumerate(rank["ends"])) for rank in found])
@@ -223,7 +240,18 @@ class Turns:
         *,
         warm: Phase | None = None,
     ) -> tuple[dict[str, Block], Ran]:
-        """By mode: one job whose mode is switched while it runs, after what is not counted."""
+        """Run one job of Paceline whose mode is switched while it runs.
+
+        Args:
+            load: Work of the ranks.
+            known: Times of a step without Paceline, from which the block length follows.
+            transport: Value of `collective.backend`.
+            modes: Collective settings by name of the block.
+            warm: First phase, which is not measured; None uses the first mode for at most 3 s.
+
+        Returns:
+            Blocks by name, and the results of the job.
+        """
         # A step of Paceline may be much longer than one of DDP, and the job's first are slow.
         seconds = SETTLE_S + max(load.block_s, 1.5 * load.steps * known.expected / 1000)
         first = warm or Phase("first", min(3.0, seconds), modes[next(iter(modes))])
@@ -241,6 +269,7 @@ class Turns:
 
 
 def rounds_of(ran: Ran, phase: Mapping[str, Any]) -> Block:
+    """Return the figures of a phase, without its first SETTLE_S."""
     begun, ended = phase["begun"] + SETTLE_S * 1e9, phase["ended"]
     inside = [
         [(version, at) for version, _, at, _ in probe["steps"] if begun <= at <= ended]
@@ -258,7 +287,7 @@ class Compared:
     known: Measured
     ddp: list[Block] = field(default_factory=list)
     own: dict[str, list[tuple[Block, Block]]] = field(default_factory=dict)
-    """By system: a block, and that of DDP in front of it."""
+    """Pairs by system: a block of Paceline, and the block of DDP in front of it."""
     hashes: list[str] = field(default_factory=list)
     equal: bool = True
 
@@ -266,6 +295,7 @@ class Compared:
 def compare(
     turns: Turns, load: Load, known: Measured, rounds: int, transports: tuple[str, ...]
 ) -> Compared:
+    """Run blocks of DDP and of Paceline in turn, over all transports and modes."""
     found = Compared(known)
     for _ in range(rounds):
         for transport in transports:
@@ -289,7 +319,10 @@ def compare(
 def add_rows(
     out: r.Report, load: Load, found: Compared, *, link: str = "-", wanted: float = 0.0
 ) -> None:
-    """`wanted`: the C that the link was set for; the measured one stands in the table."""
+    """Add the rows, bars and checks of one load to the report.
+
+    `wanted` is the C that the link was set for; the table shows the measured one.
+    """
     known = found.known
     limit = known.limit(load.pieces)
     start = (load.part, load.ranks, link, f"{known.share:.2f}")
@@ -328,6 +361,7 @@ def add_rows(
 
 
 def settings(setting: Mapping[str, Any]) -> str:
+    """Return DDP's settings as text."""
     return ", ".join(f"{key}={value}" for key, value in setting.items())
 
 
@@ -335,14 +369,24 @@ def settings(setting: Mapping[str, Any]) -> str:
 
 
 def link_bits(load: Load, share: float) -> int:
-    """A ring moves 2 (P-1)/P of the bytes per rank, and all ranks send through the one bucket."""
+    """Return the link speed in bits/s at which a reduction takes `share` of the computing.
+
+    A ring moves 2 (P-1)/P of the bytes per rank, and all ranks send through one bucket.
+
+    Returns:
+        Bits per second.
+    """
     moved = 2 * (load.ranks - 1) * 4 * load.config["elements"] * load.config["layers"]
     bits_per_s: float = 8 * moved / (share * load.layers_ms / 1000)
     return round(bits_per_s)
 
 
 def stretched(load: Load, turns: Turns, share: float = min(SHARES)) -> tuple[Load, int]:
-    """With layers so many times longer that the cores can follow the quickest link."""
+    """Make the layers so many times longer that the cores can follow the fastest link.
+
+    Returns:
+        The longer load, and the factor.
+    """
     free_ms = turns.reduce_ms(load)
     times = max(1, math.ceil(HEADROOM * free_ms / (share * load.layers_ms)))
     longer = {key: times * load.config[key] for key in ("forward_ms", "backward_ms")}
@@ -350,6 +394,7 @@ def stretched(load: Load, turns: Turns, share: float = min(SHARES)) -> tuple[Loa
 
 
 def part_a(out: r.Report, turns: Turns, given: Options, link: network.Link) -> None:
+    """Measure the emulated device on links of three speeds."""
     for ranks in (2,) if given.smoke else (2, 4):
         load = emulated(ranks, given.smoke)
         link.unlimit()
@@ -371,6 +416,7 @@ def part_a(out: r.Report, turns: Turns, given: Options, link: network.Link) -> N
 
 
 def part_bc(out: r.Report, turns: Turns, given: Options, load: Load) -> None:
+    """Measure a load that computes, without an emulated link."""
     found = compare(
         *(turns, load, turns.measure(load), repetitions(given)),
         WITHIN[1:] if given.smoke else WITHIN,
@@ -379,7 +425,7 @@ def part_bc(out: r.Report, turns: Turns, given: Options, load: Load) -> None:
 
 
 def part_d(out: r.Report, turns: Turns, given: Options, link: network.Link) -> None:
-    """Streamed rounds beside unstreamed ones, in Quorum, while somebody is slow or late."""
+    """Measure streamed and unstreamed rounds in Quorum while a rank is slow or late."""
     ranks, share = 2 if given.smoke else 4, SHARES[1]
     load = emulated(ranks, given.smoke)
     load, times = (load, 1) if given.smoke else stretched(load, turns, share)
@@ -407,7 +453,7 @@ def part_d(out: r.Report, turns: Turns, given: Options, link: network.Link) -> N
 
 
 def part_e(out: r.Report, turns: Turns, given: Options, link: network.Link) -> None:
-    """A pipeline beside streamed rounds, in Full: jobs of both take turns."""
+    """Measure a pipeline and streamed rounds in Full; jobs of both take turns."""
     load = emulated(2, given.smoke)
     load, times = (load, 1) if given.smoke else stretched(load, turns)
     if times > 1:
@@ -445,6 +491,7 @@ def part_e(out: r.Report, turns: Turns, given: Options, link: network.Link) -> N
 
 
 def add_late_rows(out: r.Report, ran: Ran, late: str, transport: str, ranks: int) -> None:
+    """Add the rows, bars and checks of one job of part d to the report."""
     where = f"part d, P={ranks}, {transport}, {late}"
     groups: dict[str, list[Stretch]] = {}
     for found in stretches(ran, warm=1):
@@ -467,12 +514,17 @@ def add_late_rows(out: r.Report, ran: Ran, late: str, transport: str, ranks: int
 
 
 def repetitions(given: Options) -> int:
+    """Return the number of repetitions of each block."""
     return 1 if given.smoke else given.rounds
 
 
 @contextmanager
 def workplace(emulating: bool) -> Iterator[tuple[Turns, network.Link | None]]:
-    """A lab, in a network of its own where that can be had."""
+    """Open a lab, in a network namespace of its own if `emulating`.
+
+    Yields:
+        The runner of blocks, and the link; the link is None without a namespace.
+    """
     with ExitStack() as stack:
         link = stack.enter_context(network.own_network()) if emulating else None
         lab = stack.enter_context(Lab())
@@ -481,7 +533,7 @@ def workplace(emulating: bool) -> Iterator[tuple[Turns, network.Link | None]]:
 
 
 def run(_: Lab, given: Options) -> r.Report:
-    """With a lab of its own, whose processes live in the emulated network."""
+    """Run B10 in a lab of its own, inside the emulated network, and return its report."""
     out = r.Report(
         "b10_ddp",
         "B10: beside torch DDP on gloo, nobody slow; ms per step",

@@ -1,9 +1,9 @@
-"""B11: sums that travel as bfloat16, beside float32 on a slow link, and what a model learns then.
+"""B11: reductions that travel as bfloat16 beside float32 on a slow link, and what a model learns.
 
 The same ranks reduce the same buffers in turn, over one loopback with a token bucket on it, and
-with two levels over such a link between two machines. The native loop rounds and adds; the
-bandwidth is float32 bytes that are summed, by the time that it took. Beside it the digits example
-in Full, once with each wire type: the same seed and the same batches, so only the rounding differs.
+with two levels over such a link between two machines. The native loop rounds and adds. Bandwidth is
+the float32 bytes that are summed, divided by the time. Beside it stands the digits example in Full,
+once with each wire type: seed and batches are the same, so only the rounding differs.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ ACCURACY: Final = "accuracy"
 
 
 def run(_: Lab, given: Options) -> r.Report:
+    """Run B11 and return its report."""
     out = r.Report(
         "b11_wire",
         f"B11: bfloat16 on the wire, {BITS_PER_S / 1e9:.0f} Gbit/s",
@@ -68,6 +69,7 @@ def run(_: Lab, given: Options) -> r.Report:
 
 
 def add_rows(out: r.Report, crew: Crew, transport: str, given: Options) -> None:
+    """Measure one crew with both wire types, and add its rows and checks to the report."""
     ranks = crew.ranks
     for kib in (64,) if given.smoke else KIB:
         found: dict[tuple[str, str], list[float]] = {}
@@ -92,6 +94,7 @@ def add_rows(out: r.Report, crew: Crew, transport: str, given: Options) -> None:
 
 
 def learn(out: r.Report) -> None:
+    """Run the digits example with each wire type and compare the accuracies."""
     found = {}
     with temporary_folder() as scratch:
         for wire in Wire:

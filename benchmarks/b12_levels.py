@@ -1,12 +1,12 @@
 """B12: two machines with a slow link between them and two ranks each: one level, and two.
 
-The machines are network namespaces, and the link a token bucket at each of its ends. With two
-levels every byte of the buffer shall cross the link once in each direction, as the counters of the
-interfaces tell, and as fast as the link is: what happens inside the machines goes on beside it. The
-share is the buffer by what the link carries in the time from the moment at which all ranks have
-begun until the last one has the sum. The bucket lets 128 KiB pass at once, of 16 MiB 0.8 %. Beside
-them a plain exchange over TCP, one process on each machine and no sums: what these cores let the
-link carry.
+The machines are network namespaces, and the link is a token bucket at each of its ends. With two
+levels, every byte of the buffer should cross the link once in each direction, as the interface
+counters show, and as fast as the link is: the work inside the machines overlaps with it. The share
+of the link is the time that the link needs for the buffer, divided by the time from the moment at
+which all ranks have begun until the last one has the sum. The bucket lets 128 KiB pass at once,
+which is 0.8 % of 16 MiB. Beside them stands a plain exchange over TCP, with one process on each
+machine and no sums: it shows what these cores let the link carry.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ PLAIN: Final = "plain exchange, no sums"
 PLAIN_S: Final = 90.0
 BAR: Final = 0.95
 ONCE: Final = 1.02
-"""Times the buffer, in each direction: headers and acknowledgements come to less."""
+"""Bar on the traffic per direction, in sizes of the buffer; headers and acknowledgements take less
+than the rest."""
 
 
 def run(_: Lab, given: Options) -> r.Report:
+    """Run B12 and return its report."""
     out = r.Report(
         "b12_levels",
         f"B12: one level and two, {BITS_PER_S / 1e9:.0f} Gbit/s between two machines",
@@ -66,6 +68,7 @@ def run(_: Lab, given: Options) -> r.Report:
 def add_rows(
     out: r.Report, crew: Crew, machines: Sequence[network.Machine], kib: int, given: Options
 ) -> None:
+    """Measure all systems at one size in turn, and add their rows, bars and checks."""
     calls = 3 if given.smoke else CALLS[kib]
     found: dict[str, list[list[float]]] = {}
     sent: dict[str, list[float]] = {}
@@ -100,7 +103,16 @@ def add_rows(
 
 
 def plain_us(machines: Sequence[network.Machine], size: int, calls: int) -> list[float]:
-    """Both machines send each other so many bytes at once; per call, of the slower end."""
+    """Let both machines send each other `size` bytes at the same time, without sums.
+
+    Args:
+        machines: The two machines.
+        size: Bytes per direction.
+        calls: Number of exchanges.
+
+    Returns:
+        Microseconds of each exchange at its slower end.
+    """
     ends: list[subprocess.Popen[str]] = []
     with ExitStack() as stack:
         for machine, role in zip(machines, ("listen", "connect"), strict=True):

@@ -1,9 +1,9 @@
 """`make large RANKS=40`: digits in Quorum with as many torch ranks as the machine holds.
 
-Everything is real but for how a process begins: all are forked from one that has imported torch
-(`lab`), so that each rank costs only the memory that is its own. One rank is killed and started
-again, and one replica joins; over MPI, and over gloo. The job must be complete, with each image
-applied exactly once in each epoch.
+Everything is real except how a process begins: all are forked from one that has imported torch
+(`lab`), so that each rank costs only its private memory. One rank is killed and restarted, and one
+replica joins; once over MPI, and once over gloo. The job must be complete, with each image applied
+exactly once in each epoch.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ IMAGES: Final = 1437
 ROUNDS: Final = 250
 KILL_AT: Final = 60
 JOIN_AT: Final = 90
-"""Rounds."""
+"""Round at which a replica joins; KILL_AT is the round at which a rank is killed."""
 LOOK_S: Final = 5.0
 LIMIT_S: Final = 3600.0
 
 
 def epochs(ranks: int) -> int:
-    """Of about ROUNDS rounds, if everybody took part in each."""
+    """Return the number of epochs that makes about ROUNDS rounds if all ranks take part in each."""
     return max(1, round(ROUNDS * ranks * BATCH / IMAGES))
 
 
 def job(ranks: int, procs: int, backend: str) -> dict[str, Any]:
+    """Return the TrainingJob manifest."""
     replicas = ranks // procs
     command = [sys.executable, str(DIGITS / "train.py"), "--epochs", str(epochs(ranks))]
     return {
@@ -81,7 +82,15 @@ def job(ranks: int, procs: int, backend: str) -> dict[str, Any]:
 
 
 def play(order: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """In a process of the fork server's: run the job, and say what came of it."""
+    """Run the job in a process of the fork server, and return its results.
+
+    Args:
+        order: `job` (the manifest) and `faults` (as for `--inject`).
+        folder: Run directory and working directory.
+
+    Returns:
+        Outcome, rounds, epochs, membership changes and accuracy.
+    """
     below = fork_server.start_below()
     forked.start_by(below)
     printed: list[str] = []
@@ -115,12 +124,12 @@ def play(order: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _seconds(value: float | None) -> str:
-    """Of a change that the next one overtook not all is known."""
+    """Return a duration as text; a change that the next one overtook has no known durations."""
     return f"{value:6.2f} s" if value is not None else "      ? "
 
 
 class Memory:
-    """The most that the processes below one had together, pages that they share counted once."""
+    """Peak memory of all descendants of a process together; shared pages count once."""
 
     def __init__(self, root: int) -> None:
         self.most = self.processes = 0
@@ -130,6 +139,7 @@ class Memory:
         self._thread.start()
 
     def close(self) -> None:
+        """Stop the sampling thread."""
         self._over.set()
         self._thread.join()
 
@@ -149,6 +159,7 @@ def _proportional_bytes(pid: int) -> int:
 
 
 def main() -> int:
+    """Run the job over each backend; return 1 if something is wrong."""
     parser = argparse.ArgumentParser(description="Digits with many torch ranks on this machine.")
     parser.add_argument("ranks", type=int)
     parser.add_argument("--procs", type=int, default=4, help="ranks of a replica")
@@ -168,7 +179,7 @@ def main() -> int:
 
 
 def run(lab: Lab, ranks: int, procs: int, backend: str, folder: Path) -> list[str]:
-    """Prints the figures of one job; what is wrong with it."""
+    """Run one job, print its figures, and return a list of what is wrong with it."""
     faults = f"kill:rank=1,at=round:{KILL_AT};join:at=round:{JOIN_AT}"
     order = {"job": job(ranks, procs, backend), "faults": faults}
     memory = Memory(lab.pid)

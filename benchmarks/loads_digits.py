@@ -1,9 +1,10 @@
 """The digits under a published load: accuracy after the same epochs, and after the same time.
 
-Each row is a program of its own from the same weights on the same images, with the same learning
-rate and momentum. Paceline's rows: every image exactly once per epoch, grace 0, nothing dropped.
-The two others are small re-makes on gloo (`scripts/digits_others.py`), not the published systems.
-Steps are emulated: each takes as long as is drawn from the LSTM's load, the same for every row.
+Each row is a program of its own that starts from the same weights on the same images, with the same
+learning rate and momentum. Paceline's rows apply every image exactly once per epoch, with grace 0
+and nothing dropped. The two others are small re-implementations on gloo
+(`scripts/digits_others.py`), not the published systems. Steps are emulated: each takes as long as
+is drawn from the LSTM's load, the same for every row.
 """
 
 from __future__ import annotations
@@ -26,27 +27,30 @@ LIMIT_S = 240.0
 
 @dataclass(frozen=True)
 class Size:
+    """Size of a run."""
+
     ranks: int
     epochs: int
     scale: float
-    """Of the published times."""
+    """Factor on the published times."""
 
 
 @dataclass
 class Runs:
-    """Of one row."""
+    """Figures of one row, one value per run."""
 
     seconds: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
     curves: list[list[tuple[float, float]]] = field(default_factory=list)
 
     def add(self, facts: dict[str, Any]) -> None:
+        """Add the figures of a run."""
         self.seconds.append(facts["seconds"])
         self.accuracies.append(facts["accuracy"])
         self.curves.append([(at, accuracy) for at, accuracy in facts["curve"]])
 
     def at(self, moments: list[float]) -> list[float]:
-        """Accuracy of each run so long after its beginning, or at its end."""
+        """Return the accuracy of each run at its moment in `moments` (seconds), or at its end."""
         return [
             final
             if moment > ended
@@ -57,16 +61,18 @@ class Runs:
         ]
 
     def reached(self, accuracy: float) -> list[float]:
-        """Seconds; without the runs that did not come so far."""
+        """Return the seconds until an accuracy was reached, without the runs that never did."""
         found = [[at for at, value in curve if value >= accuracy] for curve in self.curves]
         return [ats[0] for ats in found if ats]
 
 
 def config(size: Size, seed: int) -> dict[str, Any]:
+    """Return the configuration of a program."""
     return {"load": LOAD, "scale": size.scale, "seed": seed, "epochs": size.epochs}
 
 
 def plan(size: Size, mode: str, seed: int) -> Plan:
+    """Return the job of Paceline in one mode."""
     return Plan(
         "digits_paceline.py",
         size.ranks,
@@ -80,7 +86,7 @@ def plan(size: Size, mode: str, seed: int) -> Plan:
 
 
 def other(lab: Lab, size: Size, way: str, seed: int) -> dict[str, Any]:
-    """What the rank that keeps the weights has found."""
+    """Run a re-implemented system and return the results of the rank that keeps the weights."""
     server = way == "server"
     order = {
         **config(size, seed),
@@ -97,6 +103,7 @@ def other(lab: Lab, size: Size, way: str, seed: int) -> dict[str, Any]:
 
 
 def add_rows(out: r.Report, rows: dict[str, Runs]) -> None:
+    """Add the rows of all systems to the report."""
     full = rows["Full"]
     half = [seconds / 2 for seconds in full.seconds]
     for name, found in rows.items():
@@ -118,10 +125,12 @@ def add_rows(out: r.Report, rows: dict[str, Runs]) -> None:
 
 
 def accuracy(values: list[float]) -> str:
+    """Return the median accuracy as text."""
     return f"{r.middle(values):.4f}"
 
 
 def run(lab: Lab, given: Options) -> r.Report:
+    """Run all systems and return the report."""
     size = Size(3, 1, 0.01) if given.smoke else Size(8, 30, 0.05)
     out = r.Report(
         "loads_digits",

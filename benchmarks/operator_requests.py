@@ -1,7 +1,8 @@
 """What the operator costs: requests, seconds and CPU per job, beside plain Indexed Jobs.
 
 `python -m benchmarks.operator_requests [--sizes 1x8 1x64 100x8]`, sizes as jobs x workers. Each
-size has a control plane of its own; Job controller and scheduler have raised request limits.
+size has a control plane of its own. The request limits of the Job controller and the scheduler are
+raised.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ CPU_BAR: Final = 1.5
 REPLACED_BAR_S: Final = 0.2
 SCALED_BAR_S: Final = 0.1
 SCALED_WORKERS: Final = 8
-"""The bar is for 8 -> 12."""
+"""Number of workers for which the bar on scaling holds; it is for 8 -> 12."""
 PER_JOB_S: Final = 3.0
-"""Bound of a wait for each job, beside a minute."""
+"""Time per job that a wait may take, beyond its fixed bound."""
 COLUMNS: Final = (
     *("jobs x workers", "by", "all created s", "all ready s", "own requests/job"),
     *("CPU-s/job", "of it operator", "operator MiB"),
@@ -54,6 +55,8 @@ COLUMNS: Final = (
 
 @dataclass
 class Figures:
+    """Figures of one size with one kind of object."""
+
     created_s: float = 0.0
     ready_s: float = 0.0
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -66,7 +69,7 @@ class Figures:
 
 
 def plain(b: Bench, jobs: int, workers: int) -> Figures:
-    """Indexed Jobs made by hand: the floor."""
+    """Measure Indexed Jobs that are created directly: the lower bound."""
     with b.plane.namespace("plain") as namespace:
         b.begin()
         path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
@@ -84,6 +87,7 @@ def plain(b: Bench, jobs: int, workers: int) -> Figures:
 
 
 def with_operator(b: Bench, jobs: int, workers: int) -> Figures:
+    """Measure TrainingJobs from creation to removal, replacement and scaling included."""
     with (
         b.plane.namespace("training") as namespace,
         Fleet(b.plane, namespace, operator=b.own) as fleet,
@@ -117,7 +121,10 @@ def with_operator(b: Bench, jobs: int, workers: int) -> Figures:
 
 
 def _reactions(b: Bench, namespace: str, workers: int, figures: Figures) -> None:
-    """Moments between an answer of the API server and the next: nothing of the client's."""
+    """Measure how soon deleted workers are replaced and a job is scaled.
+
+    Both are times between two answers of the API server, without any time of the client.
+    """
     pods, old = f"/api/v1/namespaces/{namespace}/pods", len(b.asked())
     for attempt in (1, 2, 3):
         name, next_one = f"job-0-1-{attempt}", f"job-0-1-{attempt + 1}"
@@ -148,13 +155,17 @@ def _ready(b: Bench, namespace: str, workers: int) -> None:
 
 
 def _created(b: Bench, old: int, name: str) -> float:
-    """When a pod was; 0 if it has not been created."""
+    """Return when a pod was created, or 0 if it has not been created."""
     found = b.asked(since=old)
     return next((a.at_s for a in found if a.verb == "create" and a.name == name), 0.0)
 
 
 def _all_ready(b: Bench, namespace: str, pods: int, jobs: int) -> list[Asked]:
-    """Until the fake kubelets have reported all of them; by the audit log alone."""
+    """Wait until the fake kubelets have reported all pods as ready, by the audit log alone.
+
+    Returns:
+        The requests so far.
+    """
     found: list[Asked] = []
 
     def ready() -> bool:
@@ -189,7 +200,7 @@ def _until_all(b: Bench, namespace: str, kind: str, jobs: int) -> None:
 
 
 def _last_told(b: Bench, namespace: str) -> float:
-    """When the operator last wrote a status."""
+    """Return when the operator last wrote a status."""
     mine = (a for a in b.asked() if a.user == b.operator.user and a.namespace == namespace)
     return max(a.at_s for a in mine if (a.verb, a.kind) == ("patch", "trainingjobs/status"))
 
@@ -199,6 +210,7 @@ def _limit_s(jobs: int) -> float:
 
 
 def rows(out: Report, size: str, floor: Figures, ours: Figures, jobs: int, workers: int) -> None:
+    """Add the rows, bars, checks and details of one size to the report."""
     spent, base = sum(ours.cpu_s.values()), sum(floor.cpu_s.values())
     ready = ours.requests.total() / jobs
     life = ours.life.total() / jobs
@@ -251,6 +263,7 @@ def rows(out: Report, size: str, floor: Figures, ours: Figures, jobs: int, worke
 
 
 def run(sizes: tuple[str, ...], *, smoke: bool) -> Report:
+    """Measure all sizes and return the report."""
     out = Report("operator_requests", "The operator's requests", COLUMNS, smoke=smoke)
     for size in sizes:
         jobs, workers = (int(part) for part in size.split("x"))
@@ -268,6 +281,7 @@ def run(sizes: tuple[str, ...], *, smoke: bool) -> Report:
 
 
 def main() -> int:
+    """Run the benchmark from the command line and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), help="JOBSxWORKERS")
     parser.add_argument("--smoke", action="store_true", help="smallest size")

@@ -2,9 +2,10 @@
 
     python -m benchmarks.pipeline [--ranks 4] [--smoke]
 
-Real jobs of the two examples, each with `collective.pipeline` 0 and 1. In Full, at the example's
-learning rate and at four times that, the figures are the same in each run, whatever the load;
-Quorum is run three times, and the median is printed. It is about convergence: times say nothing.
+The two examples run as real jobs, each with `collective.pipeline` 0 and 1. In Full, at the
+example's learning rate and at four times that, the figures are the same in each run, whatever the
+machine's load. Quorum runs three times, and the median is printed. The benchmark is about
+convergence: its times mean nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ MODES: Final[dict[str, tuple[dict[str, Any], int]]] = {
     "Full": ({"mode": "Full"}, 1),
     "Quorum(75 %)": ({"mode": "Quorum", "quorum": "75%", "maxAge": 0}, 3),
 }
-"""Settings, and how often it is run."""
+"""Collective settings of each mode, and how often it is run."""
 
 
 class Task(NamedTuple):
+    """Example, and the epochs and learning rates to run it with."""
+
     example: str
     figure: str
-    """Of its result."""
+    """Name of the figure in the example's result file."""
     arguments: tuple[str, ...]
     epochs: tuple[int, ...]
     rates: tuple[float, ...]
@@ -52,7 +55,7 @@ SMOKE: Final = (Task("digits", "accuracy", (), (1,), (0.05,)),)
 
 
 def train(task: Task, ranks: int, collective: dict[str, Any], epochs: int, lr: float) -> float:
-    """The figure after so many epochs."""
+    """Run a job and return its figure after so many epochs."""
     script = EXAMPLES / task.example / "train.py"
     words = [sys.executable, str(script), f"--epochs={epochs}", f"--lr={lr}", *task.arguments]
     job = {
@@ -78,6 +81,7 @@ def train(task: Task, ranks: int, collective: dict[str, Any], epochs: int, lr: f
 
 
 def main() -> None:
+    """Run all jobs and print the table."""
     arguments = argparse.ArgumentParser(description="Convergence with and without a pipeline.")
     arguments.add_argument("--ranks", type=int, default=4)
     arguments.add_argument("--smoke", action="store_true", help="one short job of each kind")

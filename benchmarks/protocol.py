@@ -2,11 +2,12 @@
 
     python -m benchmarks.protocol [--ranks 64 256 1024 4096] [--rounds 5] [--json] [--smoke]
 
-Rounds in which every rank arrives as the log expects. One machine plays the starter, one a head and
-one any other rank; what the others say is made beforehand. `starter`: from the first announcement
-until GO is packed for all who get it from there. `head`: its group's announcements, and GO passed
-on. `other`: GO unpacked, the reduction begun, the log appended, leases dealt. Bars at 1,024 ranks:
-5 ms, and 2 ms for the others. CPU time of this thread; the best of the rounds.
+In each round, every rank arrives as the log expects. One machine plays the starter, one a head and
+one any other rank; the messages of all others are made beforehand. `starter`: from the first
+announcement until GO is packed for all who get it from there. `head`: its group's announcements,
+and GO forwarded. `other`: GO unpacked, the reduction begun, the log appended, leases dealt. Bars at
+1,024 ranks: 5 ms, and 2 ms for `other`. Figures are CPU time of this thread, the best of the
+rounds.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ LEASES_EACH: Final = 1000
 
 
 def make_log(ranks: int) -> Log:
+    """Return the log of a job of so many ranks whose first generation is in force."""
     members = tuple(MemberId(slot, 0, 1000) for slot in range(ranks))
     log = Log()
     log.append(
@@ -54,7 +56,7 @@ def make_log(ranks: int) -> Log:
 
 
 class Player:
-    """One machine, which plays another rank in each round."""
+    """One rank's state machine, which plays another rank in each round."""
 
     def __init__(self, ranks: int) -> None:
         log = make_log(ranks)
@@ -66,7 +68,7 @@ class Player:
         state.is_member = state.has_state = state.started = True
 
     def become(self, member: MemberId, seq: int) -> None:
-        """It has announced its gradient."""
+        """Take the place of a member that has announced its gradient."""
         state = self.state
         share = ordinary(state.log, member)
         state.me, state.announced = member, True
@@ -81,16 +83,17 @@ class Player:
         )
 
     def hear(self, data: bytes, now_ns: int) -> list[bytes]:
-        """A message in; those out."""
+        """Handle an incoming message and return the packed messages that it causes."""
         effects = self.machine.handle(now_ns, wire.unpack_peer(data))
         return pack_all(e.message for e in effects if isinstance(e, ev.ToPeer))
 
     def commit(self, now_ns: int) -> None:
+        """Report the reduction as complete, so that the round commits."""
         self.machine.handle(now_ns, ev.Reduced())
 
 
 def pack_all(messages: Iterable[m.PeerMessage]) -> list[bytes]:
-    """As `PeerSockets` does: what goes to many is packed once."""
+    """Pack messages as `PeerSockets` does: a message to many receivers is packed once."""
     packed, last = list[bytes](), None
     for message in messages:
         packed.append(packed[-1] if message is last else wire.pack_peer(message))
@@ -99,17 +102,19 @@ def pack_all(messages: Iterable[m.PeerMessage]) -> list[bytes]:
 
 
 def ordinary(log: Log, member: MemberId) -> Share:
+    """Return the share that the log expects of a member."""
     share = ordinary_share(log, member)
     assert share is not None
     return share
 
 
 def announcement(log: Log, member: MemberId) -> m.Announce:
+    """Return the announcement of a member's expected share."""
     return m.Announce(log.id, log.version, AnnounceKind.ARRIVE, ordinary(log, member))
 
 
 def gathered(log: Log, grid: Grid, number: int, now_ns: int) -> list[bytes]:
-    """What the head of a group says while its ranks arrive one after the other."""
+    """Return the packed messages of a head while its ranks arrive one after the other."""
     group, said = grid.groups[number], []
     collector = Collector(log, number, group)
     for member in group:
@@ -121,16 +126,21 @@ def gathered(log: Log, grid: Grid, number: int, now_ns: int) -> list[bytes]:
 
 
 class Job:
-    """The rounds of a job, of which three ranks are played."""
+    """Rounds of a job, of which three ranks are played."""
 
     def __init__(self, ranks: int) -> None:
         self.starter, self.head, self.other = (Player(ranks) for _ in range(3))
         self.rounds = 0
         self.messages = self.go_bytes = self.sent = 0
-        """Messages to the starter; bytes of GO; messages from the starter."""
+        """Messages to the starter in the last round; `go_bytes`: size of GO; `sent`: messages from
+        the starter."""
 
     def round(self, measure: Callable[[str, Callable[[], object]], None]) -> None:
-        """One round; `measure(who, what it does)` runs each part."""
+        """Run one round.
+
+        Args:
+            measure: Function that is called with the name of a role and the work to run and time.
+        """
         log = self.starter.state.log
         now_ns, seq = ROUND_NS * log.version + 10**6, log.version + 1
         if len(log.members) > TREE_ABOVE:
@@ -175,6 +185,8 @@ class Job:
 
 
 def measure(ranks: int, rounds: int) -> dict[str, float]:
+    """Return the figures of a job: the best time of each role over the rounds, and message counts.
+    """
     job, best = Job(ranks), dict[str, float]()
 
     def timed(who: str, work: Callable[[], object]) -> None:
@@ -196,6 +208,7 @@ def measure(ranks: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
+    """Print the figures for each number of ranks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,7 +1,7 @@
-"""Starts the ranks of B2, tells them what to reduce, and collects when each call began and ended.
+"""Start the ranks of B2, send them reductions, and collect when each call began and ended.
 
-A *crew* is the ranks of one system at one P. Crews that are not asked wait in the kernel, so
-several can be alive and be asked in turn: what is compared runs seconds apart.
+A *crew* is the ranks of one system at one P. Crews that have nothing to do wait in the kernel. So
+several can be alive and take turns, and the runs that are compared are seconds apart.
 """
 
 from __future__ import annotations
@@ -30,24 +30,28 @@ END_S: Final = 5.0
 
 
 class CrewError(RuntimeError):
-    """A rank of a crew did not answer."""
+    """Raised when a rank of a crew does not answer in time."""
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Some calls of one reduction."""
+    """Times and results of several calls of one reduction."""
 
     us: list[float]
-    """Per call: from the moment at which all ranks have begun until the last one has the sum."""
+    """Time of each call: from the moment at which all ranks have begun until the last one has the
+    sum."""
     from_go_us: list[float]
-    """Per call: the same from GO, before the others have heard of it."""
+    """Time of each call from GO on, before the other ranks have received it."""
     sums: list[tuple[float, float]]
     """First and last element after the last call, by rank."""
 
 
 class Crew:
-    """Ranks of one system: `paceline`, `plain` (without the native loop), `levels` (one level
-    and two, over a network) or `rivals`; in turn on the machines, if there are some."""
+    """Ranks of one system, placed in turn on the machines if there are any.
+
+    A system is `paceline`, `plain` (without the native loop), `levels` (one level and two, over a
+    network) or `rivals`.
+    """
 
     def __init__(
         self, system: str, ranks: int, folder: Path, machines: Sequence[Machine] = ()
@@ -60,6 +64,7 @@ class Crew:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
+        """Start the ranks and connect them with each other."""
         where = str(self._folder / "crew")
         with Listener(where, "AF_UNIX", backlog=self.ranks) as listener:
             # A process that cannot start must not hang the benchmark; there is no public name.
@@ -118,13 +123,13 @@ class Crew:
         raise CrewError(f"a rank of {self.system}, P={self.ranks}, does not answer:\n{said}")
 
     def ask(self, *command: Any) -> list[Any]:
-        """The answers of all ranks."""
+        """Send a command to all ranks and return their answers."""
         for connection in self._connections:
             connection.send(command)
         return [self._hear(connection) for connection in self._connections]
 
     def reduce(self, how: str, numel: int, calls: int) -> Calls:
-        """The first call only warms up."""
+        """Run `1 + calls` reductions and return their times; the first one only warms up."""
         answers = self.ask("reduce", how, numel, 1 + calls)
         times = [answer[0][1:] for answer in answers]
         by_call = list(zip(*times, strict=True))
@@ -137,6 +142,7 @@ class Crew:
         )
 
     def end(self) -> None:
+        """Ask the ranks to exit, and kill what is left after END_S."""
         for connection in self._connections:
             with suppress(OSError):
                 connection.send(None)
@@ -155,7 +161,13 @@ class Crew:
 
 
 def right(calls: Calls, ranks: int) -> bool:
-    """The last call summed count % 5 + rank over the ranks, on every rank."""
+    """Return True if the last call has the sum on every rank.
+
+    Each rank contributes count % 5 + rank in call number `count`.
+
+    Returns:
+        False if any rank has another value in its first or last element.
+    """
     count = len(calls.us)  # the first call, which warmed up, was number 0
     want = float(sum(count % 5 + rank for rank in range(ranks)))
     return all(first == last == want for first, last in calls.sums)
@@ -165,7 +177,11 @@ def right(calls: Calls, ranks: int) -> bool:
 def crews(
     systems: Sequence[str], ranks: int, machines: Sequence[Machine] = ()
 ) -> Iterator[list[Crew]]:
-    """One crew of each system, ready; none of their processes lives afterwards."""
+    """Start one crew of each system.
+
+    Yields:
+        The crews, ready. No process of theirs is alive after the context.
+    """
     with temporary_folder() as folder:
         made = [Crew(system, ranks, folder, machines) for system in systems]
         try:

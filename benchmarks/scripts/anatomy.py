@@ -7,7 +7,7 @@ thread of rank 0, which begins with each step.
     data            of the next batch: has to end before that
     data in Python  the same, with the interpreter lock held
 
-Work is seconds of a processor, whatever else this machine does.
+The length of work is CPU time of its thread, so it does not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ LATE: Final[dict[str, tuple[str, int]]] = {
     "backward": ("inside", CONFIG.get("layers", 1) - 1),
     "last segment": ("inside", 0),
 }
-"""In front of what: as `even.Late` has it, with the layer, and backward() begins with the last."""
+"""Kind of lateness as in `even.Late`, and its layer, by value of the knob; backward() begins with
+the last layer."""
 
 
 def turn(probe: Probe, model: Any, threads: int) -> int:
-    """What the knobs say of this step; returns the threads of torch."""
+    """Apply the knobs to this step and return torch's number of threads."""
     if CONFIG["model"] == "emulated":
         model.scale = probe.knob("batch", CONFIG["batch"]) / CONFIG["batch"]
         late = model.late
@@ -47,6 +48,7 @@ def turn(probe: Probe, model: Any, threads: int) -> int:
 
 
 def work(what: str, seconds: float) -> None:
+    """Work for so many seconds of CPU time."""
     matrix = torch.ones(SIDE, SIDE) / SIDE
     until_s = time.thread_time() + seconds
     while time.thread_time() < until_s:
@@ -57,6 +59,7 @@ def work(what: str, seconds: float) -> None:
 
 
 def main() -> None:
+    """Train until the job stops."""
     threads = 1
     torch.set_num_threads(threads)
     probe = Probe(rounds=False)

@@ -1,8 +1,8 @@
-"""One client of the API server at work, in a process of its own; prints its figures as JSON.
+"""Run one client of the API server in a process of its own and print its figures as JSON.
 
-`python api_client.py NAME KUBECONFIG NAMESPACE COUNT`: makes COUNT pods one after the other, COUNT
-more with eight under way, lists all of them as typed objects, deletes them. Only the client's own
-package is imported, so that its memory can be told.
+`python api_client.py NAME KUBECONFIG NAMESPACE COUNT` creates COUNT pods one after the other,
+creates COUNT more with eight requests in flight, and lists all of them as typed objects. The
+program imports only the client's own package, so that its peak memory can be attributed to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Figures = dict[str, float]
 
 
 def pod(name: str) -> dict[str, Any]:
-    """One that nobody schedules, about as large as a worker's."""
+    """Return the manifest of a pod that nobody schedules, about as large as a worker's."""
     env = [{"name": f"VARIABLE_{n}", "value": "x" * 20} for n in range(30)]
     container = {"name": "trainer", "image": "none", "command": ["sleep", "1"], "env": env}
     return {
@@ -35,24 +35,27 @@ def pod(name: str) -> dict[str, Any]:
 
 
 class Meter:
-    """Wall and CPU time per piece of work."""
+    """Wall time and CPU time per piece of work."""
 
     def __init__(self) -> None:
         self.found: Figures = {}
 
     def note(self, what: str, begun: tuple[float, float], pieces: int) -> None:
+        """Record the times per piece since `begun`."""
         wall, cpu = time.perf_counter() - begun[0], time.process_time() - begun[1]
         self.found[f"{what} ms"] = 1000 * wall / pieces
         self.found[f"{what} cpu ms"] = 1000 * cpu / pieces
 
 
 def now() -> tuple[float, float]:
+    """Return wall time and CPU time."""
     return time.perf_counter(), time.process_time()
 
 
 def blocking(
     create: Callable[[dict[str, Any]], Any], list_all: Callable[[], Iterable[Any]], count: int
 ) -> Figures:
+    """Measure a blocking client and return its figures."""
     meter = Meter()
     create(pod("first"))
     begun = now()
@@ -71,6 +74,7 @@ def blocking(
 
 
 def typed(kubeconfig: str, namespace: str, count: int) -> Figures:
+    """Measure kubernetes.client.CoreV1Api."""
     from kubernetes import client, config
 
     config.load_kube_config(kubeconfig)
@@ -83,6 +87,7 @@ def typed(kubeconfig: str, namespace: str, count: int) -> Figures:
 
 
 def dynamic(kubeconfig: str, namespace: str, count: int) -> Figures:
+    """Measure kubernetes.dynamic.DynamicClient."""
     from kubernetes import client, config
     from kubernetes.dynamic import DynamicClient
 
@@ -96,6 +101,7 @@ def dynamic(kubeconfig: str, namespace: str, count: int) -> Figures:
 
 
 def lightkube(kubeconfig: str, namespace: str, count: int) -> Figures:
+    """Measure lightkube's client."""
     from lightkube import Client, KubeConfig
     from lightkube.resources.core_v1 import Pod
 
@@ -106,6 +112,7 @@ def lightkube(kubeconfig: str, namespace: str, count: int) -> Figures:
 
 
 def own(kubeconfig: str, namespace: str, count: int) -> Figures:
+    """Measure the operator's own client."""
     return asyncio.run(_own(kubeconfig, namespace, count))
 
 
@@ -146,6 +153,7 @@ CLIENTS = {"own": own, "kubernetes": typed, "dynamic": dynamic, "lightkube": lig
 
 
 def main() -> None:
+    """Measure the client that the command line names."""
     name, kubeconfig, namespace, count = sys.argv[1:]
     found = CLIENTS[name](kubeconfig, namespace, int(count))
     # Of this program alone: what getrusage() tells begins with its parent's memory.

@@ -1,9 +1,9 @@
 """B7: rank i alone holds the data of block i of the coefficients, and the last rank is slow.
 
 Each phase has other coefficients to find (knob `problem`), so every mode starts with every block
-unlearnt. A gradient that is lost, or given less weight than it has, shows as a block that stays so.
-Each rank writes the error of its own block at the end of each phase, as it sees that end: distance
-to the coefficients, as a share of what it was when the phase began.
+unlearned. A gradient that is lost, or weighted too low, shows as a block that stays unlearned. Each
+rank writes the error of its own block at the end of each phase, when it observes that end: distance
+to the coefficients, as a share of the distance when the phase began.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ POINTS = 64
 
 
 def coefficients(problem: int, ranks: int) -> torch.Tensor:
+    """Return the coefficients of a problem, of shape (ranks, BLOCK)."""
     return torch.randn(ranks, BLOCK, generator=torch.Generator().manual_seed(problem))
 
 
 def main() -> None:
+    """Train until the job stops."""
     torch.set_num_threads(1)
     probe = Probe()
     pl.init()
@@ -62,6 +64,7 @@ def _member() -> str:
 
 
 def error(block: torch.Tensor, start: torch.Tensor, target: torch.Tensor) -> float:
+    """Return the distance to the target as a share of the distance at the start."""
     begun = float((start - target).norm())
     return float((block.detach() - target).norm()) / max(begun, 1e-9)
 

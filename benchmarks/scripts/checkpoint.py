@@ -1,7 +1,7 @@
-"""B9, one rank: steps of torch-bound compute, and in each window another way to keep the state.
+"""B9: one rank with steps bound by torch's computing, and another way to save in each window.
 
-Paceline's own checkpoint comes from the job (`spec.checkpoint`) at the versions that open a window
-of it; the others are called by the loop, by rank 0, as such scripts do it.
+Paceline's own checkpoint comes from the job (`spec.checkpoint`), at the versions that open one of
+its windows. The loop calls the other ways itself, as rank 0 of such a script does.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ WAIT_S = 120.0
 
 
 def clear() -> Path:
-    """A new folder each time, as for the job's own checkpoints."""
+    """Return the path of a new state folder; as for the job's checkpoints, it is new each time."""
     shutil.rmtree(OTHERS, ignore_errors=True)
     OTHERS.mkdir()
     return OTHERS / "state"
 
 
 def keep(way: str, state: Callable[[], dict[str, Any]]) -> Future[Any] | None:
-    """The call that stands in a script's loop."""
+    """Save the state in one way, as a script's loop would; return the future of an async save."""
     if way == "torch.save":
         torch.save(state(), clear())
     elif way == "dcp.save":
@@ -48,7 +48,10 @@ def keep(way: str, state: Callable[[], dict[str, Any]]) -> Future[Any] | None:
 
 
 def settle(version: int, way: str, pending: Future[Any] | None) -> None:
-    """Outside the measured time: the next window must not pay for this one."""
+    """Wait until the save of a window is on the disk.
+
+    This is outside the measured time: the next window must not pay for this one.
+    """
     if pending is not None:
         pending.result(WAIT_S)
     until = time.monotonic() + WAIT_S
@@ -59,7 +62,13 @@ def settle(version: int, way: str, pending: Future[Any] | None) -> None:
 
 
 def products_in(seconds: float, work: torch.Tensor) -> int:
-    """A step is a fixed amount of work: one of fixed time would hide what slows it down."""
+    """Return the number of matrix products that take so many seconds.
+
+    A step is a fixed amount of work: one of fixed time would hide what slows it down.
+
+    Returns:
+        At least 1.
+    """
     done, until = 0, time.monotonic() + 1.0
     while time.monotonic() < until:
         work @ work
@@ -68,6 +77,7 @@ def products_in(seconds: float, work: torch.Tensor) -> int:
 
 
 def main() -> None:
+    """Train window after window and write their times to `result.json`."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     pl.init()

@@ -1,9 +1,11 @@
-"""The digits by other ways to train without a barrier, re-made on gloo. Who waits does so asleep.
+"""The digits by other ways to train without a barrier, re-implemented on gloo.
 
-server        an asynchronous parameter server, the last rank: it applies each gradient when it
-              comes and answers with the weights that it then has
-neighbours    decentralised averaging on a ring (D-PSGD): each step the weights become the mean of a
-              rank's own and those of its two neighbours, less its own step
+A rank that waits does so asleep, without a core.
+
+    server        an asynchronous parameter server, the last rank: it applies each gradient on
+                  arrival and answers with the weights that it then has
+    neighbours    decentralized averaging on a ring (D-PSGD): in each step, the weights become the
+                  mean of a rank's own and those of its two neighbors, plus its own update
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from benchmarks.digits import (
 
 
 def main() -> None:
+    """Run the role of this rank and write its results to `rank-<number>.json`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -48,6 +51,7 @@ def main() -> None:
 
 
 def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
+    """Return the gradients as one flat tensor and reset them."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     flat = torch.cat([grad.flatten() for grad in grads])
     model.zero_grad()
@@ -55,6 +59,7 @@ def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
 
 
 def serve(gradients: int) -> dict[str, Any]:
+    """Apply gradients as the parameter server and return the curve."""
     model, workers = make_model(), CONFIG["workers"]
     weights = torch.nn.Parameter(parameters_to_vector(model.parameters()).detach())
     # One of as many gradients as a synchronous step is the mean of.
@@ -78,7 +83,7 @@ def serve(gradients: int) -> dict[str, Any]:
 
 
 def work(rank: int, most: int) -> dict[str, Any]:
-    """Until the server has enough."""
+    """Push gradients to the server until it has enough."""
     model, pace = make_model(), Pace(rank)
     answer = torch.empty(sum(p.numel() for p in model.parameters()) + 1)
     for x, y in batches(rank, CONFIG["workers"], most + 1):
@@ -94,7 +99,11 @@ def work(rank: int, most: int) -> dict[str, Any]:
 
 
 def neighbours(rank: int, ranks: int, steps: int) -> dict[str, Any]:
-    """`curve` is of this rank's own weights, `accuracy` that of the mean of all."""
+    """Train on the ring.
+
+    Returns:
+        `curve` of this rank's own weights, and `accuracy` of the mean of all ranks.
+    """
     model, pace = make_model(), Pace(rank)
     sgd = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     beside = [(rank - 1) % ranks, (rank + 1) % ranks]

@@ -1,4 +1,4 @@
-"""The digits as a job: each image once per epoch, in whatever mode the job has."""
+"""Train the digits in a job: each image once per epoch, in whatever mode the job has."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from benchmarks.probe import Probe
 
 
 def main() -> None:
+    """Train all epochs and write the probe."""
     torch.set_num_threads(1)
     probe = Probe(rounds=False)
     pl.init()

@@ -1,7 +1,7 @@
 """B10 with torch DDP on gloo: a plain script, timed as the one with Paceline is.
 
-`task` "tune" measures what a step takes alone, what one reduction takes, and each setting of DDP;
-"block" runs steps with one setting.
+Task "reduce" measures one reduction. Task "tune" measures what a step takes alone, what one
+reduction takes, and each setting of DDP. Task "block" runs steps with one setting.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from benchmarks.even import CONFIG, make, make_optimizer
 
 BUCKETS_MB = (1, 5, 25)
 WARM = 3
-"""Steps; DDP lays its buckets out again after the first."""
+"""Steps that are not measured; DDP rebuilds its buckets after the first."""
 
 
 def main() -> None:
+    """Run the configured task and write its results to `rank-<number>.json`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def train(rank: int, setting: dict[str, Any], steps: int) -> list[int]:
-    """When each step ended."""
+    """Run steps with one setting of DDP and return when each ended, in ns."""
     model, loss_of = make(rank)
     optimizer = make_optimizer(model)
     replicated = DistributedDataParallel(model, **setting)
@@ -55,6 +56,7 @@ def train(rank: int, setting: dict[str, Any], steps: int) -> list[int]:
 
 
 def settings_ms(rank: int) -> list[tuple[dict[str, Any], float]]:
+    """Return the median step time of each setting of DDP."""
     found = []
     for bucket_mb, view in product(BUCKETS_MB, (False, True)):
         setting = {"bucket_cap_mb": bucket_mb, "gradient_as_bucket_view": view}
@@ -65,7 +67,7 @@ def settings_ms(rank: int) -> list[tuple[dict[str, Any], float]]:
 
 
 def alone(rank: int) -> dict[str, float]:
-    """A step without its communication, all ranks at once as in a job."""
+    """Return the times of a step without communication, with all ranks busy as in a job."""
     model, loss_of = make(rank)
     optimizer = make_optimizer(model)
     parts: dict[str, list[float]] = {"compute_ms": [], "optimizer_ms": []}
@@ -82,7 +84,7 @@ def alone(rank: int) -> dict[str, float]:
 
 
 def reduce_ms() -> float:
-    """Of as many bytes as the model's gradients have, in one piece."""
+    """Return the time of one reduction of all the model's gradients in one piece."""
     numel = sum(parameter.numel() for parameter in make(0)[0].parameters())
     flat = torch.ones(numel)
     found = []

@@ -10,6 +10,7 @@ from benchmarks.probe import Probe
 
 
 def main() -> None:
+    """Train until the job stops."""
     torch.set_num_threads(1)
     probe = Probe(rounds=CONFIG["watch_rounds"])
     pl.init()

@@ -18,6 +18,7 @@ TIME_LIMIT_S: Final = 60.0
 
 
 def meet(role: str, host: str) -> socket.socket:
+    """Return the connected socket; the listener first prints its port."""
     if role == "connect":
         port = int(sys.stdin.readline())
         return socket.create_connection((host, port), TIME_LIMIT_S)
@@ -28,6 +29,7 @@ def meet(role: str, host: str) -> socket.socket:
 
 
 def exchange(line: socket.socket, out: memoryview, into: memoryview) -> None:
+    """Send and receive at the same time until both buffers are done."""
     sent = received = 0
     with selectors.DefaultSelector() as ready:
         ready.register(line, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -48,6 +50,7 @@ def exchange(line: socket.socket, out: memoryview, into: memoryview) -> None:
 
 
 def main() -> None:
+    """Run the exchanges and print their times."""
     role, host, size, calls = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     line = meet(role, host)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

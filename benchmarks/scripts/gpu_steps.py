@@ -1,7 +1,8 @@
-"""Steps of a transformer on a GPU: in a job with Paceline, outside of one with torch's DDP.
+"""Steps of a transformer on a GPU: with Paceline inside a job, with torch's DDP outside of one.
 
-Each rank writes `<rank>.json`: seconds of one step, from the first to the last that is measured,
-with the device idle at both ends. DDP tries each of its settings and measures the quickest.
+Each rank writes `<rank>.json`: the seconds of one step, averaged from the first to the last
+measured step, with the device idle at both ends. DDP tries each of its settings and measures the
+fastest.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from benchmarks.even import CONFIG, DEVICE, make, make_optimizer
 
 BUCKETS_MB: Final = (5, 25, 100)
 WARM: Final = 5
-"""Steps: the first load kernels, DDP lays out its buckets, and Paceline learns when to stream."""
+"""Steps that are not measured: the first load kernels, DDP builds its buckets, and Paceline learns
+when to stream."""
 TUNE: Final = 5
 
 
 def main() -> None:
+    """Run with Paceline inside a job, else with DDP, and write the results."""
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
     facts, rank = with_paceline() if "PACELINE_RUN_DIR" in os.environ else with_ddp()
@@ -34,6 +37,7 @@ def main() -> None:
 
 
 def with_ddp() -> tuple[dict[str, Any], int]:
+    """Find the fastest setting of DDP, measure it, and return the figures and the rank."""
     dist.init_process_group(CONFIG["backend"])
     settings = [
         {"bucket_cap_mb": mb, "gradient_as_bucket_view": view}
@@ -49,6 +53,7 @@ def with_ddp() -> tuple[dict[str, Any], int]:
 
 
 def ddp_step_s(setting: dict[str, Any], steps: int) -> float:
+    """Return the seconds of a DDP step with one setting."""
     model, loss_of = make(dist.get_rank())
     optimizer = make_optimizer(model)
     replicated = DistributedDataParallel(model, **setting)
@@ -56,6 +61,7 @@ def ddp_step_s(setting: dict[str, Any], steps: int) -> float:
 
 
 def with_paceline() -> tuple[dict[str, Any], int]:
+    """Measure Paceline's steps and return the figures and the rank."""
     import paceline as pl
 
     pl.init()
@@ -69,7 +75,13 @@ def with_paceline() -> tuple[dict[str, Any], int]:
 def step_s(
     model: torch.nn.Module, loss_of: Any, optimizer: Any, numbers: Iterable[int], measured: int
 ) -> float:
-    """A rank that was started again may have begun after the first steps."""
+    """Return the mean seconds of a measured step.
+
+    A rank that was restarted may begin after the first steps; it measures the rest.
+
+    Returns:
+        Seconds per step.
+    """
     begun = ended = 0.0
     first = WARM
     for step in numbers:
@@ -87,6 +99,7 @@ def step_s(
 
 
 def settle() -> None:
+    """Wait until the device is idle."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
 

@@ -1,7 +1,8 @@
 """B1: the hyperplane example with steps of a given length, for a given time.
 
-Data, model and loss are those of examples/hyperplane/train.py. The weights that this rank has after
-`seconds` of training are kept and judged after the end, so that judging costs no mode anything.
+Data, model and loss are those of examples/hyperplane/train.py. The script keeps the weights that
+this rank has after `seconds` of training and judges them after the end, so that judging costs no
+mode anything.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmarks.probe import CONFIG, Probe
 
 
 def main() -> None:
+    """Train until the job stops, judge the kept weights, and write the probe."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     sys.path.insert(0, CONFIG["example"])

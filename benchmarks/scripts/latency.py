@@ -1,8 +1,8 @@
-"""B0: in each iteration rank i arrives `stagger_ms` x i late, and then the next one begins for all.
+"""B0: in each iteration, rank i arrives `stagger_ms` x i late; then the next one begins for all.
 
 Iterations begin on a grid of the machine's monotonic clock, so they are aligned without a message.
-The gradient of each step is one in every element and the update adds it, so that the weights count
-the gradients that were applied.
+The gradient of each step is one in every element and the update adds it, so the weights count the
+applied gradients.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from benchmarks.probe import CONFIG, Probe
 
 
 def main() -> None:
+    """Step until the job stops, and write the probe."""
     torch.set_num_threads(1)
     probe = Probe()
     pl.init()

@@ -1,4 +1,4 @@
-"""B8 with torchrun: DDP on gloo with a snapshot of its own, as in PyTorch's elastic tutorial."""
+"""B8 with torchrun: DDP on gloo with its own snapshots, as in PyTorch's elastic tutorial."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ SNAPSHOT = FOLDER / "snapshot.pt"
 
 
 def main() -> None:
+    """Train forever, from the last snapshot if there is one."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()

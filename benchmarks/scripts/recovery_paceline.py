@@ -1,4 +1,4 @@
-"""B8 with Paceline: the loop of a plain script; commits are told by the communication thread."""
+"""B8 with Paceline: a plain script's loop; the communication thread reports the commits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from benchmarks.progress import Progress, loss_of, make_model, make_optimizer, p
 
 
 def main() -> None:
+    """Train until the job stops; the victim kills itself on its first attempt."""
     torch.set_num_threads(1)
     member = parse_member(os.environ["PACELINE_MEMBER"])
     progress = Progress(f"{member.slot}-{member.attempt}")

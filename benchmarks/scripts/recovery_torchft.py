@@ -1,7 +1,7 @@
 """B8 with torchft: one process per replica group, DDP semantics by its manager, gloo.
 
-As its own example trains: quorum per step, allreduce of the gradients, commit by vote. A replica
-that comes back gets the state from a living one.
+It trains as torchft's own example does: quorum per step, allreduce of the gradients, commit by
+vote. A replica that comes back gets the state from a living one.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ TIMEOUT = timedelta(seconds=10)
 
 
 def main() -> None:
+    """Train forever as one replica group."""
     torch.set_num_threads(1)
     place = int(os.environ["REPLICA_GROUP_ID"])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]

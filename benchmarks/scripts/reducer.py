@@ -1,8 +1,8 @@
 """B2: one rank that reduces on command: over Paceline, or over a rival.
 
-`reducer.py ADDRESS NAME SYSTEM`. Commands and times go over a socket to the benchmark. As in a job,
-a communication thread reduces while the main thread sleeps, calls torch or runs pure Python. Times
-are monotonic nanoseconds, comparable between the processes of one machine.
+`reducer.py ADDRESS NAME SYSTEM`. Commands and times travel over a socket to the benchmark. As in a
+job, a communication thread reduces while the main thread sleeps, calls torch or runs pure Python.
+Times are monotonic nanoseconds, comparable between the processes of one machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIDE = 96
 
 
 class Work:
-    """What the main thread does until it is told otherwise."""
+    """Work of the main thread, which the communication thread can change."""
 
     def __init__(self) -> None:
         self.kind = "sleep"
@@ -33,6 +33,7 @@ class Work:
         self.ended = False
 
     def go_on(self) -> None:
+        """Work until `ended` is set; call it in the main thread."""
         matrix = torch.ones(SIDE, SIDE) / SIDE
         x, total = matrix, 0
         while not self.ended:
@@ -47,12 +48,16 @@ class Work:
                 self.changed.clear()
 
     def set(self, kind: str) -> None:
+        """Change the kind of work."""
         self.kind = kind
         self.changed.set()
 
 
 class Paceline:
-    """Transports of Paceline; asked by candidate, and perhaps by what the sum travels as."""
+    """Transports of Paceline, called by the name of a method and, after a space, of a wire type.
+
+    The wire type is optional.
+    """
 
     def __init__(self, transports: Sequence[Transport]) -> None:
         self._transports = {transport.name: transport for transport in transports}
@@ -60,19 +65,21 @@ class Paceline:
         self._residuals: dict[int, torch.Tensor] = {}
 
     def open(self, rank: int, peers: list[tuple[str, str]]) -> None:
+        """Join the group of all ranks on each transport."""
         self._abort = Abort()
         for place, transport in enumerate(self._transports.values()):
             members = tuple(Peer(name, address.split()[place]) for name, address in peers)
             transport.open(Group("b2", 1, members, rank), self._abort, 30.0)
 
     def buffer(self, how: str, numel: int) -> torch.Tensor:
-        """As the gradients of a job lie."""
+        """Return a zeroed buffer that lies where the gradients of a job lie."""
         return self._of(how).zeros(numel, torch.float32, HOST)
 
     def _of(self, how: str) -> Transport:
         return self._transports[Method.of(how.partition(" ")[0]).transport]
 
     def reduce(self, how: str) -> Callable[[torch.Tensor], object]:
+        """Return the function that sums a buffer over all ranks in place."""
         transport = self._of(how)
         candidate, _, wire = how.partition(" ")
         algorithm = Method.of(candidate).algorithm
@@ -88,14 +95,16 @@ class Paceline:
         return rounded
 
     def describe(self) -> dict[str, str]:
+        """Return what the first transport says about itself."""
         return next(iter(self._transports.values())).describe()
 
     def end(self) -> None:
+        """Exit at once."""
         os._exit(0)  # as a rank does: MPI_Finalize would wait for everybody
 
 
 def of_one_machine(*, native: bool) -> Paceline:
-    """The mpi transport, one process manager per rank; and shared memory."""
+    """Return the mpi transport, with one process manager per rank, and shared memory."""
     from paceline.transport.mpi.transport import MpiTransport
     from paceline.transport.shm.memory import SharedMemory
     from paceline.transport.shm.transport import ShmTransport
@@ -105,7 +114,7 @@ def of_one_machine(*, native: bool) -> Paceline:
 
 
 def of_two_machines() -> Paceline:
-    """What carries between machines, alone and below shared memory."""
+    """Return the transports that work between machines, alone and below shared memory."""
     from paceline.transport.mpi.transport import MpiTransport
     from paceline.transport.shm.hier import HierTransport
     from paceline.transport.shm.memory import SharedMemory
@@ -123,7 +132,7 @@ def of_two_machines() -> Paceline:
 
 
 class Rivals:
-    """MPICH's own allreduce in one world; gloo through torch.distributed."""
+    """MPICH's own allreduce in one world, and gloo through torch.distributed."""
 
     def __init__(self) -> None:
         import mpi4py
@@ -137,6 +146,7 @@ class Rivals:
         self.address = ""
 
     def open(self, rank: int, peers: list[tuple[str, str]]) -> None:
+        """Initialize torch.distributed with gloo; MPI's world exists already."""
         import torch.distributed as dist
 
         store = f"file://{os.environ['B2_FOLDER']}/gloo-{len(peers)}"
@@ -144,18 +154,22 @@ class Rivals:
         self._gloo = dist.all_reduce
 
     def reduce(self, how: str) -> Callable[[torch.Tensor], object]:
+        """Return the function that sums a buffer over all ranks in place."""
         if how == "gloo":
             return self._gloo
         world, in_place = self._mpi.COMM_WORLD, self._mpi.IN_PLACE
         return lambda buffer: world.Allreduce(in_place, buffer.numpy())
 
     def buffer(self, how: str, numel: int) -> torch.Tensor:  # noqa: ARG002
+        """Return a zeroed buffer."""
         return torch.zeros(numel)
 
     def describe(self) -> dict[str, str]:
+        """Return the version of the MPI library."""
         return {"mpi": self._mpi.Get_library_version().split("\n", 1)[0]}
 
     def end(self) -> None:
+        """Finalize MPI and exit."""
         self._mpi.Finalize()  # else its shared memory stays
         os._exit(0)
 
@@ -185,7 +199,7 @@ class Starter:
                 time.sleep(0.02)
 
     def go(self) -> int:
-        """When GO left (rank 0) or was heard."""
+        """Send or receive GO; return when it left (rank 0) or arrived, in ns."""
         begun = now_ns()
         for line in self._lines:
             if self._leads:
@@ -198,6 +212,7 @@ class Starter:
 def serve(
     system: Paceline | Rivals, rank: int, starter: Starter, connection: Connection, work: Work
 ) -> None:
+    """Execute the benchmark's commands until it sends None."""
     while (command := connection.recv()) is not None:
         match command:
             case ("describe",):
@@ -223,7 +238,7 @@ def serve(
 
 
 def copies(numel: int) -> float:
-    """Bytes per second, read and written, of copies in this process."""
+    """Return the bytes per second, read and written, of copies in this process."""
     source, target = torch.ones(numel), torch.empty(numel)
     target.copy_(source)
     spent = []
@@ -235,6 +250,7 @@ def copies(numel: int) -> float:
 
 
 def main() -> None:
+    """Connect to the benchmark, join the other ranks, and serve its commands."""
     torch.set_num_threads(1)
     sys.setswitchinterval(1e-4)  # as in a rank
     address, name, kind = sys.argv[1:]

@@ -1,7 +1,7 @@
 """B5 and B6: steps of a given length, spent asleep, in torch or in Python; the gradient is one.
 
 Knobs: `work` (sleep, torch or python), `step_ms`, and `slow_ms`, the length for `slow_rank`. Torch
-and Python do a fixed amount of work, which was measured to take so long while nothing else runs.
+and Python do a fixed amount of work, which was measured to take that long while nothing else runs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SIDE = 96
 
 
 def main() -> None:
+    """Step until the job stops, and write the probe."""
     torch.set_num_threads(1)
     matrix = torch.ones(SIDE, SIDE) / SIDE
     cost_s = agreed_costs(matrix)
@@ -57,14 +58,14 @@ def main() -> None:
 
 
 def in_torch(matrix: torch.Tensor, times: int) -> None:
-    """Small operations, as small models have them: the interpreter is entered after each."""
+    """Run small torch operations, as in small models: the interpreter is entered after each."""
     x = matrix
     for _ in range(times):
         x = x @ matrix
 
 
 def in_python(times: int) -> int:
-    """Holds the interpreter lock all the time."""
+    """Run pure Python, which holds the interpreter lock all the time."""
     total = 0
     for number in range(times):
         total += number & 7
@@ -72,7 +73,7 @@ def in_python(times: int) -> int:
 
 
 def agreed_costs(matrix: torch.Tensor) -> dict[str, float]:
-    """Seconds of one unit of each kind of work: measured by the first rank, the same for all."""
+    """Return the seconds of one unit of each kind of work; the first rank measures for all."""
     path = Path("costs.json")
     if MEMBER == "0.0#0":
         # As long as a step, or the caches and the allocator are others than in a step.
@@ -93,7 +94,7 @@ def agreed_costs(matrix: torch.Tensor) -> dict[str, float]:
 
 
 def unit_s(work: Callable[[int], object], times: int) -> float:
-    """Seconds of one unit, the median of several tries."""
+    """Return the seconds of one unit of work, the median of several tries."""
     found = []
     for _ in range(TRIES):
         begun = now_ns()

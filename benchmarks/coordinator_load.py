@@ -2,8 +2,8 @@
 
     python -m benchmarks.coordinator_load [--ranks 64 256 1024] [--json] [--smoke]
 
-The pure state machine with ranks that say what ranks say, in pods of eight, on a virtual clock. No
-sockets: this is the part of the decisions only. Bar: a second of beats takes 50 ms.
+The pure state machine runs on a virtual clock with ranks that send what real ranks send, in pods of
+eight. There are no sockets: only the decisions are measured. Bar: a second of beats takes 50 ms.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ S = 10**9
 MS = 10**6
 PROCS = 8
 SPREAD_NS = S
-"""Registrations, answers and deaths of all ranks come within this."""
+"""Time within which registrations, answers and deaths of all ranks arrive."""
 BAR = 0.05
 UID = "5b3c1d0a-6f0e-4c39-9a56-0d8f8f6b2f11"
-"""As long as a pod's."""
+"""Identity of the coordinator, as long as a pod's UID."""
 
 
 class Crowd:
-    """A coordinator and its ranks."""
+    """A coordinator and its ranks on a virtual clock."""
 
     def __init__(self, ranks: int) -> None:
         self.now = S
@@ -50,10 +50,12 @@ class Crowd:
 
     @property
     def gen(self) -> GenerationId:
+        """Id of the generation in force."""
         gen = self.coordinator.state.gen
         return gen.id if gen else NO_GENERATION
 
     def post(self, event: coord.Event) -> None:
+        """Pass an event to the coordinator and keep its effects."""
         for effect in self.coordinator.handle(self.now, event):
             if isinstance(effect, coord.WakeAt):
                 self.wake = effect.at_ns
@@ -61,13 +63,14 @@ class Crowd:
                 self.told.append(effect)
 
     def at(self, at_ns: int) -> None:
-        """Let time pass; timers go off on the way."""
+        """Advance the clock; due timers fire on the way."""
         while self.wake is not None and self.wake <= at_ns:
             self.now, self.wake = max(self.now, self.wake), None
             self.post(coord.Tick())
         self.now = max(self.now, at_ns)
 
     def all_say(self, events: list[coord.Event]) -> None:
+        """Post events, spread evenly over SPREAD_NS."""
         begin = self.now
         for n, event in enumerate(events):
             self.at(begin + n * SPREAD_NS // len(events))
@@ -75,11 +78,12 @@ class Crowd:
         self.at(begin + SPREAD_NS)
 
     def hear(self, message: m.RankMessage | m.AgentMessage) -> None:
+        """Deliver a message to the coordinator and count its bytes."""
         self.heard_bytes += len(msgspec.json.encode(message))
         self.post(coord.heard(message))
 
     def start(self) -> None:
-        """From nothing to the first round."""
+        """Register all agents and ranks and run until the first generation has started."""
         self.post(coord.SetInventory(m.Inventory(1, self.pods)))
         hello = [
             m.AgentHello(slot, 0, "h", "", tuple(x for x in self.members if x.slot == slot), ())
@@ -91,7 +95,7 @@ class Crowd:
         self.answer()
 
     def lose(self, member: MemberId) -> None:
-        """One rank dies; the others go on without it."""
+        """Let one rank die; the others continue without it."""
         self.members.remove(member)
         [gone] = self.relays[m.pod_of(member)].close(member)
         self.hear(gone)
@@ -100,7 +104,7 @@ class Crowd:
         self.answer()
 
     def answer(self) -> None:
-        """Whatever they were asked, until nobody is asked any more."""
+        """Answer the coordinator's orders until it sends no more."""
         while self.told:
             told, self.told = self.told, []
             gen = self.coordinator.state.gen
@@ -109,12 +113,12 @@ class Crowd:
             self.all_say([coord.FromRank(x) for x in said if x is not None])
 
     def beat(self, version: int, pods: tuple[tuple[int, int], ...]) -> None:
-        """Of these pods, whose ranks have all said something since the last one."""
+        """Deliver the beats of these pods, all of whose ranks have sent one since the last."""
         for pod in pods:
             self.hear(self.said_by(pod, version))
 
     def said_by(self, pod: tuple[int, int], version: int) -> m.PodBeat:
-        """What its agent makes of the heartbeats of its ranks."""
+        """Return the beat that a pod's agent makes of the heartbeats of its ranks."""
         doing = m.Doing(3, version, 12, 1_000_000_000)
         relay = self.relays[pod]
         for member in relay.lines:
@@ -173,6 +177,7 @@ class Crowd:
 
 
 def measure(ranks: int) -> dict[str, float]:
+    """Return the figures for one number of ranks."""
     crowd = Crowd(ranks)
     begun = time.process_time()
     crowd.start()
@@ -209,6 +214,7 @@ def measure(ranks: int) -> dict[str, float]:
 
 
 def main() -> int:
+    """Print the figures; return 1 if the beats miss their bar."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024, 4096])
     parser.add_argument("--json", action="store_true")

@@ -1,8 +1,8 @@
 """Published loads at a tenth of their times: Full beside the modes that wait for fewer (eager-SGD).
 
-Computing is emulated: a step sleeps as long as its load says, by the product's own `--inject`.
-Each load is one job whose mode is switched while it runs; grace is 0 and no gradient is dropped. As
-limit stands what the same draws allow if rounds cost nothing (`ideal`). Gradients are 64 KiB.
+Computing is emulated: a step sleeps as long as its load says, through the product's own `--inject`.
+Each load is one job whose mode is switched while it runs. Grace is 0 and no gradient is dropped.
+The limit is what the same draws allow if rounds cost nothing (`ideal`). Gradients are 64 KiB.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ IDEAL_ROUNDS = 4000
 
 @dataclass(frozen=True)
 class Work:
-    """What the steps of all ranks take."""
+    """Step times of all ranks."""
 
     name: str
     ranks: int
     faults: str
-    """As `--inject` takes them, at a tenth of the published times."""
+    """Argument of `--inject`, at a tenth of the published times."""
     step_ms: float = 0.0
-    """Before the faults."""
+    """Length of a step without the faults."""
 
     def step_s(self) -> ideal.StepTime:
-        """What `faults` do, for the limit."""
+        """Return the step times that `faults` cause, for the computation of the limit."""
         (fault,) = parse_faults(self.faults)
         base_s = self.step_ms / 1000
 
@@ -73,12 +73,16 @@ SMOKE = (
 
 @dataclass(frozen=True)
 class Way:
-    """A mode. `quorum`: fresh ranks of 100 that start a round; 0 for the drawn rank."""
+    """Mode of the table.
+
+    `quorum` is the percentage of fresh ranks that starts a round; 0 means that a drawn rank does.
+    """
 
     collective: dict[str, Any]
     quorum: int
 
     def needs(self, ranks: int) -> int:
+        """Return the number of fresh ranks that starts a round."""
         return -(-self.quorum * ranks // 100)
 
 
@@ -92,6 +96,7 @@ WAYS = {
 
 
 def plan(work: Work, rounds: int, *, seconds: float) -> Plan:
+    """Return the job for one load, with `rounds` passes through all modes."""
     phases = [
         Phase(name, seconds, way.collective) for _ in range(rounds) for name, way in WAYS.items()
     ]
@@ -107,6 +112,7 @@ def plan(work: Work, rounds: int, *, seconds: float) -> Plan:
 
 
 def limit(work: Work, way: Way) -> ideal.Rates:
+    """Return the rates that the load allows in this mode if rounds cost nothing."""
     return ideal.rates(
         work.step_s(),
         ranks=work.ranks,
@@ -117,6 +123,7 @@ def limit(work: Work, way: Way) -> ideal.Rates:
 
 
 def add_rows(out: r.Report, ran: Ran, work: Work) -> None:
+    """Add the rows and checks of one load to the report."""
     groups = by_name(stretches(ran))
     full = groups["Full"]
     full_limit = limit(work, WAYS["Full"])
@@ -149,6 +156,7 @@ def add_rows(out: r.Report, ran: Ran, work: Work) -> None:
 
 
 def run(lab: Lab, given: Options) -> r.Report:
+    """Run all loads and return the report."""
     works = SMOKE if given.smoke else WORKS
     out = r.Report(
         "loads",

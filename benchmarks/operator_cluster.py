@@ -1,8 +1,8 @@
-"""A control plane for benchmarks of the operator, and what its audit log tells of a run.
+"""A control plane for benchmarks of the operator, and the reading of its audit log.
 
 Nodes are fake (testing/cluster/fake_kubelet.py), coordinators are stubs
-(testing/fake_cluster/stub.py), everything else is real. Moments come from the audit log, so
-measuring costs no request.
+(testing/fake_cluster/stub.py), everything else is real. Times come from the audit log, so measuring
+costs no request.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class Asked:
     """One request, as the API server has logged it."""
 
     at_s: float
-    """When it was answered."""
+    """Time at which it was answered."""
     user: str
     verb: str
     kind: str
-    """Plural, with the subresource if there is one."""
+    """Plural of the resource, with the subresource if there is one."""
     namespace: str
     name: str
     code: int
@@ -75,30 +75,42 @@ class Asked:
 
 @dataclass
 class Bench:
+    """Control plane and operator of a measurement, with its requests and CPU samples so far."""
+
     plane: ControlPlane
     operator: Running
     own: str
     """Namespace of the operator."""
     offset: int = 0
-    """The audit log was read up to here."""
+    """Position up to which the audit log has been read."""
     seen: list[Asked] = field(default_factory=list)
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
-    """CPU-seconds so far by program, with the time."""
+    """CPU-seconds so far by program, with the time of the sample."""
     ended: threading.Event = field(default_factory=threading.Event)
 
     def begin(self) -> None:
-        """What comes before is not looked at."""
+        """Begin a measurement; earlier requests and samples are dropped."""
         self.asked()
         self.seen.clear()
         self.samples[:] = [(time.time(), self.cpu())]
 
     def sample(self) -> None:
-        """In a thread of its own, so that CPU-seconds end when the work does, not the waiting."""
+        """Take a CPU sample every SAMPLE_S until the bench has ended.
+
+        This runs in a thread of its own, so that CPU-seconds end when the work does, and not the
+        waiting.
+        """
         while not self.ended.wait(SAMPLE_S):
             self.samples.append((time.time(), self.cpu()))
 
     def asked(self, *, since: int = 0) -> list[Asked]:
-        """All requests since `begin`, or all but the first ones. Reads what is new in the log."""
+        """Read what is new in the audit log and return the requests since `begin`.
+
+        `since` skips that many of the first requests.
+
+        Returns:
+            Requests in the order of the log.
+        """
         assert self.plane.audit_log is not None
         for offset, entry in read_on(self.plane.audit_log, self.offset):
             self.offset = offset
@@ -107,7 +119,13 @@ class Bench:
         return self.seen[since:]
 
     def own_requests(self, namespace: str, *, but: str = "") -> Counter[tuple[str, str]]:
-        """The operator's, but for the Lease, lists and watches, and the job `but`."""
+        """Count the operator's requests in a namespace.
+
+        The Lease, lists, watches, and requests for the job `but` do not count.
+
+        Returns:
+            Counts by verb and kind.
+        """
         return Counter(
             (a.verb, a.kind)
             for a in self.asked()
@@ -119,10 +137,11 @@ class Bench:
         )
 
     def cpu(self) -> dict[str, float]:
+        """Return the CPU-seconds so far of each program."""
         return {**self.plane.cpu_seconds(), "operator": self.operator.cpu_seconds()}
 
     def spent_s(self, until_s: float) -> dict[str, float]:
-        """CPU-seconds from `begin` to a moment of the past, by program."""
+        """Return the CPU-seconds by program from `begin` to a past moment."""
         _, before = self.samples[0]
         after = next((cpu for at_s, cpu in self.samples if at_s >= until_s), self.cpu())
         return {name: spent - before.get(name, 0.0) for name, spent in after.items()}
@@ -130,7 +149,14 @@ class Bench:
 
 @contextmanager
 def bench(log: Path) -> Iterator[Bench]:
-    """A fresh control plane with nodes that only look like some, and the operator beside it."""
+    """Start a fresh control plane with fake nodes, and the operator beside it.
+
+    Args:
+        log: File for the operator's log.
+
+    Yields:
+        The bench; everything is ended after the context.
+    """
     with running.control_plane(audit=True) as plane:
         install_crd(plane)
         with (
@@ -170,7 +196,7 @@ def _belongs(name: str, job: str) -> bool:
 
 
 def pods_made(found: list[Asked], namespace: str) -> list[float]:
-    """Moments at which pods were created."""
+    """Return the times at which pods were created."""
     return [
         a.at_s
         for a in found
@@ -179,11 +205,12 @@ def pods_made(found: list[Asked], namespace: str) -> list[float]:
 
 
 def first(found: list[Asked], namespace: str, kind: str) -> float:
+    """Return when the first object of this kind was created."""
     return min(a.at_s for a in found if (a.kind, a.verb, a.namespace) == (kind, POST, namespace))
 
 
 def gone(bench: Bench, namespace: str, seconds: float, *, labels: str = "") -> None:
-    """Until no pod of the namespace with these labels is left."""
+    """Wait until no pod of the namespace with these labels is left."""
     path = f"/api/v1/namespaces/{namespace}/pods?limit=1&labelSelector={quote(labels)}"
 
     def none() -> bool:
@@ -194,7 +221,7 @@ def gone(bench: Bench, namespace: str, seconds: float, *, labels: str = "") -> N
 
 
 def indexed_job(name: str, workers: int) -> dict[str, Any]:
-    """The same worker pods as a plain Indexed Job makes them."""
+    """Return a plain Indexed Job with the same worker pods."""
     trainer = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
     return {
         "apiVersion": "batch/v1",

@@ -1,10 +1,11 @@
 """What the operator's process holds in memory while many jobs train.
 
-`python -m benchmarks.operator_memory [--jobs 100 300 1000]`: jobs of 8 workers are added to one
-operator until there are so many. It is the program as it is delivered, with its watches, its Lease
-and a TLS connection to every job's coordinator. The API server and the coordinators are stand-ins
-in this process (testing/fake_cluster/loopback.py, stub.py), since real ones need more of the
-machine than is measured here. They keep account of field owners, which most of an object's text is.
+`python -m benchmarks.operator_memory [--jobs 100 300 1000]` adds jobs of 8 workers to one operator
+until there are that many. The operator is the program as it is delivered, with its watches, its
+Lease and a TLS connection to every job's coordinator. The API server and the coordinators are
+stand-ins in this process (testing/fake_cluster/loopback.py, stub.py), since real ones need more of
+the machine than is measured here. The stand-ins keep track of field owners, which make up most of
+an object's text.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ OWN: Final = "paceline-system"
 BAR_MIB: Final = 250
 BAR_JOBS: Final = 1000
 STEADY_S: Final = 60
-"""So long all jobs train before a figure is taken: each status is written once by then."""
+"""Time for which all jobs train before figures are taken; each status has been written once by
+then."""
 SMOKE_S: Final = 2
 ROUND_S: Final = 1.0
 LEASE_S: Final = 60
-"""The stand-ins may be slow to answer."""
+"""Duration of the operator's Lease; it is long because the stand-ins may answer slowly."""
 PER_JOB_S: Final = 2.0
-"""Bound of the wait for each job, beside a minute."""
+"""Time per job that the wait may take, beyond a minute."""
 LOG_SHOWN: Final = 5000
-"""Of the operator's log, when something goes wrong."""
+"""Characters of the operator's log that are shown after an error."""
 COLUMNS: Final = (
     *("jobs", "pods", "TLS connections", "MiB", "MiB at most", "KiB per further job"),
     *("all train after s", "cores while they train"),
@@ -50,6 +52,7 @@ COLUMNS: Final = (
 
 
 def run(sizes: tuple[int, ...], *, smoke: bool) -> Report:
+    """Measure the operator with each number of jobs and return the report."""
     gc.disable()  # to look through all objects of the stand-ins would hold them up for seconds
     out = Report("operator_memory", "The operator's memory", COLUMNS, smoke=smoke)
     with temporary_folder() as folder, Loopback(folder) as plane:
@@ -112,7 +115,7 @@ def _grow(
 
 
 def _figures(operator: Running) -> dict[str, float]:
-    """As its own /metrics tells."""
+    """Return the operator's own counts from its /metrics."""
     with closing(http.client.HTTPConnection("127.0.0.1", operator.port, timeout=30)) as asked:
         asked.request("GET", "/metrics")
         page = asked.getresponse().read().decode()
@@ -128,6 +131,7 @@ def _figures(operator: Running) -> dict[str, float]:
 
 
 def main() -> int:
+    """Run the benchmark from the command line and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", nargs="+", type=int, default=list(JOBS), help="rising numbers")
     parser.add_argument("--smoke", action="store_true", help="smallest size")

@@ -2,10 +2,10 @@
 
     python -m benchmarks.telemetry [--ranks 8] [--rounds 4000] [--json] [--smoke]
 
-The calls are those that the engine makes; reading a round and appending it to the log are not in
-the time. Three cases: all ranks fresh in each round; another one late in each round; and another
-one late in each round that is still late in the next one, so that waiting is avoided in each, which
-is the worst.
+The calls are those that the engine makes. The time does not include reading a round and appending
+it to the log. There are three cases: all ranks are fresh in each round; another rank is late in
+each round; and another rank is late in each round and still late in the next one, so that waiting
+is avoided in each. The last case is the worst.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ STEP_PHASES = (Phase.LOADING, Phase.SCRIPT, Phase.FORWARD, Phase.BACKWARD)
 
 
 def prepare(ranks: int) -> tuple[RankState, tuple[MemberId, ...]]:
+    """Return the state of a rank whose first generation is in force, and all members."""
     members = tuple(MemberId(slot, 0, 0) for slot in range(ranks))
     rank = RankState(members[0], 1, "here", Endpoints("", ""))
     gen = Gen(
@@ -53,8 +54,14 @@ def prepare(ranks: int) -> tuple[RankState, tuple[MemberId, ...]]:
 
 
 def make_go(rank: RankState, members: tuple[MemberId, ...], late_ranks: int) -> Go:
-    """As its starter packs it. Who is late in this round and in how many further ones: the next
-    rank in each round."""
+    """Return the GO of the next round as its starter packs it.
+
+    The late ranks are those whose turn came in the last `late_ranks` rounds, this one included; the
+    turn goes to the next rank in each round.
+
+    Returns:
+        The compacted GO.
+    """
     version = rank.log.version
     late = {members[(version - n) % len(members)] for n in range(late_ranks)}
     shares = tuple(
@@ -76,6 +83,7 @@ def make_go(rank: RankState, members: tuple[MemberId, ...], late_ranks: int) -> 
 
 
 def measure(ranks: int, rounds: int, late_ranks: int) -> dict[str, float]:
+    """Return the microseconds per step over so many rounds."""
     rank, members = prepare(ranks)
     record = RankRecord.create()
     metrics, loop = RoundMetrics(record, members[0]), LoopMetrics(record)
@@ -119,6 +127,7 @@ def measure(ranks: int, rounds: int, late_ranks: int) -> dict[str, float]:
 
 
 def main() -> None:
+    """Print the figures of the three cases."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=4000)

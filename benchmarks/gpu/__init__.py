@@ -1,1 +1,1 @@
-"""`make gpu-check`: everything that needs a GPU, on whatever GPUs there are (docs/gpu.md)."""
+"""`make gpu-check`: everything that needs a GPU, on the GPUs of this machine (docs/gpu.md)."""

@@ -1,6 +1,6 @@
 """`python -m benchmarks.gpu`: checks and tables on the GPUs of this machine (docs/gpu.md).
 
-Exit codes: 0 all that could be checked holds, 1 something does not, 3 there is no GPU.
+Exit codes: 0 if all that could be checked holds, 1 if something does not, 3 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from benchmarks.report import Report
 
 NO_GPU: Final = 3
 CONFORMANCE: Final = 5
-"""So many ranks its suite needs, with a GPU each."""
+"""Number of ranks that the conformance suite needs, with a GPU each."""
 LIMIT_S: Final = 1800
 ROOT: Final = Path(__file__).parent.parent.parent
 
 
 def main() -> int:
+    """Run all checks that this machine allows and return the exit code."""
     arguments = argparse.ArgumentParser(description="checks on the GPUs of this machine")
     arguments.add_argument("--smoke", action="store_true", help="smallest size")
     arguments.add_argument(
@@ -46,7 +47,7 @@ def main() -> int:
 
 
 def reports(places: list[torch.device], *, smoke: bool) -> Iterator[Report]:
-    """One after the other, as they are ready."""
+    """Yield the reports one after the other, as they become ready."""
     first = places[0]
     yield device.correctness(first)
     yield device.staging(first, smoke=smoke)
@@ -66,7 +67,7 @@ def reports(places: list[torch.device], *, smoke: bool) -> Iterator[Report]:
 
 
 def conformance() -> int:
-    """The suite that every transport passes, over NCCL."""
+    """Run the transports' conformance suite over NCCL; return 0 if it passes, else 1."""
     tests = "tests/transport/test_conformance.py"
     words = [sys.executable, "-m", "pytest", "-q", "-k", "nccl", tests]
     return min(1, subprocess.run(words, cwd=ROOT, timeout=LIMIT_S, check=False).returncode)

@@ -1,7 +1,8 @@
 """`python -m benchmarks.gpu.compiled DEVICE HOW`: a compiled model trains as the plain one does.
 
-Trains a model with plain torch and then again in a job of one rank, compiled in one of the ways of
-docs/gpu.md; prints the largest difference of the weights, over the largest change of a weight.
+It trains a model with plain torch and then again in a job of one rank, compiled in one of the ways
+of docs/gpu.md. It prints the largest difference of the weights, divided by the largest change of a
+weight.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ WIDTH: Final = 256
 
 
 def graphed(model: nn.Module) -> Any:
-    """Forward and backward as CUDA graphs; where there is no GPU, as they are."""
+    """Return the model with forward and backward as CUDA graphs; without a GPU, unchanged."""
     example = next(model.parameters()).new_ones(32, WIDTH)
     if not example.is_cuda:
         return model
@@ -34,15 +35,18 @@ HOW: Final[Mapping[str, Callable[[nn.Module], Any]]] = {
     "torch.compile, reduce-overhead": lambda model: torch.compile(model, mode="reduce-overhead"),
     "make_graphed_callables": graphed,
 }
+"""Ways to compile a model, by name."""
 
 
 def make(device: torch.device) -> nn.Module:
+    """Return the model on a device; the seed is fixed."""
     torch.manual_seed(1)
     layers = (layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU()))
     return nn.Sequential(*layers).to(device)
 
 
 def train(model: nn.Module, called: Any, optimizer: Any, steps: Iterable[int]) -> list[Any]:
+    """Train for some steps and return a copy of the weights."""
     device = next(model.parameters()).device
     dice = torch.Generator().manual_seed(2)
     batches = torch.randn(BATCHES, 32, WIDTH, generator=dice).to(device)
@@ -54,6 +58,7 @@ def train(model: nn.Module, called: Any, optimizer: Any, steps: Iterable[int]) -
 
 
 def main(device: torch.device, how: str) -> None:
+    """Train the plain and the compiled model and print their difference."""
     plain = make(device)
     began = [parameter.detach().clone() for parameter in plain.parameters()]
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)

@@ -1,4 +1,4 @@
-"""What one device can show: order, copies beside sums, what asking costs, and a step's profile."""
+"""Checks on one device: order, copies beside sums, costs of asking, and a step's profile."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ MIB: Final = 1 << 20
 ROOT: Final = Path(__file__).parent.parent.parent
 LIMIT_S: Final = 600
 STAGED: Final = 0.8
-"""Of the slowest of its three stages."""
+"""Bar on the ring of stages, as a share of the speed of its slowest stage."""
 US: Final = 1e6
 APART: Final = 1e-3
-"""Kernels that a compiler has fused round in another order."""
+"""Tolerance on weights: kernels that a compiler has fused round in another order."""
 
 
 def settle(device: torch.device) -> None:
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds(device: torch.device, call: Callable[[], object], rounds: int) -> float:
-    """Median, after one call to warm up."""
+    """Return the median time of a call, after one call to warm up."""
     taken = []
     for _ in range(rounds + 1):
         settle(device)
@@ -50,6 +51,7 @@ def seconds(device: torch.device, call: Callable[[], object], rounds: int) -> fl
 
 
 def pinned(numel: int, device: torch.device) -> torch.Tensor:
+    """Return a tensor of ones in host memory, pinned if the device is a GPU."""
     return torch.ones(numel, pin_memory=device.type == "cuda")
 
 
@@ -61,7 +63,13 @@ def _name(device: torch.device) -> str:
 
 
 def correctness(device: torch.device) -> Report:
-    """Each of them would show other numbers if somebody went ahead of a queue."""
+    """Check the order of operations on a device.
+
+    Each check would show other numbers if an operation overtook a queue.
+
+    Returns:
+        The report.
+    """
     report = Report("gpu_order", f"Order of queues, on {_name(device)}", ("check",))
     report.checks = {
         "a segment is read after the kernels that were queued before its event": _follows(device),
@@ -73,7 +81,7 @@ def correctness(device: torch.device) -> Report:
 
 
 def _busy(device: torch.device) -> None:
-    """Some 10 ms of kernels, so that whoever does not wait is too early."""
+    """Queue some 10 ms of kernels, so that a reader that does not wait is too early."""
     if device.type == "cuda":
         square = torch.ones(2048, 2048, device=device)
         for _ in range(50):
@@ -133,7 +141,7 @@ def _found(device: torch.device) -> bool:
 
 
 def staging(device: torch.device, *, smoke: bool) -> Report:
-    """The ring beside its stages one by one."""
+    """Measure the ring through host memory beside each of its stages alone."""
     columns = ("MiB", "to host GB/s", "sum GB/s", "to device GB/s", "all three GB/s", "of slowest")
     report = Report("gpu_staging", "Gradients through host memory", columns)
     for mib in (1, 4) if smoke else (1, 4, 16, 64):
@@ -146,7 +154,7 @@ def staging(device: torch.device, *, smoke: bool) -> Report:
 
 
 def _stages(device: torch.device, numel: int, rounds: int) -> tuple[list[float], float]:
-    """Seconds of each stage alone, and of all of them in the ring."""
+    """Return the seconds of each stage alone, and of all of them in the ring."""
     far, host, other = torch.ones(numel, device=device), pinned(numel, device), torch.ones(numel)
     ring = Staging()
     calls: tuple[Callable[[], object], ...] = (
@@ -164,7 +172,7 @@ def _add(host: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def crossover(device: torch.device, *, smoke: bool) -> Report:
-    """What a peer's piece costs: added on the host, or brought to the device and added there."""
+    """Measure whether a peer's piece is added faster on the host or on the device."""
     columns = ("KiB", "sum by the host us", "sum by a kernel us", "host / kernel")
     report = Report("gpu_crossover", "Who adds what a peer has sent", columns)
     for kib in (64, 1024) if smoke else (16, 64, 256, 1024, 4096, 16384, 65536):
@@ -193,7 +201,7 @@ def _additions(device: torch.device, numel: int, rounds: int) -> tuple[float, fl
 
 
 def costs(device: torch.device, *, smoke: bool) -> Report:
-    """What a step asks of the device, one by one."""
+    """Measure what each request of a step to the device costs."""
     report = Report("gpu_costs", "What asking a device costs", ("what", "us"))
     queues, flat = TorchQueues(), torch.ones(MIB, device=device)
     flags, rounds = Flags([Segment(flat.dtype, device, MIB)], [device]), 20 if smoke else 1000
@@ -221,7 +229,7 @@ def costs(device: torch.device, *, smoke: bool) -> Report:
 
 
 def step(device: torch.device, *, smoke: bool) -> Report:
-    """A job of one rank under torch's profiler, in a process of its own."""
+    """Profile a job of one rank with torch's profiler, in a process of its own."""
     steps = 5 if smoke else 50
     words = [sys.executable, "-m", "benchmarks.gpu.profiled", str(device), str(steps)]
     done = subprocess.run(
@@ -239,7 +247,7 @@ def step(device: torch.device, *, smoke: bool) -> Report:
 
 
 def compiled(device: torch.device) -> Report:
-    """Each way to compile a model, in a process of its own, beside plain torch."""
+    """Check each way to compile a model beside plain torch, each in a process of its own."""
     columns = ("how", "weights apart, of what they moved")
     report = Report("gpu_compiled", "A compiled model beside plain torch", columns)
     for how in HOW:

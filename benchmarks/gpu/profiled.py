@@ -16,6 +16,7 @@ WARM: Final = 3
 
 
 def main(device: torch.device, steps: int) -> None:
+    """Profile the steps and print the number of waits by call."""
     pl.init()
     torch.manual_seed(1)
     layers = [nn.Linear(512, 512) for _ in range(8)]

@@ -1,7 +1,6 @@
-"""What ranks with a GPU each can show: wiring, bandwidth beside torch's own call, and a loss.
+"""Checks on ranks with a GPU each: wiring, bandwidth beside torch's own call, and a loss.
 
-Each rank is a process that does what it is told through a pipe. On the host gloo stands in for
-NCCL.
+Each rank is a process that follows orders through a pipe. On the host, gloo stands in for NCCL.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SEGMENT_MIB: Final = 4
 
 
 class _Rank:
-    """Inside the process."""
+    """Rank inside its process; its public methods are the orders."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -43,10 +42,11 @@ class _Rank:
         self.group: Group | None = None
 
     def address(self) -> str:
+        """Return the address of the transport."""
         return self.transport.address
 
     def open(self, number: int, addresses: Sequence[str], rank: int) -> float:
-        """Seconds to wire a group and to compare the bits of its sums."""
+        """Return the seconds to wire a group and to compare the bits of its sums."""
         peers = tuple(Peer(str(index), where) for index, where in enumerate(addresses))
         self.group = Group(f"g{number}", number, peers, rank)
         begun = perf_counter()
@@ -54,7 +54,8 @@ class _Rank:
         return perf_counter() - begun
 
     def wire(self, number: int, addresses: Sequence[str], rank: int) -> tuple[float, float]:
-        """Seconds of torch and the library alone: to make a group, and to give it up."""
+        """Return the seconds that torch and the library alone need to make a group and to abort it.
+        """
         peers = tuple(Peer(str(index), where) for index, where in enumerate(addresses))
         begun = perf_counter()
         group = Group(f"w{number}", number, peers, rank)
@@ -67,7 +68,7 @@ class _Rank:
         return wired - begun, perf_counter() - wired
 
     def time(self, mib: int, rounds: int) -> tuple[float, float]:
-        """Seconds of a sum of so many MiB: ours, and the library's by torch alone."""
+        """Return the seconds of a reduction: Paceline's, and the library's through torch alone."""
         buffer = torch.ones(mib * MIB // 4, device=self.device)
         group = self.transport._process_group  # noqa: SLF001
         ours, theirs = [], []
@@ -86,8 +87,18 @@ class _Rank:
         self.transport.allreduce([buffer], Abort(), NATIVE)
 
     def in_turn(self, segments: int, rounds: int) -> tuple[float, float, bool]:
-        """Seconds of so many sums: each waited for before the next one begins, and as a round does
-        them that is not streamed. Whether the bits are the same."""
+        """Time several reductions, one after the other and in turn.
+
+        In the first form, each is waited for before the next one begins. In the second form, they
+        run as in a round that is not streamed.
+
+        Args:
+            segments: Number of reductions.
+            rounds: Number of repetitions.
+
+        Returns:
+            Seconds of both forms, and True if the bits are the same.
+        """
         assert self.group is not None, "a group first"
         generator = torch.Generator().manual_seed(self.group.rank)
         given = torch.randn(SEGMENT_MIB * MIB // 4, generator=generator).to(self.device)
@@ -110,10 +121,11 @@ class _Rank:
         return middle(alone), middle(together), alike
 
     def sums(self) -> str:
+        """Return which implementation sums."""
         return self.transport.describe()["sums"]
 
     def until_lost(self) -> float:
-        """Reduce until somebody is gone; seconds from the last sum to the error."""
+        """Reduce until a rank is gone; return the seconds from the last sum to the error."""
         buffer = torch.ones(LOSS_MIB * MIB // 4, device=self.device)
         last = perf_counter()
         abort = Abort()
@@ -125,6 +137,7 @@ class _Rank:
             return perf_counter() - last
 
     def die(self) -> None:
+        """End the process at once."""
         settle(self.device)
         os._exit(9)
 
@@ -167,12 +180,27 @@ class Crew:
 
     @property
     def size(self) -> int:
+        """World size."""
         return len(self.orders)
 
     def tell(self, rank: int, name: str, *arguments: Any) -> None:
+        """Send an order to a rank."""
         self.orders[rank].send((name, arguments))
 
     def answer(self, rank: int) -> Any:
+        """Return the answer of a rank.
+
+        The exception of a failed order is raised here.
+
+        Args:
+            rank: Rank to wait for.
+
+        Returns:
+            Return value of the order.
+
+        Raises:
+            TimeoutError: The rank has not answered within ANSWER_S.
+        """
         if not self.orders[rank].poll(ANSWER_S):
             raise TimeoutError(f"rank {rank} has not answered for {ANSWER_S:.0f} s")
         answer = self.orders[rank].recv()
@@ -181,19 +209,22 @@ class Crew:
         return answer
 
     def all(self, name: str, *arguments: Any) -> list[Any]:
+        """Send the same order to all ranks and return their answers."""
         return self.each(range(len(self.orders)), lambda _: (name, *arguments))
 
     def each(self, ranks: Sequence[int], order: Callable[[int], tuple[Any, ...]]) -> list[Any]:
-        """Told to all of them, before the first answer is waited for."""
+        """Send an order to each rank before waiting for the first answer; return the answers."""
         for index, rank in enumerate(ranks):
             self.tell(rank, *order(index))
         return [self.answer(rank) for rank in ranks]
 
     def group(self, name: str, number: int, ranks: Sequence[int]) -> list[Any]:
+        """Send an order with a new group of these ranks to each of them; return the answers."""
         addresses = [self.addresses[rank] for rank in ranks]
         return self.each(ranks, lambda index: (name, number, addresses, index))
 
     def end(self) -> None:
+        """Kill all ranks."""
         for process in self.processes:
             process.kill()
             process.join()
@@ -201,6 +232,7 @@ class Crew:
 
 @contextmanager
 def crew(places: Sequence[torch.device]) -> Iterator[Crew]:
+    """Start a rank on each device; all are killed after the context."""
     made = Crew(places)
     try:
         yield made
@@ -209,7 +241,13 @@ def crew(places: Sequence[torch.device]) -> Iterator[Crew]:
 
 
 def wiring(ranks: Crew, *, smoke: bool) -> Report:
-    """Made and given up, again and again: what a change of membership pays to the library."""
+    """Make and abort a group again and again.
+
+    This is what a change of membership pays to the library.
+
+    Returns:
+        The report.
+    """
     times = 3 if smoke else 100
     columns = ("ranks", "times", "wire ms", "p95", "give up ms", "p95 ")
     report = Report("gpu_wiring", "A group made anew", columns)
@@ -224,7 +262,7 @@ def wiring(ranks: Crew, *, smoke: bool) -> Report:
 
 
 def bandwidth(ranks: Crew, *, smoke: bool) -> Report:
-    """Paceline's call beside the library's own through torch, interleaved."""
+    """Measure Paceline's reduction beside the library's own through torch, interleaved."""
     columns = ("ranks", "MiB", "Paceline GB/s", "torch GB/s", "share")
     report = Report("gpu_bandwidth", "One reduction, by bytes on the busiest link", columns)
     factor = 2 * (ranks.size - 1) / ranks.size
@@ -242,7 +280,7 @@ def bandwidth(ranks: Crew, *, smoke: bool) -> Report:
 
 
 def in_turn(ranks: Crew, *, smoke: bool) -> Report:
-    """What a round pays for the pauses between its segments."""
+    """Measure what a round pays for the pauses between its segments."""
     columns = ("ranks", "segments", "one after the other ms", "several under way ms", "gain")
     report = Report("gpu_in_turn", f"Segments of {SEGMENT_MIB} MiB", columns)
     ranks.group("open", 4, range(ranks.size))
@@ -255,7 +293,13 @@ def in_turn(ranks: Crew, *, smoke: bool) -> Report:
 
 
 def loss(ranks: Crew) -> Report:
-    """The last rank is killed between two sums; the others notice, and wire a group without it."""
+    """Kill the last rank between two reductions.
+
+    The others notice, and wire a group without it.
+
+    Returns:
+        The report.
+    """
     report = Report("gpu_loss", "A rank dies", ("survivors", "noticed ms", "wired anew ms"))
     survivors = range(ranks.size - 1)
     ranks.group("open", 2, range(ranks.size))

@@ -1,4 +1,4 @@
-"""Jobs whose ranks train on GPUs: beside torch's DDP, through a fault, and compiled."""
+"""Jobs whose ranks train on GPUs: beside torch's DDP, and through a fault."""
 
 from __future__ import annotations
 
@@ -26,22 +26,28 @@ BESIDE_DDP: Final = 1.02
 
 @dataclass(frozen=True)
 class Setup:
-    """Ranks and what they reduce over, on both sides."""
+    """Ranks, and their backends on both sides."""
 
     ranks: int
     ddp: str
     """Backend of torch.distributed."""
     paceline: str
-    """spec.collective.backend."""
+    """Value of spec.collective.backend."""
     layers: int
     sentences: int
-    """A rank's batch."""
+    """Batch size of a rank."""
     steps: int
     runs: int
 
 
 def beside_ddp(places: Sequence[torch.device], *, smoke: bool) -> Report:
-    """A step of a transformer, DDP and Paceline in turn, DDP with the quickest of its settings."""
+    """Measure a step of a transformer with DDP and Paceline in turn.
+
+    DDP uses the fastest of its settings.
+
+    Returns:
+        The report.
+    """
     columns = (
         *("ranks", "sentences", "DDP over", "its ms", "Paceline over", "its ms"),
         *("over DDP", "from", "to"),
@@ -67,7 +73,13 @@ def beside_ddp(places: Sequence[torch.device], *, smoke: bool) -> Report:
 
 
 def setups(places: Sequence[torch.device]) -> list[Setup]:
-    """Two ranks at least; those that share a GPU go through the host's memory on both sides."""
+    """Return the setups for these devices, each with two ranks at least.
+
+    Ranks that share a GPU reduce through host memory on both sides.
+
+    Returns:
+        The setups.
+    """
     if places[0].type == "cpu":
         return [Setup(2, "gloo", "auto", 2, 2, 5, 1)]
     shared = Setup(2, "gloo", "auto", 4, 16, 20, 2)
@@ -77,7 +89,7 @@ def setups(places: Sequence[torch.device]) -> list[Setup]:
 
 
 def _pair(setup: Setup, place: torch.device, *, smoke: bool) -> tuple[float, float, bool]:
-    """Seconds of a step with DDP and with Paceline, and whether all ranks hold the same weights."""
+    """Return the seconds of a step with DDP and Paceline, and True if all weights are equal."""
     config = {
         "model": "transformer",
         "device": place.type,
@@ -94,7 +106,18 @@ def _pair(setup: Setup, place: torch.device, *, smoke: bool) -> tuple[float, flo
 
 
 def run_ddp(setup: Setup, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each rank of a plain script has written."""
+    """Run the plain script on all ranks.
+
+    Args:
+        setup: Ranks and backend.
+        config: Configuration of the script.
+
+    Returns:
+        What each rank wrote.
+
+    Raises:
+        RuntimeError: A rank failed.
+    """
     with temporary_folder() as results:
         order = {**config, "backend": setup.ddp, "results": str(results)}
         common = {
@@ -124,14 +147,27 @@ def run_ddp(setup: Setup, config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _of(setup: Setup, rank: int) -> str:
-    """The GPU of a rank of DDP: its own with NCCL, the first for all of them with gloo."""
+    """Return the GPU of a rank of DDP: its own with NCCL, the first one with gloo."""
     return str(rank if setup.ddp == "nccl" else 0)
 
 
 def run_job(
     ranks: int, collective: Mapping[str, Any], config: Mapping[str, Any], *words: str
 ) -> list[dict[str, Any]]:
-    """What each rank of `paceline run` has written. Raises RuntimeError with its output."""
+    """Run the script with `paceline run`.
+
+    Args:
+        ranks: World size.
+        collective: Collective settings.
+        config: Configuration of the script.
+        *words: Further arguments of `paceline run`.
+
+    Returns:
+        What each rank wrote.
+
+    Raises:
+        RuntimeError: The job failed; the message holds the end of its output.
+    """
     with temporary_folder() as results:
         order = {**config, "results": str(results)}
         container = {
@@ -172,7 +208,13 @@ def run_job(
 
 
 def through_a_fault(places: Sequence[torch.device], *, smoke: bool) -> Report:
-    """Four ranks, shared GPUs if need be: one is killed, started again, and catches up."""
+    """Kill one of four ranks, which is restarted and catches up.
+
+    The ranks share GPUs if there are fewer than four.
+
+    Returns:
+        The report.
+    """
     report = Report("gpu_fault", "A rank on a GPU is killed", ("check",))
     config = {
         "model": "transformer",

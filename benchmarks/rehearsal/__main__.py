@@ -1,6 +1,6 @@
 """`python -m benchmarks.rehearsal 1024`: rehearse a job of so many ranks on this machine.
 
-Exit code 1 if a promise was broken, or if something did not come to its end.
+The exit code is 1 if a promise was broken or a step timed out.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from benchmarks.rehearsal.stage import PROCS, RehearsalError, Stage
 from testing.temporary import temporary_folder
 
 FILES_OF_A_PEER = 3
-"""Two of a zmq socket that connects, one of a connection that came in."""
+"""Open files per peer: two of a zmq socket that connects, one of an accepted connection."""
 FILES_OF_A_RANK = 24
-"""All others: its own sockets, their wake-ups, the connection to the coordinator."""
+"""All other open files of a rank: its sockets, their wake-ups, the connection to the coordinator.
+"""
 FILES_SHARE = 0.8
-"""Of what a process may open."""
+"""Share of the limit on open files that a process may use."""
 STEP_MS_PER_RANK = 2.5
-"""So long a batch takes at least, that the machine can play the round meanwhile."""
+"""Least length of a batch per rank, so that the machine can play the round meanwhile."""
 
 
 def main() -> int:
+    """Rehearse a job as the command line asks; print its figures and its ledger."""
     given = _parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no process shall be left behind
@@ -70,13 +72,20 @@ def rehearse(
     limit_s: float,
     folder: Path,
 ) -> Played:
+    """Play the whole scenario on a new stage and return what was measured."""
     with Stage(ranks, processes=processes, step_s=step_s, limit_s=limit_s, folder=folder) as stage:
         return Scenario(stage, rounds=rounds, quiet_s=quiet_s).play()
 
 
 def processes_for(ranks: int) -> int:
-    """So many that none of them runs out of files. A rank speaks to its group and to its own place
-    in the others (R41), and to some more while a change makes other groups."""
+    """Return how many processes are needed so that none runs out of open files.
+
+    A rank talks to its group and to its own place in the other groups (R41), and to some more peers
+    while a change forms other groups.
+
+    Returns:
+        At least 2.
+    """
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     peers = min(ranks - 1, max(TREE_ABOVE, 3 * isqrt(ranks)))
     files = ranks * (FILES_OF_A_PEER * peers + FILES_OF_A_RANK)

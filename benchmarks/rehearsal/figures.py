@@ -1,4 +1,4 @@
-"""A rehearsal's figures beside their limits, and the check of the ledger at its end (I1)."""
+"""Figures of a rehearsal beside their limits, and the check of the ledger at its end (I1)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KB = 1000
 
 
 def table(played: Played) -> list[tuple[str, str, str]]:
-    """(what, measured, limit at 1,024 ranks)."""
+    """Return the figures as rows of name, measured value, and limit at 1,024 ranks."""
     rounds, beats = played.stretches["rounds"], played.stretches["heartbeats"]
     inside = _inside(played, rounds)
     starters = [r.starter_ns / NS_PER_MS for r in inside if r.starter_ns]
@@ -70,6 +70,7 @@ def table(played: Played) -> list[tuple[str, str, str]]:
 
 
 def lines(played: Played) -> Iterable[str]:
+    """Yield the lines of the report."""
     yield f"\n{played.ranks} ranks in {played.pods} pods"
     yield ""
     for what, measured, limit in table(played):
@@ -96,7 +97,7 @@ def lines(played: Played) -> Iterable[str]:
 
 
 def bound_by(played: Played) -> str:
-    """What the machine, and not the protocol, limits."""
+    """Return the text that says which figures the machine limits, and not the protocol."""
     rounds = played.stretches["rounds"]
     inside = _inside(played, rounds)
     each_s = rounds.seconds / max(1, rounds.last_round - rounds.first_round)
@@ -112,7 +113,13 @@ protocol's."""
 
 
 def standstills(played: Played) -> list[tuple[GenerationId, float]]:
-    """For each new generation: from the last commit before it to the first one in it."""
+    """Return for each new generation how long rounds stood still.
+
+    This is the time from the last commit before it to the first commit in it.
+
+    Returns:
+        Pairs of generation and seconds.
+    """
     rounds = [r for _, r in sorted(played.summary.rounds.items()) if r.last_applied_ns]
     return [
         (after.generation, (after.first_applied_ns - before.last_applied_ns) / NS_PER_S)
@@ -122,7 +129,13 @@ def standstills(played: Played) -> list[tuple[GenerationId, float]]:
 
 
 def broken_promises(played: Played) -> list[str]:
-    """I1, I5: every sample is accounted for, and all finished with the same log and weights."""
+    """Return which promises were broken; empty if none (I1, I5).
+
+    Every sample must be accounted for, and all ranks must finish with the same log and weights.
+
+    Returns:
+        One line per broken promise.
+    """
     accounts = played.summary.accounts
     finished = [x for x in accounts if x.finished]
     wrong = [_describe(x) for x in finished if _unaccounted(x)]
@@ -145,6 +158,7 @@ def broken_promises(played: Played) -> list[str]:
 
 
 def ledger(played: Played) -> str:
+    """Return the ledger of all samples as one line."""
     accounts = played.summary.accounts
     finished = [x for x in accounts if x.finished]
     whole = finished[0]
@@ -158,6 +172,7 @@ def ledger(played: Played) -> str:
 
 
 def lost_with_the_dead(accounts: list[Account]) -> int:
+    """Return the samples that departed ranks had produced but not delivered."""
     departed = [x for x in accounts if not x.finished]
     counted = next(x.departed for x in accounts if x.finished)
     return sum(x.produced for x in departed) - counted
@@ -172,13 +187,19 @@ def _describe(x: Account) -> str:
 
 
 def _inside(played: Played, stretch: Stretch) -> list[RoundSummary]:
-    """Rounds of the stretch, without its ends."""
+    """Return the rounds of the stretch, without its ends."""
     numbers = range(stretch.first_round, stretch.last_round)
     return [played.summary.rounds[n] for n in numbers if n in played.summary.rounds]
 
 
 def _mid(values: list[float]) -> str:
-    """Median, and what one in a hundred exceeds: more is the scheduler's."""
+    """Return the median and the 99th percentile as text.
+
+    Higher values are due to the machine's scheduler.
+
+    Returns:
+        Text; `?` without values.
+    """
     if not values:
         return "?"
     high = sorted(values)[int(0.99 * len(values))]

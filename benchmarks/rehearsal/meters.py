@@ -1,4 +1,4 @@
-"""What a rank of a rehearsal measures about itself, and what its process makes of it."""
+"""Measurements of a rank of a rehearsal, and their summaries per process."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ class RankRound:
     collect_ns: int = 0
     """Processor time of its communication thread until GO was sent or received."""
     sent_ns: int = 0
-    """Of it, in the sockets: a connection is made when something is sent for the first time."""
+    """Part of `collect_ns` in the sockets; the first message to a peer makes the connection."""
     heard: int = 0
-    """Messages of other ranks, until GO."""
+    """Messages of other ranks until GO."""
     commit_ns: int = 0
-    """And after it: sum joined, log appended, leases dealt, the script let go."""
+    """Processor time after GO: join the reduction, append to the log, deal leases, resume the
+    script."""
     figures_ns: int = 0
-    """What status and metrics show, worked out whenever the thread has nothing else to do."""
+    """Processor time for the figures of status and metrics, computed whenever the thread is idle.
+    """
     started: bool = False
-    """It was the starter."""
+    """True if it was the starter."""
     announced_ns: int = 0
     go_ns: int = 0
     applied_ns: int = 0
     fresh: bool = False
-    """Its gradient went into its own round."""
+    """True if its gradient went into its own round."""
     go_bytes: int = 0
-    """Of one GO on the wire, where it sent one."""
+    """Size of one GO on the wire, if it sent one."""
     generation: GenerationId | None = None
 
 
@@ -40,40 +42,43 @@ class RankChange:
 
     promised_ns: int = 0
     started_ns: int = 0
-    """Its data channel stood."""
+    """Time at which its data channel was open."""
     cpu_ns: int = 0
     parts: int = 0
-    """Members that it repaired: sent the sum that they lack (R7)."""
+    """Members that it repaired by sending the sum that they lacked (R7)."""
 
 
 class Meter:
-    """One rank's. `charge` gives the processor time since the last call to an account."""
+    """Measurements of one rank."""
 
     def __init__(self) -> None:
         self.rounds: dict[int, RankRound] = {}
         self.changes: dict[GenerationId, RankChange] = {}
         self.contacts: set[MemberId] = set()
-        """To whom it speaks about rounds, of the present members."""
+        """Present members that it has sent messages about rounds."""
         self.contacts_max = 0
         self.sent_ns = 0
-        """In the sockets, since the present event came."""
+        """Processor time in the sockets since the current event arrived."""
         self.registered_ns = 0
         self.active_ns = 0
-        """The first time, both."""
+        """Time at which it was first active; `registered_ns` is that of its first registration."""
         self._last_ns = 0
 
     def round(self, version: int) -> RankRound:
+        """Return the measurements of a round."""
         return self.rounds.setdefault(version, RankRound())
 
     def change(self, proposal: GenerationId) -> RankChange:
+        """Return the measurements of a change of the membership."""
         return self.changes.setdefault(proposal, RankChange())
 
     def contact(self, member: MemberId) -> None:
+        """Record a message to a member."""
         self.contacts.add(member)
         self.contacts_max = max(self.contacts_max, len(self.contacts))
 
     def spent_ns(self) -> int:
-        """Processor time of this thread since the last call."""
+        """Return the processor time of this thread since the last call."""
         now_ns = time.thread_time_ns()
         spent, self._last_ns = now_ns - self._last_ns, now_ns
         return spent
@@ -81,7 +86,7 @@ class Meter:
 
 @dataclass
 class Account:
-    """What one rank says at its end about its samples (I1), and about its log."""
+    """Final account of one rank: its samples (I1) and its log."""
 
     member: MemberId
     finished: bool
@@ -92,7 +97,7 @@ class Account:
     lost: int
     applied: int
     dropped: int
-    """By its own log, as is what comes next."""
+    """Samples dropped according to its own log, which the following fields come from as well."""
     all_applied: int
     all_dropped: int
     departed: int
@@ -110,15 +115,16 @@ class RoundSummary:
     starter_heard: int = 0
     go_bytes: int = 0
     others_ns: list[int] = field(default_factory=list)
-    """Of each rank that was not the starter."""
+    """Processor time of each rank that was not the starter."""
     figures_ns: int = 0
-    """The most of any rank."""
+    """Largest `figures_ns` of any rank."""
     last_fresh_ns: int = 0
     last_go_ns: int = 0
     first_applied_ns: int = 0
     last_applied_ns: int = 0
 
     def add(self, one: RankRound) -> None:
+        """Add the measurements of one rank; a rank that never applied the round does not count."""
         if not one.applied_ns:
             return
         self.generation = one.generation
@@ -136,6 +142,7 @@ class RoundSummary:
         self.first_applied_ns = min(first, one.applied_ns)
 
     def merge(self, other: RoundSummary) -> None:
+        """Add the summary of another process."""
         self.generation = other.generation or self.generation
         self.starter_ns = self.starter_ns or other.starter_ns
         self.starter_sent_ns = self.starter_sent_ns or other.starter_sent_ns
@@ -152,15 +159,16 @@ class RoundSummary:
 
 @dataclass
 class ChangeSummary:
-    """One generation on all ranks of one process, or of all."""
+    """One generation on all ranks of one process, or of all processes."""
 
     first_promised_ns: int = 0
     last_started_ns: int = 0
     cpu_ns: list[int] = field(default_factory=list)
     parts: int = 0
-    """Most that one rank sent."""
+    """Largest number of parts that one rank sent."""
 
     def add(self, one: RankChange) -> None:
+        """Add the measurements of one rank."""
         promised = [x for x in (self.first_promised_ns, one.promised_ns) if x]
         self.first_promised_ns = min(promised, default=0)
         self.last_started_ns = max(self.last_started_ns, one.started_ns)
@@ -168,24 +176,25 @@ class ChangeSummary:
         self.parts = max(self.parts, one.parts)
 
     def merge(self, other: ChangeSummary) -> None:
+        """Add the summary of another process."""
         self.add(RankChange(other.first_promised_ns, other.last_started_ns, 0, parts=other.parts))
         self.cpu_ns[-1:] = other.cpu_ns
 
 
 @dataclass
 class Summary:
-    """All that one process has measured."""
+    """All measurements of one process."""
 
     rounds: dict[int, RoundSummary] = field(default_factory=dict)
     changes: dict[GenerationId, ChangeSummary] = field(default_factory=dict)
     accounts: list[Account] = field(default_factory=list)
     contacts_max: int = 0
     last_registered_ns: int = 0
-    """Of those that were there from the beginning, the last one."""
+    """Latest first registration of the ranks that were there from the beginning."""
     last_active_ns: int = 0
 
     def add(self, meter: Meter, *, first: bool) -> None:
-        """`first`: of a rank that was there from the beginning."""
+        """Add one rank; `first` is True if it was there from the beginning."""
         if first:
             self.last_registered_ns = max(self.last_registered_ns, meter.registered_ns)
             self.last_active_ns = max(self.last_active_ns, meter.active_ns)
@@ -196,6 +205,7 @@ class Summary:
         self.contacts_max = max(self.contacts_max, meter.contacts_max)
 
     def merge(self, other: Summary) -> None:
+        """Add the summary of another process."""
         for version, one in other.rounds.items():
             self.rounds.setdefault(version, RoundSummary()).merge(one)
         for proposal, change in other.changes.items():

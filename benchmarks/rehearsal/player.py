@@ -1,7 +1,7 @@
 """A process that plays many pods of a rehearsal, with all their ranks.
 
-Its main thread does what the stage says; an event loop in a second thread has the agents and all
-connections to the coordinator; each rank has a thread of its own.
+Its main thread executes the stage's orders. An event loop in a second thread runs the agents and
+all connections to the coordinator. Each rank has a thread of its own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from benchmarks.rehearsal.rank import RehearsedRank, Surroundings
 from benchmarks.rehearsal.sums import LocalSums, Partial, Total
 
 SWITCH_INTERVAL_S: Final = 0.1
-"""Of the interpreter lock. A rank's thread seldom works for a millisecond; with the default of 5 ms
-the waiting ones only wake each other."""
+"""Switch interval of the interpreter lock. A rank's thread seldom works for a millisecond; with the
+default of 5 ms the waiting threads only wake each other."""
 STRAGGLES_EVERY: Final = 16
-"""One rank in so many is slow,"""
+"""One rank in this many is slow."""
 SLOWNESS: Final = 4.0
-"""by this factor, as long as nothing else is said."""
+"""Factor on the batch times of slow ranks, until the stage sets another."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,11 @@ class Part:
     """Certificate and key of the job's agents."""
     sockets: Path
     procs: int
-    """Ranks of a pod."""
+    """Number of ranks of a pod."""
     step_s: float
 
     def plays(self, member: MemberId) -> bool:
+        """Return True if this process plays the member."""
         return member.slot % self.processes == self.index
 
 
@@ -60,38 +61,46 @@ class Part:
 
 @dataclass(frozen=True)
 class StartPod:
+    """Order to start a pod."""
+
     slot: int
     attempt: int
 
 
 @dataclass(frozen=True)
 class EvictPod:
+    """Order to evict a pod, as when its node is drained."""
+
     slot: int
 
 
 @dataclass(frozen=True)
 class Kill:
+    """Order to kill a rank."""
+
     member: MemberId
 
 
 @dataclass(frozen=True)
 class Gone:
-    """A member has died somewhere: links to it break."""
+    """Notice that a member has died in some process: links to it break."""
 
     member: MemberId
 
 
 @dataclass(frozen=True)
 class Pace:
+    """Order to change the length of batches."""
+
     step_s: float
-    """Of the batches from now on,"""
+    """Length of the batches from now on."""
     slowness: float
-    """and by so much longer those of the slow ranks."""
+    """Factor on the batches of slow ranks."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Say what was measured, and end."""
+    """Order to report all measurements and end."""
 
 
 Order = StartPod | EvictPod | Kill | Gone | Pace | Total | Report
@@ -102,11 +111,15 @@ Order = StartPod | EvictPod | Kill | Gone | Pace | Total | Report
 
 @dataclass(frozen=True)
 class Died:
+    """Notice that a rank has died."""
+
     member: MemberId
 
 
 @dataclass(frozen=True)
 class PodEnded:
+    """Notice that a pod has ended."""
+
     slot: int
     attempt: int
     end: End
@@ -117,6 +130,8 @@ Note = Partial | Died | PodEnded | Summary
 
 
 class Player:
+    """Runs the pods of one process and follows the stage's orders."""
+
     def __init__(self, stage: Connection[Note, Order], part: Part) -> None:
         self._stage, self._part = stage, part
         self._speaking = threading.Lock()
@@ -134,7 +149,7 @@ class Player:
         self._thread = threading.Thread(target=self._loop.run_forever, name="agents", daemon=True)
 
     def play(self) -> None:
-        """Until the stage wants the report."""
+        """Execute orders until the stage asks for the report."""
         self._thread.start()
         while True:
             order = self._stage.recv()
@@ -196,7 +211,7 @@ class Player:
 
 
 def play(stage: Connection[Note, Order], part: Part) -> None:
-    """The whole life of such a process."""
+    """Run a player process from its start to its end."""
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)

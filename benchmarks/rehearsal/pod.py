@@ -1,7 +1,7 @@
 """One pod of a rehearsal: the agent's real decisions, over ranks that are threads.
 
 As `paceline.agent.supervisor` does with processes, it starts, drains and ends the ranks of its pod,
-and tells the coordinator which have died. Lives on the event loop of its process.
+and reports to the coordinator which have died. It lives on the event loop of its process.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ from paceline.worker.coordinator_line import BEAT_NS
 from benchmarks.rehearsal.rank import RehearsedRank, Surroundings
 
 LIMITS: Final = supervise.Limits(restarts_max=6, drain_ns=600 * NS_PER_S)
-"""A drain of many ranks takes its time on two cores; nobody is to be killed for that."""
+"""Limits of the supervisor. A drain of many ranks takes long on two cores, and that must kill no
+rank."""
 PATIENCE_S: Final = 120.0
-"""For the answer to a ping. Where hundreds of ranks share a core, a connection without one is
-slow, not dead."""
+"""Timeout for the answer to a ping. Where hundreds of ranks share a core, a connection without an
+answer is slow, not dead."""
 SIGKILL: Final = -9
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the operator's Secret and environment tell to a pod."""
+    """Settings that a pod gets from the operator's Secret and its environment."""
 
     coordinator: str
     token: str
@@ -62,10 +63,10 @@ class Job:
 
 
 class RankLine:
-    """A rank's line to the coordinator by way of its agent, on the loop of its process (the product
-    gives it a thread in the rank, and a socket).
+    """A rank's connection to the coordinator through its agent, on the loop of its process.
 
-    It beats as often as its pod does: in the product a rank beats more often, on a core of its own.
+    The product gives it a thread in the rank, and a socket. Here it beats as often as its pod does;
+    in the product a rank beats more often, on a core of its own.
     """
 
     def __init__(
@@ -78,12 +79,12 @@ class RankLine:
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, message: RankMessage) -> None:
-        """From any thread."""
+        """Send a message to the coordinator; any thread may call this."""
         if self._connection:
             self._loop.call_soon_threadsafe(self._say, message)
 
     def tell(self, data: bytes) -> None:
-        """From the agent."""
+        """Receive a message from the agent, on the loop."""
         match wire.message_to_rank(data):
             case Introduce(connection=number):
                 self._connection, self._registered = number, None
@@ -98,7 +99,7 @@ class RankLine:
                 self._rank.obey(order)
 
     def close(self) -> None:
-        """On the loop, when the rank has ended."""
+        """Close the connection after the rank has ended; call it on the loop."""
         self._connection = 0
         if self._timer is not None:
             self._timer.cancel()
@@ -133,6 +134,8 @@ class _Slot:
 
 
 class Pod:
+    """One pod: the supervisor's places, their ranks, and the agent's connection."""
+
     def __init__(
         self,
         slot: int,
@@ -143,7 +146,16 @@ class Pod:
         born: Callable[[RehearsedRank], None],
         died: Callable[[RehearsedRank], None],
     ) -> None:
-        """`born` and `died` hear of every rank."""
+        """Prepare a pod; call this on the event loop.
+
+        Args:
+            slot: Slot of the pod.
+            attempt: Attempt of the pod.
+            job: The job's settings.
+            around: What all ranks of the process share.
+            born: Called with every rank that is started.
+            died: Called with every rank that has ended.
+        """
         self.slot, self.attempt = slot, attempt
         self._job, self._around, self._born, self._died = job, around, born, died
         self._loop = asyncio.get_running_loop()
@@ -166,7 +178,11 @@ class Pod:
         )
 
     async def run(self) -> Ended:
-        """Until all its ranks have ended and the coordinator has heard of it."""
+        """Run the pod until all its ranks have ended and the coordinator has received the report.
+
+        Returns:
+            How the pod ended.
+        """
         voice = asyncio.create_task(self._voice.run())
         for slot in self._slots:
             self._post(slot, supervise.Tick())
@@ -183,11 +199,11 @@ class Pod:
     # ---- what happens to it ---------------------------------------------------------------
 
     def evict(self) -> None:
-        """SIGTERM, as when its node is drained."""
+        """Drain all ranks, as SIGTERM does when a node is drained."""
         self._drain("SIGTERM")
 
     def kill(self, member: MemberId) -> None:
-        """SIGKILL to one of its ranks, from outside."""
+        """Kill one of its ranks from outside, as SIGKILL does."""
         for slot in self._slots:
             if slot.rank is not None and slot.rank.me == member:
                 slot.rank.kill()

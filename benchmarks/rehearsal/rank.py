@@ -1,8 +1,8 @@
 """One rank of a rehearsal: the real state machine and sockets, two numbers in place of tensors.
 
-`RehearsedRank` is to `paceline.worker.comm_thread` what the simulation's rank is: it carries out
-the effects in the same order, on a thread of its own that waits in the kernel, and has no opinion.
-The script is played on the same thread: a pause for each batch.
+`RehearsedRank` is to `paceline.worker.comm_thread` what the simulation's rank is. It carries out
+the effects in the same order, on a thread of its own that waits in the kernel, and decides nothing.
+The script runs on the same thread: a pause for each batch.
 """
 
 from __future__ import annotations
@@ -53,16 +53,18 @@ from benchmarks.rehearsal.sums import NONE, LocalSums, Numbers, Seat, add
 
 BATCH: Final = 4
 PLAN: Final = DataPlan(samples=BATCH * 10**8, batch=BATCH, epochs=1, seed=1)
-"""More than any rehearsal works off, so that the operator's word ends it."""
+"""Data plan with more samples than any rehearsal processes, so that the operator's stop ends the
+job."""
 IDLE_MS: Final = 1_000
 END_S: Final = 0.01
-"""The script's own work after the last round."""
+"""Time that the script works after the last round."""
 
 
 class Link(Protocol):
-    """How words reach the coordinator."""
+    """Connection of a rank to the coordinator."""
 
-    def send(self, message: RankMessage) -> None: ...
+    def send(self, message: RankMessage) -> None:
+        """Send a message to the coordinator; called on the rank's thread, must not block."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,15 @@ class Surroundings:
     sockets: Path
     sums: LocalSums
     step_s: Callable[[MemberId], float]
-    """How long the next batch of a rank takes."""
+    """Function that returns how long the next batch of a rank takes."""
 
 
 class RehearsedRank:
-    """`told` is called when it knows how it ends, `ended` when its process would be reaped."""
+    """A rank on a thread of its own.
+
+    `told` is called when the rank knows how it ends, `ended` when its process would be reaped; both
+    on the rank's thread.
+    """
 
     def __init__(
         self,
@@ -121,27 +127,33 @@ class RehearsedRank:
     # ---- any thread -----------------------------------------------------------------------
 
     def start(self) -> None:
+        """Start the rank's thread."""
         self.post(ev.Begin("same", PLAN, 2, data=f"data-{self.me}"))
         self._thread.start()
 
     def post(self, event: ev.Event) -> None:
+        """Queue an event and wake the thread; any thread may call this."""
         self._posted.append(event)
         self._peers.wake()
 
     def obey(self, order: ToRank) -> None:
-        """From the coordinator. An order that interrupts ends the reduction under way first."""
+        """Receive an order of the coordinator; any thread may call this.
+
+        An order that interrupts ends the reduction in flight first.
+        """
         if _Orders.interrupts(order):
             self._orders.arrived()
             self._leave_seat("an order came")
         self.post(order)
 
     def kill(self) -> None:
-        """As by SIGKILL: it says nothing any more."""
+        """End the rank as SIGKILL would: it sends nothing more."""
         self.killed = True
         self._leave_seat("it was killed")
         self._peers.wake()
 
     def heartbeat(self) -> Heartbeat:
+        """Return the rank's heartbeat."""
         return self.facts.heartbeat(self.machine.state, self._doing())
 
     def _doing(self) -> Doing:
@@ -154,7 +166,7 @@ class RehearsedRank:
             seat.fail(why)
 
     def account(self) -> Account:
-        """Once it has ended."""
+        """Return the rank's final account; call it after the rank has ended."""
         rank = self.machine.state
         log, pending = rank.log, rank.pending
         mine, total = log.ledger.by_member.get(self.me, Totals()), log.ledger.total()
@@ -217,7 +229,7 @@ class RehearsedRank:
         return max(0, min(IDLE_MS, -(-left_ns // NS_PER_MS)))
 
     def _take(self, event: ev.Event) -> None:
-        """One event, its effects, and the events that carrying them out brought."""
+        """Handle one event, carry out its effects, and handle the events that they cause."""
         if _Orders.interrupts(event):
             self._orders.taken()
         now = self._work_since_ns = now_ns()
@@ -266,7 +278,10 @@ class RehearsedRank:
             change.started_ns = now_ns()
 
     def _weigh_go(self, meter: RankRound, effects: list[ev.Effect]) -> None:
-        """Of the starter, which was sent none. On no account: the product packs it but once."""
+        """Record the size of the starter's GO, which received none itself.
+
+        This packing is not charged to the starter: the product packs GO only once.
+        """
         meter.started = True
         sent = (x.message for x in effects if isinstance(x, ev.ToPeer))
         if (start := next((x for x in sent if isinstance(x, Start)), None)) is not None:
@@ -426,7 +441,7 @@ class RehearsedRank:
 
 
 class _Orders:
-    """Counts the orders that interrupt the thread and that it has not taken yet."""
+    """Counts the orders that interrupt the thread and that it has not handled yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -434,13 +449,16 @@ class _Orders:
 
     @staticmethod
     def interrupts(order: object) -> bool:
+        """Return True if an order interrupts a reduction."""
         return isinstance(order, Prepare | Release | Dismiss)
 
     def arrived(self) -> None:
+        """Count an order that has arrived."""
         with self._lock:
             self.outstanding += 1
 
     def taken(self) -> None:
+        """Count an order that the thread now handles."""
         with self._lock:
             self.outstanding -= 1
 

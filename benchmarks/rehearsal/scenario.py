@@ -1,4 +1,4 @@
-"""What happens to the job of a rehearsal, from the first registration to the last release."""
+"""Events in the job of a rehearsal, from the first registration to the last release."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from benchmarks.rehearsal.stage import PROCS, Sample, Stage
 log = logging.getLogger("rehearsal")
 
 NODE_SHARE: Final = 16
-"""The node that is drained has so much of the pods: 8 of 128 at 1,024 ranks."""
+"""The drained node holds one in this many pods: 8 of 128 at 1,024 ranks."""
 
 
 @dataclass
 class Stretch:
-    """A time in which one thing went on."""
+    """A span of time in which only one thing happened."""
 
     begin: Sample
     end: Sample
@@ -32,47 +32,61 @@ class Stretch:
 
     @property
     def seconds(self) -> float:
+        """Length in seconds."""
         return (self.end.at_ns - self.begin.at_ns) / NS_PER_S
 
     @property
     def coordinator_cores(self) -> float:
+        """Mean number of cores that the coordinator used."""
         return (self.end.cpu_s - self.begin.cpu_s) / self.seconds
 
     @property
     def players_cores(self) -> float:
+        """Mean number of cores that all players used."""
         return (self.end.players_s - self.begin.players_s) / self.seconds
 
     @property
     def received_per_s(self) -> float:
+        """Bytes per second into the coordinator."""
         return (self.end.traffic.received - self.begin.traffic.received) / self.seconds
 
     @property
     def sent_per_s(self) -> float:
+        """Bytes per second out of the coordinator."""
         return (self.end.traffic.sent - self.begin.traffic.sent) / self.seconds
 
 
 @dataclass
 class Played:
-    """All that is known at the end."""
+    """All results of a rehearsal."""
 
     ranks: int
     pods: int
     stretches: dict[str, Stretch] = field(default_factory=dict)
     took_s: dict[str, float] = field(default_factory=dict)
-    """From something that happened to everybody active, as the status shows it."""
+    """Time from each event until all ranks were active again, as the status shows it."""
     changes: list[Change] = field(default_factory=list)
     summary: Summary = field(default_factory=Summary)
     memory: int = 0
-    """Most that a coordinator had."""
+    """Peak memory of any coordinator, in bytes."""
 
 
 class Scenario:
+    """Sequence of events that a rehearsal plays."""
+
     def __init__(self, stage: Stage, *, rounds: int, quiet_s: float) -> None:
-        """`rounds`: between two things that happen. `quiet_s`: of heartbeats alone."""
+        """Prepare the scenario.
+
+        Args:
+            stage: The stage to play on.
+            rounds: Number of rounds between two events.
+            quiet_s: Seconds of heartbeats alone.
+        """
         self._stage, self._rounds, self._quiet_s = stage, rounds, quiet_s
         self._played = Played(stage.ranks, len(stage.pods))
 
     def play(self) -> Played:
+        """Play all events to the end of the job and return what was measured."""
         self._begin()
         self._steady("rounds")
         self._heartbeats_alone()
@@ -90,7 +104,7 @@ class Scenario:
         self._stage.until_round(self._stage.version + 3)  # connections are made at first use
 
     def _steady(self, name: str) -> None:
-        """Rounds with stragglers, and nothing else."""
+        """Let rounds with stragglers run, and nothing else."""
         begin, first = self._stage.sample(), self._stage.version
         self._stage.until_round(first + self._rounds)
         last = self._stage.version
@@ -98,7 +112,10 @@ class Scenario:
         self._played.stretches[name] = Stretch(begin, self._stage.sample(), first, last)
 
     def _heartbeats_alone(self) -> None:
-        """All scripts are in a long batch, so the machine has time for what is to be measured."""
+        """Measure heartbeats while all scripts are in a long batch.
+
+        So the machine has time for what is measured.
+        """
         version = self._stage.version
         self._stage.all_compute(self._quiet_s)
         time.sleep(0.4 * self._quiet_s)
@@ -111,7 +128,7 @@ class Scenario:
         self._stage.until_round(version + 3)
 
     def _death(self) -> None:
-        """Of one rank; its agent starts another one, which joins."""
+        """Kill one rank; its agent starts another one, which joins."""
         self._stage.until_active(self._stage.ranks)
         victim = self._stage.active()[self._stage.ranks // 2]
         follower = MemberId(victim.slot, victim.local, victim.attempt + 1)
@@ -121,7 +138,7 @@ class Scenario:
         self._everybody("death", begun_ns)
 
     def _node(self) -> None:
-        """SIGTERM to all pods of a node; others take their places."""
+        """Evict all pods of a node; others take their places."""
         slots = sorted(self._stage.pods)[1:]
         slots = slots[: max(1, len(self._stage.pods) // NODE_SHARE)]
         begun_ns = now_ns()
@@ -138,7 +155,10 @@ class Scenario:
         self._everybody(f"join of {len(slots)} x {PROCS}", begun_ns)
 
     def _coordinator(self) -> None:
-        """Killed, and started anew: it learns everything from the registrations (R1)."""
+        """Kill the coordinator and start it again.
+
+        It learns everything from the registrations (R1).
+        """
         self._keep()
         begun_ns = now_ns()
         self._stage.sample()
@@ -176,6 +196,6 @@ class Scenario:
         log.info("%s: %.1f s", what, self._played.took_s[what])
 
     def _keep(self) -> None:
-        """What a coordinator says about its changes, which the next one does not know."""
+        """Keep the changes that a coordinator reports; the next one does not know them."""
         assert self._stage.status is not None
         self._played.changes += self._stage.status.changes

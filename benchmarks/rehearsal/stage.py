@@ -1,7 +1,7 @@
-"""The stage of a rehearsal: coordinator and players as processes, and what the operator does.
+"""The stage of a rehearsal: coordinator and players as processes, and the operator's part.
 
-It starts the coordinator as the operator's pod does, tells it which pods may live, polls its
-status, replaces what has left, and starts it again when it was killed.
+It starts the coordinator as the operator's pod does, sends it the inventory of pods that may live,
+polls its status, replaces the pods that have left, and restarts it when it was killed.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from benchmarks.rehearsal.sums import Partial, WholeSums
 log = logging.getLogger("rehearsal")
 
 PROCS: Final = 8
-"""Ranks of a pod."""
+"""Number of ranks of a pod."""
 POLL_S: Final = 1.0
-"""Between two answers of the status. The operator rests longer while all is well."""
+"""Pause between two requests for the status. The operator pauses longer while all is well."""
 NEWS_S: Final = 10.0
 ENDS_S: Final = 20.0
 
 
 class RehearsalError(RuntimeError):
-    """It did not go as it should; the message says what was waited for."""
+    """Raised when a step of the rehearsal fails; the message says what was waited for."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The coordinator at one moment."""
+    """Resources of the coordinator and the players at one moment."""
 
     at_ns: int
     cpu_s: float
     memory: int
     traffic: watch.Traffic
     players_s: float
-    """Processor time of all players."""
+    """Processor time of all players so far."""
 
 
 @dataclass
@@ -75,18 +75,19 @@ class _Process:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def say(self, order: player.Order) -> None:
+        """Send an order to the player; any thread may call this."""
         with self.lock:
             self.line.send(order)
 
 
 class Stage:
-    """`with Stage(...) as stage`; no process of it lives afterwards."""
+    """Context manager of all processes of a rehearsal; none is alive afterwards."""
 
     def __init__(self, ranks: int, *, processes: int, step_s: float, limit_s: float, folder: Path):
         self.ranks, self.processes = ranks, processes
         self.step_s, self.limit_s = step_s, limit_s
         self.pods = dict.fromkeys(range(ranks // PROCS), 0)
-        """Attempt by slot, of the pods that are wanted."""
+        """Attempt by slot, for the pods that should run."""
         self.status: Status | None = None
         self.samples: list[Sample] = []
         self.summary = Summary()
@@ -99,7 +100,7 @@ class Stage:
         self._players: list[_Process] = []
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._spent_s = 0.0
-        """By coordinators that are dead."""
+        """Processor time of coordinators that are dead."""
         self._sums = WholeSums(self._to_all)
         self._threads: list[threading.Thread] = []
         self._keys = job_keys(secrets.token_bytes(OPERATOR_KEY_BYTES), "rehearsal")
@@ -157,6 +158,7 @@ class Stage:
     # ---- processes ------------------------------------------------------------------------
 
     def start_coordinator(self) -> None:
+        """Start a coordinator process."""
         outer = {name: v for name, v in os.environ.items() if not name.startswith("PACELINE_")}
         env = outer | {
             names.ENV_JOB: "rehearsal",
@@ -174,6 +176,7 @@ class Stage:
             )
 
     def kill_coordinator(self) -> None:
+        """Kill the coordinator; its processor time still counts."""
         assert self._coordinator is not None
         self._spent_s += watch.cpu_s(self._coordinator.pid)
         self._coordinator.send_signal(signal.SIGKILL)
@@ -202,51 +205,62 @@ class Stage:
     # ---- what the operator does -----------------------------------------------------------
 
     def start_pods(self) -> None:
+        """Send the inventory and start all pods."""
         self.send_inventory()
         for slot, attempt in self.pods.items():
             self._player(slot).say(player.StartPod(slot, attempt))
 
     def replace(self, slot: int) -> None:
-        """Its pod has ended: another one takes its place."""
+        """Start another pod in the place of one that has ended."""
         self.pods[slot] += 1
         self.send_inventory()
         self._player(slot).say(player.StartPod(slot, self.pods[slot]))
 
     def send_inventory(self) -> None:
-        """At this moment only these pods may live (R25)."""
+        """Send the coordinator the pods that may live at this moment (R25)."""
         self._revision += 1
         trained = self.status is not None and self.status.version > 0
         pods = tuple(sorted(self.pods.items()))
         self._post("/v1/inventory", Inventory(self._revision, pods, trained))
 
     def stop_job(self) -> None:
+        """Ask the coordinator to stop the job."""
         self._post("/v1/targets", Targets(stop=True))
 
     def evict(self, slots: list[int]) -> None:
+        """Evict pods."""
         for slot in slots:
             self._player(slot).say(player.EvictPod(slot))
 
     def ended(self, slots: list[int]) -> list[player.PodEnded]:
+        """Return the pods of these slots whose current attempt has ended."""
         return [x for x in self._ended if x.slot in slots and x.attempt == self.pods[x.slot]]
 
     def kill(self, member: MemberId) -> None:
+        """Kill a rank."""
         self._player(member.slot).say(player.Kill(member))
 
     def all_compute(self, step_s: float) -> None:
-        """The next batches take so long, on the slow ranks as well."""
+        """Set the length of the next batches, the same on slow ranks."""
         self._to_all(player.Pace(step_s, 1.0))
 
     def as_before(self) -> None:
+        """Set the usual length of batches, and the slow ranks' factor."""
         self._to_all(player.Pace(self.step_s, player.SLOWNESS))
 
     def acknowledge(self) -> None:
-        """The job's end was seen: the coordinator may go, and does."""
+        """Acknowledge the job's end, so that the coordinator exits, and wait for that.
+
+        Raises:
+            RehearsalError: The coordinator ended with an exit code other than 0.
+        """
         self._call("POST", "/v1/acknowledge", b"")
         assert self._coordinator is not None
         if code := self._coordinator.wait(ENDS_S):
             raise RehearsalError(f"the coordinator ended with {code}\n{self.story()}")
 
     def collect(self) -> Summary:
+        """Ask all players for their measurements and return them merged."""
         self._to_all(player.Report())
         self.until("the players' reports", lambda: self._reports == self.processes)
         return self.summary
@@ -254,7 +268,15 @@ class Stage:
     # ---- what was heard -------------------------------------------------------------------
 
     def until(self, what: str, holds: Callable[[], bool]) -> None:
-        """Wait for news until it holds. Raises RehearsalError."""
+        """Wait until a condition holds.
+
+        Args:
+            what: Name of the condition, for the error message.
+            holds: The condition; it is checked at each news.
+
+        Raises:
+            RehearsalError: It does not hold after `limit_s`, or a player has died.
+        """
         end = time.monotonic() + self.limit_s
         with self._news:
             while not holds():
@@ -267,24 +289,28 @@ class Stage:
                 self._news.wait(min(left, POLL_S))
 
     def until_active(self, count: int) -> None:
+        """Wait until exactly so many ranks are active."""
         self.until(f"{count} active ranks", lambda: self._count(RankPhase.ACTIVE) == count)
 
     def until_round(self, version: int) -> None:
+        """Wait until the job has reached a version."""
         self.until(f"round {version}", lambda: self.version >= version)
 
     @property
     def version(self) -> int:
+        """Version of the weights in the last status; 0 before the first."""
         return self.status.version if self.status else 0
 
     def _count(self, phase: RankPhase) -> int:
         return sum(rank.state is phase for rank in self.status.ranks) if self.status else 0
 
     def active(self) -> list[MemberId]:
+        """Return the active members in the last status."""
         assert self.status is not None
         return [rank.member for rank in self.status.ranks if rank.state is RankPhase.ACTIVE]
 
     def sample(self) -> Sample:
-        """Of now; kept."""
+        """Take a sample, keep it, and return it."""
         assert self._coordinator is not None
         pid = self._coordinator.pid
         players_s = sum(watch.cpu_s(x.process.pid) for x in self._players)
@@ -296,7 +322,7 @@ class Stage:
         return sample
 
     def story(self) -> str:
-        """For an error: where everybody is, and what the coordinator said."""
+        """Return the state of the job for an error message: phases, last events, and log."""
         said = (self._folder / "coordinator.log").read_text()[-3000:]
         if self.status is None:
             return f"the coordinator never answered\n{said}"
@@ -307,7 +333,7 @@ class Stage:
     # ---- threads --------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """What the players say, until all have ended."""
+        """Receive the notes of the players until all have ended."""
         lines = [each.line for each in self._players]
         while lines:
             for line in wait(lines):
@@ -346,7 +372,10 @@ class Stage:
         return self._players[slot % self.processes]
 
     def _poll(self) -> None:
-        """As the operator: ask for anything newer, over one connection; rest between answers."""
+        """Poll the status as the operator does.
+
+        It asks for anything newer over one connection and pauses between answers.
+        """
         line: http.client.HTTPSConnection | None = None
         while not self._over:
             try:
@@ -379,7 +408,7 @@ class Stage:
         self._call("POST", path, msgspec.json.encode(body))
 
     def _call(self, method: str, path: str, body: bytes) -> None:
-        """Again and again while nobody answers, as the operator does."""
+        """Send a request, and retry while nothing answers, as the operator does."""
         end = time.monotonic() + self.limit_s
         while True:
             line = self._connect(ENDS_S)
@@ -400,7 +429,14 @@ class Stage:
 
 
 def _job_file(ranks: int) -> str:
-    """A machine whose cores are all busy shall not look like frozen or benched ranks."""
+    """Return the job's file.
+
+    Its timeouts are long: a machine whose cores are all busy must not look like frozen or benched
+    ranks.
+
+    Returns:
+        JSON.
+    """
     spec = {
         "replicas": ranks // PROCS,
         "procsPerReplica": PROCS,

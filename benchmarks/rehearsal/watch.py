@@ -1,7 +1,7 @@
-"""What a process costs, from outside: processor time, memory, bytes of its connections.
+"""Costs of a process, measured from outside: processor time, memory, bytes of its connections.
 
-Bytes are asked of the kernel (sock_diag), with all that TLS and web sockets add; the coordinator
-itself knows nothing of being watched.
+The kernel counts the bytes (sock_diag), with everything that TLS and web sockets add. The
+coordinator itself does not know that it is measured.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ MESSAGE_BYTES: Final = 72
 ATTRIBUTE: Final = struct.Struct("=HH")
 BYTES: Final = struct.Struct("=QQ")
 BYTES_AT: Final = 120
-"""bytes_acked and bytes_received in tcp_info."""
+"""Offset of bytes_acked and bytes_received in tcp_info."""
 
 
 def cpu_s(pid: int) -> float:
+    """Return the processor time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_bytes(pid: int) -> int:
-    """Most that it ever had."""
+    """Return the peak memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -50,14 +51,18 @@ def memory_bytes(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Traffic:
+    """Number of open connections, and bytes received and sent so far."""
+
     connections: int
     received: int
     sent: int
 
 
 class Listener:
-    """The connections that end at one port of this machine. Those that were closed since the last
-    look keep what they had then."""
+    """Counts the bytes of the connections that end at one port of this machine.
+
+    A connection that was closed since the last look keeps the count that it had then.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -65,7 +70,7 @@ class Listener:
         self._lock = threading.Lock()
 
     def look(self) -> Traffic:
-        """From any thread."""
+        """Return the traffic so far; any thread may call this."""
         with self._lock:
             now = _connections(self._port)
             self._seen |= now
@@ -75,7 +80,7 @@ class Listener:
 
 
 def _connections(port: int) -> dict[tuple[bytes, int], tuple[int, int]]:
-    """(cookie, port of the other end) -> bytes acknowledged, bytes received."""
+    """Return bytes acknowledged and received by cookie and port of the other end."""
     ends = SOCKET_ID.pack(port, 0, bytes(16), bytes(16)) + SOCKET_ID_REST.pack(0, 0, 0)
     query = QUERY.pack(socket.AF_INET, socket.IPPROTO_TCP, 1 << INET_DIAG_INFO - 1, 0, ESTABLISHED)
     body = query + ends

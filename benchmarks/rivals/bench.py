@@ -1,10 +1,10 @@
 """The table: every rival at every P, in turn, over each network's gradients and over bulk sums.
 
-Efficiency is the computing of the applied gradients over the time that P ranks had for it: 1 means
-that summing, waiting and updating were free. The computing is emulated (`rank.Device`), as long as
-a device of 8 TFLOP/s would need for batches of 16, 32 and 64 images. Bytes are read off loopback,
-in a network of the benchmark's own where it may have one; what ranks hand to each other in shared
-memory does not show there. Beside them stands what the algorithm has to carry.
+Efficiency is the computing of the applied gradients divided by the time that P ranks had for it: 1
+means that summing, waiting and updating were free. The computing is emulated (`rank.Device`), as
+long as a device of 8 TFLOP/s would need for batches of 16, 32 and 64 images. Bytes are counted on
+loopback, in a network of the benchmark's own where it may have one; what ranks hand to each other
+in shared memory does not show there. Beside them stands what the algorithm has to carry.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from testing.temporary import temporary_folder
 
 DEVICE_FLOPS: Final = 8e12
 PASSES: Final = 3
-"""Of a training step in forward passes: backward is two."""
+"""Cost of a training step in forward passes: backward costs two."""
 BATCHES: Final = (16, 32, 64)
 BULK_BYTES: Final = tuple(4 << shift for shift in range(0, 27, 2))
-"""4 B ... 256 MB."""
+"""Sizes of the bulk sums: 4 B ... 256 MB."""
 BULK_BUDGET_S: Final = 0.4
 STEPS_BUDGET_S: Final = 2.0
 LEAST, MOST = 3, 60
 """Calls, and steps, of one turn."""
 ROOM: Final = 0.6
-"""Of the free memory that one rival's ranks may take."""
+"""Share of the free memory that one rival's ranks may take."""
 BUFFERS: Final = 7
-"""Of a rank, in gradients, at most: those of a job, the emulated gradient, what a library keeps."""
+"""Upper bound on a rank's memory, in gradients: those of a job, the emulated gradient, and what a
+library keeps."""
 PROCESS_BYTES: Final = 400 << 20
 COLUMNS: Final = (
     *("network", "P", "batch", "rival", "step ms", "spread", "efficiency"),
@@ -54,41 +55,44 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Network:
-    """One of the paper's, as a list of tensors."""
+    """One of the paper's networks, as a list of tensors."""
 
     name: str
     giga_macs: float
-    """Of a forward pass, per image."""
+    """Multiply-accumulates of a forward pass per image, in 1e9."""
     tensors: list[int]
-    """Elements of those that are trained."""
+    """Numbers of elements of the trained tensors."""
 
     @property
     def bytes(self) -> int:
+        """Size of all gradients in float32."""
         return 4 * sum(self.tensors)
 
     def compute_ms(self, batch: int) -> float:
+        """Return the emulated computing of a training step."""
         return 1e3 * PASSES * 2 * self.giga_macs * 1e9 * batch / DEVICE_FLOPS
 
 
 @dataclass
 class Found:
-    """The turns of one cell."""
+    """Figures of the turns of one cell."""
 
     step_ms: list[float] = field(default_factory=list)
     per_s: list[float] = field(default_factory=list)
-    """Applied gradients."""
+    """Applied gradients per second."""
     sent: list[float] = field(default_factory=list)
     """Bytes over loopback, per rank and step."""
 
 
 def networks() -> dict[str, Network]:
+    """Return the networks by name, from models.json."""
     read = json.loads(Path(__file__).with_name("models.json").read_text())["models"]
     return {name: Network(name, **facts) for name, facts in read.items()}
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of the table is made."""
+    """Part of the table that is made."""
 
     ranks: tuple[int, ...]
     networks: tuple[str, ...]
@@ -97,6 +101,7 @@ class Size:
 
     @classmethod
     def of(cls, given: Options) -> Size:
+        """Return the part that the options ask for; exits if a network is unknown."""
         if given.smoke:
             return cls((2,), ("MobileNet",), (16,), (4096,))
         if given.quick:
@@ -114,6 +119,7 @@ class Size:
 
 
 def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
+    """Run all rivals and return the report."""
     out = r.Report("rivals", "Rivals: training steps with emulated computing", COLUMNS)
     out.smoke = given.smoke
     # However it is ended, its processes go with it.
@@ -133,7 +139,13 @@ def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
 
 
 def _built(out: r.Report, given: Options) -> list[tuple[known.Rival, Path | None]]:
-    """Those that are there, with their interpreters; the others become rows that say why not."""
+    """Return the rivals whose environments exist or can be built, with their interpreters.
+
+    The others become rows that say why not.
+
+    Returns:
+        Pairs of rival and interpreter.
+    """
     cache = given.cache or default_cache()
     present: list[tuple[known.Rival, Path | None]] = []
     for rival in known.ALL:
@@ -151,7 +163,7 @@ def _absent(out: r.Report, name: str, where: object, ranks: object, why: str) ->
 
 
 class Table:
-    """Takes the turns and makes the rows."""
+    """Runs the turns and makes the rows."""
 
     def __init__(
         self,
@@ -169,6 +181,7 @@ class Table:
         self._sums: list[str] = []
 
     def make(self) -> None:
+        """Measure all parts and add their rows, checks and hashes to the report."""
         for ranks in self._size.ranks:
             self._bulk(ranks)
             for name in self._size.networks:
@@ -183,7 +196,10 @@ class Table:
         fit: Callable[[known.Rival], bool],
         turn: Callable[[Crew], None],
     ) -> None:
-        """One crew of each rival after the other, in every round from another one on."""
+        """Start a crew of each rival one after the other and run a turn with it.
+
+        Each round begins with another rival.
+        """
         for number in range(self._rounds):
             shift = number % max(1, len(self._present))
             for rival, python in [*self._present[shift:], *self._present[:shift]]:
@@ -237,7 +253,13 @@ class Table:
             )
 
     def _sum_us(self, made: Crew, size: int, calls: int) -> float:
-        """From the moment at which all have begun until the last one has the sum."""
+        """Return the time of a bulk sum.
+
+        It runs from the moment at which all ranks have begun until the last one has the sum.
+
+        Returns:
+            Median microseconds.
+        """
         took_us, right = made.reduce(size // 4, calls)
         self._right = self._right and right
         self._sums.append(f"bulk {made.ranks} {size} {right}")
@@ -311,7 +333,7 @@ def _free_bytes() -> int:
 
 
 def _loopback_bytes() -> int:
-    """Sent, in the network that this thread is in."""
+    """Return the bytes sent over loopback in the network that this thread is in."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
         name, _, figures = line.partition(":")
         if name.strip() == "lo":

@@ -1,6 +1,6 @@
-"""Compiles Horovod for torch over MPICH, in the environment whose interpreter runs this.
+"""Compile Horovod for torch over MPICH, in the environment whose interpreter runs this.
 
-Its last release is of 2023 and sets C++14; the headers of torch want C++17.
+Its last release is from 2023 and sets C++14; torch's headers require C++17.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ SETTINGS: Final = {
 
 
 def pip(*words: str) -> None:
+    """Run pip in this environment without dependencies and without build isolation."""
     command = [sys.executable, "-m", "pip", *words, "--no-deps", "--no-build-isolation"]
     subprocess.run(command, env={**SETTINGS, **os.environ}, check=True)
 
 
 def main() -> None:
+    """Download the sources, patch them, and install them."""
     with temporary_folder() as scratch:
         pip("download", RELEASE, "--no-binary", ":all:", "--dest", str(scratch))
         (archive,) = scratch.glob("*.tar.gz")

@@ -1,4 +1,4 @@
-"""Starts the processes of a rival, hands orders to them and hears what they found."""
+"""Start the processes of a rival, send them orders, and receive their answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ END_S: Final = 8.0
 
 
 class CrewError(RuntimeError):
-    """A rank did not come up or did not answer; the text has its last words."""
+    """Raised when a rank does not start or does not answer; the text ends with its log."""
 
 
 @dataclass
@@ -37,12 +37,12 @@ class Member:
     facts: dict[str, str]
     address: str
     line: Any
-    """Both ways, as a text file."""
+    """Both directions of the connection, as a text file."""
     socket: socket.socket
 
 
 class Crew:
-    """The ranks of one rival, and its servers."""
+    """Ranks of one rival, and its servers."""
 
     def __init__(self, rival: Rival, ranks: int, python: Path, folder: Path) -> None:
         self.rival, self.ranks = rival, ranks
@@ -52,9 +52,11 @@ class Crew:
 
     @property
     def facts(self) -> dict[str, str]:
+        """Versions and settings that the first rank reports."""
         return self._members[0].facts
 
     def start(self) -> None:
+        """Start all processes and wait until each has opened its system."""
         size = self.ranks + self.rival.servers
         where = self._folder / "line"
         with socket.socket(socket.AF_UNIX) as door:
@@ -85,7 +87,17 @@ class Crew:
         return Member(hello["rank"], hello["facts"], hello["address"], line, connection)
 
     def ask(self, order: Any) -> list[dict[str, Any]]:
-        """The answers of those that have something to tell."""
+        """Send an order to all processes.
+
+        Args:
+            order: Anything that JSON can hold.
+
+        Returns:
+            The answers in rank order, without the empty ones of servers.
+
+        Raises:
+            CrewError: A process did not answer within ANSWER_S.
+        """
         for member in self._members:
             with suppress(BrokenPipeError):  # its end is found out below
                 member.line.write(json.dumps(order) + "\n")
@@ -102,8 +114,16 @@ class Crew:
         return [answer for answer in answers if answer]
 
     def reduce(self, elements: int, calls: int) -> tuple[list[float], bool]:
-        """Per call the us from the moment at which all have begun until the last one has the sum,
-        and whether all had it in the end."""
+        """Sum one buffer several times.
+
+        Args:
+            elements: Length of the float32 buffer.
+            calls: Number of sums.
+
+        Returns:
+            For each call, the us from the moment at which all have begun until the last one has the
+            sum; and True if all ranks had the right sum in the end.
+        """
         answers = self.ask({"do": "bulk", "elements": elements, "calls": calls})
         want = self.ranks * (self.ranks + 1) / 2
         begun = zip(*(one["begun"] for one in answers), strict=True)
@@ -181,7 +201,7 @@ class Crew:
             )
 
     def end(self) -> None:
-        """None of its processes lives afterwards."""
+        """Ask all processes to exit, and kill what is left; none is alive afterwards."""
         # A rank of a job that ends by itself would be started again.
         if self.rival.launch is not Launch.JOB:
             for member in self._members:
@@ -205,7 +225,17 @@ class Crew:
 
 @contextmanager
 def crew(rival: Rival, ranks: int, python: Path | None, folder: Path) -> Iterator[Crew]:
-    """Ready for orders. `python`: of its environment; None = this one."""
+    """Start a crew that is ready for orders.
+
+    Args:
+        rival: The rival.
+        ranks: World size, without servers.
+        python: Interpreter of its environment; None uses this one.
+        folder: New working folder of the processes.
+
+    Yields:
+        The crew.
+    """
     folder.mkdir()
     made = Crew(rival, ranks, python or Path(sys.executable), folder)
     try:

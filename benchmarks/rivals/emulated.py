@@ -1,6 +1,6 @@
 """The emulated model for rivals that hook into torch's autograd: its backward is the device's.
 
-Used in the environments of the rivals, so it imports nothing but torch and the loop.
+It is used in the rivals' environments, so it imports nothing but torch and the loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Layer(torch.autograd.Function):
 
 
 class Emulated(torch.nn.Module):
-    """A chain of tensors; each has a gradient of ones, ready when the device says so."""
+    """Chain of tensors; each has a gradient of ones, which is ready when the device says so."""
 
     device: Device
 
@@ -40,6 +40,7 @@ class Emulated(torch.nn.Module):
         self.gradients = [ones[:elements] for elements in tensors]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the forward pass on the emulated device."""
         self.device.forward()
         for index, weight in enumerate(self.layers):
             x = _Layer.apply(x, weight, self, index)
@@ -47,7 +48,7 @@ class Emulated(torch.nn.Module):
 
 
 class TorchTrainer:
-    """The loop of a plain script: zero_grad, backward, step."""
+    """Training loop of a plain script: zero_grad, backward, step."""
 
     def __init__(
         self,
@@ -63,15 +64,18 @@ class TorchTrainer:
         self._x = torch.ones(1, requires_grad=True)
 
     def step(self) -> None:
+        """Run one step."""
         self.optimizer.zero_grad()
         self.wrapped(self._x).sum().backward()
         self.optimizer.step()
 
     def train(self, device: Device, steps: int) -> None:
+        """Run steps on an emulated device."""
         self.model.device = device
         for _ in range(steps):
             self.step()
 
     def corners(self) -> tuple[float, float]:
+        """Return the first and the last weight."""
         layers = self.model.layers
         return float(layers[0].detach()[0]), float(layers[len(layers) - 1].detach()[-1])

@@ -1,7 +1,7 @@
-"""Builds the virtual environment of each rival, once, in a cache folder outside the checkout.
+"""Build the virtual environment of each rival, once, in a cache folder outside the checkout.
 
-An environment is named after what is in it, so it is made again when that changes. What cannot be
-built is remembered with its reason for as long as the folder is there; remove it to try again.
+An environment is named after its content, so it is built again when that changes. A failed build is
+remembered with its reason for as long as the folder exists; remove the folder to try again.
 """
 
 from __future__ import annotations
@@ -27,31 +27,44 @@ WHY_CHARACTERS: Final = 160
 
 
 class NotBuiltError(RuntimeError):
-    """Why a rival is not here, in one line."""
+    """Raised when a rival is not available; the message is the reason, in one line."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What a rival needs; several rivals may share one."""
+    """Packages that a rival needs; several rivals may share one environment."""
 
     name: str
     packages: tuple[str, ...]
     after: str = ""
-    """Python that compiles the rest, below the environment's folder `extensions`."""
+    """Python code that compiles the rest, below the environment's folder `extensions`."""
 
     def folder(self, cache: Path) -> Path:
+        """Return the folder of this environment; its name depends on the content."""
         what = [sys.version.split()[0], *self.packages, self.after]
         key = hashlib.blake2b(repr(what).encode(), digest_size=5).hexdigest()
         return cache / f"{self.name}-{key}"
 
 
 def default_cache() -> Path:
+    """Return the folder for environments in the user's cache."""
     caches = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(caches) if caches else Path.home() / ".cache") / "paceline" / "rivals"
 
 
 def python_of(wanted: Environment, cache: Path) -> Path:
-    """Its interpreter; built if it is not there yet. Raises NotBuiltError."""
+    """Return the interpreter of an environment, which is built if it does not exist yet.
+
+    Args:
+        wanted: The environment.
+        cache: Folder of all environments. A lock file in it lets one of two benchmarks build.
+
+    Returns:
+        Path of the interpreter.
+
+    Raises:
+        NotBuiltError: The environment cannot be built, now or in an earlier attempt.
+    """
     folder = wanted.folder(cache)
     done = folder / "built.json"
     cache.mkdir(parents=True, exist_ok=True)
@@ -70,8 +83,19 @@ def python_of(wanted: Environment, cache: Path) -> Path:
 
 
 def interpreter(wanted: Environment | None, cache: Path, *, smoke: bool) -> Path | None:
-    """Of a rival; None: that of the checkout. A smoke test builds nothing: it takes what the
-    checkout happens to have. Raises NotBuiltError."""
+    """Return the interpreter of a rival; None is that of the checkout.
+
+    Args:
+        wanted: Environment of the rival; None is that of the checkout.
+        cache: Folder of all environments.
+        smoke: True to build nothing and to use what the checkout happens to have.
+
+    Returns:
+        Path of the interpreter, or None.
+
+    Raises:
+        NotBuiltError: The environment cannot be built, or the checkout lacks a package.
+    """
     if wanted is None:
         return None
     if not smoke:
@@ -94,7 +118,7 @@ def _uv() -> str:
 
 
 def _build(wanted: Environment, folder: Path) -> str:
-    """Empty, or why not."""
+    """Build an environment; return an empty string, or why it could not be built."""
     python = folder / "bin" / "python"
     try:
         _call([_uv(), "venv", "--quiet", "--python", sys.executable, str(folder)], folder)

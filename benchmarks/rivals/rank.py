@@ -1,17 +1,18 @@
-"""One rank of a rival: hears orders, runs the loop that all rivals share, answers with times.
+"""One rank of a rival: receive orders, run the loop that all rivals share, answer with times.
 
-`python -m benchmarks.rivals.rank SYSTEM`, in the rival's own environment: needs numpy and what the
-system itself imports. The benchmark listens on the socket of `RIVALS_SOCKET`; each message is one
-line of JSON. Times are monotonic nanoseconds, comparable between the processes of one machine.
+`python -m benchmarks.rivals.rank SYSTEM` runs in the rival's own environment. It needs numpy and
+what the system itself imports. The benchmark listens on the socket of `RIVALS_SOCKET`; each message
+is one line of JSON. Times are monotonic nanoseconds, comparable between the processes of one
+machine.
 
-    -> {"rank", "address", "facts"}                     once, when the process is up
+    -> {"rank", "address", "facts"}                     once, when the process has started
     <- {"addresses": [...]}                             of all ranks, by rank
     -> {}                                               the system is open
     <- {"do": "bulk", "elements", "calls"}              sums of one buffer
     -> {"begun": [...], "ended": [...], "first", "last"}
     <- {"do": "train", "tensors": [...], "compute_ms", "steps"}
-    -> {"begun", "ended", "applied"}                    gradients that reached the weights meanwhile
-    -> {}                                               of a process that only serves the others
+    -> {"begun", "ended", "applied"}                    gradients applied in this time
+    -> {}                                               from a process that only serves the others
     <- null                                             the end
 """
 
@@ -34,14 +35,14 @@ Array = npt.NDArray[np.float32]
 RATE: Final = 2.0**-12
 """Learning rate. Every gradient is 1, so weights are exact and count what was applied."""
 REST_S: Final = 0.002
-"""Between two sums of a buffer; whoever waits for an order has its core back."""
+"""Pause between two sums of a buffer, in which a process that waits for an order frees its core."""
 
 
 class Device:
-    """An accelerator that is not there: time passes without a core, forward a third of it.
+    """Emulated accelerator: time passes without a core, a third of it in forward.
 
-    Backward is spread evenly over the tensors. Waits below a millisecond are saved up, since a
-    sleep is too long by a tenth of that; what one was too long, the next is shorter.
+    Backward is spread evenly over the tensors. Waits below a millisecond are added up, since a
+    sleep is too long by a tenth of that. If one sleep was too long, the next one is shorter.
     """
 
     LEAST_S: Final = 1e-3
@@ -53,14 +54,15 @@ class Device:
         self._owed_s = 0.0
 
     def forward(self) -> None:
+        """Spend the time of a forward pass."""
         self._pass(self._forward_s)
 
     def backward(self) -> None:
-        """Of one tensor."""
+        """Spend the time of one tensor's backward."""
         self._pass(self._tensor_s)
 
     def end(self) -> None:
-        """What is still owed when the last tensor is there."""
+        """Spend the time that is still owed after the last tensor."""
         if self._owed_s > 0:
             self._sleep()
 
@@ -76,7 +78,7 @@ class Device:
 
 
 class Trainer:
-    """Weights and gradients of a model; by default one sum of everything behind backward."""
+    """Weights and gradients of a model; by default, one sum of everything after backward."""
 
     def __init__(self, system: System, tensors: Sequence[int]) -> None:
         self.system = system
@@ -85,6 +87,7 @@ class Trainer:
         self.parts = list(split(self.flat, tensors))
 
     def step(self, device: Device) -> None:
+        """Run one step on a device."""
         device.forward()
         for index in reversed(range(len(self.parts))):
             device.backward()
@@ -95,65 +98,74 @@ class Trainer:
         self.finish()
 
     def ready(self, index: int) -> None:
-        """The gradient of this tensor is there; the last tensor of the model comes first."""
+        """Handle the gradient of a tensor that has become ready.
+
+        The last tensor of the model comes first.
+        """
 
     def finish(self) -> None:
-        """Backward is over: leave the weights of the next step behind."""
+        """Handle the end of backward: compute the weights of the next step."""
         self.system.allreduce(self.flat)
         self.update()
 
     def update(self) -> None:
-        """Plain SGD with the mean of a sum."""
+        """Apply plain SGD with the mean of a sum."""
         np.multiply(self.flat, RATE / self.system.ranks, out=self.flat)
         np.subtract(self.weights, self.flat, out=self.weights)
 
     def train(self, device: Device, steps: int) -> None:
+        """Run steps on a device."""
         for _ in range(steps):
             self.step(device)
 
     def corners(self) -> tuple[float, float]:
-        """First and last weight."""
+        """Return the first and the last weight."""
         return float(self.weights[0]), float(self.weights[-1])
 
 
 class System:
-    """A rival as the loop sees it. Made in each of its processes."""
+    """A rival as the loop sees it; each process makes one."""
 
     rank: int
     ranks: int
     address = ""
-    """For the others, if they need one."""
+    """Address for the other processes, if they need one."""
     serves = False
-    """A process that only serves the ranks: it hears the orders and has no times to tell."""
+    """True for a process that only serves the ranks: it answers orders without times."""
 
     def facts(self) -> dict[str, str]:
-        """Versions and settings that a reader needs."""
+        """Return versions and settings that a reader needs."""
         return {}
 
     def open(self, addresses: list[str]) -> None:
-        """Every process is up."""
+        """Connect to the other processes; all of them have started."""
 
     def zeros(self, elements: int) -> Array:
-        """A buffer as the system likes it best."""
+        """Return a buffer of zeros, in the memory that suits the system best."""
         return np.zeros(elements, np.float32)
 
     def allreduce(self, buffer: Array) -> None:
-        """Sum over the ranks, in place."""
+        """Sum a buffer over the ranks, in place.
+
+        Raises:
+            NotImplementedError: The system only trains.
+        """
         raise NotImplementedError
 
     def barrier(self) -> None:
-        """By default a sum of one element."""
+        """Wait for all ranks; by default with a sum of one element."""
         self.allreduce(self.zeros(1))
 
     def trainer(self, tensors: Sequence[int]) -> Any:
-        """What has `train` and `corners` of `Trainer`."""
+        """Return an object with the methods `train` and `corners` of `Trainer`."""
         return Trainer(self, tensors)
 
     def close(self) -> None:
-        """Before the process ends."""
+        """Clean up before the process ends."""
 
 
 def split(flat: Array, tensors: Sequence[int]) -> Iterator[Array]:
+    """Yield consecutive views of `flat` with these lengths."""
     at = 0
     for elements in tensors:
         yield flat[at : at + elements]
@@ -161,7 +173,7 @@ def split(flat: Array, tensors: Sequence[int]) -> Iterator[Array]:
 
 
 class Line:
-    """The way to the benchmark."""
+    """Connection to the benchmark."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -169,15 +181,17 @@ class Line:
         self._file = self._socket.makefile("rw")
 
     def say(self, **facts: Any) -> None:
+        """Send a message."""
         self._file.write(json.dumps(facts) + "\n")
         self._file.flush()
 
     def hear(self) -> Any:
+        """Receive a message; None at the end."""
         return json.loads(self._file.readline() or "null")
 
 
 def bulk(system: System, elements: int, calls: int) -> dict[str, Any]:
-    """The first call only warms up."""
+    """Sum a buffer `calls` times and return the times; one more call warms up first."""
     buffer = system.zeros(elements)
     begun, ended = [], []
     for _ in range(1 + calls):
@@ -196,6 +210,7 @@ def bulk(system: System, elements: int, calls: int) -> dict[str, Any]:
 
 
 def train(system: System, trainer: Any, device: Device, steps: int) -> dict[str, Any]:
+    """Run training steps and return their times and the number of applied gradients."""
     before = trainer.corners()
     begun = time.monotonic_ns()
     trainer.train(device, steps)
@@ -206,6 +221,7 @@ def train(system: System, trainer: Any, device: Device, steps: int) -> dict[str,
 
 
 def serve(system: System, line: Line) -> None:
+    """Execute the benchmark's orders until it sends null."""
     trainer, known = None, None
     while (order := line.hear()) is not None:
         if system.serves:
@@ -220,6 +236,7 @@ def serve(system: System, line: Line) -> None:
 
 
 def main() -> None:
+    """Run a process of the system that the command line names."""
     made = importlib.import_module(f"benchmarks.rivals.systems.{sys.argv[1]}")
     system: System = made.make(sys.argv[2:])
     line = Line()

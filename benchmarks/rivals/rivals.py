@@ -1,4 +1,4 @@
-"""The rivals: what each needs, how its processes are started, and what its bytes should be."""
+"""The rivals: what each needs, how its processes are started, and the bytes it should carry."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from benchmarks.rivals.environments import Environment
 
 
 class Launch(Enum):
-    """How the processes of a rival come to be."""
+    """Ways to start the processes of a rival."""
 
     EACH = auto()
-    """Each by itself, with the names that torchrun would give it."""
+    """Each process by itself, with the environment variables that torchrun would give it."""
     WORLDS = auto()
-    """The same, each in a world of MPI of its own."""
+    """As EACH, but each process is in an MPI world of its own."""
     MPIEXEC = auto()
-    """One world of MPI."""
+    """All processes in one MPI world."""
     JOB = auto()
     """Below `paceline run`."""
 
@@ -32,31 +32,38 @@ class Rival:
 
     name: str
     system: tuple[str, ...]
-    """Module in `systems`, and words for it."""
+    """Module in `systems`, and its arguments."""
     environment: Environment | None
-    """None = the environment of the checkout."""
+    """Environment of the rival; None uses that of the checkout."""
     launch: Launch
     carries: Callable[[int], float]
-    """Of P: bytes sent in all per rank and byte of gradients, if it holds to its algorithm."""
+    """Function from P to the bytes that a rank sends per byte of gradients, if the rival follows
+    its algorithm."""
     env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     mpiexec: tuple[str, ...] = field(default=(), kw_only=True)
     servers: int = field(default=0, kw_only=True)
-    """Processes beside the ranks."""
+    """Number of processes beside the ranks."""
     bulk: bool = field(default=True, kw_only=True)
     trains: bool = field(default=True, kw_only=True)
     partial: bool = field(default=False, kw_only=True)
-    """A round may end without some gradients, which come in a later one."""
+    """True if a round may end without some gradients, which come in a later one."""
     collective: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    """Of Paceline's job."""
+    """Collective settings of Paceline's job."""
 
 
 def ring(ranks: int) -> float:
-    """As every allreduce that moves the fewest bytes."""
+    """Return the bytes of every allreduce that moves the fewest bytes."""
     return 2 * (ranks - 1) / ranks
 
 
 def server(_: int) -> float:
-    """A parameter server: a rank sends its gradient and is sent weights, so 2PS pass the server."""
+    """Return the bytes of a parameter server.
+
+    A rank sends its gradient and receives weights, so 2PS bytes pass the server for gradients of S.
+
+    Returns:
+        2, for every P.
+    """
     return 2.0
 
 

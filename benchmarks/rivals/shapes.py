@@ -1,7 +1,8 @@
-"""Writes `models.json`: the sizes of the tensors that are trained, of the networks of CCGrid'19.
+"""Write `models.json`: the sizes of the trained tensors of the networks of CCGrid'19.
 
-`PYTHON -m benchmarks.rivals.shapes`, PYTHON one with keras, which is where the architectures are
-read from. Multiply-adds of a forward pass per image are those of the publications of the networks.
+Run `PYTHON -m benchmarks.rivals.shapes` with a PYTHON that has keras, which defines the
+architectures. The multiply-adds of a forward pass per image are those of the networks'
+publications.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ GIGA_MACS: Final = {"MobileNet": 0.57, "ResNet-50": 4.1, "NASNet-large": 23.8}
 
 
 def main() -> None:
+    """Write the file."""
     from keras import __version__, applications  # type: ignore[import-not-found,unused-ignore]
 
     made: dict[str, Any] = {

@@ -1,9 +1,9 @@
 """`make demo`: train with faults on purpose, train once more without, and compare.
 
 The first run is in Quorum mode: one worker is slow all the time, one is killed in the middle and
-started again, and one more joins. The second is plain synchronous training (Full) with nobody
-disturbed. Both must be Complete, apply every image exactly once per epoch, and reach the same
-accuracy within TOLERANCE. Exit code 0 only then.
+restarted, and one more joins. The second run is plain synchronous training (Full) without faults.
+Both runs must be Complete, apply every image exactly once per epoch, and reach the same accuracy
+within TOLERANCE. Only then the exit code is 0.
 """
 
 import itertools
@@ -18,7 +18,8 @@ HERE = Path(__file__).resolve().parent
 PACELINE = Path(sys.executable).parent / "paceline"
 EPOCHS = 30
 TOLERANCE = 0.02
-"""About seven of the 360 test images; runs with other seeds differ by as much."""
+"""Largest difference of the accuracies: about seven of the 360 test images. Runs with other seeds
+differ by as much."""
 TIMEOUT_S = 900
 
 # 50 ms stand for a larger model, so that there is time to look; worker 2 takes 200 ms.
@@ -30,6 +31,8 @@ FULL = ("--set", "spec.collective.mode=Full")
 
 
 class Result(NamedTuple):
+    """Figures of one run."""
+
     name: str
     accuracy: float
     rounds: int
@@ -40,6 +43,7 @@ class Result(NamedTuple):
 
 
 def main() -> int:
+    """Run both jobs, print their figures, and return the exit code."""
     folder = next(
         path for n in itertools.count(1) if not (path := Path("runs") / f"demo-{n}").exists()
     )
@@ -58,6 +62,7 @@ def main() -> int:
 
 
 def train(name: str, folder: Path, *words: str) -> Result:
+    """Run the job with further arguments of `paceline run` and return its figures."""
     print(f"\n==> {name}: paceline run examples/digits/job.yaml {' '.join(words)}", flush=True)
     started = time.monotonic()
     subprocess.run(
@@ -81,6 +86,7 @@ def train(name: str, folder: Path, *words: str) -> Result:
 
 
 def judge(faults: Result, synchronous: Result) -> int:
+    """Print what is wrong with the two runs; return 0 if nothing is."""
     apart = abs(faults.accuracy - synchronous.accuracy)
     wrong = [
         f"{r.name}: {r.epochs_exact} epochs exact, {r.dropped} samples dropped"

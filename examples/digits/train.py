@@ -1,10 +1,10 @@
-"""Recognise handwritten digits: a small network on the 1,797 real images of scikit-learn.
+"""Recognize handwritten digits: a small network on the 1,797 real images of scikit-learn.
 
     paceline run examples/digits/job.yaml       four workers
     python examples/digits/train.py             alone, as rank 0 of 1
 
-One rank, the publisher, writes the accuracy on images that were kept apart to
-$PACELINE_RUN_DIR/result.json, or to the present folder outside of a job.
+One rank, the publisher, writes the accuracy on held-out images to $PACELINE_RUN_DIR/result.json, or
+to the current folder outside of a job.
 """
 
 import argparse
@@ -20,10 +20,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 TRAINED = 1437
-"""Images to train on; the other 360 are the test."""
+"""Number of images to train on; the other 360 are the test set."""
 
 
 def main() -> None:
+    """Train the network and publish its accuracy."""
     arguments = argparse.ArgumentParser(description="Train a classifier of handwritten digits.")
     arguments.add_argument("--epochs", type=int, default=30)
     arguments.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def load_data() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
-    """Training set, test images, test labels; the same on every rank."""
+    """Return the training set, test images and test labels, the same on every rank."""
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))  # neighbours share a writer
     images = torch.from_numpy(digits.images[order]).float()[:, None] / 16.0
@@ -75,11 +76,13 @@ def load_data() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
 
 
 def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the share of images that the model classifies correctly."""
     with torch.no_grad():
         return float((model(images).argmax(1) == labels).float().mean())
 
 
 def publish(result: dict[str, float]) -> None:
+    """Write the result file and print the accuracy."""
     folder = Path(os.environ.get("PACELINE_RUN_DIR", "."))
     (folder / "result.json").write_text(json.dumps(result) + "\n")
     print(f"final accuracy {result['accuracy']:.4f}", flush=True)

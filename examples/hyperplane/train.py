@@ -1,11 +1,11 @@
-"""Hyperplane regression, experiment E1 of eager-SGD (Li et al., PPoPP 2020): 32,768 points in
-8,192 dimensions, a global batch of 2,048, and ranks that are late at random.
+"""Hyperplane regression, experiment E1 of eager-SGD (Li et al., PPoPP 2020).
 
     paceline run examples/hyperplane/job.yaml --inject slow:rank=random,ms=200
 
-The points are 1 GiB of float32. They are drawn once per machine, into a file in the run's folder,
-which all ranks map; so eight ranks fit into the memory of one. The publisher writes the validation
-loss and the time to $PACELINE_RUN_DIR/result.json.
+There are 32,768 points in 8,192 dimensions, a global batch of 2,048, and ranks that are late at
+random. The points are 1 GiB of float32. They are drawn once per machine into a file in the run's
+folder, which all ranks map, so eight ranks fit into the memory of one. The publisher writes the
+validation loss and the time to $PACELINE_RUN_DIR/result.json.
 """
 
 import argparse
@@ -27,7 +27,7 @@ VALIDATION = 1024
 NOISE = 1.0
 """Standard deviation of the targets' error."""
 BLOCK = 1024
-"""Points drawn at a time."""
+"""Number of points drawn at a time."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -46,6 +46,7 @@ class Points(Dataset[Batch]):
 
 
 def main() -> None:
+    """Train the model and write the result file."""
     arguments = argparse.ArgumentParser(description="Regression to a hyperplane (eager-SGD, E1).")
     arguments.add_argument("--points", type=int, default=32_768)
     arguments.add_argument("--dimensions", type=int, default=8_192)
@@ -92,13 +93,25 @@ def main() -> None:
 
 
 def validate(model: nn.Module, points: Points) -> float:
+    """Return the loss on these points."""
     x, y = points.__getitems__(list(range(len(points))))
     with torch.no_grad():
         return float(nn.functional.mse_loss(model(x).squeeze(1), y))
 
 
 def open_points(folder: Path, points: int, dimensions: int) -> tuple[Points, Points]:
-    """Training and validation points, drawn by the first rank of a machine that comes here."""
+    """Return training and validation points.
+
+    The first rank of a machine that calls this draws them.
+
+    Args:
+        folder: Folder of the file with the points.
+        points: Number of training points.
+        dimensions: Dimensions of a point.
+
+    Returns:
+        Training and validation points.
+    """
     total = points + VALIDATION
     path = folder / f"hyperplane-{points}x{dimensions}.f32"
     with path.with_suffix(".lock").open("w") as lock:
@@ -111,7 +124,7 @@ def open_points(folder: Path, points: int, dimensions: int) -> tuple[Points, Poi
 
 
 def draw_points(path: Path, total: int, dimensions: int) -> None:
-    """Each row is a point and its target; the same numbers on every machine."""
+    """Draw rows of a point and its target; the numbers are the same on every machine."""
     hyperplane = np.random.default_rng(SEED).standard_normal(dimensions, dtype=np.float32)
     draft = path.with_suffix(".draft")
     rows = np.memmap(draft, dtype=np.float32, mode="w+", shape=(total, dimensions + 1))

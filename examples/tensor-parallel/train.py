@@ -23,12 +23,15 @@ WIDTH, HEADS, LENGTH = 32, 4, 16
 
 
 class Attention(nn.Module):
+    """Self-attention over the heads that this rank holds."""
+
     def __init__(self) -> None:
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return attended features of shape (batch, LENGTH, WIDTH)."""
         # As many heads as this rank has columns for.
         q, k, v = (
             part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
@@ -39,6 +42,8 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
+    """Transformer block with an embedding and a classifier."""
+
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(2, WIDTH)
@@ -48,6 +53,7 @@ class Block(nn.Module):
         self.head = nn.Linear(WIDTH, 2)
 
     def forward(self, digits: torch.Tensor) -> torch.Tensor:
+        """Return logits of shape (batch, 2) for digits of shape (batch, LENGTH)."""
         x = self.embed(digits)
         x = x + self.attention(self.norm1(x))
         x = x + self.narrow(nn.functional.gelu(self.wide(self.norm2(x))))
@@ -60,7 +66,7 @@ PLAN = {
     "wide": ColwiseParallel(),
     "narrow": RowwiseParallel(),
 }
-"""What is spread over the group; the rest is small, and each rank has a copy of it."""
+"""Layers that are sharded over the group. The rest is small, and each rank has a copy of it."""
 
 torch.manual_seed(0)  # every rank must build the same data set and the same model
 torch.set_num_threads(1)  # the ranks of one machine share its cores

@@ -2,8 +2,8 @@
 
 paceline run examples/two-stages/job.yaml      two groups of two ranks
 
-The first rank of a group has the front of a network and the second its end; a batch goes through in
-four parts, so that both compute at the same time.
+The first rank of a group has the front of a network and the second its end. A batch passes through
+in four parts, so that both ranks compute at the same time.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""One file per rival: how it sums a buffer, and how it trains with gradients that become ready."""
+"""One file per rival: how it sums a buffer, and how it trains on gradients as they become ready."""

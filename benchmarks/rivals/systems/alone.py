@@ -1,7 +1,8 @@
-"""No rival but the limit: the same steps with nothing summed, each rank for itself.
+"""The limit instead of a rival: the same steps with nothing summed, each rank for itself.
 
-`alone torch`: the loop of those that hook into torch's autograd; `alone bare`: that of the others.
-The mean of equal gradients is each of them, so the weights count as many as if all were applied.
+`alone torch` is the loop of the rivals that hook into torch's autograd; `alone bare` is that of the
+others. The mean of equal gradients is each of them, so the weights count as many as if all were
+applied.
 """
 
 from __future__ import annotations
@@ -16,26 +17,33 @@ from benchmarks.rivals.rank import RATE, Array, System, Trainer
 
 
 class Alone(System):
+    """System whose ranks do not communicate."""
+
     def __init__(self, loop: str) -> None:
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._loop = loop
 
     def allreduce(self, buffer: Array) -> None:
-        """Nothing to wait for, either."""
+        """Return at once: there is nothing to sum and nothing to wait for."""
 
     def trainer(self, tensors: Sequence[int]) -> Any:
+        """Return the loop that the arguments name."""
         if self._loop == "bare":
             return Bare(self, tensors)
         return _torch_loop(tensors)
 
 
 class Bare(Trainer):
+    """Loop without torch and without a sum."""
+
     def update(self) -> None:
+        """Apply plain SGD with the rank's own gradient."""
         np.multiply(self.flat, RATE, out=self.flat)
         np.subtract(self.weights, self.flat, out=self.weights)
 
 
 def _torch_loop(tensors: Sequence[int]) -> Any:
+    """Return the loop of a plain torch script, without a sum."""
     from benchmarks.rivals.emulated import TorchTrainer
 
     class Kept(TorchTrainer):
@@ -51,4 +59,5 @@ def _torch_loop(tensors: Sequence[int]) -> Any:
 
 
 def make(words: list[str]) -> System:
+    """Return the system; the first argument names the loop."""
     return Alone(words[0])

@@ -1,7 +1,7 @@
-"""Baidu's ring, re-made: one ring of blocking sends and receives per tensor, in their order.
+"""Baidu's ring, re-implemented: a ring of blocking sends and receives per tensor, in their order.
 
-As in its extension of TensorFlow there is no fusion: each tensor is a reduce-scatter and an
-allgather of its own, P - 1 steps each. Here they run behind backward, one after the other.
+As in its extension of TensorFlow, there is no fusion: each tensor is a reduce-scatter and an
+allgather of its own, P - 1 steps each. Here they run after backward, one after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from benchmarks.rivals.systems.mpi import Mpi
 
 
 class BaiduRing(Mpi):
+    """Ring allreduce with MPI_Sendrecv."""
+
     def allreduce(self, buffer: Array) -> None:
+        """Sum a buffer in a reduce-scatter and an allgather."""
         rank, size = self.rank, self.ranks
         right, left = (rank + 1) % size, (rank - 1) % size
         pieces = list(split(buffer, [len(part) for part in np.array_split(buffer, size)]))
@@ -30,15 +33,20 @@ class BaiduRing(Mpi):
             self.world.Sendrecv(mine, right, recvbuf=theirs, source=left)
 
     def trainer(self, tensors: Sequence[int]) -> Trainer:
+        """Return a loop with one allreduce per tensor."""
         return PerTensor(self, tensors)
 
 
 class PerTensor(Trainer):
+    """Loop that sums each tensor after backward."""
+
     def finish(self) -> None:
+        """Sum each tensor and update the weights."""
         for part in reversed(self.parts):
             self.system.allreduce(part)
         self.update()
 
 
 def make(_: list[str]) -> System:
+    """Return the system."""
     return BaiduRing()

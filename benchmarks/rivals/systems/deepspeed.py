@@ -1,4 +1,4 @@
-"""DeepSpeed's shared memory between ranks of a machine: one sum of everything behind backward.
+"""DeepSpeed's shared memory between ranks of a machine: one sum of everything after backward.
 
 The operator, which was compiled with the environment, is made for inference, so nothing of
 DeepSpeed's training stands around it.
@@ -23,6 +23,8 @@ from benchmarks.rivals.rank import Array, System
 
 
 class SharedMemory(System):
+    """Rank that sums with DeepSpeed's shared-memory operator."""
+
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -33,11 +35,14 @@ class SharedMemory(System):
         Path(f"/dev/shm/deepspeed_allreduce_buffer_{place}_{self.rank}").unlink()
 
     def facts(self) -> dict[str, str]:
+        """Return versions and settings of the system."""
         return {"deepspeed": version("deepspeed"), "torch": torch.__version__}
 
     def allreduce(self, buffer: Array) -> None:
+        """Sum a buffer with the operator."""
         torch.ops.deepspeed.inference_all_reduce_(torch.from_numpy(buffer))
 
 
 def make(_: list[str]) -> System:
+    """Return the system."""
     return SharedMemory()

@@ -1,7 +1,8 @@
-"""gRPC+MPI, re-made: the parameter server's control goes over gRPC, its tensors over MPI.
+"""gRPC+MPI, re-implemented: the parameter server's control uses gRPC, its tensors use MPI.
 
-A worker says by gRPC which tensor is there and sends it by MPI; the server receives it, and when
-all have sent it, sends the new weights back by MPI. One thread of the server does all of its MPI.
+A worker announces a tensor by gRPC and sends it by MPI. The server receives it and, when all
+workers have sent it, sends the new weights back by MPI. One thread of the server does all of its
+MPI calls.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from benchmarks.rivals.rank import RATE, Array, System, Trainer  # noqa: E402
 
 METHOD: Final = "/rivals.Control/Coming"
 WORD: Final = struct.Struct("<qqqq")
-"""Rank; model (0: only sum), tensor, elements."""
+"""Announcement: rank; model (0: only sum), tensor, elements."""
 START_S: Final = 60.0
 REPLY_TAG: Final = 16384
-"""Added to the tag of what goes back."""
+"""Offset that is added to the tag of a reply."""
 
 
 class Server(System):
-    """The last rank of the world."""
+    """Parameter server, the last rank of the MPI world."""
 
     serves = True
 
@@ -54,6 +55,7 @@ class Server(System):
         return b""
 
     def open(self, addresses: list[str]) -> None:  # noqa: ARG002
+        """Start the thread that receives tensors."""
         threading.Thread(target=self._receive, daemon=True).start()
 
     def _receive(self) -> None:
@@ -83,6 +85,8 @@ class Server(System):
 
 
 class Worker(System):
+    """Rank that trains."""
+
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
         self._models = 0
@@ -90,16 +94,18 @@ class Worker(System):
         self._words: list[Any] = []
 
     def facts(self) -> dict[str, str]:
+        """Return versions and settings of the system."""
         library = " ".join(MPI.Get_library_version().split("\n", 1)[0].split())
         return {"grpcio": grpc.__version__, "library": library}
 
     def open(self, addresses: list[str]) -> None:
+        """Connect to the server."""
         self._channel = grpc.insecure_channel(addresses[-1])
         grpc.channel_ready_future(self._channel).result(START_S)
         self._coming = self._channel.unary_unary(METHOD)
 
     def exchange(self, model: int, index: int, gradient: Array, into: Array) -> None:
-        """Begin; `wait` ends all that has begun."""
+        """Begin to exchange a gradient for weights; `wait` completes all exchanges."""
         word = WORD.pack(self.rank, model, index, len(gradient))
         self._words.append(self._coming.future(word))  # dropped, a call would be cancelled
         world, server = MPI.COMM_WORLD, self.ranks
@@ -107,6 +113,7 @@ class Worker(System):
         self._requests.append(world.Irecv(into, server, tag=REPLY_TAG + index))
 
     def wait(self) -> None:
+        """Wait for all exchanges that have begun."""
         MPI.Request.Waitall(self._requests)
         for word in self._words:
             word.result()
@@ -114,17 +121,21 @@ class Worker(System):
         self._words.clear()
 
     def allreduce(self, buffer: Array) -> None:
+        """Sum a buffer on the server."""
         into = np.empty_like(buffer)
         self.exchange(0, 0, buffer, into)
         self.wait()
         buffer[:] = into
 
     def trainer(self, tensors: Sequence[int]) -> Trainer:
+        """Return a loop that exchanges each tensor."""
         self._models += 1
         return Exchanged(self, tensors, self._models)
 
 
 class Exchanged(Trainer):
+    """Loop that exchanges each tensor's gradient for weights as soon as it is ready."""
+
     def __init__(self, system: Worker, tensors: Sequence[int], model: int) -> None:
         super().__init__(system, tensors)
         self._worker, self._model = system, model
@@ -132,12 +143,15 @@ class Exchanged(Trainer):
         self._weights = [self.weights[a:b] for a, b in pairwise(bounds)]
 
     def ready(self, index: int) -> None:
+        """Begin the exchange of this tensor."""
         self._worker.exchange(self._model, index, self.parts[index], self._weights[index])
 
     def finish(self) -> None:
+        """Wait for the new weights."""
         self._worker.wait()
 
 
 def make(_: list[str]) -> System:
+    """Return the server or a worker, by the rank of this process."""
     rank, ranks = MPI.COMM_WORLD.Get_rank(), int(os.environ["RIVALS_RANKS"])
     return Server(ranks) if rank == ranks else Worker(rank, ranks)

@@ -1,8 +1,8 @@
 """A parameter server over plain gRPC: what the transport alone costs, without a framework.
 
-The server is a process of its own. A worker pushes each tensor's gradient when it is there; the
-answer is the new weights, given when all workers have pushed. So a step carries every byte twice
-for each worker, through one process. A bulk sum is the same without an update.
+The server is a process of its own. A worker pushes each tensor's gradient when it is ready. The
+answer is the new weights, sent when all workers have pushed. So a step carries every byte twice for
+each worker, through one process. A bulk sum is the same without an update.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from benchmarks.rivals.rank import RATE, Array, System, Trainer
 
 METHOD: Final = "/rivals.Server/Push"
 KEY: Final = struct.Struct("<qq")
-"""Model (0: only sum), tensor."""
+"""Key of a push: model (0: only sum), tensor."""
 UNBOUNDED: Final = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 START_S: Final = 60.0
 
 
 class Slot:
-    """One tensor on the server: what was pushed in this step, and the weights."""
+    """One tensor on the server: the gradients pushed in this step, and the weights."""
 
     def __init__(self, elements: int) -> None:
         self.sum = np.zeros(elements, np.float32)
@@ -37,7 +37,7 @@ class Slot:
         self.news: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def next(self, *, update: bool, ranks: int) -> None:
-        """All have pushed: answer them, and begin the next step."""
+        """Answer all workers after the last push, and begin the next step."""
         if update:
             self.weights -= self.sum * np.float32(RATE / ranks)
         self.news.set_result((self.weights if update else self.sum).tobytes())
@@ -47,7 +47,7 @@ class Slot:
 
 
 class Server(System):
-    """Has no gradients of its own."""
+    """Parameter server; it has no gradients of its own."""
 
     serves = True
 
@@ -85,31 +85,39 @@ class Server(System):
 
 
 class Worker(System):
+    """Rank that trains."""
+
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
         self._models = 0
 
     def facts(self) -> dict[str, str]:
+        """Return versions and settings of the system."""
         return {"grpcio": grpc.__version__}
 
     def open(self, addresses: list[str]) -> None:
+        """Connect to the server."""
         self._channel = grpc.insecure_channel(addresses[-1], options=UNBOUNDED)
         grpc.channel_ready_future(self._channel).result(START_S)
         self._push = self._channel.unary_unary(METHOD)
 
     def push(self, model: int, index: int, gradient: Array) -> Any:
-        """A future of the answer."""
+        """Push a gradient and return a future of the answer."""
         return self._push.future(KEY.pack(model, index) + gradient.tobytes(), wait_for_ready=True)
 
     def allreduce(self, buffer: Array) -> None:
+        """Sum a buffer on the server."""
         buffer[:] = np.frombuffer(self.push(0, 0, buffer).result(), np.float32)
 
     def trainer(self, tensors: Sequence[int]) -> Trainer:
+        """Return a loop that pushes each tensor."""
         self._models += 1
         return Pushed(self, tensors, self._models)
 
 
 class Pushed(Trainer):
+    """Loop that pushes each tensor's gradient as soon as it is ready."""
+
     def __init__(self, system: Worker, tensors: Sequence[int], model: int) -> None:
         super().__init__(system, tensors)
         self._worker, self._model = system, model
@@ -118,15 +126,18 @@ class Pushed(Trainer):
         self._slices = [slice(a, b) for a, b in pairwise(bounds)]
 
     def ready(self, index: int) -> None:
+        """Push this tensor."""
         push = self._worker.push(self._model, index, self.parts[index])
         self._under_way.append((index, push))
 
     def finish(self) -> None:
+        """Wait for the new weights."""
         for index, push in self._under_way:
             self.weights[self._slices[index]] = np.frombuffer(push.result(), np.float32)
         self._under_way.clear()
 
 
 def make(_: list[str]) -> System:
+    """Return the server or a worker, by the rank of this process."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["RIVALS_RANKS"])
     return Server(ranks) if rank == ranks else Worker(rank, ranks)

@@ -1,6 +1,6 @@
 """Paceline itself: a rank of a job, or, to sum a buffer, its transports without a job.
 
-`paceline job`: below `paceline run`; `paceline shm` and `paceline mpi`: one transport alone.
+`paceline job` runs below `paceline run`; `paceline shm` and `paceline mpi` are one transport alone.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from paceline.transport import base
 
 SMALL_BYTES = 64 << 10
-"""Up to here messages count, not bytes: what a job measures when it starts."""
+"""Size up to which the number of messages counts, not that of bytes; a job measures this when it
+starts."""
 OPEN_S = 60.0
 
 
 class Job(System):
-    """The main thread of a rank, as a user's script is."""
+    """Main thread of a rank in a job, as a user's script is."""
 
     def __init__(self) -> None:
         import paceline
@@ -33,21 +34,29 @@ class Job(System):
         self.rank, self.ranks = paceline.rank(), paceline.size()
 
     def facts(self) -> dict[str, str]:
+        """Return versions and settings of the system."""
         return {"torch": torch.__version__}
 
     def trainer(self, tensors: Sequence[int]) -> JobTrainer:
+        """Return a loop with pl.DistributedOptimizer."""
         import paceline
 
         return JobTrainer(tensors, lambda model: model, paceline.DistributedOptimizer)
 
 
 class JobTrainer(TorchTrainer):
+    """Training loop of a rank in a job."""
+
     def step(self) -> None:
+        """Run one step; the optimizer resets the gradients."""
         self.wrapped(self._x).sum().backward()
         self.optimizer.step()
 
     def train(self, device: Device, steps: int) -> None:
-        """Until so many rounds are over, on every rank: one that was late takes fewer steps."""
+        """Run until so many rounds are over, on every rank.
+
+        A rank that was late takes fewer steps.
+        """
         self.model.device = device
         session = self.optimizer._context.session  # noqa: SLF001
         until = session.version + steps
@@ -56,7 +65,7 @@ class JobTrainer(TorchTrainer):
 
 
 class Transport(System):
-    """As the communication thread of a rank has it."""
+    """One transport, used as the communication thread of a rank does."""
 
     def __init__(self, kind: str) -> None:
         from paceline.transport.base import Abort
@@ -77,6 +86,7 @@ class Transport(System):
         self.address = f"{os.getpid()} {self._transport.address}"
 
     def open(self, addresses: list[str]) -> None:
+        """Open the group of all ranks."""
         from paceline.transport.base import Group, Peer
 
         peers = tuple(Peer(*text.split(" ", 1)) for text in addresses)
@@ -84,19 +94,22 @@ class Transport(System):
         self._one = self.zeros(1)
 
     def zeros(self, elements: int) -> Array:
-        """As the gradients of a job lie."""
+        """Return a buffer that lies where the gradients of a job lie."""
         zeros: Array = self._transport.zeros(elements, torch.float32, torch.device("cpu")).numpy()
         return zeros
 
     def allreduce(self, buffer: Array) -> None:
+        """Sum a buffer with the algorithm that suits its size."""
         algorithm = "shm"
         if self._kind == "mpi":
             algorithm = RECURSIVE_DOUBLING if buffer.nbytes <= SMALL_BYTES else HALVING_DOUBLING
         self._transport.allreduce([torch.from_numpy(buffer)], self._abort, algorithm)
 
     def barrier(self) -> None:
+        """Sum one element."""
         self.allreduce(self._one)
 
 
 def make(words: list[str]) -> System:
+    """Return the rank of a job, or the transport that the first argument names."""
     return Job() if words[0] == "job" else Transport(words[0])

@@ -1,8 +1,8 @@
 """TensorFlow's ParameterServerStrategy: a chief, one parameter server, P workers, all over gRPC.
 
-Asynchronous, as the strategy is: each worker reads all weights, computes, and has its gradients
-subtracted on the server. The computing is a data set that sleeps, in fifteenths: five forward, ten
-backward, and behind each of those the gradients of as many tensors leave.
+The strategy is asynchronous: each worker reads all weights, computes, and has its gradients
+subtracted on the server. A data set that sleeps stands for the computing, in fifteenths: five
+forward and ten backward. After each backward wait, the gradients of as many tensors leave.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORWARD, BACKWARD = 5, 10
 
 
 class Process(System):
-    """Of the cluster: workers first, then the server, and the chief at the end."""
+    """Process of the cluster: workers first, then the server, and the chief at the end."""
 
     def __init__(self, place: int, ranks: int) -> None:
         self.rank, self.ranks = place, ranks
@@ -34,9 +34,11 @@ class Process(System):
         tf.config.threading.set_intra_op_parallelism_threads(1)
 
     def facts(self) -> dict[str, str]:
+        """Return versions and settings of the system."""
         return {"tensorflow": tf.__version__}
 
     def open(self, addresses: list[str]) -> None:
+        """Start this process's server, or, in the chief, the coordinator of the strategy."""
         *workers, server, chief = addresses
         spec = tf.train.ClusterSpec({"worker": workers, "ps": [server], "chief": [chief]})
         if self.serves:
@@ -48,6 +50,7 @@ class Process(System):
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
 
     def trainer(self, tensors: Sequence[int]) -> Cluster:
+        """Return the cluster's training loop."""
         return Cluster(self, tensors)
 
 
@@ -82,6 +85,7 @@ class Cluster:
         return now
 
     def train(self, device: Device, steps: int) -> None:
+        """Let the workers run `steps` steps each."""
         us = round(1e6 * device.step_s / (FORWARD + BACKWARD))
 
         def asleep() -> Any:
@@ -98,8 +102,10 @@ class Cluster:
         coordinator.join()
 
     def corners(self) -> tuple[float, float]:
+        """Return the first and the last weight."""
         return float(self._weights[0].numpy()[0]), float(self._weights[-1].numpy()[-1])
 
 
 def make(_: list[str]) -> System:
+    """Return the process that the environment names."""
     return Process(int(os.environ["RANK"]), int(os.environ["RIVALS_RANKS"]))

@@ -1,6 +1,6 @@
 """torchft: a replica group per rank, its DDP over gloo, quorum and vote in every step.
 
-The lighthouse is a process of its own. A sum of a buffer alone would be gloo's.
+The lighthouse is a process of its own. There is no bulk sum: it would be gloo's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT: Final = timedelta(seconds=120)
 
 
 class Lighthouse(System):
-    """Tells the managers who takes part."""
+    """Server that tells the managers which replicas take part."""
 
     serves = True
 
@@ -44,16 +44,21 @@ class Lighthouse(System):
 
 
 class Replica(System):
+    """Replica group of one rank."""
+
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
 
     def facts(self) -> dict[str, str]:
+        """Return versions and settings of the system."""
         return {"torch": torch.__version__, "torchft-nightly": version("torchft-nightly")}
 
     def open(self, addresses: list[str]) -> None:
+        """Note the lighthouse's address for the manager."""
         os.environ["TORCHFT_LIGHTHOUSE"] = addresses[-1]
 
     def trainer(self, tensors: Sequence[int]) -> TorchTrainer:
+        """Return a loop with torchft's DDP and optimizer."""
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined,unused-ignore]
         manager = Manager(
             pg=ProcessGroupGloo(timeout=TIMEOUT),
@@ -81,5 +86,6 @@ class Replica(System):
 
 
 def make(_: list[str]) -> System:
+    """Return the lighthouse or a replica, by the rank of this process."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["RIVALS_RANKS"])
     return Lighthouse(ranks) if rank == ranks else Replica(rank, ranks)

@@ -128,7 +128,7 @@ def paid(what: str, much: float, c: float, n: int) -> float:
 
 
 def step(c: float, n: int) -> float:
-    """Return the length of a step with nobody late and without the update: B10's limit."""
+    """Return the length of a step without late ranks and without the update: B10's limit."""
     return streamed_s(1, c, n)
 
 
@@ -147,7 +147,7 @@ class Seen:
     hidden_s: float
     gap_s: float
     sums_s: float
-    """Time of the sums on the rank with the least, which waits for nobody inside them."""
+    """Time of the sums on the rank with the least, which waits for no other rank inside them."""
     segments: int
     streamed: float
     """Share of the rounds that were streamed."""
@@ -301,6 +301,7 @@ class Row:
 
     def add_to(self, out: r.Report) -> None:
         """Add this row, and the details of its repetitions, to the report."""
+
         def ms(seconds: float | None) -> float | str:
             return "-" if seconds is None else 1000 * seconds
 

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.api_clients [--pods 200] [--rounds 3] [--lightkube PYTHON]`. Each client works
 in a process of its own, in turns, on one control plane. `--lightkube` names an interpreter that can
-import lightkube; without it, that row is left out and the report says so.
+import lightkube; without it, the report leaves that row out and notes that.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def entries() -> list[Entry]:
         Entry("Solo", lambda _: {"mode": "Solo"}, lambda _: 0.0, lambda _: 1),
         Entry(
             "Deadline(P/2)",
-            # The minimum would be met earlier: the deadline decides.
+            # The minimum is met earlier, so the deadline decides.
             lambda p: {
                 "mode": "Deadline",
                 "deadline": f"{STAGGER_MS * p // 2 + STAGGER_MS // 2}ms",
@@ -185,7 +185,7 @@ def run(lab: Lab, given: Options) -> r.Report:
         ran = lab.run(plan(ranks, given.rounds, drawn_iterations=drawn))
         add_rows(out, ran, ranks)
         out.checks[f"P={ranks}: equal weights on all ranks"] = same_weights(ran)
-        # Each gradient is one in every element: the weights count them.
+        # Each gradient is one in every element, so the weights count the gradients.
         counted = {probe["applied"] for probe in ran.probes}
         out.checks[f"P={ranks}: the weights hold every applied gradient once"] = counted == {
             ran.log["gradients"]

@@ -1,4 +1,4 @@
-"""B10: Paceline beside torch DDP on gloo when nobody is slow, and beside what is possible.
+"""B10: Paceline beside torch DDP on gloo when no rank is slow, and beside what is possible.
 
 Part a: the device is emulated, so that two cores carry the ranks. The link is a token bucket on
 loopback in a network of its own, at three speeds, so that a reduction takes C = 0.25, 0.5 and 1
@@ -109,7 +109,7 @@ class Measured:
         return self.reduce / self.compute
 
     def limit(self, pieces: int) -> float:
-        """Return the least step time in ms if the reduction is streamed in so many pieces."""
+        """Return the least step time in ms if the reduction is streamed in `pieces` pieces."""
         return streamed_s(self.compute, self.reduce, pieces) + self.optimizer
 
 
@@ -153,8 +153,7 @@ def tiny(smoke: bool) -> Load:
 
 @dataclass(frozen=True)
 class Block:
-    """Figures of one block of one system: ms per round, of the rank whose main thread is slowest.
-    """
+    """Figures of one block of one system: ms per round of the rank with the slowest main thread."""
 
     middle: float
     """Median; it is robust against other users of the machine."""
@@ -219,7 +218,7 @@ class Turns:
         return Measured(
             max(rank["compute_ms"] for rank in found),
             max(rank["optimizer_ms"] for rank in found),
-            # Whoever begins last waits for nobody.
+            # The rank that begins last waits for no other rank.
             min(rank["reduce_ms"] for rank in found),
             setting,
             expected,
@@ -382,7 +381,7 @@ def link_bits(load: Load, share: float) -> int:
 
 
 def stretched(load: Load, turns: Turns, share: float = min(SHARES)) -> tuple[Load, int]:
-    """Make the layers so many times longer that the cores can follow the fastest link.
+    """Lengthen the layers until the cores can follow the fastest link.
 
     Returns:
         The longer load, and the factor.
@@ -470,7 +469,7 @@ def part_e(out: r.Report, turns: Turns, given: Options, link: network.Link) -> N
                 block, ran = turns.paceline_blocks(piped, known, "mpi", {"Full": MODES["Full"]})
                 found.append(block["Full"])
                 equal = equal and same_weights(ran)
-        # At best only the longer one of computing and reduction is seen.
+        # At best, a step takes the longer of computing and reduction.
         limits = known.limit(load.pieces), known.compute * max(1.0, known.share) + known.optimizer
         for (pipeline, found), limit in zip(blocks.items(), limits, strict=True):
             values = [block.middle for block in found]

@@ -81,7 +81,7 @@ def add_rows(out: r.Report, crew: Crew, transport: str, given: Options) -> None:
                         f"{transport}:{algorithm} {wire}", kib << 8, CALLS.get(kib, 2)
                     )
                     found.setdefault((algorithm, wire), []).append(r.middle(took.us) / 1e3)
-                    sums.append(right(took, ranks))  # small whole numbers are bfloat16
+                    sums.append(right(took, ranks))  # bfloat16 holds small integers exactly
         for algorithm in (RING, HALVING_DOUBLING):
             single, half = (found[algorithm, wire] for wire in (Wire.FLOAT32, Wire.BFLOAT16))
             times = r.middle([a / b for a, b in zip(single, half, strict=True)])

@@ -1,8 +1,8 @@
 """B1: hyperplane regression, eight ranks, in each step one random rank is late (eager-SGD's E1).
 
-Full and Quorum also run with a pipeline: a rank may then be late by part of a step and delay
-nobody. All times are a quarter of the published ones: steps of 100 ms, delays of 50, 75 and 100 ms.
-Each run is a job of its own from the same initial weights. After a fixed time, its weights are
+Full and Quorum also run with a pipeline: a rank may then be late by part of a step without delaying
+the others. All times are a quarter of the published ones: steps of 100 ms, delays of 50, 75 and 100
+ms. Each run is a job of its own from the same initial weights. After a fixed time, its weights are
 judged on the validation points. Grace is 0. The limit is what the delays allow with rounds that
 cost nothing.
 """
@@ -91,7 +91,7 @@ def plan(size: Size, mode: str, delay_ms: int, folder: Path) -> Plan:
         "work_ms": WORK_MS,
         "seconds": size.seconds,
     }
-    # The defaults, but for grace: it would add 5 % to every round, which eager-SGD has not.
+    # Use the defaults except for grace: it would add 5 % to every round, and eager-SGD has none.
     collective = {"grace": "0s", "maxAge": 4, **MODES[mode]}
     return Plan(
         "hyperplane.py",
@@ -121,7 +121,7 @@ def limit(mode: str, delay_ms: int, ranks: int) -> tuple[float, float]:
         Rounds per second and gradients per second.
     """
     step_s, delay_s = WORK_MS / 1000, delay_ms / SCALE / 1000
-    if "pipeline" in MODES[mode]:  # nobody waits at best, and a round takes its quorum
+    if "pipeline" in MODES[mode]:  # at best no rank waits, and a round takes its quorum
         gradients = ranks / (step_s + delay_s / ranks)
         return gradients / MODES[mode].get("quorum", ranks), gradients
     if mode == "Full":

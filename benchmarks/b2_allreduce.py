@@ -6,13 +6,14 @@ MPICH, Open MPI and Intel MPI have their best form: one world, shared memory bet
 thread where each has a core. Paceline's links, which survive a death, are TCP connections.
 DeepSpeed's operator is the one that it has for inference. Open MPI, Intel MPI and DeepSpeed are in
 environments of their own (`rivals.environments`), which are built when they are missing. One that
-cannot be built or does not answer gets a row that says so. Those three begin a call out of a
+cannot be built or does not answer gets a row with the reason. Those three begin a call out of a
 barrier of their own, awake. The others begin it out of a wait in the kernel, as a rank of a job
 that receives GO does. So shm stands beside both kinds.
 
 The limit is memory: P parts are read and P results written, at the rate at which the same ranks
-copy together. The limit says nothing where a payload fits the caches. `shm` sums where the buffers
-lie, in memory that the ranks hand to each other, as in a job whose ranks share a machine or a pod.
+copy together. The limit is meaningless where a payload fits the caches. `shm` sums where the
+buffers lie, in memory that the ranks hand to each other, as in a job whose ranks share a machine or
+a pod.
 """
 
 from __future__ import annotations
@@ -91,8 +92,7 @@ class Table:
 
     @contextmanager
     def _elsewhere(self) -> Iterator[dict[str, rivals.Crew]]:
-        """Start the rivals that have environments of their own; yield those that could be started.
-        """
+        """Start the rivals of other environments; yield those that could be started."""
         cache = self._given.cache or default_cache()
         with ExitStack() as stack:
             present: dict[str, rivals.Crew] = {}

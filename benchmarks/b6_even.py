@@ -1,4 +1,4 @@
-"""B6: what Quorum costs when nobody is slow, and what a busy main thread adds to a round.
+"""B6: what Quorum costs when no rank is slow, and what a busy main thread adds to a round.
 
 The mode and the kind of work of each job are switched while it runs. Eight ranks sleep (their main
 threads need no core). Two ranks, one per core of a small machine, sleep, call torch, or run pure
@@ -96,7 +96,7 @@ def add_rows(out: r.Report, ran: Ran, ranks: int, kinds: tuple[str, ...], quorum
                     )
                 )
         if kind != "sleep":
-            # In Full all main threads are parked at GO; in Quorum(1) one of two is in a step.
+            # In Full, all main threads are parked at GO. In Quorum(1), one of two is in a step.
             idle, busy = go_ms["sleep Quorum"], go_ms[f"{kind} Quorum"]
             out.bars.append(
                 r.Bar(

@@ -99,13 +99,13 @@ def _whole(later: list[Line], ranks: int) -> list[Line]:
         The lines, in order.
     """
     smaller = [i for i, line in enumerate(later) if line.taking_part < ranks]
-    # A step that was under way when the process died may still tell of all.
+    # A step that was in flight when the process died may still report all ranks.
     begin = smaller[0] if smaller else 0
     return [line for line in later[begin:] if line.taking_part >= ranks]
 
 
 def judge(run: Run, found: Found, *, restarts_all: bool) -> None:
-    """Read the figures of a run with a kill and add them to `found`.
+    """Read the figures of a run with a kill and add them to those of its system.
 
     `restarts_all` is True for a system that restarts all workers, and so repeats steps.
     """
@@ -116,7 +116,7 @@ def judge(run: Run, found: Found, *, restarts_all: bool) -> None:
     before = [line for line in progress if line.ns <= death["ns"]]
     later = [line for line in progress if line.ns > death["ns"]]
     usual = r.middle(gaps_s(before[-25:]))
-    # What the survivors still finished of the step that the victim had taken part in.
+    # Skip the step that the survivors still finished with the victim's gradient.
     resumed = next(
         (
             b
@@ -181,7 +181,7 @@ def torchrun_join(folder: Path, found: Found) -> None:
     """Let one node train and another one join, and add the pause that this costs."""
     run = Run(folder, STEP_MS, WIDTH, 2)
     port = free_port()
-    (folder / "death.json").write_text("{}")  # nobody is to die
+    (folder / "death.json").write_text("{}")  # no process is to die
     try:
         systems.start_elastic(run, port)
         run.wait(lambda lines: bool(lines) and lines[-1].step >= DIE_AT, "training")
@@ -221,6 +221,7 @@ def torchft(folder: Path, python: str, ranks: int, found: Found) -> None:
 
 def row(name: str, found: Found) -> tuple[Any, ...]:
     """Return the table row of one system."""
+
     def cell(values: list[float]) -> str:
         if not values:
             return "-"

@@ -78,8 +78,7 @@ def parser(what: str | None) -> argparse.ArgumentParser:
 
 
 def options(given: argparse.Namespace) -> Options:
-    """Return the options of parsed arguments; `--smoke` sets the number of rounds to SMOKE_ROUNDS.
-    """
+    """Return the options of parsed arguments; `--smoke` runs SMOKE_ROUNDS rounds."""
     folder = given.out or (None if given.smoke else RESULTS)
     rounds = SMOKE_ROUNDS if given.smoke else given.rounds
     return Options(

@@ -131,7 +131,7 @@ class Conductor:
                 kept.write_bytes(msgspec.json.encode(pods))
             self.played.append({"name": phase["name"], "begun": begun, "ended": ended})
         assert runs._cluster is not None  # noqa: SLF001
-        if self.played:  # else the script ends the job
+        if self.played:  # without phases, the script ends the job
             runs._cluster.stop()  # noqa: SLF001
 
     def _all_active(self) -> bool:

@@ -1,9 +1,10 @@
-"""What the coordinator's decisions cost a core: beats, a status, a change of the membership.
+"""Measure what the coordinator's decisions cost: heartbeats, a status, a change of the membership.
 
     python -m benchmarks.coordinator_load [--ranks 64 256 1024] [--json] [--smoke]
 
 The pure state machine runs on a virtual clock with ranks that send what real ranks send, in pods of
-eight. There are no sockets: only the decisions are measured. Bar: a second of beats takes 50 ms.
+eight. There are no sockets: only the decisions are measured. Bar: the heartbeats of a second take
+50 ms.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Common parts of the digits programs of each system, with emulated step times.
 
-Model, data and batches are those of examples/digits. A step takes as long as the load says, which
+Model, data and batches are those of examples/digits. The load gives the length of a step, which
 includes the time that the step computes.
 """
 
@@ -65,7 +65,7 @@ class Pace:
         self._since = time.monotonic()
 
     def end(self) -> None:
-        """Sleep until the step has taken as long as the load says."""
+        """Sleep until the step has the length that the load gives."""
         load = LOADS[CONFIG["load"]]
         drawn_ns = load.draw_ns(seed=CONFIG["seed"], rank=self._rank, step=self._step)
         self._step += 1

@@ -55,7 +55,7 @@ class Late:
         self._rank, self._size = rank, CONFIG.get("ranks", 1)
         self._dice = random.Random(7)
         self.how = CONFIG.get("late", "")
-        """Kind of lateness: slow, in front (of a step), inside (its backward); empty means nobody
+        """Kind of lateness: slow, in front (of a step), inside (its backward); empty means no rank
         is late."""
         self.ms = CONFIG.get("late_ms", 0)
         self.victim: int | None = None
@@ -71,7 +71,7 @@ class Late:
         return 2.0 if self.how == "slow" and self._rank == self._size - 1 else 1.0
 
     def begin(self, layers: int) -> None:
-        """Begin a step of so many layers; sleep if this rank is late in front of it."""
+        """Begin a step of `layers` layers; sleep if this rank is late in front of it."""
         victim, layer = self._dice.randrange(self._size), self._dice.randrange(layers)
         self.inside = -1
         if self._rank != (victim if self.victim is None else self.victim):
@@ -142,7 +142,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return logits of shape (batch, words, VOCABULARY) for token ids (batch, words)."""
+        """Return logits of shape (batch, length, VOCABULARY) for token ids (batch, length)."""
         answer: torch.Tensor = self.head(self.layers(self.embedding(tokens)))
         return answer
 

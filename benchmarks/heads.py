@@ -1,4 +1,4 @@
-"""What heads save in messages and cost in latency while ranks arrive one after the other (R41).
+"""Measure what heads save in messages and cost in latency while ranks arrive in turn (R41).
 
     python -m benchmarks.heads [--ranks 64 256 1024] [--jitter 10] [--step-ms 1000] [--hop-ms 0.2]
 
@@ -51,7 +51,8 @@ class Cost(NamedTuple):
     messages: float
     added_ms: float
     held: float
-    """Number of fresh ranks that the starter would have heard of in time without heads."""
+    """Number of fresh ranks whose announcements would have reached the starter in time without
+    heads."""
 
 
 @dataclass

@@ -78,7 +78,7 @@ class Plan:
             "command": [sys.executable, str(SCRIPTS / self.script)],
             "env": env,
         }
-        # A loaded machine shall not look like a frozen rank.
+        # Ranks on a loaded machine must not look frozen.
         collective = {"backend": "mpi", "maxAge": 0, "freezeTimeout": "60s", "hashEveryRounds": 50}
         return {
             "apiVersion": "paceline.dev/v1alpha1",
@@ -156,7 +156,7 @@ class Lab:
     """
 
     def __enter__(self) -> Self:
-        # A short path: socket files are below it.
+        # The path must be short, because socket files are below it.
         self._scratch = OwnFolder()
         self._runs = 0
         self._fork_server: ForkServer | None = None
@@ -177,7 +177,7 @@ class Lab:
         """Return the fork server; the first call starts it."""
         if self._fork_server is not None:
             return self._fork_server
-        # The processes import the scripts' helpers from the root.
+        # The processes import the scripts' helpers from the repository's root.
         before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), *before]))
         self._fork_server = ForkServer()

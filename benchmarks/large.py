@@ -154,7 +154,7 @@ def _proportional_bytes(pid: int) -> int:
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
-        return 0  # it has ended meanwhile
+        return 0  # the process has ended in the meantime
     return sum(int(x.split()[1]) * 1024 for x in text.splitlines() if x.startswith("Pss:"))
 
 

@@ -1,8 +1,9 @@
 """Published loads at a tenth of their times: Full beside the modes that wait for fewer (eager-SGD).
 
-Computing is emulated: a step sleeps as long as its load says, through the product's own `--inject`.
-Each load is one job whose mode is switched while it runs. Grace is 0 and no gradient is dropped.
-The limit is what the same draws allow if rounds cost nothing (`ideal`). Gradients are 64 KiB.
+Computing is emulated: the product's own `--inject` makes a step sleep for the time that its load
+gives. Each load is one job whose mode is switched while it runs. Grace is 0 and no gradient is
+dropped. The limit is what the same draws allow if rounds cost nothing (`ideal`). Gradients are 64
+KiB.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Work:
         return seconds
 
 
-# What a step takes without its delay follows from the times that the paper gives for Horovod, less
+# The length of a step without its delay follows from the paper's times for Horovod, minus
 # the largest delay: 0.6 s for ResNet-50, 0.2 s for ResNet-32. 4 ranks of 64 are one of 16.
 WORKS = (
     Work("ResNet-50, one random rank of 16 +300 ms", 16, "slow:rank=random,ms=30", 60.0),

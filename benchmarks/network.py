@@ -23,7 +23,7 @@ CLONE_NEWNET: Final = 0x40000000
 BURST_BYTES: Final = 1 << 20
 """Burst of the bucket on loopback: more than one segment (64 KiB), and far less than a model."""
 QUEUE_BYTES: Final = 64 << 20
-"""Queue limit of a token bucket. Nothing is ever dropped: TCP stops before so much waits."""
+"""Queue limit of a token bucket. Nothing is ever dropped: TCP stops before that much waits."""
 TOOL_S: Final = 10.0
 MACHINES: Final = ("10.77.0.1", "10.77.0.2")
 LINE: Final = "eth"
@@ -35,8 +35,7 @@ FRAME_BYTES: Final = 9000
 
 
 def missing() -> str:
-    """Return what this machine lacks for a network namespace with a token bucket; empty if nothing.
-    """
+    """Return what this machine lacks for a network of its own; empty if nothing."""
     tools = [tool for tool in ("ip", "nsenter", "tc", "unshare") if shutil.which(tool) is None]
     if tools:
         return f"{', '.join(tools)}: install iproute2 and util-linux"

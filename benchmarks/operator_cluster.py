@@ -214,7 +214,7 @@ def gone(bench: Bench, namespace: str, seconds: float, *, labels: str = "") -> N
     path = f"/api/v1/namespaces/{namespace}/pods?limit=1&labelSelector={quote(labels)}"
 
     def none() -> bool:
-        time.sleep(1.0)  # asking costs what is measured
+        time.sleep(1.0)  # a request costs CPU time that is measured
         return not bench.plane.api.get(path)["items"]
 
     until(none, "all pods are gone", seconds)

@@ -1,4 +1,4 @@
-"""What the operator's process holds in memory while many jobs train.
+"""Measure the memory of the operator's process while many jobs train.
 
 `python -m benchmarks.operator_memory [--jobs 100 300 1000]` adds jobs of 8 workers to one operator
 until there are that many. The operator is the program as it is delivered, with its watches, its
@@ -53,7 +53,7 @@ COLUMNS: Final = (
 
 def run(sizes: tuple[int, ...], *, smoke: bool) -> Report:
     """Measure the operator with each number of jobs and return the report."""
-    gc.disable()  # to look through all objects of the stand-ins would hold them up for seconds
+    gc.disable()  # a full collection would stop the stand-ins for seconds
     out = Report("operator_memory", "The operator's memory", COLUMNS, smoke=smoke)
     with temporary_folder() as folder, Loopback(folder) as plane:
         operator = Running(plane, OWN, folder / "operator.log")

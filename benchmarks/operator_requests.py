@@ -1,4 +1,4 @@
-"""What the operator costs: requests, seconds and CPU per job, beside plain Indexed Jobs.
+"""Measure the operator's cost: requests, seconds and CPU per job, beside plain Indexed Jobs.
 
 `python -m benchmarks.operator_requests [--sizes 1x8 1x64 100x8]`, sizes as jobs x workers. Each
 size has a control plane of its own. The request limits of the Job controller and the scheduler are
@@ -109,7 +109,7 @@ def with_operator(b: Bench, jobs: int, workers: int) -> Figures:
             fleet.finish(f"job-{number}")
         _until_all(b, namespace, "Complete", jobs)
         gone(b, namespace, _limit_s(jobs), labels="paceline.dev/role=coordinator")
-        # Replacing and scaling are no part of a quiet life: of several jobs, the others'.
+        # Replacing and scaling do not count here. With several jobs, count those of the others.
         if jobs == 1:
             figures.life = b.own_requests(namespace) - extra
         else:
@@ -143,7 +143,7 @@ def _reactions(b: Bench, namespace: str, workers: int, figures: Figures) -> None
     figures.scaled_s = max(new) - patched_s
     b.plane.api.patch(f"{JOBS.format(namespace)}/job-0", {"spec": {"replicas": workers}})
     _ready(b, namespace, workers)
-    # Pods that have left are cleared away after the job is ready again.
+    # The operator removes pods that have left only after the job is ready again.
     until_quiet(lambda: b.own_requests(namespace).total(), 3.0, 120)
 
 
@@ -151,7 +151,7 @@ def _ready(b: Bench, namespace: str, workers: int) -> None:
     path = f"{JOBS.format(namespace)}/job-0"
     wanted = f"{workers}/{workers}"
     until(lambda: b.plane.api.get(path)["status"].get("ready") == wanted, f"ready {wanted}", 60)
-    time.sleep(0.5)  # a quiet moment before the next
+    time.sleep(0.5)  # let the operator become idle before the next step
 
 
 def _created(b: Bench, old: int, name: str) -> float:
@@ -192,7 +192,7 @@ def _last_ready(found: list[Asked], namespace: str) -> float:
 
 def _until_all(b: Bench, namespace: str, kind: str, jobs: int) -> None:
     def done() -> bool:
-        time.sleep(1.0)  # asking costs CPU that is counted
+        time.sleep(1.0)  # a request costs CPU time that is counted
         items = b.plane.api.items(JOBS.format(namespace))
         return all(holds({"status": {}, **item}, kind) for item in items)
 

@@ -1,4 +1,4 @@
-"""What a pipeline costs in convergence: the digits and the hyperplane after the same epochs (R36).
+"""Measure a pipeline's cost in convergence: digits and hyperplane after the same epochs (R36).
 
     python -m benchmarks.pipeline [--ranks 4] [--smoke]
 
@@ -55,7 +55,7 @@ SMOKE: Final = (Task("digits", "accuracy", (), (1,), (0.05,)),)
 
 
 def train(task: Task, ranks: int, collective: dict[str, Any], epochs: int, lr: float) -> float:
-    """Run a job and return its figure after so many epochs."""
+    """Run a job and return its figure after `epochs` epochs."""
     script = EXAMPLES / task.example / "train.py"
     words = [sys.executable, str(script), f"--epochs={epochs}", f"--lr={lr}", *task.arguments]
     job = {
@@ -91,7 +91,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for task in SMOKE if given.smoke else TASKS:
         for mode, (settings, times) in MODES.items():
-            once = times == 1  # else each figure takes several runs: one that tells
+            once = times == 1  # a figure of several runs is measured at one setting only
             for lr in task.rates if once else task.rates[:1]:
                 for epochs in task.epochs if once else task.epochs[-1:]:
                     figures = [

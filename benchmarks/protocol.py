@@ -1,12 +1,12 @@
-"""What a round costs the state machines of a large job, without a network or a gradient.
+"""Measure what a round costs the state machines of a large job, without network or gradients.
 
     python -m benchmarks.protocol [--ranks 64 256 1024 4096] [--rounds 5] [--json] [--smoke]
 
 In each round, every rank arrives as the log expects. One machine plays the starter, one a head and
 one any other rank; the messages of all others are made beforehand. `starter`: from the first
 announcement until GO is packed for all who get it from there. `head`: its group's announcements,
-and GO forwarded. `other`: GO unpacked, the reduction begun, the log appended, leases dealt. Bars at
-1,024 ranks: 5 ms, and 2 ms for `other`. Figures are CPU time of this thread, the best of the
+and GO forwarded. `other`: GO unpacked, the reduction started, the log appended, leases dealt. Bars
+at 1,024 ranks: 5 ms, and 2 ms for `other`. Figures are CPU time of this thread, the best of the
 rounds.
 """
 
@@ -37,7 +37,7 @@ LEASES_EACH: Final = 1000
 
 
 def make_log(ranks: int) -> Log:
-    """Return the log of a job of so many ranks whose first generation is in force."""
+    """Return the log of a job of `ranks` ranks whose first generation is in force."""
     members = tuple(MemberId(slot, 0, 1000) for slot in range(ranks))
     log = Log()
     log.append(
@@ -185,8 +185,7 @@ class Job:
 
 
 def measure(ranks: int, rounds: int) -> dict[str, float]:
-    """Return the figures of a job: the best time of each role over the rounds, and message counts.
-    """
+    """Return the best time of each role over the rounds, and message counts."""
     job, best = Job(ranks), dict[str, float]()
 
     def timed(who: str, work: Callable[[], object]) -> None:

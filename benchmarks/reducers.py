@@ -67,7 +67,7 @@ class Crew:
         """Start the ranks and connect them with each other."""
         where = str(self._folder / "crew")
         with Listener(where, "AF_UNIX", backlog=self.ranks) as listener:
-            # A process that cannot start must not hang the benchmark; there is no public name.
+            # A process that cannot start must not hang the benchmark. No public name exists.
             inner: Any = listener._listener  # type: ignore[attr-defined]  # noqa: SLF001
             inner._socket.settimeout(START_S)  # noqa: SLF001
             worlds = [self.ranks] if self.system == "rivals" else [1] * self.ranks
@@ -78,7 +78,7 @@ class Crew:
                 connection = listener.accept()
                 self._connections.append(connection)
                 found.append(self._hear(connection))
-        if self.system != "rivals":  # the order of a world is MPI's own
+        if self.system != "rivals":  # MPI orders the ranks of its world itself
             order = sorted(range(self.ranks), key=lambda at: found[at][0])
             self._connections = [self._connections[at] for at in order]
             found = [found[at] for at in order]

@@ -62,7 +62,7 @@ def stretches(ran: Ran, *, skip: int = 2, warm: int = 0) -> list[Stretch]:
     """
     commits = ran.probes[0]["commits"]
     turns = [i for i, c in enumerate(commits) if c["request"]]
-    # The last request is the stop.
+    # The last request stops the job.
     assert len(turns) == len(ran.phases) + 1, (len(turns), len(ran.phases))
     found = []
     for phase, begin, end in list(zip(ran.phases, turns, turns[1:], strict=False))[warm:]:

@@ -22,7 +22,7 @@ from benchmarks.lab import ROOT, SCRIPTS
 WAIT_S: Final = 150.0
 LOOK_S: Final = 0.05
 DIE_AT: Final = 45
-# With the store of its agent torchrun 2.15 gives restarted workers the addresses of the dead ones.
+# With its agent's store, torchrun 2.15 gives restarted workers the addresses of dead ones.
 OWN_STORE: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 SNAPSHOT_EVERY: Final = 10
 
@@ -95,7 +95,7 @@ class Run:
         for path in self.folder.glob("progress-*"):
             for text in path.read_text().splitlines():
                 words = text.split()
-                if len(words) == 3:  # the last line may just be written
+                if len(words) == 3:  # the last line may be incomplete
                     found.append(Line(*map(int, words)))
         return sorted(found, key=lambda line: line.ns)
 
@@ -178,7 +178,7 @@ def start_paceline(run: Run, backend: str) -> None:
         "spec": {
             "replicas": run.ranks,
             "minReplicas": 1,
-            # As synchronous as the others: everybody is waited for.
+            # Be as synchronous as the others: wait for all ranks.
             "collective": {"backend": backend, "mode": "Full"},
             "template": {"spec": {"containers": [trainer]}},
         },
@@ -201,6 +201,9 @@ def end_paceline(run: Run) -> dict[str, Any]:
 
     Returns:
         The content of the run's `status.json`.
+
+    Raises:
+        subprocess.TimeoutExpired: The run has not ended within 15 s; it is killed.
     """
     (process,) = run.processes
     process.send_signal(signal.SIGINT)

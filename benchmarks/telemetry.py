@@ -1,4 +1,4 @@
-"""What the figures of one step cost: both threads' writes of a step and its round. Bar: 20 us.
+"""Measure the cost of a step's metrics: both threads' writes of a step and its round. Bar: 20 us.
 
     python -m benchmarks.telemetry [--ranks 8] [--rounds 4000] [--json] [--smoke]
 
@@ -83,7 +83,7 @@ def make_go(rank: RankState, members: tuple[MemberId, ...], late_ranks: int) -> 
 
 
 def measure(ranks: int, rounds: int, late_ranks: int) -> dict[str, float]:
-    """Return the microseconds per step over so many rounds."""
+    """Return the microseconds per step, measured over `rounds` rounds."""
     rank, members = prepare(ranks)
     record = RankRecord.create()
     metrics, loop = RoundMetrics(record, members[0]), LoopMetrics(record)
@@ -94,7 +94,7 @@ def measure(ranks: int, rounds: int, late_ranks: int) -> dict[str, float]:
     now = 0
     for _ in range(rounds):
         go = make_go(rank, members, late_ranks)
-        made = rank.log.read(go)  # what the rank's machine and its log ask it in each round
+        made = rank.log.read(go)  # the rank's machine and its log read these in each round
         assert made.share_of(rank.me) is not None
         assert made.heard is not None
         now += STEP_NS

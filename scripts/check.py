@@ -1,7 +1,7 @@
-"""`make check`: everything that can be said without running a test. Reads only, changes nothing.
+"""`make check`: every check that needs no test run. It reads only and changes nothing.
 
-Runs every check even if an earlier one fails, prints how long each took, and says what to do.
-`make generate` is the other half: it writes what is compared here.
+It runs every check even if an earlier one fails, prints how long each took, and prints a remedy for
+each failure. `make generate` is its counterpart: it writes the files that are compared here.
 """
 
 from __future__ import annotations
@@ -40,13 +40,17 @@ TIMEOUT_S = 600
 
 @dataclass(frozen=True)
 class Check:
+    """One check of the repository."""
+
     name: str
     run: Callable[[], str]
-    """What is wrong, as text for people; empty if nothing is."""
+    """Function that returns what is wrong, as text for people; empty if nothing is."""
     remedy: str
 
 
 def command(*argv: str) -> Callable[[], str]:
+    """Return a check that runs a program of the environment and returns the output of a failure."""
+
     def run() -> str:
         done = subprocess.run(
             [str(BIN / argv[0]), *argv[1:]],
@@ -83,6 +87,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 
 def drift() -> str:
+    """Return which generated files differ from what the code generates."""
     wrong = []
     for path, text in GENERATED.items():
         try:
@@ -113,6 +118,7 @@ CHECKS = (
 
 
 def generate() -> None:
+    """Write all generated files."""
     for path, text in GENERATED.items():
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / path).write_text(text())
@@ -120,6 +126,7 @@ def generate() -> None:
 
 
 def check() -> int:
+    """Run all checks, print their results, and return the exit code."""
     failed = 0
     for each in CHECKS:
         start = time.monotonic()

@@ -1,9 +1,9 @@
-"""Every citation has a target: what `make check` says of those that have none.
+"""Check that every citation has a target; `make check` lists those that have none.
 
 A citation is a letter and a number, such as R14 or D3, in a comment, a docstring, a message or a
-document. Its target is the row of a table or the heading with that number in docs/protocol.md or
-docs/design/. A page of docs/ that code names must exist, with its anchor, and a section of a text
-must stand beside the name of that text, as in "PPoPP'20, section 4.2".
+document. Its target is the table row or the heading with that number in docs/protocol.md or
+docs/design/. A page of docs/ that code names must exist, with its anchor. A section of a text must
+stand beside the name of that text, as in "PPoPP'20, section 4.2".
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ RANGE: Final = re.compile(NUMBER.pattern + r"-(?:\1)?(\d{1,2})(?!\w)")
 TARGET: Final = re.compile(r"^(?:#+ |\| )([A-Z])(\d{1,2})\b", re.M)
 SECTION: Final = re.compile(r"\bsections? \d+(?:\.\d+)*", re.I)
 NAMED: Final = re.compile(r"(?:[A-Z][A-Za-z]+'\d\d|\bRFC \d+|\bMPI \d\.\d),? $")
-"""A venue with its year, or a standard, right before its section."""
+"""Matches a venue with its year, or a standard, right before its section."""
 PAGE: Final = re.compile(r"(?<![\w/])(docs/[\w/-]+\.md)(?:#([\w-]+))?")
 NOQA: Final = re.compile(r"#\s*(?:noqa|type: ignore).*")
 
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """What stands somewhere, and why it leads nowhere."""
+    """A citation that leads nowhere, and why."""
 
     file: str
     line: int
@@ -55,7 +55,7 @@ class Citation:
 
 
 def problems(root: Path) -> str:
-    """Citations without a target below `root`, one a line; empty if there is none."""
+    """Return the citations without a target below `root`, one a line; empty if there is none."""
     pages = {
         path.relative_to(root).as_posix(): path.read_text()
         for path in sorted((root / "docs").rglob("*.md"))
@@ -74,14 +74,24 @@ def problems(root: Path) -> str:
 
 
 def targets_of(text: str) -> set[str]:
-    """The numbers that rows and headings of these pages explain."""
+    """Return the numbers that rows and headings of these pages explain."""
     return {f"{letter}{int(number)}" for letter, number in TARGET.findall(text)}
 
 
 def without_target(
     name: str, text: str, targets: set[str], pages: Mapping[str, str]
 ) -> Iterator[Citation]:
-    """`pages`: the documents, by name."""
+    """Yield the citations of a file that have no target.
+
+    Args:
+        name: Path of the file, for messages.
+        text: Content of the file.
+        targets: Numbers that have a target.
+        pages: Documents by name.
+
+    Yields:
+        Citations, line by line.
+    """
     for line, words in _words(name, text):
         for cited in _numbers(words):
             if f"{cited[0]}{int(cited[1:])}" not in targets:
@@ -108,8 +118,13 @@ def _numbers(words: str) -> Iterator[str]:
 
 
 def _words(name: str, text: str) -> Iterator[tuple[int, str]]:
-    """Lines in which somebody may cite: all of a document; of Python comments and strings, but not
-    a string that is nothing but such a word, which is a value."""
+    """Yield the lines that may cite: all lines of a document, comments and strings of Python.
+
+    A string that consists of nothing but a number or a page is a value and does not count.
+
+    Yields:
+        Pairs of line number and text.
+    """
     if not name.endswith(".py"):
         yield from enumerate(text.splitlines(), 1)
         return
@@ -127,7 +142,7 @@ def _words(name: str, text: str) -> Iterator[tuple[int, str]]:
 
 
 def _anchors(page: str) -> set[str]:
-    """Of its headings, as GitHub makes them."""
+    """Return the anchors of the page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page, re.M)
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 

@@ -1,7 +1,7 @@
 """docs/reference/cli.md: commands, arguments and options as the parser knows them, and the faults.
 
 Texts, defaults and the grammar of `--inject` come from the code. Exit codes and the environment are
-told here, and a kind of fault without a text is an error.
+written here. A kind of fault without a text is an error.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ for scripts written for DDP: 0 and 1 on each rank; `pl.rank()` and `pl.size()` a
 
 
 def markdown() -> str:
+    """Return the page."""
     group: Any = typer.main.get_command(app)
     rule = textwrap.fill(RULE, 100)
     lines = [HEADER, "", BEFORE.replace("{RULE}", f"\n\n{rule}\n\n")]

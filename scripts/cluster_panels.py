@@ -1,8 +1,8 @@
 """The dashboard "Paceline cluster": all jobs side by side, and the operator.
 
 `S` selects the jobs of the chosen namespaces. The operator's metrics have controller-runtime's
-names, which other operators have too, so its own are told apart by the label that has its
-controller's name, and where there is none by the processes that also have a metric of Paceline's.
+names, which other operators use too. So its own are selected by the label with its controller's
+name, or, where that label is missing, by the processes that also export a metric of Paceline's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _exposed(window: str = RATE) -> str:
 
 
 def _blamed(window: str = RATE) -> str:
-    """Share of the time of each other rank."""
+    """Return the query for the blamed share of the time of each other rank."""
     ranks = f'max {BY} (paceline_world_size_ranks{{namespace=~"$namespace", ranks="active"}})'
     return (
         f"sum by (namespace, {JOB}, worker, pod, node) "
@@ -72,7 +72,7 @@ def _blamed(window: str = RATE) -> str:
 
 
 def _of_jobs(expr: str, score: str) -> Query:
-    """The ten jobs with the most of it in the shown time."""
+    """Return the query for the ten jobs with the highest score in the shown time."""
     return Query(worst(expr, score, f"namespace, {JOB}", JOBS_DRAWN), NAME)
 
 
@@ -80,13 +80,24 @@ _CONNECTED: Final = f"min {BY} (paceline_coordinator_connected_info{S})"
 
 
 def _column(expr: str) -> str:
-    """With a line for each job that is scraped: a table takes its columns from the answers."""
+    """Return a query with a line for each job that is scraped.
+
+    A table takes its columns from the answers.
+
+    Returns:
+        A PromQL expression.
+    """
     return f"({expr}) or on (namespace, {JOB}) (0 * {_CONNECTED})"
 
 
 def _rare(expr: Callable[[str], str]) -> str:
-    """The ten highest at the end of the shown time; they have grown through all of it.
-    `expr`: of a modifier of its selector."""
+    """Return the query for the ten jobs with the highest count at the end of the shown time.
+
+    `expr` returns the expression for a modifier of its selector.
+
+    Returns:
+        A PromQL expression.
+    """
     chosen = f"({expr('')}) and topk({JOBS_DRAWN}, {expr(' @ end()')})"
     return or_zero(chosen, S, JOB)
 

@@ -1,4 +1,4 @@
-"""charts/paceline/dashboards/*.json: the dashboards that the chart brings, one file each."""
+"""charts/paceline/dashboards/*.json: the dashboards in the chart, one file each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ AGO: Final = f"offset {MARK_S}s"
 
 
 def _grown(counter: str, by: str) -> str:
-    """More than a moment ago, or there for the first time while the job was there before."""
+    """Return a query for the moments at which a counter grows.
+
+    A counter that appears for the first time counts as well, if the job existed before.
+
+    Returns:
+        A PromQL expression.
+    """
     now, then = (f"max by ({by}) ({counter}{J}{when})" for when in ("", f" {AGO}"))
     new = f"({now} unless {then}) and on () max(paceline_committed_rounds{J} {AGO})"
     return f"({now} > {then}) or ({new})"
@@ -90,7 +96,7 @@ RANK_DASHBOARD: Final = Dashboard(
 
 
 def dashboards() -> dict[str, Callable[[], str]]:
-    """Files below the repository's root, each with what generates it."""
+    """Return the generator of each dashboard by its path in the repository."""
     return {
         f"charts/paceline/dashboards/{each.uid}.json": partial(text, each)
         for each in (CLUSTER_DASHBOARD, JOB_DASHBOARD, RANK_DASHBOARD)

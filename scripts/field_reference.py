@@ -1,8 +1,8 @@
 """docs/reference/trainingjob.md: every field of a TrainingJob, from the models of the API.
 
-Types, bounds, defaults and texts are those of crds/paceline_api. Written by hand is `ACTS` alone:
-where a field has an effect today. A field that `ACTS` does not name is an error here, and so is a
-name in it that is no field.
+Types, bounds, defaults and texts are those of crds/paceline_api. Only `ACTS` is written by hand:
+where a field has an effect today. A field that `ACTS` does not name is an error, and so is a name
+in it that is no field.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ ACTS: Final = {
     "template.spec.containers.resources": CLUSTER,
     "template.spec.containers.resources.limits.nvidia.com/gpu": BOTH,
 }
-"""By path below `spec`; a field without an entry has that of the part it belongs to."""
+"""Environments in which a field has an effect, by path below `spec`; a field without an entry has
+that of its parent."""
 
 INTRODUCTION: Final = """\
 # Fields of a TrainingJob
@@ -77,6 +78,14 @@ by `kubectl apply`. `paceline validate job.yaml` checks it and names each wrong 
 
 
 def markdown() -> str:
+    """Return the page.
+
+    Returns:
+        The page in Markdown.
+
+    Raises:
+        LookupError: `ACTS` lacks a field, or names one that does not exist.
+    """
     source = TrainingJob.model_json_schema(by_alias=True)
     page = _Page(source["$defs"])
     page.section("spec", source["properties"]["spec"])
@@ -87,7 +96,7 @@ def markdown() -> str:
 
 
 def leaves(model: type[TrainingJob | FabricProfile]) -> dict[str, str]:
-    """Return the text of each field of `spec` that has no fields below it, by path below `spec`."""
+    """Return the text of each field of `spec` without fields below it, by path below `spec`."""
     source = model.model_json_schema(by_alias=True)
     found: dict[str, str] = {}
 
@@ -111,7 +120,7 @@ class _Page:
         self.paths: set[str] = set()
 
     def section(self, path: str, source: dict[str, Any]) -> None:
-        """A table of the part's fields, then its parts."""
+        """Add a table of a part's fields, and then a section for each of its parts."""
         body, many = self._resolved(source)
         mark = "[]" if many else ""
         self.lines += [
@@ -168,7 +177,7 @@ class _Page:
 
 
 def _resolved(definitions: dict[str, Any], source: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The schema behind references, `or null` and lists; and whether it was a list."""
+    """Return the schema behind references, `or null` and lists, and True if it was a list."""
     if "anyOf" in source:
         return _resolved(definitions, next(x for x in source["anyOf"] if x.get("type") != "null"))
     if "$ref" in source:
@@ -180,7 +189,17 @@ def _resolved(definitions: dict[str, Any], source: dict[str, Any]) -> tuple[dict
 
 
 def acts(path: str) -> str:
-    """Of the longest part of `path` that has an entry."""
+    """Return where a field has an effect: the entry of the longest part of its path that has one.
+
+    Args:
+        path: Path of the field, below `spec` or with it.
+
+    Returns:
+        Text for the table.
+
+    Raises:
+        LookupError: No part of the path has an entry.
+    """
     parts = path.removeprefix("spec.").split(".")
     for length in range(len(parts), 0, -1):
         found = ACTS.get(".".join(parts[:length]))
@@ -190,7 +209,7 @@ def acts(path: str) -> str:
 
 
 def _kind_of_text(message: str) -> str:
-    """What the message of the rule for a duration says that it should be."""
+    """Return the kind of a text field from the message of its validation rule."""
     if "percentage" in message:
         return "duration or percentage"
     return "duration or `auto`" if "auto" in message else "duration"

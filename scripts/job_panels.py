@@ -1,10 +1,10 @@
-"""The upper half of the dashboard "Paceline job": progress, time, who is waited for, gradients.
+"""The upper half of the dashboard "Paceline job": progress, time, late ranks, gradients.
 
 `J` selects the job's series, `W` those of the chosen workers. A worker is slot.process and keeps
-its series when it is started again; people know it by its pod and node, so these stand beside it.
-Counters of rare events are shown as they stand: a rate would not see the first event, because the
-series begins with it. No panel has a line for each of 64 workers: the worst few of the shown time,
-and the median of all.
+its series after a restart. People know it by its pod and node, so these labels are shown beside it.
+Counters of rare events are shown as they are: a rate would miss the first event, because the series
+begins with it. No panel has a line for each of 64 workers: it shows the worst few of the shown
+time, and the median of all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OTHERS: Final = (
 
 
 def _to_rank(label: str) -> tuple[Link, ...]:
-    """To the worker that a series' `label` names."""
+    """Return a link to the dashboard of the worker that a series' `label` names."""
     return (
         Link(
             "This rank against the others",
@@ -58,16 +58,17 @@ TO_RANK: Final = _to_rank("worker")
 
 
 def _share(metric: str) -> str:
-    """Seconds per second and rank of a counter of seconds."""
+    """Return the query for seconds per second and rank of a counter of seconds."""
     return f"avg(rate({metric}{W}{RATE}))"
 
 
 def _per_round(metric: str) -> str:
-    """Seconds of a counter for one round and rank."""
+    """Return the query for the seconds of a counter per round and rank."""
     return f"sum(rate({metric}{W}{RATE})) / sum(rate(paceline_rounds_total{W}{RATE}))"
 
 
 def per_worker(numerator: str, denominator: str, selector: str, window: str = RATE) -> str:
+    """Return the query for the ratio of two counters' growth, one value per worker and pod."""
     return (
         f"sum by ({WHO}) (rate({numerator}{selector}{window})) / "
         f"sum by ({WHO}) (rate({denominator}{selector}{window}))"
@@ -83,12 +84,12 @@ def _worst_and_median(numerator: str, denominator: str) -> tuple[Query, ...]:
 
 
 def _blame(window: str) -> str:
-    """Share of the time of each other rank."""
+    """Return the query for the blamed share of the time of each other rank."""
     return f"sum by ({WHO}) (rate(paceline_blamed_seconds_total{W}{window})) / {OTHERS}"
 
 
 def _row_of(expr: str) -> str:
-    """With a label that sorts 2.0 before 10.0."""
+    """Return a query with a label that sorts 2.0 before 10.0."""
     for zeros, digits in (("00", "[0-9]"), ("0", "[0-9]{2}")):
         target = f'"{zeros}$1", "worker", "({digits}[.][0-9]+)"'
         expr = f'label_replace({expr}, "row", {target})'
@@ -423,7 +424,13 @@ TIME: Final = Row(
 
 
 def _step_waits(of: str) -> str:
-    """Seconds of a step, mean of the chosen workers, by whom they wait for; `of`: its gauge."""
+    """Return the query for the seconds of a step that ranks wait for each peer.
+
+    It is the mean of the chosen workers; `of` is the gauge.
+
+    Returns:
+        A PromQL expression.
+    """
     ranks = f"count(count by (worker) (paceline_anatomy_step_seconds{W}))"
     return f"sum by (peer) ({of}) / scalar({ranks})"
 

@@ -1,7 +1,7 @@
 """The lower half of the dashboard "Paceline job": members, transport, checkpoints, memory.
 
-Counters of rare events (losses, failures) are shown as they stand: a rate would not see the first
-event, because the series begins with it.
+Counters of rare events (losses, failures) are shown as they are: a rate would miss the first event,
+because the series begins with it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,25 @@ from scripts.job_panels import TO_RANK, WHO, J, W
 
 
 def _most(counter: str) -> str:
-    """The five with the most of a rare event; they stay the same through the shown time."""
+    """Return the query for the five workers with the most of a rare event.
+
+    They stay the same through the shown time.
+
+    Returns:
+        A PromQL expression.
+    """
     most = f"topk(5, max by ({WHO}) (max_over_time({counter}{W}{RANGE_END})) > 0)"
     return or_zero(f"sum by ({WHO}) ({counter}{W}) and on (worker, pod) {most}", J, "pod")
 
 
 def _memory(window: str = "") -> str:
-    """Of each pod of the job; the kubelet does not know which pods are."""
+    """Return the query for the memory of each pod of the job.
+
+    The kubelet does not know which pods belong to it, so the job's own series select them.
+
+    Returns:
+        A PromQL expression.
+    """
     used = (
         f'container_memory_working_set_bytes{{namespace="$namespace", container="trainer"}}{window}'
     )

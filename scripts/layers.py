@@ -1,7 +1,7 @@
-"""In which layer a test runs, read from the marks in its source without importing it.
+"""The layer in which a test runs, read from the marks in its source without importing it.
 
 The layers are `make test-fast`, `make test` and `make test-all`. A test that needs processes or
-takes long is not in the fast one; one that is exhaustive, or of which every case is, runs in
+takes long is not in the fast layer. A test that is exhaustive, or all of whose cases are, runs in
 `make test-all` only.
 """
 
@@ -19,11 +19,11 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 SLOW_MARKS: Final = frozenset({"processes", "cluster_programs", "long"})
 EXHAUSTIVE: Final = "exhaustive"
 OUTSIDE: Final = ("tests/benchmarks/",)
-"""Folders that none of the three collects; see `collect_ignore` in tests/conftest.py."""
+"""Folders that no layer collects; see `collect_ignore` in tests/conftest.py."""
 
 
 class Layer(StrEnum):
-    """The first of the three commands that runs a test."""
+    """The fastest of the three commands that runs a test."""
 
     FAST = "fast"
     TEST = "test"
@@ -34,7 +34,7 @@ ORDER: Final = tuple(Layer)
 
 
 class NoSuchTestError(LookupError):
-    """Raised for a name that stands for no test; the message says what is missing."""
+    """Raised for a name that stands for no test; the message names what is missing."""
 
 
 def layer_of(test: str) -> Layer:
@@ -42,7 +42,10 @@ def layer_of(test: str) -> Layer:
 
     Args:
         test: `tests/FILE.py::FUNCTION`, or `tests/FILE.py::FUNCTION[CASE]` for one case, where CASE
-            is the id of one of its parameters, or what comes before `_` in it.
+            is the id of one of its parameters, or the part of the id before `_`.
+
+    Returns:
+        The layer.
 
     Raises:
         NoSuchTestError: The file or the function does not exist, is no test, or no layer runs it.
@@ -75,7 +78,7 @@ class _Module:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }
         self.names: dict[str, ast.expr] = {}
-        """What is assigned at the top, by name."""
+        """Expressions that are assigned at module level, by name."""
         for node in tree.body:
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -84,6 +87,7 @@ class _Module:
                     self.names[name] = value
 
     def layer(self, function: str, case: str) -> Layer:
+        """Return the layer of a function, or of one of its cases."""
         marks, every_case = set[str](), False
         if "pytestmark" in self.names:
             marks |= self._marks(self.names["pytestmark"])
@@ -98,7 +102,7 @@ class _Module:
         return Layer.TEST if marks & SLOW_MARKS else Layer.FAST
 
     def _marks(self, expression: ast.expr) -> set[str]:
-        """Names of the marks in a decorator, or in a list of marks."""
+        """Return the names of the marks in a decorator, or in a list of marks."""
         match expression:
             case ast.Name(id=name) if name in self.names:
                 return self._marks(self.names[name])
@@ -110,10 +114,13 @@ class _Module:
         return {dotted.removeprefix(_MARK)} if dotted.startswith(_MARK) else set()
 
     def _all_exhaustive(self, values: ast.expr, case: str) -> bool:
-        """Return True if no case of a parameter, or not the one that is meant, runs in `make test`.
+        """Return True if no case, or not the given case, of a parameter runs in `make test`.
 
-        What cannot be read, such as a condition, counts as running: tests/test_promises.py compares
-        with what pytest collects.
+        An expression that cannot be read, such as a condition, counts as running:
+        tests/test_promises.py compares the result with what pytest collects.
+
+        Returns:
+            True if all (or the given one) are exhaustive.
         """
         match values:
             case ast.Name(id=name) if name in self.names:
@@ -154,7 +161,7 @@ _MARK: Final = "pytest.mark."
 
 
 def _dotted(expression: ast.expr) -> str:
-    """`a.b.c` of such an expression; empty for any other one."""
+    """Return the text `a.b.c` of such an expression, or an empty string for any other one."""
     match expression:
         case ast.Name(id=name):
             return name

@@ -1,6 +1,6 @@
 """OCI image layouts as one file: blobs named by their digest, a manifest, an index.
 
-What `ctr images import FILE` and `skopeo copy oci-archive:FILE` read. The same content gives the
+`ctr images import FILE` and `skopeo copy oci-archive:FILE` read them. The same content gives the
 same bytes.
 """
 
@@ -23,31 +23,35 @@ IMAGE_LAYER: Final = "application/vnd.oci.image.layer.v1.tar+gzip"
 HELM_CONFIG: Final = "application/vnd.cncf.helm.config.v1+json"
 HELM_CONTENT: Final = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
 LEVEL = 6
-"""Of compression, 1 to 9."""
+"""Compression level of gzip, from 1 to 9."""
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A piece of content; what is large stays in its file."""
+    """A piece of content; large content stays in its file."""
 
     media_type: str
     content: bytes | Path
     digest: str
     size: int
-    """bytes"""
+    """Size in bytes."""
 
     def described(self, **more: Any) -> dict[str, Any]:
+        """Return the OCI descriptor of this blob, with further fields."""
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size} | more
 
 
 @dataclass(frozen=True)
 class Layer:
+    """A layer of an image."""
+
     blob: Blob
     diff_id: str
-    """Digest of the tar inside of the compressed blob."""
+    """Digest of the tar inside the compressed blob."""
 
 
 def blob(media_type: str, content: bytes | Path) -> Blob:
+    """Return content, or a file's content, as a blob."""
     if isinstance(content, bytes):
         return Blob(media_type, content, _digest(hashlib.sha256(content)), len(content))
     with content.open("rb") as file:
@@ -56,7 +60,7 @@ def blob(media_type: str, content: bytes | Path) -> Blob:
 
 
 def write_layer(target: Path, fill: Callable[[tarfile.TarFile], None]) -> Layer:
-    """A layer of an image, compressed into a file; `fill` adds what is in it."""
+    """Write a compressed layer of an image to a file; `fill` adds its content."""
     with (
         target.open("wb") as file,
         gzip.GzipFile("", "wb", LEVEL, fileobj=file, mtime=0) as packed,
@@ -74,7 +78,7 @@ def image_config(
     process: Mapping[str, Any],
     layers: Iterable[tuple[Layer, str]],
 ) -> Blob:
-    """How a container of an image starts, and what its layers are, each with where it is from."""
+    """Return an image's config: how a container starts, and its layers with their origins."""
     layers = list(layers)
     config = {
         "architecture": architecture,
@@ -97,7 +101,17 @@ def write_archive(
     stamp: int,
     platform: Mapping[str, str] | None = None,
 ) -> None:
-    """Layout of one manifest. `index_annotations` name it; `stamp`: seconds since 1970."""
+    """Write a layout with one manifest.
+
+    Args:
+        target: File to write.
+        config: Config of the image or chart.
+        layers: Layers, lowest first.
+        annotations: Annotations of the manifest.
+        index_annotations: Annotations of the index, which name the manifest.
+        stamp: Modification time of all entries, in seconds since 1970.
+        platform: Platform in the index, if any.
+    """
     layers = list(layers)
     manifest = blob(
         MANIFEST,
@@ -128,7 +142,7 @@ def write_archive(
 def add(
     archive: tarfile.TarFile, name: str, content: bytes | Path, stamp: int, mode: int = 0o644
 ) -> None:
-    """A file of root's."""
+    """Add a file that root owns to an archive."""
     entry = tarfile.TarInfo(name)
     entry.mtime, entry.mode = stamp, mode
     if isinstance(content, bytes):
@@ -141,20 +155,23 @@ def add(
 
 
 def as_json(value: object) -> bytes:
+    """Return a value as compact JSON with sorted keys."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
 
 
 class _Hashed(io.RawIOBase):
-    """Passes on what is written, and knows its digest."""
+    """Forwards what is written to a file, and computes its digest."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile) -> None:
         self._file = file
         self.hash = hashlib.sha256()
 
     def writable(self) -> bool:
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
+        """Write data and add it to the digest."""
         self.hash.update(data)
         return self._file.write(data)
 

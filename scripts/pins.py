@@ -1,6 +1,6 @@
-"""Requirements with hashes for pip, out of uv.lock: for places that have no uv.
+"""Requirements with hashes for pip, generated from uv.lock, for places that have no uv.
 
-`make generate` writes them. What uv itself is comes before any lock and stands in scripts/uv.txt.
+`make generate` writes them. uv itself comes before any lock; its version stands in scripts/uv.txt.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Final
 LOCK: Final = Path(__file__).parent.parent / "uv.lock"
 HEAD: Final = "# Generated from uv.lock by scripts/pins.py; do not edit: make generate.\n"
 BUILD: Final = ("hatchling",)
-"""What makes the wheel."""
+"""Packages that build the wheel."""
 DIGITS: Final = ("scikit-learn",)
-"""What the example adds to the worker's image."""
+"""Packages that the digits example adds to the worker's image."""
 
 Package = Mapping[str, Any]
 
@@ -32,7 +32,14 @@ def digits() -> str:
 
 
 def requirements(names: Iterable[str]) -> str:
-    """Return these packages and all that they need, each with the hashes of all of its files."""
+    """Return these packages and their dependencies, each with the hashes of all of its files.
+
+    Args:
+        names: Packages of uv.lock.
+
+    Returns:
+        The text of a requirements file.
+    """
     locked = defaultdict[str, list[Package]](list)
     for each in tomllib.loads(LOCK.read_text())["package"]:
         locked[each["name"]].append(each)
@@ -52,7 +59,7 @@ def _closure(names: Iterable[str], locked: Mapping[str, Sequence[Package]]) -> s
 
 
 def _lines(package: Package) -> str:
-    # Of some there are several versions, each for other Pythons.
+    # Some packages have several versions, each for other Pythons.
     marker = " or ".join(f"({each})" for each in package.get("resolution-markers", ()))
     wanted = f"{package['name']}=={package['version']}" + (f" ; {marker}" if marker else "")
     parts = [wanted, *_hashes(package)]

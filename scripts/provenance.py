@@ -1,9 +1,10 @@
-"""Where the files of a release come from: a statement, and whether files are those it speaks of.
+"""Provenance of the files of a release: a statement, and a check of files against it.
 
 The statement is in-toto's (https://in-toto.io/Statement/v1) with SLSA's provenance
-(https://slsa.dev/provenance/v1): the digest of each file, of each image and chart as a registry
-knows it, and of what they were made from. With the release's key it is signed as well, as a DSSE
-envelope. `python -m scripts.provenance dist` checks a folder, with `--key key.pub` the signature.
+(https://slsa.dev/provenance/v1). It holds the digest of each file, of each image and chart as a
+registry knows it, and of what they were made from. With the release's key, it is also signed as a
+DSSE envelope. `python -m scripts.provenance dist` checks a folder; with `--key key.pub`, it checks
+the signature.
 """
 
 from __future__ import annotations
@@ -28,39 +29,40 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 STATEMENT: Final = "https://in-toto.io/Statement/v1"
 PREDICATE: Final = "https://slsa.dev/provenance/v1"
 BUILD_TYPE: Final = "https://paceline.dev/release/v1"
-"""`make release`: docs/release.md says what it does with its parameters."""
+"""Identifier of `make release`; docs/release.md explains its parameters."""
 BUILDER: Final = "https://paceline.dev/builders/make-release"
-"""The machine of whoever releases. Nobody else vouches for it: SLSA's level 1, 2 with a key."""
+"""Identifier of the releaser's own machine. No other party vouches for it: SLSA's level 1, or 2
+with a key."""
 PAYLOAD: Final = "application/vnd.in-toto+json"
 SUFFIX: Final = ".provenance.json"
 SIGNED_SUFFIX: Final = ".provenance.dsse.json"
 SUBJECTS: Final = (".whl", ".tar.gz", ".tgz", ".oci.tar", ".cdx.json")
 BYTES_MAX: Final = 1 << 20
-"""Of a statement."""
+"""Largest size of a statement."""
 
 
 class ProvenanceError(Exception):
-    """The statement is none, or the files are not those it speaks of."""
+    """Raised if a statement is invalid or does not match the files."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The files that a release was made from."""
+    """Inputs that a release was made from."""
 
     revision: str
-    """The commit."""
+    """Hash of the commit."""
     modified: bool
-    """Files of the working tree were not as in the commit."""
+    """True if files of the working tree differed from the commit."""
     lock: Path
     images: tuple[str, ...]
     base: Path | None
-    """The root file system below the images; None if there are none."""
+    """Root file system of the images; None if there are no images."""
     tools: Mapping[str, str]
-    """Name -> version of what built it."""
+    """Versions of the build tools by name."""
 
 
 def statement(folder: Path, inputs: Inputs) -> dict[str, Any]:
-    """Return the statement about all files in `folder` that have a kind of `SUBJECTS`."""
+    """Return the statement about all files in `folder` that have a suffix of `SUBJECTS`."""
     source = {
         "name": "source",
         "digest": {"gitCommit": inputs.revision},
@@ -86,7 +88,7 @@ def statement(folder: Path, inputs: Inputs) -> dict[str, Any]:
 
 
 def subjects(folder: Path) -> list[dict[str, Any]]:
-    """Return name and digest of each file, and of what each archive is in a registry."""
+    """Return name and digest of each file, and of the manifest in each OCI archive."""
     found = []
     for path in sorted(folder.iterdir()):
         if path.name.endswith(SUBJECTS):
@@ -104,10 +106,16 @@ def sha256(path: Path) -> str:
 
 
 def manifest_digest(archive: Path) -> str:
-    """Return the digest by which a registry will know the one image or chart of an OCI archive.
+    """Return the digest by which a registry will know the image or chart of an OCI archive.
+
+    Args:
+        archive: OCI archive with one manifest.
+
+    Returns:
+        The sha256 in hexadecimal.
 
     Raises:
-        ProvenanceError: It is no such archive.
+        ProvenanceError: The file is no such archive.
     """
     try:
         with tarfile.open(archive) as layout:
@@ -139,8 +147,15 @@ def envelope(payload: bytes, signer: ec.EllipticCurvePrivateKey) -> bytes:
 def opened(sealed: bytes, key: ec.EllipticCurvePublicKey) -> bytes:
     """Return the statement of an envelope that this key has signed.
 
+    Args:
+        sealed: DSSE envelope.
+        key: Public key of the release.
+
+    Returns:
+        The statement.
+
     Raises:
-        ProvenanceError: It is no envelope, or nobody with this key has signed it.
+        ProvenanceError: It is no envelope, or has no signature of this key.
     """
     try:
         body = json.loads(sealed)
@@ -157,7 +172,7 @@ def opened(sealed: bytes, key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def _encoded(payload: bytes) -> bytes:
-    """What is signed, by DSSE: the kind of the payload, too."""
+    """Return the bytes that DSSE signs, which include the type of the payload."""
     return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD), PAYLOAD.encode(), len(payload), payload)
 
 
@@ -173,14 +188,17 @@ def _is_signed(payload: bytes, signature: bytes, key: ec.EllipticCurvePublicKey)
 
 
 def check(folder: Path, key: ec.EllipticCurvePublicKey | None = None) -> dict[str, Any]:
-    """Return the statement of a folder whose files are those that it speaks of, and no others.
+    """Return the statement of a folder if it matches the folder's files exactly.
 
     Args:
-        folder: With the files of one release.
-        key: The release's public key; None: the signature is not looked at.
+        folder: Folder with the files of one release.
+        key: The release's public key; None does not check the signature.
+
+    Returns:
+        The statement.
 
     Raises:
-        ProvenanceError: A file differs, is missing or is not spoken of, or the statement is none.
+        ProvenanceError: A file differs, is missing or is not listed, or the statement is invalid.
     """
     payload = _payload(folder, key)
     try:
@@ -220,7 +238,17 @@ def _payload(folder: Path, key: ec.EllipticCurvePublicKey | None) -> bytes:
 
 
 def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
-    """Return the key in a PEM file. Raises ProvenanceError."""
+    """Return the public key in a PEM file.
+
+    Args:
+        path: PEM file.
+
+    Returns:
+        The key.
+
+    Raises:
+        ProvenanceError: The file holds no key of an elliptic curve.
+    """
     try:
         key = load_pem_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
@@ -231,7 +259,7 @@ def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
 
 
 def main(arguments: list[str]) -> int:
-    """Check a folder; print what is stated of it."""
+    """Check a folder, print the digests that its statement lists, and return the exit code."""
     words = argparse.ArgumentParser(prog="python -m scripts.provenance")
     words.add_argument("folder", type=Path, help="with the files of a release")
     words.add_argument("--key", type=Path, help="PEM file of the release's public key")

@@ -1,6 +1,6 @@
 """The dashboard "Paceline rank": one worker against the others of its job.
 
-`R` selects the chosen worker; the others are drawn as their median and their worst, so that the
+`R` selects the chosen worker. The others are drawn as their median and their worst, so that the
 panels are the same for 5 ranks and for 500.
 """
 

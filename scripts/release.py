@@ -1,10 +1,10 @@
-"""What a release consists of, made without a network: `make release`, `make release KEY=key.pem`.
+"""Make all files of a release without a network: `make release`, `make release KEY=key.pem`.
 
-Wheel, sdist, both charts (as tgz and as OCI archives), both images, a list of what each is made of,
-a statement of where all come from (`scripts.provenance`), and the checksums of all; signed, if
-there is a key. Nothing is released where a place says another
-version than pyproject.toml. The same commit gives the same wheel, sdist and charts, and on the same
-base the same images.
+A release consists of wheel, sdist, both charts (as tgz and as OCI archives), both images, a bill of
+materials of each image, a provenance statement about all of them (`scripts.provenance`), and the
+checksums of all. With a key, statement and checksums are signed. Nothing is released if a place has
+another version than pyproject.toml. The same commit gives the same wheel, sdist and charts, and on
+the same base the same images.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from scripts.system_packages import components
 ROOT: Final = Path(__file__).parent.parent
 CHARTS: Final = ("paceline", "paceline-crds")
 IMAGES: Final = {"operator": "operator", "worker": "runtime"}
-"""The extra of the project that each image installs."""
+"""Extra of the project that each image installs."""
 SUMS: Final = "SHA256SUMS"
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 BASE: Final = CACHE / "paceline/images/bookworm.tar"
-"""Where `make cluster-programs` puts a Debian with Python."""
+"""Default base: a Debian with Python, where `make cluster-programs` puts it."""
 
 
 def main(arguments: list[str]) -> int:
+    """Make a release as the command line asks and return the exit code."""
     words = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     words.add_argument("--out", type=Path, default=ROOT / "dist", help="a folder; it is emptied")
     words.add_argument("--key", type=Path, help="PEM file of an EC P-256 private key")
@@ -66,7 +67,17 @@ def main(arguments: list[str]) -> int:
 
 
 def release(out: Path, key: Path | None, images: Iterable[str] = IMAGES, base: Path = BASE) -> None:
-    """Everything into `out`, with these images."""
+    """Make a release.
+
+    Args:
+        out: Folder of the release; it is emptied first.
+        key: PEM file of the signing key; None signs nothing.
+        images: Images to make.
+        base: Tar of a Debian with Python, below the images.
+
+    Raises:
+        ReleaseError: Something is missing or wrong; the message names the remedy.
+    """
     if wrong := versions.problems():
         raise ReleaseError(f"{wrong.strip()}; run `make version VERSION={versions.current()}`")
     version = versions.current()
@@ -108,7 +119,7 @@ def release(out: Path, key: Path | None, images: Iterable[str] = IMAGES, base: P
 
 
 def add_system_packages(target: Path, base: release_images.Base) -> None:
-    """Put the packages of an image's Debian into the list of its Python packages."""
+    """Add the packages of an image's Debian to the bill of its Python packages."""
     listed = json.loads(target.read_text())
     listed["components"] += components(base.packages, base.distribution)
     target.write_text(json.dumps(listed, indent=2) + "\n")
@@ -120,7 +131,7 @@ def write_provenance(
     base: release_images.Base | None,
     signer: ec.EllipticCurvePrivateKey | None,
 ) -> None:
-    """The statement about all that is in `out`; in an envelope as well, if there is a key."""
+    """Write the statement about all files in `out`, and its envelope if there is a key."""
     inputs = provenance.Inputs(
         revision=of_commit("%H"),
         modified=bool(git("status", "--porcelain")),
@@ -142,12 +153,23 @@ def write_provenance(
 
 
 def chart_of(name: str) -> dict[str, Any]:
-    """The chart's own description."""
+    """Return the content of the chart's Chart.yaml."""
     chart: dict[str, Any] = yaml.safe_load((ROOT / "charts" / name / "Chart.yaml").read_text())
     return chart
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the signing key of a PEM file.
+
+    Args:
+        path: PEM file without a password.
+
+    Returns:
+        The key.
+
+    Raises:
+        ReleaseError: The file holds no private key of the curve P-256.
+    """
     hint = "make one: openssl ecparam -name prime256v1 -genkey -noout -out key.pem"
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
@@ -161,7 +183,19 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def notes(version: str) -> str:
-    """The section of CHANGELOG.md about this version; what is unreleased, before there is one."""
+    """Return the section of CHANGELOG.md about this version.
+
+    If there is none yet, this is the section of unreleased changes.
+
+    Args:
+        version: Version of the release.
+
+    Returns:
+        The section in Markdown.
+
+    Raises:
+        ReleaseError: Both sections are missing.
+    """
     text = (ROOT / "CHANGELOG.md").read_text()
     for title in (version, "Unreleased"):
         found = re.search(rf"^## \[?{re.escape(title)}\b.*?(?=^## |\Z)", text, re.M | re.S)
@@ -171,16 +205,27 @@ def notes(version: str) -> str:
 
 
 def commit_time() -> int:
-    """Seconds since 1970 of the commit: files of a release have this time."""
+    """Return the commit's time in seconds since 1970; files of a release have this time."""
     return int(of_commit("%ct"))
 
 
 def of_commit(what: str) -> str:
+    """Return a field of the current commit, by git's format."""
     return git("log", "-1", f"--format={what}")
 
 
 def git(*words: str) -> str:
-    """What it prints about this clone."""
+    """Run git in this clone and return its output.
+
+    Args:
+        *words: Arguments of git.
+
+    Returns:
+        The output without surrounding whitespace.
+
+    Raises:
+        ReleaseError: git fails.
+    """
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise ReleaseError(f"git knows no commit here: {done.stderr.strip()}; release from a clone")
@@ -188,6 +233,7 @@ def git(*words: str) -> str:
 
 
 def sha256(path: Path) -> str:
+    """Return the digest of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -196,16 +242,18 @@ def sha256(path: Path) -> str:
 
 
 def pack(chart: Path, stamp: int) -> bytes:
-    """The chart as `helm package` lays it out."""
+    """Return the chart as `helm package` would pack it."""
     files = ((f"{chart.name}/{path.relative_to(chart)}", path.read_bytes()) for path in held(chart))
     return gzip.compress(tar(files, stamp), mtime=stamp)
 
 
 def held(chart: Path) -> Iterator[Path]:
+    """Yield the files of a chart in the order of their paths."""
     yield from sorted(path for path in chart.rglob("*") if path.is_file())
 
 
 def tar(files: Iterable[tuple[str, bytes]], stamp: int) -> bytes:
+    """Return a tar of these files, all with the same modification time."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in files:
@@ -214,7 +262,7 @@ def tar(files: Iterable[tuple[str, bytes]], stamp: int) -> bytes:
 
 
 def write_chart_archive(target: Path, chart: dict[str, Any], packed: bytes, stamp: int) -> None:
-    """What `helm push` would send to a registry."""
+    """Write the chart as `helm push` would send it to a registry."""
     oci.write_archive(
         target,
         config=oci.blob(oci.HELM_CONFIG, oci.as_json(chart)),
@@ -234,9 +282,10 @@ def write_chart_archive(target: Path, chart: dict[str, Any], packed: bytes, stam
 def write_images(
     out: Path, images: Iterable[str], base: release_images.Base, version: str, stamp: int
 ) -> None:
+    """Write the archives of these images."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     [wheel] = out.glob("*.whl")
-    # Beside the archives: an image is gigabytes, and /tmp may be memory.
+    # Work beside the archives: an image is gigabytes, and /tmp may be memory.
     with tempfile.TemporaryDirectory(dir=out) as folder:
         made = release_images.Made(
             version=version,
@@ -261,7 +310,7 @@ def write_images(
 
 
 def locked(extra: str) -> dict[str, str]:
-    """What uv.lock lists for an extra on this machine: name -> version."""
+    """Return the versions that uv.lock lists for an extra on this machine, by package."""
     listed = uv(
         *("export", "--quiet", "--frozen", "--no-dev", "--no-emit-project", "--extra", extra),
         *("--no-hashes", "--no-annotate", "--no-header"),
@@ -278,7 +327,18 @@ def locked(extra: str) -> dict[str, str]:
 
 
 def uv(*words: str, **env: str) -> str:
-    """What it prints."""
+    """Run uv in this clone and return its output.
+
+    Args:
+        *words: Arguments of uv.
+        **env: Additional environment variables.
+
+    Returns:
+        The output.
+
+    Raises:
+        ReleaseError: There is no uv, or it fails.
+    """
     own = ROOT / ".tools/bin/uv"
     program = str(own) if own.exists() else shutil.which("uv")
     if program is None:

@@ -1,9 +1,9 @@
-"""The images of a release, put together without Docker, without root and without a network.
+"""The images of a release, built without Docker, without root and without a network.
 
-Three layers: a Debian with Python, as a tar; the packages that uv.lock lists, out of this
-environment; Paceline's wheel. How a container starts is read from the image's stage in the
-Dockerfile. Each file of a package must be what its installer recorded. The same base, packages and
-commit give the same image.
+An image has three layers: a Debian with Python, as a tar; the packages that uv.lock lists, from
+this environment; and Paceline's wheel. The start of a container is read from the image's stage in
+the Dockerfile. Each file of a package must be what its installer recorded. The same base, packages
+and commit give the same image.
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ from scripts.system_packages import (
 )
 
 PREFIX: Final = "opt/paceline"
-"""Where the packages lie in an image; the environment that the Dockerfile makes."""
+"""Folder of the packages in an image: the environment that the Dockerfile makes."""
 STAMP: Final = 315532800
-"""1980, as in wheels: of all files that are not of the base, so that a layer of packages that did
-not change is the same in the next release."""
+"""Modification time (1980, as in wheels) of all files that are not of the base. So a layer of
+packages that did not change is the same in the next release."""
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ARCHITECTURES: Final = {"x86_64": ("amd64", 62), "aarch64": ("arm64", 183)}
-"""Name in an image, and machine of an ELF header."""
+"""Name in an image, and machine number of an ELF header, by name of the kernel."""
 _THIS_MACHINES: Final = re.compile(r"etc/(resolv\.conf|hostname|machine-id)|var/log/.*[^/]")
-"""What a base took along from where it was made."""
+"""Matches files that a base took along from the machine where it was made."""
 _PYTHON: Final = re.compile(r"usr/(?:local/)?bin/python(3\.\d+)")
 _PIP: Final = re.compile(r"(.*/)?(python-wheels|ensurepip/_bundled)/pip-[^/]*\.whl")
 _UNCHECKED_HASH: Final = 1
 
 
 class ReleaseError(Exception):
-    """What was wrong, and what to do."""
+    """Raised with a message that names the fault and its remedy."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage of the Dockerfile says beside what it copies."""
+    """Instructions of a stage of the Dockerfile other than its copies."""
 
     process: dict[str, Any]
-    """As in an image's config: Env, User, WorkingDir, Entrypoint, Labels."""
+    """Settings as in an image's config: Env, User, WorkingDir, Entrypoint, Labels."""
     folders: dict[str, int] = field(default_factory=dict)
-    """Path without the first slash -> mode."""
+    """Modes of folders, by path without the first slash."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,15 @@ class Base:
 
     path: Path
     python: str
-    """3.11"""
+    """Version of its Python, such as 3.11."""
     python_folder: str
-    """/usr/bin"""
+    """Folder of its Python, such as /usr/bin."""
     architecture: str
-    """amd64"""
+    """Architecture, such as amd64."""
     pip: bytes
-    """The wheel that its venv would install."""
+    """Wheel of pip that its venv would install."""
     packages: tuple[SystemPackage, ...]
-    """Of its Debian."""
+    """Packages of its Debian."""
     distribution: Distribution
 
 
@@ -96,7 +96,18 @@ class Base:
 
 
 def stage(dockerfile: str, target: str) -> Stage:
-    """What the image of a target says. ReleaseError where it says what is not known here."""
+    """Return the settings of a stage of the Dockerfile.
+
+    Args:
+        dockerfile: Text of the Dockerfile.
+        target: Name of the stage.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ReleaseError: There is no such stage, or it has an instruction that is not supported here.
+    """
     found = re.search(
         rf"^FROM \S+ AS {re.escape(target)}\n(.*?)(?=^FROM |\Z)", dockerfile, re.M | re.S
     )
@@ -140,7 +151,17 @@ def stage(dockerfile: str, target: str) -> Stage:
 
 
 def read_base(path: Path) -> Base:
-    """ReleaseError unless packages of this environment run on it."""
+    """Read a base and check that packages of this environment run on it.
+
+    Args:
+        path: Tar of a root file system.
+
+    Returns:
+        The base.
+
+    Raises:
+        ReleaseError: The file is missing, or has another architecture or Python.
+    """
     kind = ARCHITECTURES.get(platform.machine()) if sys.platform == "linux" else None
     if kind is None:
         raise ReleaseError(
@@ -190,7 +211,7 @@ def read_base(path: Path) -> Base:
 
 
 def _fill_from(base: Path, archive: tarfile.TarFile) -> None:
-    """All but what belongs to the machine on which it was made."""
+    """Copy the base without the files of the machine on which it was made."""
     with tarfile.open(base) as source:
         for entry in source:
             entry.name = _name(entry.name)
@@ -219,7 +240,7 @@ class Tree:
     folders: dict[str, int] = field(default_factory=dict)
 
     def fill(self, archive: tarfile.TarFile) -> None:
-        """In the order of names, parents first."""
+        """Add everything to an archive in the order of names, parents first."""
         parents = {
             str(parent): 0o755
             for name in (*self.files, *self.links, *self.folders)
@@ -241,7 +262,18 @@ class Tree:
 
 
 def packages(locked: Mapping[str, str], base: Base) -> Tree:
-    """The environment of an image, with what uv.lock lists: name -> version."""
+    """Return the environment of an image.
+
+    Args:
+        locked: Versions in uv.lock, by package.
+        base: Base of the image.
+
+    Returns:
+        Files and links of the layer.
+
+    Raises:
+        ReleaseError: This environment lacks a package or has another version of it.
+    """
     tree = Tree()
     tree.files[f"{PREFIX}/pyvenv.cfg"] = (
         f"home = {base.python_folder}\ninclude-system-site-packages = false\n".encode(),
@@ -270,7 +302,17 @@ def packages(locked: Mapping[str, str], base: Base) -> Tree:
 
 
 def add_wheel(tree: Tree, wheel: bytes, base: Base, scratch: Path) -> Path:
-    """A wheel, unpacked below `scratch`. Returns the folder of its packages."""
+    """Unpack a wheel below `scratch` and add its files to a tree.
+
+    Args:
+        tree: Layer that the files are added to.
+        wheel: Content of the wheel.
+        base: Base of the image.
+        scratch: Folder to unpack into.
+
+    Returns:
+        The unpacked site-packages folder.
+    """
     site = scratch / f"lib/python{base.python}/site-packages"
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
         archive.extractall(site)
@@ -280,7 +322,7 @@ def add_wheel(tree: Tree, wheel: bytes, base: Base, scratch: Path) -> Path:
 
 
 def add_distribution(tree: Tree, found: metadata.Distribution, prefix: Path) -> None:
-    """The files of a package that is installed below `prefix`, and their bytecode."""
+    """Add the files of a package that is installed below `prefix`, and their bytecode."""
     scripts = _scripts(found)
     added: dict[str, tuple[bytes | Path, int]] = {
         f"bin/{name}": (content, 0o755) for name, content in scripts.items()
@@ -308,10 +350,17 @@ def add_distribution(tree: Tree, found: metadata.Distribution, prefix: Path) -> 
 
 
 def bytecode(path: Path, shown: str) -> bytes | None:
-    """What Python would keep of a module that lies at `shown`; None if it is not of this Python.
+    """Return the bytecode that Python would cache for a module.
 
-    Valid for that source whatever its time is. Without references inside, which depend on what else
-    the process has loaded.
+    It is valid for that source whatever its modification time is. It holds no internal references,
+    because those depend on what else the process has loaded.
+
+    Args:
+        path: Source file.
+        shown: Path of the module in the image.
+
+    Returns:
+        Content of the pyc file; None if this Python cannot compile the source.
     """
 
     def placed(code: CodeType) -> CodeType:
@@ -330,7 +379,7 @@ def bytecode(path: Path, shown: str) -> bytes | None:
 
 
 def _scripts(found: metadata.Distribution) -> dict[str, bytes]:
-    """The programs of a package's entry points."""
+    """Return the programs of a package's entry points."""
     names = configparser.RawConfigParser(delimiters=("=",))
     names.optionxform = str  # type: ignore[assignment,method-assign]
     names.read_string(found.read_text("entry_points.txt") or "")
@@ -347,12 +396,12 @@ def _scripts(found: metadata.Distribution) -> dict[str, bytes]:
 
 
 def _without_launcher(path: Path, prefix: Path) -> bytes | Path:
-    """A script for the image's Python, if it is one for the environment's."""
+    """Return a script for the image's Python, if it is one for the environment's."""
     with path.open("rb") as file:
         first, second = file.readline(), file.readline()
         if not first.startswith(b"#!"):
             return path
-        if second.startswith(b"'''exec'"):  # an installer's way round a long or blank path
+        if second.startswith(b"'''exec'"):  # pip's workaround for a long path or one with blanks
             file.readline()
             return f"#!/{PREFIX}/bin/python3\n".encode() + file.read()
         if str(prefix / "bin").encode() in first:
@@ -373,7 +422,7 @@ def _verify(path: Path, recorded: str, found: metadata.Distribution) -> None:
 
 
 def _record(added: Mapping[str, tuple[bytes | Path, int]], own: PurePosixPath) -> bytes:
-    """RECORD of a package in the image, so that pip there can look after it."""
+    """Return RECORD of a package in the image, so that pip there can manage it."""
     site = own.parent.parent
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
@@ -402,11 +451,11 @@ def _record_digest(content: bytes | Path) -> str:
 
 @dataclass(frozen=True)
 class Made:
-    """What all images of a release share."""
+    """Inputs that all images of a release share."""
 
     version: str
     stamp: int
-    """Seconds since 1970."""
+    """Time of the commit, in seconds since 1970."""
     revision: str
     wheel: bytes
     base: Base
@@ -414,13 +463,14 @@ class Made:
 
 
 def base_layer(base: Base, target: Path) -> oci.Layer:
+    """Write the base as a layer."""
     return oci.write_layer(target, lambda archive: _fill_from(base.path, archive))
 
 
 def write(
     target: Path, name: str, made: Made, stage: Stage, locked: Mapping[str, str], scratch: Path
 ) -> None:
-    """The archive of an image. `scratch`: an empty folder, for what is on the way."""
+    """Write the archive of an image; `scratch` is an empty folder for intermediate files."""
     environment = packages(locked, made.base)
     own = Tree(folders=stage.folders)
     site = add_wheel(own, made.wheel, made.base, scratch / "wheel")
@@ -460,7 +510,14 @@ def write(
 
 
 def _native_loops(site: Path) -> Iterator[Path]:
-    """What a rank would compile, compiled here: an image has no compiler."""
+    """Compile the loops that a rank would compile, since an image has no compiler.
+
+    Yields:
+        Paths of the libraries.
+
+    Raises:
+        ReleaseError: The compiler is missing or fails.
+    """
     folder = site / Path(*native.__name__.split("."))
     for source in native.SOURCES:
         own = folder / source.name

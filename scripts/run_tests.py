@@ -1,12 +1,12 @@
-"""`make test` and `make test-all`: the checks, the tests and what the tests need, side by side.
+"""`make test` and `make test-all`: run the checks, the tests, and the build that tests need.
 
-Three processes share the cores. The first builds the Kubernetes of the tests (nothing, if it is
-there), the second runs the checks of `scripts/check.py`, the third is pytest. Tests that need what
-is being built wait for the build; all others run meanwhile. The build goes first where the user may
-say so (root): the tests that wait for it mostly wait for the cluster, too, and then leave the cores
-to the others.
+Three processes share the cores. The first builds the Kubernetes of the tests (nothing, if it
+exists), the second runs the checks of `scripts/check.py`, the third is pytest. Tests that need what
+is being built wait for the build; all others run meanwhile. The build gets a higher priority where
+the user may set one (root): the tests that wait for it mostly wait for the cluster as well, and
+then leave the cores to the others.
 
-The exit code is 0 only if all three succeeded. Outside CI a failed build is reported and its tests
+The exit code is 0 only if all three succeeded. Outside CI, a failed build is reported and its tests
 are skipped by name; with CI=true it is a failure.
 """
 
@@ -42,7 +42,7 @@ DEFAULT_LANES = (os.cpu_count() or 1) + 1
 
 
 class Aside:
-    """A process beside the tests; its output is shown as a whole once it has ended."""
+    """A process beside the tests; its output is shown as a whole after it has ended."""
 
     def __init__(self, name: str, argv: list[str], *, keep_fds: tuple[int, ...] = ()) -> None:
         self.name = name
@@ -59,11 +59,11 @@ class Aside:
         )
 
     def go_first(self) -> None:
-        """Give it a larger share of the cores, if that is allowed."""
+        """Give the process a larger share of the cores, if that is allowed."""
         pid = self._process.pid
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, pid, BUILD_NICE)
-            # Where the kernel shares by session first, the session has a nice value, too.
+            # With autogroup scheduling, the session has a nice value, too.
             Path(f"/proc/{pid}/autogroup").write_text(str(BUILD_NICE))
 
     def finish(self, timeout_s: float) -> bool:
@@ -86,16 +86,18 @@ class Aside:
         return code == 0
 
     def kill(self) -> None:
+        """End the process if it still runs."""
         if self._process.poll() is None:
             self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> None:
-        """End it with what it has started, which is of its session."""
+        """Send a signal to the process and all that it started, which share its session."""
         os.killpg(self._process.pid, number)
         self._process.wait()
 
 
 def main() -> int:
+    """Run build, checks and tests side by side and return the exit code."""
     parser = argparse.ArgumentParser(prog="run_tests", description=__doc__)
     parser.add_argument("--all", action="store_true", help="the exhaustive tests as well")
     parser.add_argument("--lanes", type=int, default=DEFAULT_LANES, help="tests side by side")
@@ -103,9 +105,9 @@ def main() -> int:
     parser.add_argument("rest", nargs="*", help="arguments for pytest")
     options = parser.parse_args()
     started = time.monotonic()
-    # Thousands of processes would compile the same sources again.
+    # Without bytecode, thousands of processes would compile the same sources again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # Asked to end, this process ends what it has started and removes its folder.
+    # On SIGTERM, this process ends its children and removes its folder.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with temporary_folder() as folder:
         lock = folder / "build.lock"

@@ -1,6 +1,6 @@
-"""What of an image is not Python's: the packages of its Debian, for its list of parts (CycloneDX).
+"""The Debian packages of an image, for its software bill of materials (CycloneDX).
 
-Read from the base's own dpkg, so without a network and for whatever base there is.
+They are read from the base's own dpkg, so this needs no network and works with any base.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ INSTALLED: Final = "install ok installed"
 
 @dataclass(frozen=True)
 class Distribution:
-    """Which system it is, as os-release says."""
+    """Operating system, as os-release names it."""
 
     id: str
-    """debian"""
+    """Identifier, such as debian."""
     version: str
-    """12; empty for one without releases."""
+    """Version, such as 12; empty for a system without releases."""
 
 
 @dataclass(frozen=True)
 class SystemPackage:
-    """One that dpkg has installed."""
+    """One package that dpkg has installed."""
 
     name: str
     version: str
     architecture: str
     source: str
-    """Of which it was built, where that has another name; empty: it has the same."""
+    """Name of the source package; empty if it is the same name."""
 
 
 def installed(status: bytes) -> tuple[SystemPackage, ...]:
-    """Return what dpkg's status lists as installed, by name."""
+    """Return the packages that dpkg's status lists as installed, by name."""
     found = (_fields(part) for part in status.decode(errors="replace").split("\n\n"))
     packages = (
         SystemPackage(
@@ -53,7 +53,7 @@ def installed(status: bytes) -> tuple[SystemPackage, ...]:
 
 
 def distribution(os_release: bytes) -> Distribution:
-    """Return what os-release says."""
+    """Return the system that os-release names."""
     lines = os_release.decode(errors="replace").splitlines()
     values = {
         name: value.strip("\"'")
@@ -64,7 +64,7 @@ def distribution(os_release: bytes) -> Distribution:
 
 
 def components(packages: Iterable[SystemPackage], system: Distribution) -> Iterator[dict[str, Any]]:
-    """Yield each package as a component of CycloneDX, with the name that scanners look up."""
+    """Yield each package as a CycloneDX component, with the purl that scanners look up."""
     for one in packages:
         purl = _purl(one, system)
         yield {
@@ -87,6 +87,6 @@ def _purl(one: SystemPackage, system: Distribution) -> str:
 
 
 def _fields(paragraph: str) -> Mapping[str, str]:
-    """The fields of one line each; those that go on below are not asked for."""
+    """Return the fields of one line each; longer ones are not needed."""
     lines = (line.partition(": ") for line in paragraph.splitlines() if not line.startswith(" "))
     return {name: value for name, colon, value in lines if colon}

@@ -1,8 +1,8 @@
-"""A few ranks on a virtual clock, whose rounds are started by the runtime's own trigger table.
+"""A few ranks on a virtual clock, whose rounds the runtime's own trigger table starts.
 
-What a picture of a mode shows is therefore what the code does: `Log` gives the quorum, `decide`
-gives the moment and the reason, and both are called as a starter calls them. Invented here are the
-durations of the steps and of a reduction, and that announcements need no time.
+So a picture of a mode shows what the code does: `Log` gives the quorum, and `decide` gives the time
+and the reason. Both are called as a starter calls them. The durations of steps and of a reduction
+are made up, and announcements take no time.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ class Step:
     start_ns: int
     end_ns: int
     version: int
-    """Of the weights that it was computed on."""
+    """Version of the weights that it was computed on."""
     applied_in: int | None = None
-    """None: still pending when the picture ends."""
+    """Number of the round that applied the gradient; None if it is still pending at the end."""
 
     @property
     def age(self) -> int | None:
+        """Number of rounds by which the gradient was late; None if it is still pending."""
         return None if self.applied_in is None else self.applied_in - self.version
 
 
 @dataclass(frozen=True)
 class Round:
+    """One round: its start, its end, and the reason for the start."""
+
     number: int
     go_ns: int
     done_ns: int
@@ -51,26 +54,31 @@ class Round:
 
 @dataclass
 class Timeline:
+    """Steps and rounds of a run."""
+
     steps: list[Step] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     also: list[tuple[int, str]] = field(default_factory=list)
-    """Shadow: when a round would have started under other settings, and their name."""
+    """Times at which a round would have started under other settings, and their name (Shadow)."""
 
 
 @dataclass
 class _Rank:
-    """A rank that computes, or waits in step(): `done` then holds what it announced."""
+    """A rank that computes, or waits in step().
+
+    While it computes, `busy` holds its current step.
+    """
 
     number: int
     busy: Step | None = None
     pending: list[int] = field(default_factory=list)
-    """Its steps, as places in Timeline.steps, that no round has taken."""
+    """Steps, as indices of Timeline.steps, that no round has taken yet."""
     fresh: bool = False
     at_ns: int = 0
 
 
 class Play:
-    """Runs the ranks until `until_ns`; rank i's n-th step takes `step_ms[i][n % len]`."""
+    """Runs the ranks until `until_ms`; rank i's n-th step takes `step_ms[i][n % len]`."""
 
     def __init__(
         self,
@@ -81,7 +89,15 @@ class Play:
         until_ms: int,
         others: Mapping[str, RoundSettings] | None = None,
     ) -> None:
-        """`others`: settings under which each round's start is looked at too, without effect."""
+        """Prepare the ranks.
+
+        Args:
+            settings: Settings of the rounds.
+            step_ms: Lengths of the steps of each rank.
+            reduce_ms: Length of a reduction.
+            until_ms: End of the timeline.
+            others: Settings under which the start of each round is evaluated too, without effect.
+        """
         self.others = dict(others or {})
         self.told: set[tuple[int, str]] = set()
         self.step_ms, self.reduce_ns, self.until_ns = step_ms, reduce_ms * MS, until_ms * MS
@@ -105,6 +121,7 @@ class Play:
         self.reducing: Go | None = None
 
     def run(self) -> Timeline:
+        """Run all ranks to the end and return the timeline."""
         for rank in self.ranks:
             self._compute(rank, 0)
         while self.events and self.events[0][0] <= self.until_ns:
@@ -120,7 +137,13 @@ class Play:
         return self.line
 
     def arrivals(self) -> dict[MemberId, Arrival]:
-        """What the starter knows; a rank that computes and has nothing pending is silent."""
+        """Return what the starter knows about the ranks.
+
+        A rank that computes and has nothing pending has sent nothing.
+
+        Returns:
+            Arrivals by member.
+        """
         found = {}
         for member, rank in zip(self.members, self.ranks, strict=True):
             if not rank.pending:
@@ -148,7 +171,10 @@ class Play:
         heapq.heappush(self.events, (end_ns, rank.number, "step"))
 
     def _finish(self, rank: _Rank, now_ns: int) -> None:
-        """A gradient is there: fresh, or late, and then the next step begins at once (a jump)."""
+        """Finish a step: its gradient is fresh or late.
+
+        After a late one, the next step begins at once (a jump).
+        """
         assert rank.busy is not None
         rank.pending.append(len(self.line.steps))
         self.line.steps.append(rank.busy)

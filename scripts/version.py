@@ -1,7 +1,7 @@
 """The version, in one place: `make version` shows it, `make version VERSION=1.2.3` changes it.
 
-pyproject.toml says which it is. Wherever else it stands is written from there; `make check` finds
-what says another one.
+pyproject.toml defines it. Every other place is written from there; `make check` finds places that
+have another version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 SOURCE: Final = "pyproject.toml"
 _FORM: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
-"""Without a suffix: Python and Helm write those in different ways."""
+"""Form of a version. It has no suffix, because Python and Helm write suffixes in different ways."""
 _IMAGE: Final = r"paceline/(?:operator|worker):([\w.]+)"
 _CHART: Final = (r"^version: (.+)$", r"^appVersion: (.+)$", _IMAGE)
 _RENDERED: Final = (
@@ -38,20 +38,32 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
         for variant in ("default", "everything", "namespaced")
     },
 }
-"""File -> patterns, each with one group where the version stands."""
+"""Patterns by file, each with one group that matches the version."""
 
 
 class VersionError(Exception):
-    """What was wrong, and what to do."""
+    """Raised with a message that names the fault and its remedy."""
 
 
 def current(root: Path = ROOT) -> str:
+    """Return the version in pyproject.toml."""
     project = tomllib.loads((root / SOURCE).read_text())
     return str(project["project"]["version"])
 
 
 def write(version: str, root: Path = ROOT) -> list[str]:
-    """Every place says `version`; returns the files that are new."""
+    """Write a version to every place.
+
+    Args:
+        version: Three numbers, such as 1.2.3.
+        root: Root of the repository.
+
+    Returns:
+        Paths of the files that changed.
+
+    Raises:
+        VersionError: The version is malformed, or a place has none.
+    """
     if not _FORM.fullmatch(version):
         raise VersionError(f"{version} is no version; write three numbers, such as 1.2.3")
     changed = []
@@ -65,7 +77,7 @@ def write(version: str, root: Path = ROOT) -> list[str]:
 
 
 def problems(root: Path = ROOT) -> str:
-    """Which places do not say what pyproject.toml says; empty if none."""
+    """Return which places differ from pyproject.toml, one a line; empty if none."""
     version, found = current(root), ""
     for path in PLACES:
         text = (root / path).read_text()
@@ -97,6 +109,7 @@ def _with(path: str, text: str, version: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    """Show or change the version and return the exit code."""
     if not arguments:
         print(current())
         return 0

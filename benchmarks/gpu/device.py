@@ -195,7 +195,7 @@ def _additions(device: torch.device, numel: int, rounds: int) -> tuple[float, fl
     def by_kernel() -> None:
         near.copy_(peer, non_blocking=True)
         far.add_(near)
-        host.copy_(far, non_blocking=True)  # what goes to the next peer
+        host.copy_(far, non_blocking=True)  # the copy that goes to the next peer
 
     return seconds(device, by_host, rounds), seconds(device, by_kernel, rounds)
 

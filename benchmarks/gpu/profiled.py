@@ -36,7 +36,7 @@ def main(device: torch.device, steps: int) -> None:
         if number == WARM + steps - 1:
             profiler.stop()
     found = {event.key: event.count for event in profiler.key_averages()}
-    # The profile itself ends with one.
+    # The end of the profile itself is one synchronization.
     found["cudaDeviceSynchronize"] = max(0, found.get("cudaDeviceSynchronize", 0) - 1)
     print(json.dumps({call: found.get(call, 0) for call in WAITS}))
 

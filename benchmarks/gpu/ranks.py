@@ -54,8 +54,7 @@ class _Rank:
         return perf_counter() - begun
 
     def wire(self, number: int, addresses: Sequence[str], rank: int) -> tuple[float, float]:
-        """Return the seconds that torch and the library alone need to make a group and to abort it.
-        """
+        """Return the seconds of torch alone to make a group and to abort it."""
         peers = tuple(Peer(str(index), where) for index, where in enumerate(addresses))
         begun = perf_counter()
         group = Group(f"w{number}", number, peers, rank)
@@ -158,7 +157,7 @@ def _serve(orders: Connection, device: str) -> None:
         name, arguments = order
         try:
             orders.send(getattr(rank, name)(*arguments))
-        except Exception as error:  # told to who asked
+        except Exception as error:  # the caller raises it
             orders.send(error)
 
 

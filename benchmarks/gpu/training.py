@@ -83,7 +83,7 @@ def setups(places: Sequence[torch.device]) -> list[Setup]:
     if places[0].type == "cpu":
         return [Setup(2, "gloo", "auto", 2, 2, 5, 1)]
     shared = Setup(2, "gloo", "auto", 4, 16, 20, 2)
-    # The first is bound by the launches of its kernels, the second by the GPU.
+    # Kernel launches limit the first setup, the GPU limits the second.
     own = [Setup(len(places), "nccl", "nccl", 8, *each) for each in ((16, 100, 3), (128, 30, 3))]
     return own if len(places) > 1 else [*own, shared]
 

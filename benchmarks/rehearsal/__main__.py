@@ -1,4 +1,4 @@
-"""`python -m benchmarks.rehearsal 1024`: rehearse a job of so many ranks on this machine.
+"""`python -m benchmarks.rehearsal 1024`: rehearse a job of 1,024 ranks on this machine.
 
 The exit code is 1 if a promise was broken or a step timed out.
 """
@@ -35,7 +35,7 @@ def main() -> int:
     """Rehearse a job as the command line asks; print its figures and its ledger."""
     given = _parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no process shall be left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leave no process behind
     ranks = given.ranks
     step_s = (given.step_ms or STEP_MS_PER_RANK * ranks) / 1000
     processes = given.processes or processes_for(ranks)

@@ -97,7 +97,7 @@ def lines(played: Played) -> Iterable[str]:
 
 
 def bound_by(played: Played) -> str:
-    """Return the text that says which figures the machine limits, and not the protocol."""
+    """Return the text about the figures that the machine limits, and not the protocol."""
     rounds = played.stretches["rounds"]
     inside = _inside(played, rounds)
     each_s = rounds.seconds / max(1, rounds.last_round - rounds.first_round)

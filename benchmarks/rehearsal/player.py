@@ -37,7 +37,7 @@ SLOWNESS: Final = 4.0
 
 @dataclass(frozen=True)
 class Part:
-    """Which of the pods a process plays, and in what job."""
+    """Share of the job's pods that one process plays, and how to reach the job."""
 
     index: int
     processes: int

@@ -107,7 +107,7 @@ class RankLine:
 
     def _say(self, message: RankMessage | Heartbeat) -> None:
         if not self._connection:
-            return  # it was killed meanwhile
+            return  # the rank was killed in the meantime
         if isinstance(message, Register):
             if message == self._registered:
                 return

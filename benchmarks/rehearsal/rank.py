@@ -69,7 +69,7 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What all ranks of a process share."""
+    """Settings and objects that all ranks of a process share."""
 
     sockets: Path
     sums: LocalSums
@@ -80,8 +80,8 @@ class Surroundings:
 class RehearsedRank:
     """A rank on a thread of its own.
 
-    `told` is called when the rank knows how it ends, `ended` when its process would be reaped; both
-    on the rank's thread.
+    The callback `told` is called when the rank knows how it ends, and `ended` when its process
+    would be reaped; both on the rank's thread.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class RehearsedRank:
             if isinstance(effect, ev.OpenChannel):
                 self._meet(effect.commit)
             if isinstance(effect, ev.Reduce | ev.OpenChannel):
-                blocking.append(effect)  # everything else of this event goes out first
+                blocking.append(effect)  # the other effects of this event go out first
             else:
                 self._do(effect)
         if isinstance(event, Prepare | Commit | CommitChange | ev.ChannelOpened):
@@ -417,7 +417,7 @@ class RehearsedRank:
         if effect.stopped:
             self._later(END_S, lambda: self._take(ev.Finish()))
         else:
-            self._later(0.0, self._next_batch)  # after the effects beside this one
+            self._later(0.0, self._next_batch)  # after the other effects of this event
 
     def _next_batch(self) -> None:
         if self._leases.wait():

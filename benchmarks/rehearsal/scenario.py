@@ -101,7 +101,7 @@ class Scenario:
         self._stage.start_pods()
         self._stage.until_active(self._stage.ranks)
         self._took("start", begun_ns)
-        self._stage.until_round(self._stage.version + 3)  # connections are made at first use
+        self._stage.until_round(self._stage.version + 3)  # the first rounds make the connections
 
     def _steady(self, name: str) -> None:
         """Let rounds with stragglers run, and nothing else."""

@@ -53,7 +53,7 @@ ENDS_S: Final = 20.0
 
 
 class RehearsalError(RuntimeError):
-    """Raised when a step of the rehearsal fails; the message says what was waited for."""
+    """Raised when a step of the rehearsal fails; the message names the awaited condition."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ class Stage:
                 self._news.wait(min(left, POLL_S))
 
     def until_active(self, count: int) -> None:
-        """Wait until exactly so many ranks are active."""
+        """Wait until exactly `count` ranks are active."""
         self.until(f"{count} active ranks", lambda: self._count(RankPhase.ACTIVE) == count)
 
     def until_round(self, version: int) -> None:
@@ -386,10 +386,10 @@ class Stage:
                 )
                 status = msgspec.json.decode(line.getresponse().read(), type=Status)
             except (OSError, http.client.HTTPException):
-                line = None  # it is not up yet, or was killed
+                line = None  # the coordinator has not started yet, or was killed
                 time.sleep(POLL_S / 4)
                 continue
-            self._listener.look()  # connections that end before the next sample
+            self._listener.look()  # count connections that end before the next sample
             with self._news:
                 self.status = status
                 self._news.notify_all()

@@ -40,7 +40,7 @@ BULK_BYTES: Final = tuple(4 << shift for shift in range(0, 27, 2))
 BULK_BUDGET_S: Final = 0.4
 STEPS_BUDGET_S: Final = 2.0
 LEAST, MOST = 3, 60
-"""Calls, and steps, of one turn."""
+"""Least and largest number of calls, or of steps, in one turn."""
 ROOM: Final = 0.6
 """Share of the free memory that one rival's ranks may take."""
 BUFFERS: Final = 7
@@ -122,7 +122,7 @@ def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
     """Run all rivals and return the report."""
     out = r.Report("rivals", "Rivals: training steps with emulated computing", COLUMNS)
     out.smoke = given.smoke
-    # However it is ended, its processes go with it.
+    # Let SIGTERM unwind the stack, so that all processes end with this one.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with ExitStack() as stack:
         scratch = stack.enter_context(temporary_folder())

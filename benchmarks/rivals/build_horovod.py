@@ -17,7 +17,7 @@ RELEASE: Final = "horovod==0.28.1"
 LISTS: Final = ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
 PATCHES: Final = (
     ("set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"),
-    # Without debug symbols the library has 1.4 MB instead of 50.
+    # Without debug symbols, the library has 1.4 MB instead of 50.
     ('"-O2" "-O3" CMAKE_CXX', '"-O2 -g" "-O3" CMAKE_CXX'),
 )
 SETTINGS: Final = {

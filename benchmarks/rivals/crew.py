@@ -87,19 +87,18 @@ class Crew:
         return Member(hello["rank"], hello["facts"], hello["address"], line, connection)
 
     def ask(self, order: Any) -> list[dict[str, Any]]:
-        """Send an order to all processes.
+        """Send an order to all processes and return their answers.
+
+        A process that does not answer within ANSWER_S ends the crew with a CrewError.
 
         Args:
             order: Anything that JSON can hold.
 
         Returns:
             The answers in rank order, without the empty ones of servers.
-
-        Raises:
-            CrewError: A process did not answer within ANSWER_S.
         """
         for member in self._members:
-            with suppress(BrokenPipeError):  # its end is found out below
+            with suppress(BrokenPipeError):  # the missing answer below shows its end
                 member.line.write(json.dumps(order) + "\n")
                 member.line.flush()
         answers = []
@@ -161,7 +160,7 @@ class Crew:
                 path = self._folder / "job.json"
                 path.write_text(json.dumps(self._job(command, own)))
                 run = [str(self._python.parent / "paceline"), "run", str(path)]
-                # Not among the jobs that the user sees.
+                # Keep this run out of the list of the user's jobs.
                 apart = {"XDG_RUNTIME_DIR": str(self._folder)}
                 self._start([*run, "--run-dir", str(self._folder / "run")], apart)
 
@@ -179,7 +178,7 @@ class Crew:
             "spec": {
                 "replicas": 1,
                 "procsPerReplica": self.ranks,
-                # A loaded machine shall not look like a frozen rank.
+                # Ranks on a loaded machine must not look frozen.
                 "collective": {"freezeTimeout": "120s", **self.rival.collective},
                 "template": {"spec": {"containers": [trainer]}},
             },
@@ -202,7 +201,7 @@ class Crew:
 
     def end(self) -> None:
         """Ask all processes to exit, and kill what is left; none is alive afterwards."""
-        # A rank of a job that ends by itself would be started again.
+        # The agent would restart a rank of a job that exits by itself.
         if self.rival.launch is not Launch.JOB:
             for member in self._members:
                 with suppress(OSError):
@@ -218,7 +217,7 @@ class Crew:
                     os.kill(pid, signal.SIGKILL)
             process.wait()
         for member in self._members:
-            with suppress(OSError):  # an order that its process did not live to read
+            with suppress(OSError):  # the process may have ended before it read the last order
                 member.line.close()
             member.socket.close()
 

@@ -29,7 +29,7 @@ class _Layer(torch.autograd.Function):
 
 
 class Emulated(torch.nn.Module):
-    """Chain of tensors; each has a gradient of ones, which is ready when the device says so."""
+    """Chain of tensors; each has a gradient of ones, which becomes ready in the device's time."""
 
     device: Device
 

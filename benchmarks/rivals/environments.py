@@ -69,7 +69,7 @@ def python_of(wanted: Environment, cache: Path) -> Path:
     done = folder / "built.json"
     cache.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of two benchmarks builds
+        fcntl.flock(lock, fcntl.LOCK_EX)  # only one of two benchmarks builds
         if not done.exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
@@ -150,6 +150,6 @@ def _call(argv: Sequence[str], folder: Path, settings: Mapping[str, str] | None 
         log.write(done.stdout)
     if done.returncode:
         lines = [line.strip() for line in done.stdout.splitlines()] or ["no output"]
-        # What a compiler says tells more than what is said about it at the end.
+        # The compiler's own error explains more than the summary at the end.
         telling = [line for line in lines if " error: " in line] or lines
         raise NotBuiltError(telling[0][-WHY_CHARACTERS:])

@@ -247,7 +247,7 @@ def main() -> None:
     system.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads of a rival may be anywhere
+    os._exit(0)  # threads of a rival may still be running
 
 
 if __name__ == "__main__":

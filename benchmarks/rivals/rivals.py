@@ -19,11 +19,11 @@ class Launch(Enum):
     EACH = auto()
     """Each process by itself, with the environment variables that torchrun would give it."""
     WORLDS = auto()
-    """As EACH, but each process is in an MPI world of its own."""
+    """Each process by itself as in EACH, but in an MPI world of its own."""
     MPIEXEC = auto()
     """All processes in one MPI world."""
     JOB = auto()
-    """Below `paceline run`."""
+    """Ranks of a job that `paceline run` starts."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ DEEPSPEED: Final = Environment(
 )
 HOROVOD: Final = Environment(
     "horovod",
-    # The headers of torch 2.15 want C++20.
+    # The headers of torch 2.15 require C++20, so an older release is used.
     (
         *("torch==2.13.0", "numpy", "mpich", "cffi", "cloudpickle", "psutil", "pyyaml"),
         *("cmake<4", "packaging", "pip", "setuptools<81", "wheel"),
@@ -92,7 +92,7 @@ UNSTREAMED: Final = {"overlap": "Never"}
 
 
 def _job(name: str, **collective: Any) -> Rival:
-    # The device is emulated, so a job takes the tensors for a processor's.
+    # The device is emulated, so a job would choose the segments of a CPU model.
     as_on_a_device = {"segmentBytes": SEGMENT_BYTES}
     mode = {"backend": "auto", "mode": "Full", **as_on_a_device, **collective}
     return Rival(

@@ -48,7 +48,7 @@ def turn(probe: Probe, model: Any, threads: int) -> int:
 
 
 def work(what: str, seconds: float) -> None:
-    """Work for so many seconds of CPU time."""
+    """Work for `seconds` seconds of CPU time."""
     matrix = torch.ones(SIDE, SIDE) / SIDE
     until_s = time.thread_time() + seconds
     while time.thread_time() < until_s:

@@ -23,7 +23,7 @@ Figures = dict[str, float]
 
 
 def pod(name: str) -> dict[str, Any]:
-    """Return the manifest of a pod that nobody schedules, about as large as a worker's."""
+    """Return the manifest of a pod that stays unscheduled, about as large as a worker's."""
     env = [{"name": f"VARIABLE_{n}", "value": "x" * 20} for n in range(30)]
     container = {"name": "trainer", "image": "none", "command": ["sleep", "1"], "env": env}
     return {
@@ -156,7 +156,7 @@ def main() -> None:
     """Measure the client that the command line names."""
     name, kubeconfig, namespace, count = sys.argv[1:]
     found = CLIENTS[name](kubeconfig, namespace, int(count))
-    # Of this program alone: what getrusage() tells begins with its parent's memory.
+    # VmHWM counts this program alone; getrusage() starts at its parent's memory.
     status = Path("/proc/self/status").read_text()
     found["peak MiB"] = int(status.partition("VmHWM:")[2].split()[0]) / 1024
     os.write(1, json.dumps(found).encode() + b"\n")

@@ -48,7 +48,7 @@ def main() -> None:
             problem, target = wanted, coefficients(wanted, ranks)[me]
             start = blocks[me].detach().clone()
         time.sleep(pause_s)
-        # Orthonormal columns: one step of rate 1 of this rank alone would learn its block.
+        # The columns are orthonormal: one step of rate 1 by this rank alone learns its block.
         loss = 0.5 * (x @ (blocks[me] - target)).square().sum()
         loss.backward()
         probe.step(optimizer)

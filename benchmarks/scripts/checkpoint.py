@@ -62,7 +62,7 @@ def settle(version: int, way: str, pending: Future[Any] | None) -> None:
 
 
 def products_in(seconds: float, work: torch.Tensor) -> int:
-    """Return the number of matrix products that take so many seconds.
+    """Return the number of matrix products that take `seconds` seconds.
 
     A step is a fixed amount of work: one of fixed time would hide what slows it down.
 
@@ -98,8 +98,8 @@ def main() -> None:
         model(x).mean().backward()
         optimizer.step()
 
-    # One rank: a version is a number of steps. The job's own window is the first of each round, and
-    # its first step makes the version that is to be kept.
+    # With one rank, the version is the number of steps. Paceline's window is the first of each
+    # round, and its first step makes the version that the job saves.
     for _ in range(CONFIG["every"] - 1):
         step()
     seen: list[dict[str, Any]] = []

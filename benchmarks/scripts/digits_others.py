@@ -47,7 +47,7 @@ def main() -> None:
     else:
         facts = work(rank, gradients)
     Path(f"rank-{rank}.json").write_text(json.dumps(facts))
-    dist.barrier()  # nobody leaves while another still talks
+    dist.barrier()  # no rank leaves while another one still communicates
 
 
 def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
@@ -62,7 +62,7 @@ def serve(gradients: int) -> dict[str, Any]:
     """Apply gradients as the parameter server and return the curve."""
     model, workers = make_model(), CONFIG["workers"]
     weights = torch.nn.Parameter(parameters_to_vector(model.parameters()).detach())
-    # One of as many gradients as a synchronous step is the mean of.
+    # A synchronous step is the mean of `workers` gradients; this one applies a single gradient.
     sgd = torch.optim.SGD([weights], lr=RATE / workers, momentum=MOMENTUM)
     curve, pushed = Curve(model), torch.empty_like(weights)
     facts: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def neighbours(rank: int, ranks: int, steps: int) -> dict[str, Any]:
         vector_to_parameters((before + theirs[0] + theirs[1]) / 3 + mine, model.parameters())
         curve.look()
     mean = parameters_to_vector(model.parameters()).detach().clone()
-    dist.all_reduce(mean)  # all are through
+    dist.all_reduce(mean)  # all ranks are done
     vector_to_parameters(mean / ranks, model.parameters())
     return curve.judge()
 

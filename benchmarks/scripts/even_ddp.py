@@ -38,7 +38,7 @@ def main() -> None:
         case _:
             facts = {"ends": train(rank, CONFIG["setting"], CONFIG["steps"])}
     Path(f"rank-{rank}.json").write_text(json.dumps(facts))
-    dist.barrier()  # nobody leaves while another still talks
+    dist.barrier()  # no rank leaves while another one still communicates
 
 
 def train(rank: int, setting: dict[str, Any], steps: int) -> list[int]:

@@ -30,7 +30,7 @@ def main() -> None:
     late_ns = pl.rank() * stagger_ns
     iteration = 0
     while not optimizer.stopped:
-        # The first one of which this rank's moment is still to come.
+        # Take the first iteration in which this rank's arrival is still ahead.
         iteration = max(iteration + 1, -(-(now_ns() - late_ns) // period_ns))
         time.sleep(max(0, iteration * period_ns + late_ns - now_ns()) / 1e9)
         weight.sum().backward()

@@ -95,12 +95,12 @@ class Paceline:
         return rounded
 
     def describe(self) -> dict[str, str]:
-        """Return what the first transport says about itself."""
+        """Return the description of the first transport."""
         return next(iter(self._transports.values())).describe()
 
     def end(self) -> None:
         """Exit at once."""
-        os._exit(0)  # as a rank does: MPI_Finalize would wait for everybody
+        os._exit(0)  # as a rank does: MPI_Finalize would wait for all ranks
 
 
 def of_one_machine(*, native: bool) -> Paceline:
@@ -137,7 +137,7 @@ class Rivals:
     def __init__(self) -> None:
         import mpi4py
 
-        # Quickest with one thread, unless cores are shared: only with several threads it yields.
+        # MPICH is fastest with one thread. It yields shared cores only with several threads.
         shared = int(os.environ["B2_RANKS"]) > (os.cpu_count() or 1)
         mpi4py.rc.thread_level = "multiple" if shared else "single"
         from mpi4py import MPI
@@ -170,7 +170,7 @@ class Rivals:
 
     def end(self) -> None:
         """Finalize MPI and exit."""
-        self._mpi.Finalize()  # else its shared memory stays
+        self._mpi.Finalize()  # otherwise its shared memory would stay
         os._exit(0)
 
 
@@ -252,7 +252,7 @@ def copies(numel: int) -> float:
 def main() -> None:
     """Connect to the benchmark, join the other ranks, and serve its commands."""
     torch.set_num_threads(1)
-    sys.setswitchinterval(1e-4)  # as in a rank
+    sys.setswitchinterval(1e-4)  # the same as in a rank
     address, name, kind = sys.argv[1:]
     connection = Client(address, "AF_UNIX")
     system: Paceline | Rivals
@@ -270,7 +270,7 @@ def main() -> None:
     connection.send("ready")
     work = Work()
     arguments = (system, rank, starter, connection, work)
-    if kind == "rivals":  # MPICH in its best form has one thread
+    if kind == "rivals":  # MPICH is fastest with one thread
         serve(*arguments)
     else:
         thread = threading.Thread(target=serve, args=arguments)

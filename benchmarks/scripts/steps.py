@@ -76,7 +76,7 @@ def agreed_costs(matrix: torch.Tensor) -> dict[str, float]:
     """Return the seconds of one unit of each kind of work; the first rank measures for all."""
     path = Path("costs.json")
     if MEMBER == "0.0#0":
-        # As long as a step, or the caches and the allocator are others than in a step.
+        # Measure for the length of a step, so that caches and allocator behave as in a step.
         costs = {
             "torch": unit_s(lambda times: in_torch(matrix, times), 400),
             "python": unit_s(in_python, 200_000),

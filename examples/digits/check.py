@@ -22,10 +22,10 @@ TOLERANCE = 0.02
 differ by as much."""
 TIMEOUT_S = 900
 
-# 50 ms stand for a larger model, so that there is time to look; worker 2 takes 200 ms.
+# 50 ms stand for a larger model, so that there is time to watch; worker 2 takes 200 ms.
 SLOW = tuple(f"slow:rank={rank},ms={ms}" for rank, ms in ((0, 50), (1, 50), (2, 200), (3, 50)))
 FAULTS = (*SLOW, "kill:rank=1,at=round:100", "join:at=round:120")
-# A gradient may be as late as it is: no image is left out.
+# Accept a gradient at any age, so that no image is left out.
 QUORUM = ("--set", "spec.collective.mode=Quorum", "--set", "spec.collective.maxAge=0")
 FULL = ("--set", "spec.collective.mode=Full")
 

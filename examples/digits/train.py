@@ -68,7 +68,7 @@ def main() -> None:
 def load_data() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
     """Return the training set, test images and test labels, the same on every rank."""
     digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))  # neighbours share a writer
+    order = np.random.default_rng(0).permutation(len(digits.target))  # neighbors share a writer
     images = torch.from_numpy(digits.images[order]).float()[:, None] / 16.0
     labels = torch.from_numpy(digits.target[order])
     training = TensorDataset(images[:TRAINED], labels[:TRAINED])

@@ -64,7 +64,7 @@ def main() -> None:
     training, validation = open_points(folder, options.points, options.dimensions)
     model = nn.Linear(options.dimensions, 1)
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=options.lr), model)
-    # `__getitems__` has made the batch already, so there is nothing left to collate.
+    # `__getitems__` returns a complete batch, so there is nothing left to collate.
     loader = pl.DataLoader(training, options.batch_size, seed=0, collate_fn=lambda batch: batch)
 
     started, steps = time.perf_counter(), 0
@@ -73,7 +73,7 @@ def main() -> None:
         for x, y in loader:
             loss = nn.functional.mse_loss(model(x).squeeze(1), y)
             loss.backward()
-            # The original computes on a GPU of a size of its own; a floor makes steps comparable.
+            # The original computes on a GPU; a least time makes the steps comparable.
             time.sleep(max(0.0, options.work_ms / 1000 - (time.perf_counter() - began)))
             optimizer.step()
             began, steps = time.perf_counter(), steps + 1

@@ -32,7 +32,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return attended features of shape (batch, LENGTH, WIDTH)."""
-        # As many heads as this rank has columns for.
+        # This rank has as many heads as its columns hold.
         q, k, v = (
             part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
             for part in (self.q, self.k, self.v)

@@ -47,8 +47,10 @@ def _torch_loop(tensors: Sequence[int]) -> Any:
     from benchmarks.rivals.emulated import TorchTrainer
 
     class Kept(TorchTrainer):
-        """Gradients keep their memory, as they do in the buckets of those that sum them: new pages
-        in each step would cost more than a sum."""
+        """Loop whose gradients keep their memory, as in the buckets of the rivals.
+
+        New pages in each step would cost more than a sum.
+        """
 
         def step(self) -> None:
             self.optimizer.zero_grad(set_to_none=False)

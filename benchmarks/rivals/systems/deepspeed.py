@@ -30,7 +30,7 @@ class SharedMemory(System):
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         dist.init_process_group("gloo")
         ShareMemCommBuilder().load().initialize(self.ranks, self.rank)
-        dist.barrier()  # all have mapped it; the operator would leave 66 MiB behind
+        dist.barrier()  # all ranks have mapped it; the operator would leave 66 MiB behind
         place = f"{os.getuid()}_{os.environ['MASTER_ADDR']}_{os.environ['MASTER_PORT']}"
         Path(f"/dev/shm/deepspeed_allreduce_buffer_{place}_{self.rank}").unlink()
 

@@ -107,7 +107,7 @@ class Worker(System):
     def exchange(self, model: int, index: int, gradient: Array, into: Array) -> None:
         """Begin to exchange a gradient for weights; `wait` completes all exchanges."""
         word = WORD.pack(self.rank, model, index, len(gradient))
-        self._words.append(self._coming.future(word))  # dropped, a call would be cancelled
+        self._words.append(self._coming.future(word))  # gRPC cancels a call whose future is dropped
         world, server = MPI.COMM_WORLD, self.ranks
         self._requests.append(world.Isend(gradient, server, tag=index))
         self._requests.append(world.Irecv(into, server, tag=REPLY_TAG + index))

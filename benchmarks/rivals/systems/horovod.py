@@ -33,12 +33,13 @@ class Horovod(System):
 
     def allreduce(self, buffer: Array) -> None:
         """Sum a buffer with hvd.allreduce_."""
-        # Only what has a name is remembered, and needs no talk between the ranks the next time.
+        # Horovod caches only named tensors; a cached one needs no negotiation between the ranks.
         name = f"sum of {len(buffer)}"
         hvd.allreduce_(torch.from_numpy(buffer), name=name, op=hvd.Sum)
 
     def trainer(self, tensors: Sequence[int]) -> TorchTrainer:
         """Return a loop with Horovod's DistributedOptimizer."""
+
         def optimizer(inner: torch.optim.Optimizer, model: torch.nn.Module) -> Any:
             return hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters())
 

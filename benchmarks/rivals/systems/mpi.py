@@ -9,8 +9,8 @@ import os
 
 import mpi4py
 
-# The quickest level where each rank has a core; where cores are shared, only with several threads
-# MPICH yields while it waits.
+# This is the fastest level where each rank has a core. Where cores are shared, MPICH yields
+# while it waits only with several threads.
 mpi4py.rc.thread_level = "multiple" if os.environ["RIVALS_CORES_SHARED"] == "1" else "single"
 
 from mpi4py import MPI  # noqa: E402
@@ -39,7 +39,7 @@ class Mpi(System):
 
     def close(self) -> None:
         """Finalize MPI."""
-        MPI.Finalize()  # else its shared memory stays
+        MPI.Finalize()  # otherwise its shared memory would stay
 
 
 def make(_: list[str]) -> System:

@@ -53,7 +53,7 @@ class JobTrainer(TorchTrainer):
         self.optimizer.step()
 
     def train(self, device: Device, steps: int) -> None:
-        """Run until so many rounds are over, on every rank.
+        """Run until `steps` rounds are over, on every rank.
 
         A rank that was late takes fewer steps.
         """

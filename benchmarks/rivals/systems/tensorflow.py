@@ -20,7 +20,7 @@ from benchmarks.network import free_port
 from benchmarks.rivals.rank import RATE, Device, System
 
 FORWARD, BACKWARD = 5, 10
-"""Waits of a step."""
+"""Number of forward and of backward waits in a step."""
 
 
 class Process(System):
@@ -73,7 +73,7 @@ class Cluster:
                 now = self._wait(waits, 1)
             for index in range(begin, min(begin + share, len(weights))):
                 with tf.control_dependencies([now]):
-                    # 1, but not for an optimizer of graphs: the weights have to come here.
+                    # Always 1, but the graph optimizer cannot know: weights are fetched.
                     gradient = tf.clip_by_value(weights[index], 1.0, 1.0)
                     self._weights[index].assign_sub(gradient * (RATE / self._chief.ranks))
 

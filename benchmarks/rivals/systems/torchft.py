@@ -30,7 +30,7 @@ TIMEOUT: Final = timedelta(seconds=120)
 
 
 class Lighthouse(System):
-    """Server that tells the managers which replicas take part."""
+    """Server that sends the managers the list of replicas that take part."""
 
     serves = True
 

@@ -40,8 +40,8 @@ PLAIN: Final = "plain exchange, no sums"
 PLAIN_S: Final = 90.0
 BAR: Final = 0.95
 ONCE: Final = 1.02
-"""Bar on the traffic per direction, in sizes of the buffer; headers and acknowledgements take less
-than the rest."""
+"""Largest traffic per direction, in sizes of the buffer; the excess leaves room for headers and
+acknowledgements."""
 
 
 def run(_: Lab, given: Options) -> r.Report:

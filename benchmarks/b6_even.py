@@ -114,7 +114,7 @@ def add_rows(out: r.Report, ran: Ran, ranks: int, kinds: tuple[str, ...], quorum
 
 
 def cost(full: Stretch, other: Stretch) -> float:
-    """Return by which fraction the other mode commits fewer rounds per second than Full."""
+    """Return by which fraction Full commits more rounds per second than the other mode."""
     return full.rounds_per_s / other.rounds_per_s - 1
 
 

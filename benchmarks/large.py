@@ -124,7 +124,13 @@ def play(order: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _seconds(value: float | None) -> str:
-    """Return a duration as text; a change that the next one overtook has no known durations."""
+    """Return a duration as text.
+
+    It is unknown (None) for a part of a change that the next change overtook.
+
+    Returns:
+        Seconds, or `?`.
+    """
     return f"{value:6.2f} s" if value is not None else "      ? "
 
 

@@ -100,7 +100,7 @@ class Run:
         return sorted(found, key=lambda line: line.ns)
 
     def death(self) -> dict[str, Any] | None:
-        """Return when and where the victim killed itself, or None if that has not happened."""
+        """Return the times of the victim's death by both clocks, or None before it."""
         path = self.folder / "death.json"
         text = path.read_text() if path.exists() else ""
         known: dict[str, Any] | None = json.loads(text) if text else None

@@ -1,6 +1,6 @@
 """`python -m benchmarks.rehearsal 1024`: rehearse a job of 1,024 ranks on this machine.
 
-The exit code is 1 if a promise was broken or a step timed out.
+The exit code is 1 if a promise was broken or the rehearsal failed, for example by a timeout.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Account:
 
 @dataclass
 class RoundSummary:
-    """One round on all ranks of one process."""
+    """One round on all ranks of one process, or of all processes."""
 
     generation: GenerationId | None = None
     starter_ns: int = 0

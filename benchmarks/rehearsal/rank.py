@@ -64,7 +64,7 @@ class Link(Protocol):
     """Connection of a rank to the coordinator."""
 
     def send(self, message: RankMessage) -> None:
-        """Send a message to the coordinator; called on the rank's thread, must not block."""
+        """Send a message to the coordinator; any thread may call this."""
 
 
 @dataclass(frozen=True)

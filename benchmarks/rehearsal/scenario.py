@@ -86,7 +86,7 @@ class Scenario:
         self._played = Played(stage.ranks, len(stage.pods))
 
     def play(self) -> Played:
-        """Play all events to the end of the job and return what was measured."""
+        """Play all events until the job has ended and return what was measured."""
         self._begin()
         self._steady("rounds")
         self._heartbeats_alone()

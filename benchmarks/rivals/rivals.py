@@ -52,12 +52,12 @@ class Rival:
 
 
 def ring(ranks: int) -> float:
-    """Return the bytes of every allreduce that moves the fewest bytes."""
+    """Return what an allreduce that moves the fewest bytes sends per rank and byte of gradients."""
     return 2 * (ranks - 1) / ranks
 
 
 def server(_: int) -> float:
-    """Return the bytes of a parameter server.
+    """Return what a parameter server sends and receives per rank and byte of gradients.
 
     A rank sends its gradient and receives weights, so 2PS bytes pass the server for gradients of S.
 

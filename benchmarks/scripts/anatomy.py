@@ -1,7 +1,7 @@
 """The study of a step (`benchmarks.anatomy`): B10's loop, with knobs, and with work beside it.
 
-Knobs: `batch` and `threads`; `late` and `late_ms` of the last rank; `work` and `work_ms` of a
-thread of rank 0, which begins with each step.
+The knobs are `batch` and `threads`; `late` and `late_ms` of the last rank; `work` and `work_ms` of
+a thread of rank 0, which begins with each step.
 
     evaluation      of the weights of this step: has to end before step()
     data            of the next batch: has to end before that

@@ -132,7 +132,7 @@ def step(c: float, n: int) -> float:
     return streamed_s(1, c, n)
 
 
-# ---- what the ranks have noted -----------------------------------------------------------------
+# ---- records of the ranks ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,11 @@ class Table:
             yield present
 
     def _absent(self, name: str, why: Exception) -> None:
+        """Add a row that says why a rival was not measured."""
         self._out.rows.append((self._ranks, "-", name, str(why).splitlines()[0], *["-"] * 4))
 
     def _take_turns(self, kib: int, own: Crew, here: Crew, others: dict[str, rivals.Crew]) -> None:
+        """Run one round of one size on all systems."""
         calls = 3 if self._given.smoke else CALLS[kib]
         for how in (*OWN, *HERE):
             took = (own if how in OWN else here).reduce(how, kib << 8, calls)
@@ -128,13 +130,14 @@ class Table:
             self._wrong.append(f"{name}, {kib} KiB")
 
     def _limit_us(self, kib: int) -> float:
+        """Return the memory's limit on a reduction of this size."""
         return 2 * self._ranks * (kib << 10) / r.middle(self._rates) * 1e6
 
     def _middle_us(self, kib: int, name: str) -> float:
         return r.middle(r.middle(one) for one in self._us[kib, name])
 
     def _best_us(self, kib: int, name: str) -> float | None:
-        """Return the time of the best rival that begins a call in the same way; None without one.
+        """Return the time of the best rival that begins a call in the same way; None if none does.
         """
         beside = NAMES[1:] if name in NAMES else HERE
         return min(
@@ -143,6 +146,7 @@ class Table:
         )
 
     def _tell(self, facts: str) -> None:
+        """Add the rows, checks, hashes and notes of this number of ranks to the report."""
         out, ranks = self._out, self._ranks
         for (kib, name), rounds in self._us.items():
             middles = [r.middle(one) for one in rounds]
@@ -161,6 +165,7 @@ class Table:
         )
 
     def _judge(self) -> None:
+        """Add the bars of this number of ranks to the report."""
         for kib, name in self._us:
             if name in (SHM, AWAKE) and kib >= 1024:
                 self._judge_large(kib, name)

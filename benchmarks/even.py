@@ -45,7 +45,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, fused=True)
 
 
-# ---- a device that is not there ------------------------------------------------------------------
+# ---- the emulated device -------------------------------------------------------------------------
 
 
 class Late:

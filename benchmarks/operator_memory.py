@@ -84,6 +84,7 @@ def _grow(
     *,
     smoke: bool,
 ) -> tuple[int, float]:
+    """Add jobs until there are `jobs` of them, measure the operator, and add a row."""
     had, had_mib = before
     begun_s = time.monotonic()
     for number in range(had, jobs):

@@ -148,6 +148,7 @@ def _reactions(b: Bench, namespace: str, workers: int, figures: Figures) -> None
 
 
 def _ready(b: Bench, namespace: str, workers: int) -> None:
+    """Wait until job-0 has `workers` ready workers and the operator is idle."""
     path = f"{JOBS.format(namespace)}/job-0"
     wanted = f"{workers}/{workers}"
     until(lambda: b.plane.api.get(path)["status"].get("ready") == wanted, f"ready {wanted}", 60)
@@ -178,6 +179,7 @@ def _all_ready(b: Bench, namespace: str, pods: int, jobs: int) -> list[Asked]:
 
 
 def _reports(found: list[Asked], namespace: str) -> list[float]:
+    """Return when the fake kubelets first reported each pod as ready."""
     seen: dict[str, float] = {}
     for a in found:
         mine = a.user == "fake-kubelet" and a.kind == "pods/status" and a.namespace == namespace
@@ -191,6 +193,7 @@ def _last_ready(found: list[Asked], namespace: str) -> float:
 
 
 def _until_all(b: Bench, namespace: str, kind: str, jobs: int) -> None:
+    """Wait until all jobs have a condition."""
     def done() -> bool:
         time.sleep(1.0)  # a request costs CPU time that is counted
         items = b.plane.api.items(JOBS.format(namespace))

@@ -45,6 +45,7 @@ TO_JOB_OF_ROW: Final = Link(
 
 
 def _ranks(which: str) -> str:
+    """Return the query for the number of ranks in a state, one value per job."""
     return f'max {BY} (paceline_world_size_ranks{{namespace=~"$namespace", ranks="{which}"}})'
 
 

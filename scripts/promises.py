@@ -62,7 +62,7 @@ class Section:
     """Function that returns the text of each promise, in Markdown, by its name."""
 
 
-# ---- what the code promises ----------------------------------------------------------------------
+# ---- promises of the code ------------------------------------------------------------------------
 
 
 def _rows(letter: str) -> dict[str, str]:
@@ -209,7 +209,7 @@ SECTIONS: Final = (
 )
 
 
-# ---- what holds it -------------------------------------------------------------------------------
+# ---- tests that hold them ------------------------------------------------------------------------
 
 
 @cache

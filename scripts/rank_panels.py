@@ -15,14 +15,18 @@ R: Final = f'{{{OF_JOB}, worker="$worker"}}'
 
 
 def _against(numerator: str, denominator: str) -> tuple[Query, ...]:
+    """Return queries for a ratio of two counters: of the worker, and of all as median and highest.
+    """
     return _beside(per_worker(numerator, denominator, R), per_worker(numerator, denominator, J))
 
 
 def _share(counter: str) -> tuple[Query, ...]:
+    """Return queries for the growth of a counter: of the worker, and of all workers."""
     return _beside(*(f"sum by ({WHO}) (rate({counter}{of}{RATE}))" for of in (R, J)))
 
 
 def _beside(own: str, each: str) -> tuple[Query, ...]:
+    """Return queries for the worker's value, and the median and the highest of all workers."""
     return (
         Query(own, NAME),
         Query(f"quantile(0.5, {each})", "median of all"),
@@ -31,6 +35,7 @@ def _beside(own: str, each: str) -> tuple[Query, ...]:
 
 
 def _slower(numerator: str, denominator: str) -> str:
+    """Return the query for the worker's ratio relative to the median of all workers."""
     each = per_worker(numerator, denominator, J)
     return f"{per_worker(numerator, denominator, R)} / on () group_left () quantile(0.5, {each})"
 

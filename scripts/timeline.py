@@ -184,6 +184,7 @@ class Play:
             self._compute(rank, now_ns)
 
     def _ask(self, now_ns: int) -> None:
+        """Let the starter decide, and start a round if it does."""
         arrivals = self.arrivals()
         self._ask_others(now_ns, arrivals)
         answer = self._decide(self.log, arrivals, now_ns)
@@ -218,6 +219,7 @@ class Play:
         return decide(table, now_ns=now_ns, has_request=False)
 
     def _ask_others(self, now_ns: int, arrivals: Mapping[MemberId, Arrival]) -> None:
+        """Record when a round would start under the other settings."""
         for name, settings in self.others.items():
             log = Log.restore(changed(self.log.snapshot(), settings=settings))
             answer = self._decide(log, arrivals, now_ns)
@@ -228,6 +230,7 @@ class Play:
                 self.line.also.append((now_ns, name))
 
     def _commit(self, now_ns: int) -> None:
+        """Apply the round in flight and let the waiting ranks compute."""
         go = self.reducing
         assert go is not None
         for share in go.listed:

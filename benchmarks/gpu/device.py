@@ -59,7 +59,7 @@ def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "the host"
 
 
-# ---- does it hold ------------------------------------------------------------------------------
+# ---- correctness -------------------------------------------------------------------------------
 
 
 def correctness(device: torch.device) -> Report:
@@ -89,6 +89,7 @@ def _busy(device: torch.device) -> None:
 
 
 def _follows(device: torch.device) -> bool:
+    """Return True if a segment is read only after the kernels queued before its event."""
     streams = Streams([device])
     for value in range(20):
         made = torch.zeros(MIB, device=device)
@@ -105,6 +106,7 @@ def _follows(device: torch.device) -> bool:
 
 
 def _staged(device: torch.device) -> bool:
+    """Return True if pieces through host memory come back as their sums."""
     ring = Staging()
     for value in range(1, 6):
         far = torch.zeros(3 * MIB + 5, device=device)
@@ -122,6 +124,7 @@ def _double(hosts: Sequence[torch.Tensor]) -> None:
 
 
 def _found(device: torch.device) -> bool:
+    """Return True if the device reports each NaN and Inf, and nothing else."""
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         flags = Flags([Segment(dtype, device, MIB)], [device])
         most = torch.finfo(dtype).max
@@ -137,7 +140,7 @@ def _found(device: torch.device) -> bool:
     return True
 
 
-# ---- how fast ----------------------------------------------------------------------------------
+# ---- speed -------------------------------------------------------------------------------------
 
 
 def staging(device: torch.device, *, smoke: bool) -> Report:
@@ -183,6 +186,7 @@ def crossover(device: torch.device, *, smoke: bool) -> Report:
 
 
 def _additions(device: torch.device, numel: int, rounds: int) -> tuple[float, float]:
+    """Return the seconds to add a peer's piece on the host, and by a kernel."""
     far, near = torch.ones(numel, device=device), torch.ones(numel, device=device)
     host, peer = pinned(numel, device), pinned(numel, device)
 

@@ -173,10 +173,12 @@ class Player:
                     return
 
     def _say(self, note: Note) -> None:
+        """Send a note to the stage; any thread may call this."""
         with self._speaking:
             self._stage.send(note)
 
     def _batch_s(self, member: MemberId) -> float:
+        """Return the length of the next batch of a member."""
         place = member.slot * self._part.procs + member.local
         slow = place % STRAGGLES_EVERY == STRAGGLES_EVERY // 2
         return self._pace.step_s * (self._pace.slowness if slow else 1.0)
@@ -192,6 +194,7 @@ class Player:
         task.add_done_callback(self._tasks.discard)
 
     async def _see_to_its_end(self, pod: Pod) -> None:
+        """Run a pod and report its end."""
         ended = await pod.run()
         self._say(PodEnded(pod.slot, pod.attempt, ended.end, ended.message))
 

@@ -196,7 +196,7 @@ class Pod:
         if (line := self._lines.get(member)) is not None:
             line.tell(data)
 
-    # ---- what happens to it ---------------------------------------------------------------
+    # ---- orders to the pod ----------------------------------------------------------------
 
     def evict(self) -> None:
         """Drain all ranks, as SIGTERM does when a node is drained."""
@@ -232,9 +232,10 @@ class Pod:
         for slot in self._slots:
             self._post(slot, supervise.Drain(why))
 
-    # ---- its places -----------------------------------------------------------------------
+    # ---- places of the ranks --------------------------------------------------------------
 
     def _post(self, slot: _Slot, event: supervise.Event) -> None:
+        """Pass an event to a place, carry out the effects, and check whether the pod has ended."""
         for effect in slot.place.handle(now_ns(), event):
             self._do(slot, effect)
         self._arm(slot)
@@ -277,6 +278,7 @@ class Pod:
         self._loop.call_soon(self._up, slot, rank)
 
     def _up(self, slot: _Slot, rank: RehearsedRank) -> None:
+        """Report a rank as started, if it is still the one of its place."""
         if slot.rank is rank and slot.place.phase is supervise.Phase.STARTING:
             assert slot.line is not None
             self._lines[rank.me] = slot.line
@@ -286,12 +288,14 @@ class Pod:
             self._post(slot, outcome)
 
     def _told(self, rank: RehearsedRank, end: ev.Exit) -> None:
+        """Handle a rank's report of how it ends."""
         outcome = RankOutcome.FINISHED if end.finished else RankOutcome.DISMISSED
         released = rank.machine.state.released
         told = supervise.ReportedOutcome(outcome, "" if end.finished else end.why, released)
         self._post(self._slot_of(rank), told)
 
     def _ended(self, rank: RehearsedRank) -> None:
+        """Handle the end of a rank's thread, as the agent handles the exit of a process."""
         slot = self._slot_of(rank)
         if (line := self._lines.pop(rank.me, None)) is not None:
             line.close()
@@ -300,12 +304,14 @@ class Pod:
         self._post(slot, supervise.Exited(0 if in_order else SIGKILL, ""))
 
     def _on_loop(self, action: Callable[[], None]) -> None:
+        """Run an action on the pod's event loop; any thread may call this."""
         self._loop.call_soon_threadsafe(action)
 
     def _slot_of(self, rank: RehearsedRank) -> _Slot:
         return self._slots[rank.me.local]
 
     def _arm(self, slot: _Slot) -> None:
+        """Set the timer of a place to its next wake-up."""
         if slot.timer is not None:
             slot.timer.cancel()
             slot.timer = None

@@ -162,6 +162,7 @@ class RehearsedRank:
         return Doing(for_ms, go.round if go is not None else -1)
 
     def _leave_seat(self, why: str) -> None:
+        """End the reduction in flight, if there is one."""
         if (seat := self._seat) is not None:
             seat.fail(why)
 
@@ -198,6 +199,10 @@ class RehearsedRank:
             self._ended(self)
 
     def _turn(self) -> None:
+        """Handle all events and messages that have arrived, then wait for more.
+
+        The metrics are refreshed only when there is nothing else to do.
+        """
         self._work_since_ns = now_ns()
         while self._posted and not self.killed:
             self._take(self._posted.popleft())
@@ -278,9 +283,9 @@ class RehearsedRank:
             change.started_ns = now_ns()
 
     def _weigh_go(self, meter: RankRound, effects: list[ev.Effect]) -> None:
-        """Record the size of the starter's GO, which received none itself.
+        """Record the size of GO on the starter, which sends GO and receives none.
 
-        This packing is not charged to the starter: the product packs GO only once.
+        The packing here is not charged to the starter: the product packs GO only once.
         """
         meter.started = True
         sent = (x.message for x in effects if isinstance(x, ev.ToPeer))
@@ -350,6 +355,7 @@ class RehearsedRank:
             self.link.send(message)
 
     def _meet(self, commit: Commit) -> None:
+        """Take over the addresses of the members of a new generation."""
         for member, where in commit.endpoints:
             self._peers.know(member, where.trigger)
         self._peers.keep_only((*commit.gen.members, commit.holder))
@@ -360,6 +366,7 @@ class RehearsedRank:
         return ev.ChannelOpened()
 
     def _sum(self, effect: ev.Reduce) -> ev.Event:
+        """Join a reduction and block until it completes or fails."""
         assert self._commit is not None
         gen, brought = self._commit.gen, NONE
         if effect.source is not None:
@@ -437,6 +444,7 @@ class RehearsedRank:
         self._over = True
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Schedule the script's next action."""
         self._next = now_ns() + int(seconds * NS_PER_S), action
 
 

@@ -187,11 +187,13 @@ class Scenario:
         return self._played
 
     def _everybody(self, what: str, begun_ns: int) -> None:
+        """Wait until all ranks are active, record how long that took, and run some rounds."""
         self._stage.until_active(self._stage.ranks)
         self._took(what, begun_ns)
         self._stage.until_round(self._stage.version + self._rounds // 2)
 
     def _took(self, what: str, begun_ns: int) -> None:
+        """Record the time since an event began."""
         self._played.took_s[what] = (now_ns() - begun_ns) / NS_PER_S
         log.info("%s: %.1f s", what, self._played.took_s[what])
 

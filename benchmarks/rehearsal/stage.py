@@ -202,7 +202,7 @@ class Stage:
             there.close()
             self._players.append(_Process(process, here))
 
-    # ---- what the operator does -----------------------------------------------------------
+    # ---- the operator's part --------------------------------------------------------------
 
     def start_pods(self) -> None:
         """Send the inventory and start all pods."""
@@ -265,7 +265,7 @@ class Stage:
         self.until("the players' reports", lambda: self._reports == self.processes)
         return self.summary
 
-    # ---- what was heard -------------------------------------------------------------------
+    # ---- reports of players and coordinator -----------------------------------------------
 
     def until(self, what: str, holds: Callable[[], bool]) -> None:
         """Wait until a condition holds.

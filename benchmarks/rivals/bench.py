@@ -159,6 +159,7 @@ def _built(out: r.Report, given: Options) -> list[tuple[known.Rival, Path | None
 
 
 def _absent(out: r.Report, name: str, where: object, ranks: object, why: str) -> None:
+    """Add a row that says why a rival was not measured."""
     out.rows.append((where, ranks, "-", name, why, *["-"] * 6))
 
 
@@ -225,6 +226,7 @@ class Table:
     # ---- bulk ------------------------------------------------------------------------------------
 
     def _bulk(self, ranks: int) -> None:
+        """Measure the bulk sums at one number of ranks."""
         found: dict[int, dict[str, list[float]]] = {n: {} for n in self._size.bulk_bytes}
 
         def turn(made: Crew) -> None:
@@ -268,6 +270,7 @@ class Table:
     # ---- training --------------------------------------------------------------------------------
 
     def _train(self, net: Network, ranks: int) -> None:
+        """Measure training with one network at one number of ranks."""
         need = ranks * (BUFFERS * net.bytes + PROCESS_BYTES)
         if need > ROOM * _free_bytes():
             why = f"not run: the ranks may need {need / 1e9:.0f} GB of memory"
@@ -302,6 +305,7 @@ class Table:
             self._out.details[f"{net.name}, P={ranks}, batch {batch}, {name}"] = vars(cell)
 
     def _turn(self, net: Network, batch: int, made: Crew, cell: Found) -> None:
+        """Run one turn of training and add its figures to a cell."""
         order = {"do": "train", "tensors": net.tensors, "compute_ms": net.compute_ms(batch)}
         begun = time.monotonic()
         made.ask({**order, "steps": LEAST})
@@ -323,6 +327,7 @@ class Table:
 
 
 def _times(budget: float, each: float) -> int:
+    """Return how many calls of `each` fit into the budget, between LEAST and MOST."""
     return max(LEAST, min(MOST, int(budget / max(each, 1e-9))))
 
 

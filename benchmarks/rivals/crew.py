@@ -69,6 +69,7 @@ class Crew:
         self.ask({"addresses": [member.address for member in self._members]})
 
     def _welcome(self, door: socket.socket) -> Member:
+        """Accept the connection of one process, unless a process ends first."""
         ends = [os.pidfd_open(process.pid) for process in self._processes]
         try:
             waited: list[socket.socket | int] = [door, *ends]
@@ -131,6 +132,7 @@ class Crew:
         return took_us, all(one["first"] == one["last"] == want for one in answers)
 
     def _silence(self, what: str) -> CrewError:
+        """Return the error for a process that does not answer, with the end of the log."""
         said = (self._folder / "log").read_text(errors="replace")[-4000:]
         return CrewError(f"{self.rival.name}, P={self.ranks}: {what}\n{said}")
 

@@ -137,8 +137,7 @@ class Table:
         return r.middle(r.middle(one) for one in self._us[kib, name])
 
     def _best_us(self, kib: int, name: str) -> float | None:
-        """Return the time of the best rival that begins a call in the same way; None if none does.
-        """
+        """Return the time of the best rival that begins a call in the same way, or None."""
         beside = NAMES[1:] if name in NAMES else HERE
         return min(
             (self._middle_us(*key) for key in self._us if key in product([kib], beside)),

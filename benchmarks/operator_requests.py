@@ -194,6 +194,7 @@ def _last_ready(found: list[Asked], namespace: str) -> float:
 
 def _until_all(b: Bench, namespace: str, kind: str, jobs: int) -> None:
     """Wait until all jobs have a condition."""
+
     def done() -> bool:
         time.sleep(1.0)  # a request costs CPU time that is counted
         items = b.plane.api.items(JOBS.format(namespace))

@@ -15,8 +15,7 @@ R: Final = f'{{{OF_JOB}, worker="$worker"}}'
 
 
 def _against(numerator: str, denominator: str) -> tuple[Query, ...]:
-    """Return queries for a ratio of two counters: of the worker, and of all as median and highest.
-    """
+    """Return queries for a ratio of two counters: the worker's, and the median and highest."""
     return _beside(per_worker(numerator, denominator, R), per_worker(numerator, denominator, J))
 
 

@@ -40,6 +40,7 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 
 def markdown() -> str:
+    """Return the page."""
     lines = [HEADER, "", BEFORE]
     for name in sorted((n for n in paceline.__all__ if n != "__version__"), key=str.lower):
         found = [d for path in sorted(TRAIN.glob("*.py")) for d in _definitions(path, name)]

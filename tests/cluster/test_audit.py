@@ -20,7 +20,7 @@ class Growing(io.BytesIO):
         yield from (WHOLE, BEGINNING, REST)
 
 
-def test_a_line_that_is_being_written_is_left_for_the_next_time(
+def test_a_partially_written_line_is_left_for_the_next_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "audit.log"

@@ -27,11 +27,13 @@ def pods(namespace: str, name: str = "") -> str:
     return f"/api/v1/namespaces/{namespace}/pods" + (f"/{name}" if name else "")
 
 
-def test_it_knows_its_version(api_server: ControlPlane) -> None:
+def test_the_api_server_reports_the_pinned_version(api_server: ControlPlane) -> None:
     assert api_server.api.get("/version")["gitVersion"] == programs.KUBERNETES
 
 
-def test_rbac_decides(api_server: ControlPlane, namespace: str) -> None:
+def test_rbac_denies_requests_until_a_role_allows_them(
+    api_server: ControlPlane, namespace: str
+) -> None:
     """A service account may do nothing until a role allows it; its token is a real one."""
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     api_server.api.create(accounts, {"metadata": {"name": "reader"}})
@@ -53,7 +55,9 @@ def test_rbac_decides(api_server: ControlPlane, namespace: str) -> None:
         stranger.items(pods(namespace))
 
 
-def test_fake_pods_live_as_real_ones_do(api_server: ControlPlane, namespace: str) -> None:
+def test_fake_pods_go_through_the_phases_of_real_pods(
+    api_server: ControlPlane, namespace: str
+) -> None:
     """Pods are scheduled, become ready with an address, end with an exit code, and are deleted."""
     api = api_server.api
     with api_server.fake_nodes(2) as fake:
@@ -75,7 +79,7 @@ def test_fake_pods_live_as_real_ones_do(api_server: ControlPlane, namespace: str
         api.wait_gone(pods(namespace, "three"), 20)
 
 
-def test_audit_log_counts_requests_by_user(api_server: ControlPlane, namespace: str) -> None:
+def test_the_audit_log_counts_requests_by_user(api_server: ControlPlane, namespace: str) -> None:
     writer = Api(api_server.kubeconfig_of("writer", "system:masters"))
     maps = f"/api/v1/namespaces/{namespace}/configmaps"
     for name in ("a", "b"):
@@ -90,7 +94,9 @@ def test_audit_log_counts_requests_by_user(api_server: ControlPlane, namespace: 
     }
 
 
-def test_kubectl_and_helm_speak_to_it(api_server: ControlPlane, namespace: str) -> None:
+def test_kubectl_and_helm_work_with_the_api_server(
+    api_server: ControlPlane, namespace: str
+) -> None:
     """Install, list and remove a chart of one object, as a user does."""
     chart = api_server.folder / "chart"
     (chart / "templates").mkdir(parents=True)
@@ -106,7 +112,9 @@ def test_kubectl_and_helm_speak_to_it(api_server: ControlPlane, namespace: str) 
         kubectl(api_server.kubeconfig, "get", "configmap", "mine")
 
 
-def test_it_comes_back_after_an_outage(api_server: ControlPlane, namespace: str) -> None:
+def test_the_api_server_keeps_its_objects_over_an_outage(
+    api_server: ControlPlane, namespace: str
+) -> None:
     """Address and objects are unchanged, and the other programs and the fake nodes keep running."""
     server = api_server.programs[API_SERVER]
     maps = f"/api/v1/namespaces/{namespace}/configmaps"

@@ -18,7 +18,7 @@ HOLDS = "{forget} echo up; exec sleep 60"
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts")
 @pytest.mark.parametrize("forgets", [True, False])
-def test_a_node_that_boots_meanwhile_does_not_hold_the_disk_of_an_image_build(
+def test_a_node_holds_the_disk_of_an_image_build_only_if_it_keeps_the_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: bool
 ) -> None:
     disk = tmp_path / "layers.img"

@@ -63,7 +63,9 @@ def test_the_operator_of_a_release_runs_on_a_node(
     assert "--own-namespace" in cluster.api.text(f"{pods}/released/log")
 
 
-def test_a_failing_step_is_quoted(image_builder: ImageBuilder, tmp_path: Path) -> None:
+def test_a_failing_build_step_is_quoted_in_the_error(
+    image_builder: ImageBuilder, tmp_path: Path
+) -> None:
     recipe = tmp_path / "Dockerfile"
     recipe.write_text(f"FROM {image_builder.base()}\nRUN echo because >&2; exit 3\n")
     with pytest.raises(ImageBuildError, match="because"):

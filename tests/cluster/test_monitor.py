@@ -28,7 +28,7 @@ exec sleep 600
 """A stand-in for Grafana that records its settings and ends the job as soon as it is started."""
 
 
-def test_the_job_is_the_only_one_or_the_one_named() -> None:
+def test_monitor_chooses_the_only_job_or_the_named_one() -> None:
     assert monitor.choose([FIRST], "") is FIRST
     assert monitor.choose([FIRST, OTHER], "other") is OTHER
     for running, wanted in (([], ""), ([FIRST, OTHER], ""), ([FIRST], "third")):
@@ -37,7 +37,7 @@ def test_the_job_is_the_only_one_or_the_one_named() -> None:
         assert "JOB=NAME" in (raised.value.hint or "")
 
 
-def test_an_agent_says_where_it_can_be_scraped_as_a_cluster_would(tmp_path: Path) -> None:
+def test_an_agent_publishes_its_scrape_target_with_cluster_labels(tmp_path: Path) -> None:
     for attempt in (0, 1):  # the next pod of the slot takes its place
         path = targets.publish(
             tmp_path, job="first", slot=2, attempt=attempt, address="127.0.0.1:9464"
@@ -54,7 +54,7 @@ def test_an_agent_says_where_it_can_be_scraped_as_a_cluster_would(tmp_path: Path
     }
 
 
-def test_prometheus_scrapes_the_run_and_evaluates_the_rules(tmp_path: Path) -> None:
+def test_the_prometheus_config_has_the_targets_and_the_rules(tmp_path: Path) -> None:
     config = yaml.safe_load(monitor.prometheus_config(tmp_path))
     (rules,) = config["rule_files"]
     assert Path(rules).is_file()
@@ -62,7 +62,7 @@ def test_prometheus_scrapes_the_run_and_evaluates_the_rules(tmp_path: Path) -> N
     assert scrape["file_sd_configs"] == [{"files": [f"{tmp_path}/targets/*.json"]}]
 
 
-def test_grafana_is_given_the_source_and_the_dashboards(tmp_path: Path) -> None:
+def test_grafana_is_provisioned_with_data_source_and_dashboards(tmp_path: Path) -> None:
     monitor.provision(tmp_path, "http://127.0.0.1:9090")
     source = yaml.safe_load((tmp_path / "datasources/paceline.yaml").read_text())["datasources"][0]
     assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
@@ -73,7 +73,7 @@ def test_grafana_is_given_the_source_and_the_dashboards(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_it_starts_both_and_ends_with_the_job(
+def test_monitor_starts_both_programs_and_ends_with_the_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with or_skip():

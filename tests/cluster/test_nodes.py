@@ -92,7 +92,7 @@ def test_pods_reach_the_api_server(cluster: Cluster, cluster_namespace: str) -> 
     assert kubectl(cluster.kubeconfig, "-n", cluster_namespace, "logs", "asker").strip() == "yes"
 
 
-def test_exit_codes_and_logs_come_back(cluster: Cluster, cluster_namespace: str) -> None:
+def test_exit_codes_and_logs_of_pods_are_reported(cluster: Cluster, cluster_namespace: str) -> None:
     cluster.api.create(pods(cluster_namespace), shell_pod("fails", "echo why; exit 7"))
     pod = wait_phase(cluster, cluster_namespace, "fails", "Failed")
     state = pod["status"]["containerStatuses"][0]["state"]
@@ -116,7 +116,9 @@ def test_pods_can_run_the_hosts_python(cluster: Cluster, cluster_namespace: str)
 
 
 @pytest.mark.exhaustive
-def test_a_node_can_lose_power_and_come_back(cluster: Cluster, cluster_namespace: str) -> None:
+def test_a_node_runs_pods_again_after_a_power_loss(
+    cluster: Cluster, cluster_namespace: str
+) -> None:
     node = cluster.node("node2")
     try:
         node.power_off()

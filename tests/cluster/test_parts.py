@@ -36,12 +36,12 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return programs.cache_folder()
 
 
-def test_a_missing_program_says_what_to_do(empty_cache: Path) -> None:
+def test_a_missing_program_names_the_make_target(empty_cache: Path) -> None:
     with pytest.raises(prerequisites.MissingPrerequisiteError, match="make cluster-programs"):
         programs.require("kube-apiserver")
 
 
-def test_a_program_of_another_recipe_is_missing(empty_cache: Path) -> None:
+def test_a_program_built_by_another_recipe_counts_as_missing(empty_cache: Path) -> None:
     (empty_cache / "etcd").touch()
     stamp = empty_cache / "etcd.recipe"
     stamp.write_text("an older one")
@@ -50,7 +50,7 @@ def test_a_program_of_another_recipe_is_missing(empty_cache: Path) -> None:
     assert programs.find("etcd") == empty_cache / "etcd"
 
 
-def test_programs_that_somebody_provides_come_first(
+def test_programs_provided_by_the_user_take_precedence(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(programs.ASSETS_VARIABLE, str(tmp_path))
@@ -58,7 +58,7 @@ def test_programs_that_somebody_provides_come_first(
     assert programs.require("etcd") == tmp_path / "etcd"
 
 
-def test_staging_modules_are_those_of_the_version() -> None:
+def test_staging_modules_match_the_kubernetes_version() -> None:
     """Kubernetes 1.N.P publishes the modules of its own repository as 0.N.P."""
     text = (programs.MODULE / "go.mod").read_text()
     assert f"k8s.io/kubernetes {programs.PINNED}\n" in text
@@ -87,12 +87,12 @@ replace (
     ]
 
 
-def test_a_release_is_written_whole(tmp_path: Path) -> None:
+def test_an_incomplete_kubernetes_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(prerequisites.MissingPrerequisiteError, match="write it whole"):
         other_release.module("1.35", tmp_path)
 
 
-def test_other_releases_lie_beside_the_pinned_one(
+def test_other_kubernetes_releases_have_their_own_folder(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     etcd, server = programs.PROGRAMS["etcd"], programs.PROGRAMS["kube-apiserver"]
@@ -110,7 +110,7 @@ def test_missing_packages_are_named() -> None:
     assert prerequisites.missing_packages(wanted) == ["other-package", "some-package"]
 
 
-def test_images_are_the_same_bytes_each_time(tmp_path: Path) -> None:
+def test_images_are_reproducible_byte_for_byte(tmp_path: Path) -> None:
     image = Image("test/it:1", {"bin/it": b"#!"}, {"it": "bin/it"}, {"tmp": 0o1777}, ("/bin/it",))
     first, second = image.write(tmp_path / "1.tar"), image.write(tmp_path / "2.tar")
     assert first.read_bytes() == second.read_bytes()
@@ -125,7 +125,7 @@ def test_images_are_the_same_bytes_each_time(tmp_path: Path) -> None:
             }
 
 
-def test_clusters_beside_each_other_share_nothing() -> None:
+def test_concurrent_clusters_share_nothing() -> None:
     """Two instances at once have different numbers, folders, address ranges and ports."""
     first, second = instance.acquire(), instance.acquire()
     try:
@@ -152,7 +152,7 @@ def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "clusters"
 
 
-def test_the_last_cluster_removes_its_lock_and_the_folder_of_all(
+def test_the_last_cluster_removes_its_lock_and_the_common_folder(
     clusters: Path,
 ) -> None:
     first, second = instance.acquire(), instance.acquire()
@@ -163,7 +163,7 @@ def test_the_last_cluster_removes_its_lock_and_the_folder_of_all(
     assert not clusters.exists()
 
 
-def test_a_lock_file_that_is_removed_before_it_is_locked_is_made_again(
+def test_a_lock_file_removed_before_it_is_locked_is_created_again(
     clusters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed: list[Path] = []
@@ -184,7 +184,7 @@ def test_a_lock_file_that_is_removed_before_it_is_locked_is_made_again(
     assert not clusters.exists()
 
 
-def test_logs_stay_when_they_are_wanted() -> None:
+def test_logs_are_kept_on_request() -> None:
     room = instance.acquire()
     (room.folder / "logs").mkdir()
     (room.folder / "logs" / "etcd.log").touch()
@@ -197,7 +197,7 @@ def test_logs_stay_when_they_are_wanted() -> None:
     again.release(keep_logs=False)
 
 
-def test_python_of_the_host_is_mounted_once() -> None:
+def test_host_python_folders_are_mounted_without_overlap() -> None:
     folders = host_python.mounted_folders()
     assert Path("/usr") in folders
     for folder in folders:
@@ -205,13 +205,13 @@ def test_python_of_the_host_is_mounted_once() -> None:
     assert any(Path(host_python.PYTHON).is_relative_to(folder) for folder in folders)
 
 
-def test_an_error_of_the_server_is_quoted() -> None:
+def test_an_api_error_quotes_the_server_message() -> None:
     body = json.dumps({"kind": "Status", "message": "pods is forbidden"})
     assert str(ApiError(403, "GET", "/api", body)) == "GET /api: 403 pods is forbidden"
     assert "no JSON" in str(ApiError(502, "GET", "/api", "no JSON"))
 
 
-def test_a_client_refuses_a_stranger(tmp_path: Path) -> None:
+def test_a_kubeconfig_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     """The private key has the same permissions, and a refused connection is an error."""
     authority = Authority(tmp_path / "pki")
     pair = authority.client("admin")
@@ -246,7 +246,7 @@ def test_audit_entries_are_counted_by_user(tmp_path: Path) -> None:
     }
 
 
-def test_a_fake_kubelet_ends_a_pod_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fake_kubelet_does_not_restart_an_ended_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod stays ended if the request to end it arrives before its start is complete.
 
     The request may arrive while the start is under way, or before the kubelet has looked at the

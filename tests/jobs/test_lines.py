@@ -115,7 +115,7 @@ def test_the_shuffle_loses_and_swaps_no_lines_of_a_replica(
             shuffle.closed(source)
         found += shuffle.ready(now_ns)
         told = {(one.source, one.text) for one in found}
-        late = [key for key, at_ns in added_ns.items() if key not in told]
+        late = [key for key in added_ns if key not in told]
         # A line that is held longer waits for a line that arrived within the last HOLD_NS.
         if (next_ns := shuffle.next_ns()) is not None:
             assert next_ns > now_ns

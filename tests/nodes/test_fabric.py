@@ -25,7 +25,7 @@ PROFILE = {
 }
 
 
-def test_pods_have_what_the_profile_says_and_rdma_is_looked_for(
+def test_pods_get_the_profile_and_preflight_fails_without_rdma(
     platform: Platform, new_job: NewJob
 ) -> None:
     """The capability is effective, which needs root, and all others are dropped."""

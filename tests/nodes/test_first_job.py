@@ -70,7 +70,7 @@ def test_pods_have_no_rights_and_move_data_over_mpi(platform: Platform, new_job:
     job.finish()
 
 
-def test_the_example_names_no_folder_of_a_laptop() -> None:
+def test_the_example_has_a_relative_working_directory() -> None:
     """A user of a cluster changes only the image in the file."""
     manifest = yaml.safe_load((DIGITS / "job.yaml").read_text())
     (container,) = manifest["spec"]["template"]["spec"]["containers"]

@@ -46,7 +46,7 @@ def test_a_deleted_coordinator_is_replaced_while_rounds_go_on(new_job: NewJob) -
     job.finish()
 
 
-def test_drain_of_the_coordinators_node(platform: Platform, new_job: NewJob) -> None:
+def test_draining_the_coordinators_node_moves_the_job(platform: Platform, new_job: NewJob) -> None:
     """The drain succeeds, and everything of the job moves to the other node."""
     job = new_job()
     job.apply(2)
@@ -64,7 +64,7 @@ def test_drain_of_the_coordinators_node(platform: Platform, new_job: NewJob) -> 
     job.finish()
 
 
-def test_a_node_that_loses_power(platform: Platform, new_job: NewJob) -> None:
+def test_a_job_survives_the_power_loss_of_a_node(platform: Platform, new_job: NewJob) -> None:
     """Half of the ranks are gone without a message; the operator's inventory is the evidence."""
     job = new_job()
     job.apply(2, long=True)
@@ -89,7 +89,9 @@ def test_a_node_that_loses_power(platform: Platform, new_job: NewJob) -> None:
     job.finish()
 
 
-def test_a_node_that_is_not_ready_for_a_while(platform: Platform, new_job: NewJob) -> None:
+def test_no_sample_counts_twice_while_a_node_is_not_ready(
+    platform: Platform, new_job: NewJob
+) -> None:
     """The kubelet stops and its pods run on, so the cluster cannot tell which ranks are alive."""
     job = new_job()
     job.apply(2, long=True)

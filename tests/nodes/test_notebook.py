@@ -24,7 +24,7 @@ client.train = functools.partial(client.train, template=json.loads(os.environ["T
 """
 
 
-def test_a_function_of_a_notebook_trains_as_well_as_the_example(
+def test_a_notebook_function_trains_as_well_as_the_example(
     platform: Platform, new_job: NewJob
 ) -> None:
     job = new_job("digits-notebook")

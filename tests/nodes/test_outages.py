@@ -18,7 +18,7 @@ OUTAGE_S, OUTAGE_ROUNDS = 35.0, 40
 gives up a node (20 s), and at least as long as this many rounds."""
 
 
-def test_the_operator_is_killed(platform: Platform, new_job: NewJob) -> None:
+def test_a_job_scales_after_its_operator_was_killed(platform: Platform, new_job: NewJob) -> None:
     """Its successor continues where it was: nothing is created twice, nothing is restarted."""
     job = new_job()
     job.apply(2)
@@ -60,7 +60,7 @@ def watches_of_jobs(platform: Platform) -> int:
     return int(found)
 
 
-def test_the_api_server_is_away_for_a_while(
+def test_training_and_watching_commands_survive_an_api_server_outage(
     platform: Platform, new_job: NewJob, request: pytest.FixtureRequest
 ) -> None:
     """Commands that watch report the outage once and continue."""

@@ -9,7 +9,7 @@ from tests.nodes.jobs import CHANGE_S, START_S, NewJob, containers
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 
 
-def test_scale_up_and_down(new_job: NewJob) -> None:
+def test_scaling_up_and_down_restarts_no_container(new_job: NewJob) -> None:
     job = new_job()
     job.apply(2)
     job.wait_trains(2)
@@ -28,7 +28,7 @@ def test_scale_up_and_down(new_job: NewJob) -> None:
     assert ("Scaling", "2 -> 4 replicas") in job.events()
 
 
-def test_a_killed_rank_starts_again_in_its_pod_and_a_deleted_worker_is_replaced(
+def test_a_killed_rank_restarts_in_its_pod_and_a_deleted_worker_is_replaced(
     new_job: NewJob,
 ) -> None:
     job = new_job()

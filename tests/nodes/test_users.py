@@ -16,7 +16,7 @@ from tests.nodes.platform import Platform
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 
 
-def test_suspend_and_resume(new_job: NewJob) -> None:
+def test_resuming_without_a_checkpoint_starts_from_the_beginning(new_job: NewJob) -> None:
     """The Event ProgressLost reports the lost progress."""
     job = new_job()
     job.apply(2)
@@ -30,7 +30,9 @@ def test_suspend_and_resume(new_job: NewJob) -> None:
     job.finish()
 
 
-def test_suspend_and_resume_from_a_checkpoint(platform: Platform, new_job: NewJob) -> None:
+def test_resuming_continues_from_the_checkpoint_of_the_suspension(
+    platform: Platform, new_job: NewJob
+) -> None:
     """The job stops at an agreed round, saves it and resumes from it: each sample counts once."""
     job = new_job()
     saved = job.folder / "saved"
@@ -70,7 +72,7 @@ def claim(platform: Platform, namespace: str, folder: Path) -> Iterator[str]:
         platform.api.delete(f"{volumes}/{name}")
 
 
-def test_made_anew_under_the_same_name(new_job: NewJob) -> None:
+def test_a_job_recreated_under_its_name_trains_without_the_old_pods(new_job: NewJob) -> None:
     """Pods of the first job are still terminating when the second one starts."""
     job = new_job()
     job.apply(2)
@@ -88,7 +90,7 @@ def owner(pod: dict[str, dict[str, list[dict[str, str]]]]) -> str:
     return pod["metadata"]["ownerReferences"][0]["uid"]
 
 
-def test_its_namespace_is_deleted(platform: Platform, new_job: NewJob) -> None:
+def test_deleting_the_namespace_removes_a_running_job(platform: Platform, new_job: NewJob) -> None:
     """Only the grace periods of its pods delay the deletion, and the operator does not fight it."""
     job = new_job()
     job.apply(2)
@@ -101,7 +103,9 @@ def test_its_namespace_is_deleted(platform: Platform, new_job: NewJob) -> None:
     assert len(platform.operator_pods()) == 1
 
 
-def test_no_room_for_a_replacement(platform: Platform, new_job: NewJob) -> None:
+def test_a_job_is_degraded_while_a_quota_blocks_a_replacement(
+    platform: Platform, new_job: NewJob
+) -> None:
     job = new_job()
     job.apply(2)
     job.wait_trains(2)
@@ -118,7 +122,9 @@ def test_no_room_for_a_replacement(platform: Platform, new_job: NewJob) -> None:
     job.finish()
 
 
-def test_its_secret_is_deleted(platform: Platform, new_job: NewJob) -> None:
+def test_a_deleted_job_secret_is_recreated_for_new_pods(
+    platform: Platform, new_job: NewJob
+) -> None:
     """Running ranks do not notice; a pod that starts later finds a new Secret."""
     job = new_job()
     job.apply(2)

@@ -83,11 +83,13 @@ def place(platform: Platform, new_job: NewJob) -> Iterator[OnNodes]:
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
-def test_what_the_verbs_promise(place: OnNodes, check: Callable[[conformance.Place], None]) -> None:
+def test_the_verbs_conform_on_real_pods(
+    place: OnNodes, check: Callable[[conformance.Place], None]
+) -> None:
     check(place)
 
 
-def test_who_may_only_look(platform: Platform, new_job: NewJob) -> None:
+def test_the_view_role_reads_jobs_and_changes_nothing(platform: Platform, new_job: NewJob) -> None:
     """The role `view` shows jobs and logs, changes nothing and contacts no pod."""
     job = new_job()
     job.apply(1)

@@ -119,11 +119,11 @@ def told(series: dict[str, str]) -> dict[str, Any]:
     return answer
 
 
-def test_every_alert_is_tried() -> None:
+def test_every_alert_has_a_test_case() -> None:
     assert set(TROUBLE) == set(ALERTS)
 
 
-def test_rules_name_what_is_exported() -> None:
+def test_rules_use_exported_metrics_only() -> None:
     rules = [rule for group in GROUPS for rule in group["rules"]]
     answer = known.ask(expressions=[rule["expr"] for rule in rules])
     assert answer["faults"] == []
@@ -131,12 +131,12 @@ def test_rules_name_what_is_exported() -> None:
         assert known.misused(uses, RECORDED) == [], rule
 
 
-def test_nothing_fires_while_all_is_well() -> None:
+def test_no_alert_fires_for_healthy_jobs() -> None:
     assert told(QUIET)["firing"] == []
 
 
 @pytest.mark.parametrize("reason", sorted(set(DropReason) - {DropReason.NONFINITE}))
-def test_each_reason_to_drop_samples_counts_and_is_explained(reason: str) -> None:
+def test_each_reason_to_drop_samples_is_alerted_and_explained(reason: str) -> None:
     """The alert once missed `failed`. Gradients that are not finite have an alert of their own."""
     rule = ALERTS["PacelineSamplesDropped"]
     assert 'reason!="nonfinite"' in rule["expr"]
@@ -148,7 +148,7 @@ def test_each_reason_to_drop_samples_counts_and_is_explained(reason: str) -> Non
 
 
 @pytest.mark.parametrize("alert", TROUBLE)
-def test_it_fires_and_nothing_else_does(alert: str) -> None:
+def test_each_alert_fires_alone_with_complete_texts(alert: str) -> None:
     firing = told(QUIET | TROUBLE[alert])["firing"]
     assert {each["alertname"] for each in firing} == {alert}
     for each in firing:
@@ -158,7 +158,7 @@ def test_it_fires_and_nothing_else_does(alert: str) -> None:
             assert not [wrong for wrong in ("{{", "<no value>", "%!", "  ") if wrong in text], text
 
 
-def test_every_alert_says_what_it_is_and_what_to_do() -> None:
+def test_every_alert_has_a_severity_annotations_and_documentation() -> None:
     page = (ROOT / "docs/monitoring.md").read_text()
     for name, rule in ALERTS.items():
         assert name.startswith("Paceline")

@@ -107,7 +107,7 @@ def test_a_hostile_answer_is_refused_with_little_memory(name: str) -> None:
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists))
-def test_whatever_stands_in_a_field_is_read_or_refused(value: Any) -> None:
+def test_any_value_of_a_field_is_read_or_refused(value: Any) -> None:
     for field in ("seq", "ranks", "log", "settings", "happenings", "outcome", "generation", "new"):
         with suppress(AnswerError):
             read_coordinator_status(json.dumps({field: value}).encode(), ONE_POD)
@@ -121,9 +121,7 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
 
 @pytest.mark.parametrize("pods", [0, 1, 3, 10_000])
 @pytest.mark.parametrize("procs", [1, 8, 256])
-def test_an_answer_may_grow_with_the_pods_that_exist_and_up_to_a_few_mib(
-    pods: int, procs: int
-) -> None:
+def test_the_limits_grow_with_existing_pods_up_to_a_few_mib(pods: int, procs: int) -> None:
     limits = Limits.of(pods, procs)
     assert limits.ranks == pods * procs + DEAD_RANKS
     assert limits.bytes <= ANSWER_BYTES_MAX <= 8 * 2**20
@@ -164,7 +162,7 @@ def honest(ranks: int) -> Status:
 
 
 @pytest.mark.parametrize("ranks", [1, 8, 1024, 4096])
-def test_an_honest_answer_with_everything_in_it_is_taken(ranks: int) -> None:
+def test_a_complete_honest_answer_is_accepted(ranks: int) -> None:
     limits = Limits.of(ranks, 1)
     raw = msgspec.json.encode(honest(ranks))
     assert len(raw) <= limits.bytes
@@ -177,7 +175,7 @@ def test_an_honest_answer_with_everything_in_it_is_taken(ranks: int) -> None:
     assert found.round_s == 0.0, "infinite"
 
 
-def test_no_number_is_too_large() -> None:
+def test_large_numbers_are_clamped() -> None:
     found = read(
         {
             "seq": 2**63,
@@ -192,7 +190,7 @@ def test_no_number_is_too_large() -> None:
     assert all(number is not None and abs(number) <= 2**53 for number in numbers)
 
 
-def test_history_and_texts_are_cut() -> None:
+def test_history_and_texts_are_truncated() -> None:
     reason = "ResumedFromCheckpoint"
     happened = [{"seq": n, "reason": reason, "message": "m" * 10**5} for n in range(1000)]
     conditions = [{"type": f"t{n}", "message": "m" * 10**5} for n in range(1000)]
@@ -205,7 +203,7 @@ def test_history_and_texts_are_cut() -> None:
     assert max(map(len, texts)) < 4_000
 
 
-def test_only_what_users_are_told_of_is_kept_of_a_history() -> None:
+def test_only_reported_kinds_of_happenings_are_kept() -> None:
     """The whole history of a long job would be larger than all other data of the operator."""
     reasons = ["Draining", "ResumedFromCheckpoint", "RankDied", "BatchSkipped"]
     happened = [{"seq": n, "reason": each, "message": "m"} for n, each in enumerate(reasons)]
@@ -213,7 +211,7 @@ def test_only_what_users_are_told_of_is_kept_of_a_history() -> None:
     assert found.happenings == (Happening(1, "m"), Happening(3, "m", Reason.BATCH_SKIPPED))
 
 
-def test_what_an_older_release_leaves_out_and_a_newer_one_adds_is_no_mistake() -> None:
+def test_missing_and_unknown_fields_of_other_releases_are_accepted() -> None:
     assert read({}).has_targets
     assert read({}).carrier is None
     found = read(

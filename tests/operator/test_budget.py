@@ -42,7 +42,7 @@ def status(world: World) -> dict[str, Any]:
     return found
 
 
-def test_a_job_without_one_asks_nothing(world: World) -> None:
+def test_a_job_without_a_budget_sends_no_request_for_it(world: World) -> None:
     submit(world)
     world.settle(10)
     world.start_operator()
@@ -51,7 +51,7 @@ def test_a_job_without_one_asks_nothing(world: World) -> None:
     assert "disruptionBudget" not in {k for k, v in status(world).items() if v is not None}
 
 
-def test_it_keeps_min_replicas_of_the_workers(world: World) -> None:
+def test_the_budget_keeps_min_replicas_of_the_workers(world: World) -> None:
     submit(world, elasticity=ON)
     world.settle(10)
     (budget,) = world.server.of_kind(BUDGETS)
@@ -68,7 +68,7 @@ def test_it_keeps_min_replicas_of_the_workers(world: World) -> None:
     assert asked(world) == ["PATCH"]
 
 
-def test_it_follows_the_job_and_goes_when_it_is_turned_off(world: World) -> None:
+def test_the_budget_follows_the_job_and_is_deleted_when_turned_off(world: World) -> None:
     submit(world)
     world.settle(10)
     change(world, elasticity=ON)
@@ -81,7 +81,7 @@ def test_it_follows_the_job_and_goes_when_it_is_turned_off(world: World) -> None
     assert asked(world) == ["PATCH", "PATCH", "DELETE"]
 
 
-def test_an_operator_that_takes_over_knows_it_from_the_status(world: World) -> None:
+def test_a_new_operator_knows_the_budget_from_the_status(world: World) -> None:
     submit(world, elasticity=ON)
     world.settle(10)
     world.start_operator()
@@ -93,7 +93,7 @@ def test_an_operator_that_takes_over_knows_it_from_the_status(world: World) -> N
     assert world.server.of_kind(BUDGETS) == []
 
 
-def test_one_that_is_refused_holds_up_nothing(world: World) -> None:
+def test_a_refused_budget_does_not_block_the_job(world: World) -> None:
     world.server.refusing[BUDGETS] = ApiError(403, "Forbidden", "budgets is forbidden")
     submit(world, elasticity=ON)
     world.settle(60)

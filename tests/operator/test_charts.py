@@ -50,11 +50,11 @@ VARIANTS = {"default": (), "namespaced": NAMESPACED, "everything": ALL}
 
 
 @pytest.mark.parametrize("chart", ["paceline", "paceline-crds"])
-def test_helm_finds_no_fault(chart: str) -> None:
+def test_helm_lint_finds_no_fault(chart: str) -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", str(CHARTS / chart))
 
 
-def test_the_definition_is_the_generated_one() -> None:
+def test_the_chart_ships_the_generated_definitions() -> None:
     found = {
         crd["spec"]["names"]["plural"]: crd
         for crd in yaml.safe_load_all(helm("template", "x", str(CHARTS / "paceline-crds")))
@@ -80,7 +80,7 @@ def test_nobody_may_read_the_secrets_of_users(options: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
-def test_it_may_touch_no_service_but_its_own(options: tuple[str, ...]) -> None:
+def test_the_operator_may_change_only_its_own_service(options: tuple[str, ...]) -> None:
     rules = [rule for found in rendered(*options) for rule in found.get("rules", ())]
     (services,) = (rule for rule in rules if "services" in rule.get("resources", ()))
     assert services["resourceNames"] == ["paceline-jobs"]
@@ -94,7 +94,7 @@ def test_a_namespaced_installation_has_no_right_beyond_its_namespace() -> None:
     assert {"--namespace=sys", "--no-nodes"} <= set(args)
 
 
-def test_the_switches_make_what_they_say() -> None:
+def test_optional_values_render_their_objects() -> None:
     kinds = {f["kind"] for f in rendered(*ALL)} - {f["kind"] for f in rendered()}
     assert kinds == {
         *("PodDisruptionBudget", "PriorityClass", "ServiceMonitor", "PodMonitor"),
@@ -107,7 +107,7 @@ def test_the_switches_make_what_they_say() -> None:
 
 
 @pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
-def test_metrics_are_admitted_to_those_who_scrape_only(options: tuple[str, ...]) -> None:
+def test_network_policies_admit_only_scrapers_to_metrics(options: tuple[str, ...]) -> None:
     """By default namespaces with the usual label may scrape the metrics of operator and jobs."""
     scrapes = [{"namespaceSelector": {"matchLabels": {"metrics": "enabled"}}}]
     here = "--set=networkPolicy.metricsFrom[0].ipBlock.cidr=10.0.0.1/32"
@@ -136,7 +136,7 @@ def test_a_metrics_peer_that_would_admit_everybody_is_refused(wrong: str) -> Non
     assert "metricsFrom" in done.stderr
 
 
-def test_a_prometheus_finds_its_monitors_by_their_labels() -> None:
+def test_monitors_and_rules_have_the_configured_labels() -> None:
     kinds = ("serviceMonitor", "podMonitor", "rules")
     on = "--set=metrics.{0}.enabled=true,metrics.{0}.labels.release={0}"
     labels = [on.format(kind) for kind in kinds]
@@ -147,7 +147,7 @@ def test_a_prometheus_finds_its_monitors_by_their_labels() -> None:
     assert set(found.values()) == {None, *kinds}
 
 
-def test_the_operator_s_pod_is_restricted() -> None:
+def test_the_operator_pod_is_restricted() -> None:
     (deployment,) = (f for f in rendered() if f["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -159,7 +159,7 @@ def test_the_operator_s_pod_is_restricted() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_templates_are_as_recorded(variant: str) -> None:
+def test_templates_match_the_golden_file(variant: str) -> None:
     """To accept a change, rm tests/operator/golden/chart-*, run again, read the difference."""
     file = GOLDEN / f"chart-{variant}.yaml"
     text = helm("template", "paceline", str(CHARTS / "paceline"), "-n", "sys", *VARIANTS[variant])
@@ -202,7 +202,7 @@ def test_a_wrong_value_is_refused(wrong: str, field: str) -> None:
     assert field in done.stderr
 
 
-def test_the_schema_is_strict_and_whole() -> None:
+def test_the_values_schema_is_strict_and_complete() -> None:
     """Every value has an entry, and every mapping refuses unknown keys."""
     for chart in ("paceline", "paceline-crds"):
         values = yaml.safe_load((CHARTS / chart / "values.yaml").read_text())
@@ -233,7 +233,7 @@ def test_every_value_has_a_comment() -> None:
     assert [value.path for value in values if not value.text] == []
 
 
-def test_the_rights_are_those_of_the_reference() -> None:
+def test_the_rights_match_the_reference() -> None:
     found = set()
     for role in rendered():
         if role["kind"] in ("Role", "ClusterRole") and "aggregate" not in str(role["metadata"]):

@@ -39,14 +39,14 @@ def with_coordinator(*pods: Pod) -> Observed:
 
 
 @pytest.mark.parametrize("words", ["ErrImagePull: no such image", "CrashLoopBackOff: no module"])
-def test_one_that_cannot_start_is_told_like_a_worker(words: str) -> None:
+def test_a_coordinator_that_cannot_start_is_reported_like_a_worker(words: str) -> None:
     pod = replace(COORDINATOR, phase="Pending", waiting=words, created_s=NOW)
     degraded = condition(reconcile(job_of(), with_coordinator(pod), NOW), "Degraded")
     assert degraded["reason"] == "PodNotStarting"
     assert degraded["message"] == f"digits-coordinator-1: {words}"
 
 
-def test_one_that_finds_no_node_is_told_in_the_scheduler_s_words() -> None:
+def test_an_unschedulable_coordinator_quotes_the_scheduler() -> None:
     words = "0/3 nodes are available: 3 Insufficient cpu"
     pod = replace(COORDINATOR, phase="Pending", node="", unschedulable=words)
     changes = reconcile(job_of(), with_coordinator(pod), NOW)
@@ -74,7 +74,7 @@ def refused(attempt: int, **fields: Any) -> Pod:
     return replace(base, **fields)
 
 
-def test_one_that_its_node_refuses_is_told_and_made_again_after_a_pause() -> None:
+def test_a_coordinator_refused_by_its_node_is_recreated_after_a_pause() -> None:
     """Without the pause a node that refuses it would be asked without end."""
     job, seen = job_of(), with_coordinator(refused(1))
     first = reconcile(job, seen, NOW)
@@ -94,13 +94,13 @@ def test_one_that_its_node_refuses_is_told_and_made_again_after_a_pause() -> Non
     assert later.coordinator.name == "digits-coordinator-3"
 
 
-def test_one_that_was_evicted_is_made_anew_at_once() -> None:
+def test_an_evicted_coordinator_is_recreated_at_once() -> None:
     evicted = refused(2, end=End(137, "Evicted"), notes={backoff.NOTE_SLOT_FAILURES: "5"})
     changes = reconcile(job_of(RUNNING), with_coordinator(evicted), NOW)
     assert changes.coordinator is not None
 
 
-def test_only_the_last_ended_ones_are_kept() -> None:
+def test_only_the_last_ended_coordinators_are_kept() -> None:
     old = [refused(attempt, ended_seen_s=NOW - 90) for attempt in range(1, 7)]
     present = replace(COORDINATOR, attempt=7, name="digits-coordinator-7")
     seen = training(3)
@@ -123,13 +123,13 @@ def spec_of(template: dict[str, Any], **coordinator: Any) -> dict[str, Any]:
     return made
 
 
-def test_its_image_is_pulled_with_the_secrets_of_the_template_s_account() -> None:
+def test_the_coordinator_has_the_template_service_account_without_a_token() -> None:
     made = spec_of({"serviceAccountName": "trainer"})
     assert made["serviceAccountName"] == "trainer"
     assert made["automountServiceAccountToken"] is False, "the secrets, not the rights"
 
 
-def test_it_runs_where_workers_may_and_keeps_away_from_nobody() -> None:
+def test_the_coordinator_inherits_only_the_node_affinity() -> None:
     affinity = {"nodeAffinity": ON_GPUS, "podAntiAffinity": APART, "podAffinity": APART}
     assert spec_of({"affinity": affinity})["affinity"] == {"nodeAffinity": ON_GPUS}
     assert "affinity" not in spec_of({"affinity": {"podAntiAffinity": APART}})
@@ -138,12 +138,12 @@ def test_it_runs_where_workers_may_and_keeps_away_from_nobody() -> None:
 @pytest.mark.parametrize(
     "own", [{"nodeSelector": {"pool": "small"}}, {"affinity": {"podAffinity": APART}}]
 )
-def test_a_place_of_its_own_comes_instead(own: dict[str, Any]) -> None:
+def test_a_placement_of_its_own_replaces_the_inherited_affinity(own: dict[str, Any]) -> None:
     made = spec_of({"affinity": {"nodeAffinity": ON_GPUS}}, **own)
     assert made.get("affinity") == own.get("affinity")
 
 
-def test_its_priority_taints_and_room_are_its_own() -> None:
+def test_its_own_priority_tolerations_and_resources_win() -> None:
     tolerated = [{"key": "small", "operator": "Exists"}]
     room = {"limits": {"memory": "1Gi"}, "requests": {"cpu": "100m"}}
     template = {

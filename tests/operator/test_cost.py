@@ -32,7 +32,7 @@ def world() -> Iterator[World]:
     made.close()
 
 
-def test_a_start_sends_few_requests_and_small_ones(
+def test_the_start_of_a_job_sends_few_and_small_requests(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: Counter[str] = Counter()
@@ -63,7 +63,7 @@ def test_a_start_sends_few_requests_and_small_ones(
     assert sent[PLURAL] <= 2 * (STATUS_BYTES + WORKERS * ROW_BYTES)
 
 
-def test_workers_that_come_one_by_one_cost_no_write_each(
+def test_workers_that_start_one_by_one_share_status_writes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bind = world._bind
@@ -108,7 +108,7 @@ def status(
         (status(2), status(5, highestAttempt=2), COALESCE_S),
     ],
 )
-def test_workers_that_arrive_share_a_write_and_nothing_else_waits(
+def test_only_arrivals_of_workers_delay_a_status_write(
     before: dict[str, Any], after: dict[str, Any], wait_s: float
 ) -> None:
     seen = Observed(sent=Sent(status_s=100.0))

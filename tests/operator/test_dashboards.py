@@ -73,12 +73,12 @@ def helm(*options: str) -> list[dict[str, Any]]:
     return [found for found in yaml.safe_load_all(done.stdout) if found]
 
 
-def test_all_are_there() -> None:
+def test_all_three_dashboards_exist() -> None:
     assert [file.stem for file in FILES] == ["paceline-cluster", "paceline-job", "paceline-rank"]
 
 
 @each_file
-def test_every_panel_can_be_read(file: Path) -> None:
+def test_every_panel_has_a_title_unit_and_description(file: Path) -> None:
     titles = [panel["title"] for panel in panels(file)]
     assert len(set(titles)) == len(titles)
     for panel in panels(file):
@@ -90,7 +90,7 @@ def test_every_panel_can_be_read(file: Path) -> None:
 
 
 @each_file
-def test_panels_lie_beside_each_other(file: Path) -> None:
+def test_panels_do_not_overlap(file: Path) -> None:
     taken: set[tuple[int, int]] = set()
     found = json.loads(file.read_text())["panels"]
     assert len({panel["id"] for panel in found}) == len(found)
@@ -103,7 +103,7 @@ def test_panels_lie_beside_each_other(file: Path) -> None:
 
 
 @each_file
-def test_the_source_of_data_can_be_chosen(file: Path) -> None:
+def test_the_data_source_can_be_chosen(file: Path) -> None:
     dashboard = json.loads(file.read_text())
     first, scrape, *others = dashboard["templating"]["list"]
     assert (first["name"], first["type"]) == ("datasource", "datasource")
@@ -118,7 +118,7 @@ def test_the_source_of_data_can_be_chosen(file: Path) -> None:
 
 
 @each_file
-def test_expressions_name_what_is_exported(file: Path) -> None:
+def test_expressions_use_exported_metrics_only(file: Path) -> None:
     asked = expressions(file)
     answer = known.ask(expressions=[*asked.values()])
     assert answer["faults"] == []
@@ -127,7 +127,7 @@ def test_expressions_name_what_is_exported(file: Path) -> None:
 
 
 @each_file
-def test_no_panel_is_empty_where_everything_happens(file: Path) -> None:
+def test_no_panel_is_empty_if_every_metric_has_data(file: Path) -> None:
     """Labels that do not match would leave a panel empty, even if all names are right."""
     asked = expressions(file)
     answer = known.ask(
@@ -142,7 +142,7 @@ def test_no_panel_is_empty_where_everything_happens(file: Path) -> None:
     assert empty == []
 
 
-def test_what_a_worker_exports_is_used() -> None:
+def test_every_metric_of_a_worker_is_used_or_exempt() -> None:
     """A new metric needs a panel or a rule, or a reason in this list."""
     apart = {
         "paceline_rank_index",  # changes with each generation and means nothing over time
@@ -159,7 +159,7 @@ def test_what_a_worker_exports_is_used() -> None:
 
 
 @each_file
-def test_rates_follow_the_interval_that_the_dashboard_says(file: Path) -> None:
+def test_rates_follow_the_scrape_interval_of_the_dashboard(file: Path) -> None:
     """They do not use the interval that Grafana's data source assumes."""
     scrape = json.loads(file.read_text())["templating"]["list"][1]
     assert [each["value"] for each in scrape["options"]] == ["5s", "15s", "30s", "60s"]
@@ -169,7 +169,7 @@ def test_rates_follow_the_interval_that_the_dashboard_says(file: Path) -> None:
 
 
 @each_file
-def test_no_data_is_never_good_news(file: Path) -> None:
+def test_missing_data_is_shown_as_missing(file: Path) -> None:
     for panel in panels(file):
         told = panel["fieldConfig"]["defaults"]["noValue"]
         said = re.match(r"no (data|end|epochs|checkpoints?)\b|ended, or not scraped", told)
@@ -177,7 +177,7 @@ def test_no_data_is_never_good_news(file: Path) -> None:
 
 
 @each_file
-def test_what_is_shown_as_one_value_is_of_now(file: Path) -> None:
+def test_single_values_are_queried_for_the_present(file: Path) -> None:
     """The last value of the whole range would be that of a job that has ended."""
     for panel in panels(file):
         if panel["type"] in ("stat", "bargauge", "table"):
@@ -185,7 +185,7 @@ def test_what_is_shown_as_one_value_is_of_now(file: Path) -> None:
 
 
 @each_file
-def test_red_is_a_threshold_of_ours(file: Path) -> None:
+def test_every_panel_has_thresholds_of_its_own(file: Path) -> None:
     """Without steps of our own Grafana's defaults apply, which are red from 80 on for any unit."""
     alerts = {"0.2", "0.3"}
     for panel in panels(file):
@@ -201,7 +201,7 @@ def test_red_is_a_threshold_of_ours(file: Path) -> None:
 
 
 @each_file
-def test_links_lead_to_the_job_and_the_rank(file: Path) -> None:
+def test_links_lead_to_dashboards_with_job_rank_and_time(file: Path) -> None:
     uids = {json.loads(each.read_text())["uid"] for each in FILES}
     links = json.loads(file.read_text())["links"]
     assert all(link["includeVars"] and link["keepTime"] for link in links)
@@ -223,7 +223,7 @@ def test_links_lead_to_the_job_and_the_rank(file: Path) -> None:
 
 
 @each_file
-def test_every_worker_has_its_pod_and_node_beside_it(file: Path) -> None:
+def test_legends_of_workers_name_the_pod(file: Path) -> None:
     for panel in panels(file):
         for target in panel["targets"]:
             legend = target["legendFormat"]
@@ -232,7 +232,7 @@ def test_every_worker_has_its_pod_and_node_beside_it(file: Path) -> None:
 
 
 @each_file
-def test_lines_can_be_seen(file: Path) -> None:
+def test_lines_are_visible_in_every_time_series(file: Path) -> None:
     """The settings keep single points, edges of stacks, values at the border and zeros visible."""
     for panel in panels(file):
         if panel["type"] != "timeseries":
@@ -254,7 +254,7 @@ def test_lines_can_be_seen(file: Path) -> None:
 
 
 @each_file
-def test_units_say_what_is_counted(file: Path) -> None:
+def test_units_and_decimals_match_what_is_counted(file: Path) -> None:
     for panel in panels(file):
         defaults = panel["fieldConfig"]["defaults"]
         unit = defaults["unit"]
@@ -268,7 +268,7 @@ def test_units_say_what_is_counted(file: Path) -> None:
 
 
 @each_file
-def test_lines_of_panels_are_full_and_titles_are_not_cut(file: Path) -> None:
+def test_rows_of_panels_are_full_and_titles_fit(file: Path) -> None:
     found = json.loads(file.read_text())["panels"]
     for y in {panel["gridPos"]["y"] for panel in found}:
         beside = [panel["gridPos"] for panel in found if panel["gridPos"]["y"] == y]
@@ -280,7 +280,7 @@ def test_lines_of_panels_are_full_and_titles_are_not_cut(file: Path) -> None:
             assert panel["gridPos"]["w"] >= 8, panel["title"]
 
 
-def test_alerts_and_their_page_name_panels_that_there_are() -> None:
+def test_alerts_and_docs_name_existing_panels() -> None:
     titles = [panel["title"] for file in FILES for panel in panels(file)]
     named = re.findall(r'"([^"{}]+\?)"', " ".join(RULES.read_text().split()))
     named += re.findall(r'"([^"]+\?)"', (ROOT / "docs/monitoring.md").read_text())
@@ -288,7 +288,7 @@ def test_alerts_and_their_page_name_panels_that_there_are() -> None:
     assert [name for name in named if not any(t.startswith(name) for t in titles)] == []
 
 
-def test_the_first_screen_has_the_four_answers() -> None:
+def test_the_first_screen_of_a_job_has_the_main_metrics() -> None:
     """At 1080 pixels Grafana shows about 26 units of height."""
     first = [
         panel
@@ -310,7 +310,7 @@ def test_the_first_screen_has_the_four_answers() -> None:
         assert metric in asked, metric
 
 
-def test_changes_of_the_membership_and_alerts_are_marked_on_every_panel() -> None:
+def test_membership_changes_and_alerts_are_annotated() -> None:
     for stem in ("paceline-job", "paceline-rank"):
         (file,) = (file for file in FILES if file.stem == stem)
         marks = json.loads(file.read_text())["annotations"]["list"]
@@ -323,7 +323,7 @@ def test_changes_of_the_membership_and_alerts_are_marked_on_every_panel() -> Non
         assert all(mark["enable"] and mark["step"] == "60s" for mark in marks)
 
 
-def test_the_chart_brings_them_as_they_are() -> None:
+def test_the_chart_ships_the_dashboards_unchanged() -> None:
     off = {found["kind"] for found in helm()}
     assert not off & {"ConfigMap", "PrometheusRule"}
     options = "metrics.dashboards.enabled=true,metrics.dashboards.annotations.grafana_folder=ML"
@@ -336,7 +336,7 @@ def test_the_chart_brings_them_as_they_are() -> None:
         assert len(json.dumps(found)) < CONFIG_MAP_BYTES_MAX
 
 
-def test_the_chart_brings_the_rules_as_they_are() -> None:
+def test_the_chart_ships_the_rules_unchanged() -> None:
     options = "--set=metrics.rules.enabled=true,metrics.rules.labels.prometheus=main"
     (rule,) = (found for found in helm(options) if found["kind"] == "PrometheusRule")
     assert rule["spec"] == yaml.safe_load(RULES.read_text())

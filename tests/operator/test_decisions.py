@@ -63,7 +63,7 @@ def condition(changes: Changes, kind: str) -> dict[str, Any]:
         (worker(0, end=End(0, "Completed")), Cause.ENDED),
     ],
 )
-def test_causes(pod: Pod, cause: Cause) -> None:
+def test_the_end_of_a_pod_is_classified_by_its_cause(pod: Pod, cause: Cause) -> None:
     assert backoff.cause_of(pod) is cause
 
 
@@ -84,7 +84,7 @@ def test_failures_count_until_a_round_is_committed() -> None:
     assert backoff.failures(pods, version=11) == 1
 
 
-def test_more_failures_than_the_limit_end_the_job_with_the_last_words() -> None:
+def test_exceeding_the_backoff_limit_fails_the_job_with_the_last_message() -> None:
     notes = {backoff.NOTE_FAILURES: "2", backoff.NOTE_AT_ROUND: "9"}
     bad = worker(1, 2, end=End(1, "Error", "ValueError: no data"), notes=notes)
     seen = training(1)
@@ -94,7 +94,7 @@ def test_more_failures_than_the_limit_end_the_job_with_the_last_words() -> None:
     assert "ValueError: no data" in failed["message"]
 
 
-def test_attempts_are_above_everything_that_had_the_name() -> None:
+def test_a_new_attempt_is_above_every_earlier_one_of_its_slot() -> None:
     foreign = worker(1, 7, owner="another-job")
     seen = training(1)
     ghost = Rank(1, 0, 9, "dead")
@@ -109,7 +109,7 @@ def test_attempts_are_above_everything_that_had_the_name() -> None:
     assert [create.name for create in changes.workers] == ["digits-1-10"]
 
 
-def test_a_pod_that_ended_in_order_is_replaced_only_when_the_job_goes_on() -> None:
+def test_a_pod_that_exited_with_0_is_replaced_only_if_the_job_continues() -> None:
     ended = worker(2, end=End(0), ended_seen_s=NOW)
     seen = training(2)
     seen = replace(seen, pods=(*seen.pods, ended))
@@ -132,7 +132,7 @@ def at_the_end(**status: Any) -> Observed:
     return replace(seen, pods=pods, coordinator=heard, coordinator_heard_s=NOW + 1)
 
 
-def test_a_pod_that_is_killed_at_the_end_is_no_failure_of_the_job() -> None:
+def test_a_pod_killed_after_the_last_round_does_not_fail_the_job() -> None:
     """Only the coordinator decides how a job ends whose last round is done (R17)."""
     rules = [{"action": "FailJob", "onExitCodes": [137]}]
     for spec in ({"backoffLimit": 0}, {"failurePolicy": {"rules": rules}}):
@@ -142,7 +142,7 @@ def test_a_pod_that_is_killed_at_the_end_is_no_failure_of_the_job() -> None:
         assert changes.workers == ()
 
 
-def test_a_coordinator_that_is_new_at_the_end_makes_nobody_start() -> None:
+def test_a_coordinator_restarted_at_the_end_causes_no_new_workers() -> None:
     """Its container restarted after the release, and no rank has reported to it yet."""
     job = job_of(RUNNING, replicas=3)
     before = decided(job, at_the_end(), NOW + 1)
@@ -154,7 +154,7 @@ def test_a_coordinator_that_is_new_at_the_end_makes_nobody_start() -> None:
     assert decided(job, on, NOW + 60).workers != (), "ranks train: it was not the end after all"
 
 
-def test_nobody_takes_the_place_of_one_that_ended_in_order_in_another_slot() -> None:
+def test_an_exit_with_0_delays_new_workers_in_other_slots() -> None:
     """After a scale-down the lowest slots may be empty, and the job may be about to end."""
     ended = worker(3, end=End(0), ended_seen_s=NOW)
     seen = training(3)
@@ -169,7 +169,7 @@ def test_nobody_takes_the_place_of_one_that_ended_in_order_in_another_slot() -> 
 # ---- scale-down -------------------------------------------------------------------------------
 
 
-def test_pods_that_do_not_train_leave_first_and_the_coordinator_chooses_the_others() -> None:
+def test_scale_down_deletes_idle_pods_and_the_coordinator_chooses_the_others() -> None:
     idle = worker(3, node="", phase="Pending")
     seen = training(3)
     seen = replace(seen, pods=(*seen.pods, idle))
@@ -179,7 +179,7 @@ def test_pods_that_do_not_train_leave_first_and_the_coordinator_chooses_the_othe
     assert changes.hurry
 
 
-def test_a_coordinator_that_was_told_nothing_is_told_the_size() -> None:
+def test_a_coordinator_without_targets_is_sent_the_size() -> None:
     """After a restart it knows only the size in its file, and waits for the operator's."""
     seen = training(3)
     assert seen.coordinator is not None
@@ -188,7 +188,7 @@ def test_a_coordinator_that_was_told_nothing_is_told_the_size() -> None:
     assert decided(job_of(RUNNING, replicas=3), restarted).targets == {"replicas": 3}
 
 
-def test_a_handshake_that_does_not_end_is_not_waited_for_for_ever() -> None:
+def test_the_scale_down_handshake_has_a_deadline() -> None:
     seen = replace(training(3), clocks=Clocks(surplus_s=NOW - 100))
     changes = decided(job_of(RUNNING, replicas=2), seen)
     assert [d.name for d in changes.delete] == ["digits-2-1"]
@@ -225,14 +225,14 @@ def test_a_straggler_is_replaced_away_from_its_node_once_per_cooldown() -> None:
     assert later.delete == ()
 
 
-def test_tolerate_only_tells() -> None:
+def test_tolerate_only_reports_a_straggler() -> None:
     changes = decided(job_of(RUNNING, replicas=3), slow_observed())
     assert changes.workers == ()
     assert condition(changes, "Degraded")["reason"] == "RankSlow"
     assert any(event.reason == "RankSlow" for event in changes.events)
 
 
-def test_slow_for_a_moment_is_no_straggler() -> None:
+def test_a_rank_that_is_slow_for_a_moment_is_no_straggler() -> None:
     seen = replace(slow_observed(), clocks=Clocks())
     assert stragglers.verdict(job_of(RUNNING), seen, [worker(1)], NOW).slow == ()
 
@@ -248,7 +248,7 @@ def test_slow_for_a_moment_is_no_straggler() -> None:
         (RefusalKind.QUOTA, "QuotaExceeded"),
     ],
 )
-def test_refusals_are_told_in_the_words_of_the_server(kind: RefusalKind, reason: str) -> None:
+def test_refusals_quote_the_api_server(kind: RefusalKind, reason: str) -> None:
     refusal = Refusal(kind, "its own words", NOW, generation=3)
     changes = decided(job_of(), Observed(refusal=refusal))
     assert condition(changes, "Degraded")["reason"] == reason
@@ -263,13 +263,13 @@ def test_refusals_are_told_in_the_words_of_the_server(kind: RefusalKind, reason:
         ({"waiting": "CreateContainerConfigError: image runs as root"}, "PodNotStarting"),
     ],
 )
-def test_pods_that_cannot_start(fields: dict[str, Any], reason: str) -> None:
+def test_pods_that_cannot_start_are_reported(fields: dict[str, Any], reason: str) -> None:
     pods = (worker(0, phase="Pending", **fields), worker(1), COORDINATOR)
     changes = decided(job_of(), Observed(pods=pods, sent=Sent(secret=True)))
     assert condition(changes, "Degraded")["reason"] == reason
 
 
-def test_an_unschedulable_worker_is_told_in_the_scheduler_s_words() -> None:
+def test_an_unschedulable_worker_quotes_the_scheduler() -> None:
     stuck = worker(0, node="", phase="Pending", unschedulable="0/3 nodes are available")
     changes = decided(
         job_of(replicas=1), Observed(pods=(stuck, COORDINATOR), sent=Sent(secret=True))
@@ -297,7 +297,7 @@ def with_states(count: int, **states: str) -> Observed:
         ({"s2": "standby", "s3": "starting"}, "True", "digits-3-1 not yet in; 1 stand by"),
     ],
 )
-def test_who_stands_by_is_told_and_is_no_change_under_way(
+def test_standby_ranks_are_reported_and_do_not_count_as_resizing(
     states: dict[str, str], holds: str, message: str
 ) -> None:
     before = [{**RUNNING["conditions"][0], "type": kind} for kind in ("Resizing", "Degraded")]
@@ -316,7 +316,9 @@ def test_who_stands_by_is_told_and_is_no_change_under_way(
         (Outcome(False, "two words", "m"), "Failed", "Failed"),
     ],
 )
-def test_outcomes(outcome: Outcome, kind: str, reason: str) -> None:
+def test_an_outcome_sets_the_final_condition_and_state(
+    outcome: Outcome, kind: str, reason: str
+) -> None:
     seen = training()
     assert seen.coordinator is not None
     changes = decided(
@@ -330,12 +332,12 @@ def test_outcomes(outcome: Outcome, kind: str, reason: str) -> None:
     assert changes.delete == (), "the end stands in the status before anything is removed"
 
 
-def test_the_deadline() -> None:
+def test_an_expired_deadline_fails_the_job() -> None:
     job = job_of(RUNNING, activeDeadlineSeconds=900)
     assert condition(decided(job, training()), "Failed")["reason"] == "DeadlineExceeded"
 
 
-def test_a_rule_of_the_failure_policy() -> None:
+def test_a_rule_of_the_failure_policy_fails_the_job() -> None:
     rule = {"action": "FailJob", "onExitCodes": [42]}
     bad = worker(1, end=End(42))
     seen = training(1)
@@ -373,7 +375,7 @@ OOM = End(137, "OOMKilled")
         ([{"action": "Count", "onExitCodes": [137]}], [End(137, "Evicted")], 0),
     ],
 )
-def test_what_counts_is_for_the_first_rule_that_matches(
+def test_the_first_matching_rule_decides_if_a_failure_counts(
     rules: list[dict[str, Any]], ends: list[End], failures: int
 ) -> None:
     job = with_rules(*rules) if rules else job_of(RUNNING, replicas=3)
@@ -384,7 +386,7 @@ def test_what_counts_is_for_the_first_rule_that_matches(
     assert len(changes.workers) == len(ends), "whatever counts, another one takes its place"
 
 
-def test_what_is_ignored_never_ends_the_job_and_is_followed_more_and_more_slowly() -> None:
+def test_an_ignored_failure_never_fails_the_job_and_backs_off() -> None:
     notes = {backoff.NOTE_SLOT_FAILURES: "5"}
     seen = training(2)
     bad = worker(
@@ -400,14 +402,14 @@ def test_what_is_ignored_never_ends_the_job_and_is_followed_more_and_more_slowly
     assert backoff.NOTE_FAILURES not in made.manifest["metadata"]["annotations"]
 
 
-def test_a_cluster_that_ends_a_pod_breaks_no_rule_about_exit_codes() -> None:
+def test_a_disrupted_pod_matches_no_rule_about_exit_codes() -> None:
     job = with_rules({"action": "FailJob", "onExitCodes": [143]})
     for seen in (failed_pods(End(143), disrupted=True), failed_pods(End(143, "Evicted"))):
         kinds = {c["type"] for c in (decided(job, seen).status or {})["conditions"]}
         assert "Failed" not in kinds
 
 
-def test_a_job_that_lost_everybody_never_starts_anew_in_silence() -> None:
+def test_a_job_that_lost_all_ranks_fails_or_resumes_with_an_event() -> None:
     nobody = Observed(pods=(COORDINATOR,), clocks=Clocks(nobody_s=NOW - 60), sent=Sent(secret=True))
     failed = decided(job_of(RUNNING), nobody)
     assert condition(failed, "Failed")["reason"] == "StateLost"
@@ -417,7 +419,7 @@ def test_a_job_that_lost_everybody_never_starts_anew_in_silence() -> None:
     assert any(event.reason == "ResumedFromCheckpoint" for event in kept.events)
 
 
-def test_the_user_is_told_from_which_checkpoint_the_job_goes_on() -> None:
+def test_an_event_names_the_checkpoint_that_the_job_resumes_from() -> None:
     text = "the job goes on from the checkpoint of version 40; 3 rounds are lost"
     seen = training()
     assert seen.coordinator is not None
@@ -429,7 +431,7 @@ def test_the_user_is_told_from_which_checkpoint_the_job_goes_on() -> None:
     assert event not in decided(job_of(RUNNING), again).events
 
 
-def test_the_user_is_told_which_batch_is_given_up() -> None:
+def test_an_event_names_the_batch_that_is_skipped() -> None:
     seen = training()
     assert seen.coordinator is not None
     given_up = Happening(5, "OSError on ranks 0 and 1", Reason.BATCH_SKIPPED)
@@ -438,7 +440,7 @@ def test_the_user_is_told_which_batch_is_given_up() -> None:
     assert (event.reason, event.warning) == ("BatchSkipped", True)
 
 
-def test_the_coordinator_is_asked_before_everybody_counts_as_lost() -> None:
+def test_the_coordinator_is_asked_before_all_ranks_count_as_lost() -> None:
     ended = worker(0, end=End(1))
     seen = Observed(pods=(ended, COORDINATOR), sent=Sent(secret=True))
     changes = decided(job_of(RUNNING), seen)
@@ -448,7 +450,7 @@ def test_the_coordinator_is_asked_before_everybody_counts_as_lost() -> None:
     )
 
 
-def test_two_pods_of_one_slot_become_one() -> None:
+def test_the_older_of_two_pods_of_a_slot_is_deleted() -> None:
     """The operator ended between the creation of the new pod and the deletion of the old one."""
     seen = training(3)
     both = replace(seen, pods=(*seen.pods, worker(1, 2)))
@@ -457,7 +459,7 @@ def test_two_pods_of_one_slot_become_one() -> None:
     assert changes.workers == ()
 
 
-def test_a_spec_that_breaks_a_rule_is_told_and_nothing_is_touched() -> None:
+def test_an_invalid_spec_is_reported_and_changes_nothing_else() -> None:
     body = job_body(replicas=2, minReplicas=5)
     body["metadata"] |= {"uid": UID, "generation": 3}
     changes = decided(read_job(body), training())
@@ -485,7 +487,7 @@ def test_transitions_are_written_at_once_and_rounds_once_a_minute() -> None:
 
 
 @pytest.mark.parametrize(("until_s", "pause_s"), [(90, 5), (0, 60), (9_999, 60), (None, 60)])
-def test_figures_are_written_more_often_while_somebody_looks(
+def test_figures_are_written_more_often_while_the_job_is_watched(
     until_s: int | None, pause_s: int
 ) -> None:
     """A mark that has expired, or that lies hours ahead, is ignored."""

@@ -36,13 +36,15 @@ AWAY = Node("node-1", ready=False, not_ready_since_s=NOW - 61)
     ],
     ids=["well", "away", "not-long", "blind", "most-are-away", "tainted", "no-nodes-known"],
 )
-def test_a_pod_is_lost_with_its_node(nodes: dict[str, Node], fresh: bool, gone: bool) -> None:
+def test_a_pod_is_lost_only_with_evidence_about_its_node(
+    nodes: dict[str, Node], fresh: bool, gone: bool
+) -> None:
     seen = Observed(nodes=nodes, nodes_fresh=fresh)
     assert bool(lost(worker(1), seen).why) is gone
 
 
 @pytest.mark.parametrize(("seconds", "gone"), [(60, True), (62, False)])
-def test_the_job_says_how_long_a_node_must_be_away(seconds: int, gone: bool) -> None:
+def test_node_lost_seconds_sets_how_long_a_node_must_be_away(seconds: int, gone: bool) -> None:
     """The node has been NotReady for 61 s."""
     away = Node("node-1", ready=False, not_ready_since_s=NOW - 61)
     seen = replace(training(3), nodes=NODES | {"node-1": away}, coordinator=None)
@@ -54,13 +56,13 @@ def test_the_job_says_how_long_a_node_must_be_away(seconds: int, gone: bool) -> 
 HEARD = CoordinatorStatus(ranks=(Rank(1, 0, 1, "active"),))
 
 
-def test_a_node_that_is_away_takes_along_nobody_who_has_just_come() -> None:
+def test_a_new_pod_is_not_lost_with_its_node() -> None:
     seen = Observed(nodes=NODES | {"node-1": AWAY}, coordinator=HEARD)
     assert lost(worker(1, 2), seen).why, "another pod than the one that speaks"
     assert not lost(worker(1, 2, created_s=NOW - 9), seen).why
 
 
-def test_a_node_that_is_gone_must_be_gone_for_a_while() -> None:
+def test_a_deleted_node_must_be_gone_for_a_while() -> None:
     nodes = {name: node for name, node in NODES.items() if name != "node-1"}
     seen = Observed(nodes=nodes)
     first = lost(worker(1), seen)
@@ -79,7 +81,7 @@ def test_a_node_that_is_gone_must_be_gone_for_a_while() -> None:
     ],
     ids=["away", "tainted", "gone"],
 )
-def test_no_node_takes_along_a_pod_that_speaks(nodes: dict[str, Node]) -> None:
+def test_a_pod_with_heartbeats_is_not_lost_with_its_node(nodes: dict[str, Node]) -> None:
     """A kubelet that cannot reach the API server makes its node NotReady, and its pods live on."""
     seen = Observed(
         nodes=nodes, clocks=Clocks(node_missing_s={"node-1": NOW - 60}), coordinator=HEARD
@@ -108,7 +110,7 @@ def test_a_coordinator_that_answers_is_not_lost_with_its_node() -> None:
         assert [deletion.name for deletion in changes.delete] == ["digits-coordinator-1"]
 
 
-def test_a_new_coordinator_has_time_to_hear_the_ranks() -> None:
+def test_a_new_coordinator_has_time_to_receive_heartbeats() -> None:
     """The node is away only because of its kubelet, and the old coordinator was just lost."""
     coordinator = replace(COORDINATOR, created_s=NOW - 5)
     seen = Observed(pods=(worker(1), coordinator), nodes=NODES | {"node-1": AWAY})
@@ -118,7 +120,7 @@ def test_a_new_coordinator_has_time_to_hear_the_ranks() -> None:
     assert lost(worker(1), seen, NOW - 5 + evidence.FOUND_S).why
 
 
-def test_a_heartbeat_overrules_every_evidence() -> None:
+def test_a_heartbeat_overrules_evidence_of_an_end() -> None:
     ended = worker(1, end=End(1))
     silent = Rank(1, 0, 1, "suspect", silent_ms=60_000)
     job = job_of()
@@ -129,7 +131,7 @@ def test_a_heartbeat_overrules_every_evidence() -> None:
         assert overruled is lives
 
 
-def test_a_drain_is_no_death() -> None:
+def test_a_draining_pod_counts_as_alive() -> None:
     found, _ = evidence.may_live(job_of(), Observed(pods=(worker(1, deleting=True),)), {})
     assert found == {(1, 1)}
 
@@ -141,7 +143,7 @@ def test_planned_pods_are_in_the_inventory_before_they_exist() -> None:
     assert {(2, 2), (3, 2)} <= set(changes.inventory.pods)
 
 
-def test_inventories_of_a_new_leader_are_above_those_of_the_old_one() -> None:
+def test_inventory_revisions_of_a_new_leader_are_higher() -> None:
     old = reconcile(
         job_of(RUNNING, replicas=3), training(epoch=4, sent=Sent(revision=4 << 32)), NOW
     )

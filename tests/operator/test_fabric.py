@@ -34,15 +34,15 @@ from testing.fake_cluster.observations import NOW, coordinator_status, job_of, w
 # ---- choice of the profile ------------------------------------------------------------------
 
 
-def test_auto_takes_what_all_nodes_of_the_job_offer() -> None:
+def test_auto_chooses_what_all_nodes_of_the_job_offer() -> None:
     assert name_of(fabric_of(gpu_job(), free())) == "rdma-hca-shared-devices-a"
 
 
-def test_auto_leaves_a_job_without_devices_alone() -> None:
+def test_auto_gives_tcp_to_a_job_without_devices() -> None:
     assert name_of(fabric_of(job_of(), free())) == "tcp"
 
 
-def test_auto_does_not_keep_a_job_from_nodes_without_the_network() -> None:
+def test_auto_gives_tcp_if_some_nodes_lack_the_network() -> None:
     mixed = NODES | {"node-9": Node("node-9", offers=GPU)}
     assert name_of(fabric_of(gpu_job(), free(mixed))) == "tcp"
     # If it is required, the job waits for the nodes that have it.
@@ -72,25 +72,27 @@ def test_nodes_on_which_no_worker_can_run_do_not_count(other: Node) -> None:
         (1, {"rdma/hca_shared_devices_a": 4}, "tcp"),
     ],
 )
-def test_auto_does_not_take_room_from_a_job(gpus: int, offers: dict[str, int], wanted: str) -> None:
+def test_auto_leaves_devices_for_other_workers_of_a_node(
+    gpus: int, offers: dict[str, int], wanted: str
+) -> None:
     """A worker of one GPU that took all adapters of its node would leave none for the next one."""
     job = gpu_job(trainer={"resources": {"limits": {"nvidia.com/gpu": gpus}}})
     nodes = {"node-1": Node("node-1", offers=GPU | offers)}
     assert name_of(fabric_of(job, free(nodes))) == wanted
 
 
-def test_no_device_is_no_device() -> None:
+def test_a_limit_of_zero_gpus_does_not_require_gpu_nodes() -> None:
     job = gpu_job("RDMA", trainer={"resources": {"limits": {"nvidia.com/gpu": 0}}})
     assert name_of(fabric_of(job, free({"n": Node("n", offers=IB)}))) == "rdma-hca-shared-devices-a"
 
 
-def test_a_profile_fits_only_where_its_own_selector_lets_it() -> None:
+def test_a_profile_fits_only_nodes_that_its_selector_matches() -> None:
     pod = FabricPod(resources=dict.fromkeys(IB, 1), node_selector={"rack": "b"})
     own = FabricSpec(carries=FabricRequirement.RDMA, priority=99, pod=pod)
     assert name_of(fabric_of(gpu_job(), free(own=own))) == "rdma-hca-shared-devices-a"
 
 
-def test_a_job_that_trains_without_one_goes_on_without_one() -> None:
+def test_a_job_that_trains_without_a_profile_continues_without_one() -> None:
     """It was started by a release that knew no profiles, and its workers must not differ."""
     job = replace(gpu_job(), status={"startTime": "2027-01-15T08:00:00Z"})
     assert name_of(fabric_of(job, free())) == "tcp"
@@ -99,7 +101,7 @@ def test_a_job_that_trains_without_one_goes_on_without_one() -> None:
 @pytest.mark.parametrize(
     ("text", "amount"), [("8", 8), ("1k", 1000), ("2M", 2_000_000), ("1.5", 0), ("x", 0)]
 )
-def test_amounts_as_kubernetes_writes_them(text: str, amount: int) -> None:
+def test_kubernetes_quantities_are_parsed(text: str, amount: int) -> None:
     assert amount_of(text) == amount
 
 
@@ -114,7 +116,7 @@ def replace_priority(spec: FabricSpec, priority: int) -> FabricSpec:
     return spec.model_copy(update={"priority": priority})
 
 
-def test_what_carries_less_than_required_is_not_taken() -> None:
+def test_a_profile_that_carries_less_than_required_is_not_chosen() -> None:
     own = FabricSpec(
         carries=FabricRequirement.RDMA, priority=99, pod=FabricPod(resources=dict.fromkeys(IB, 1))
     )
@@ -125,7 +127,7 @@ def test_what_carries_less_than_required_is_not_taken() -> None:
     assert "carries RDMA" in named.why
 
 
-def test_what_matches_by_nothing_is_never_taken_by_auto() -> None:
+def test_a_profile_that_matches_nothing_is_never_chosen_by_auto() -> None:
     own = FabricSpec(carries=FabricRequirement.GPU_DIRECT, priority=99)
     assert name_of(fabric_of(gpu_job(), free(own=own))) == "rdma-hca-shared-devices-a"
     assert name_of(fabric_of(gpu_job(profile="own"), free(own=own))) == "own"
@@ -140,20 +142,20 @@ def test_a_profile_matches_nodes_by_their_labels(rack: str, taken: str) -> None:
     assert name_of(fabric_of(gpu_job(), free(racks, own=own))) == taken
 
 
-def test_required_and_nowhere_offered_waits_and_says_what_was_looked_for() -> None:
+def test_a_missing_required_fabric_is_reported_with_what_was_looked_for() -> None:
     found = fabric_of(gpu_job("RDMA"), free({"node-1": Node("node-1", offers=GPU)}))
     assert isinstance(found, NoFabric)
     assert "rdma/hca_shared_devices_a" in found.why
     assert "FabricProfile" in found.why
 
 
-def test_an_unknown_name_says_which_are_known() -> None:
+def test_an_unknown_profile_name_lists_the_known_ones() -> None:
     found = fabric_of(gpu_job(profile="rmda"), free())
     assert isinstance(found, NoFabric)
     assert "rdma-hca-shared-devices-a" in found.why
 
 
-def test_all_is_what_the_least_of_the_nodes_offers() -> None:
+def test_all_means_the_smallest_amount_that_a_node_offers() -> None:
     nodes = {
         "node-1": Node("node-1", offers=GPU | {"vpc.amazonaws.com/efa": 32}),
         "node-2": Node("node-2", offers=GPU | {"vpc.amazonaws.com/efa": 16}),
@@ -166,7 +168,7 @@ def test_all_is_what_the_least_of_the_nodes_offers() -> None:
     assert "vpc.amazonaws.com/efa" in unseen.why
 
 
-def test_chosen_once_and_kept_whatever_becomes_of_the_profile() -> None:
+def test_a_chosen_profile_is_kept_after_the_profile_is_gone() -> None:
     first = fabric_of(gpu_job(), free())
     assert isinstance(first, Fabric)
     later = replace(gpu_job(), status={"fabric": first.status()})
@@ -174,7 +176,7 @@ def test_chosen_once_and_kept_whatever_becomes_of_the_profile() -> None:
     assert fabric_of(later, gone) == first
 
 
-def test_after_a_crash_the_pods_tell_what_was_chosen() -> None:
+def test_after_a_crash_the_choice_is_read_from_the_pods() -> None:
     """Pods were created, and the operator died before it wrote the status."""
     made = worker(0, notes={"paceline.dev/fabric": "azure-shared-ib"})
     assert name_of(fabric_of(gpu_job(), replace(free(), pods=(made,)))) == "azure-shared-ib"
@@ -197,7 +199,7 @@ def test_after_a_crash_the_pods_tell_what_was_chosen() -> None:
     ],
     ids=["capability", "root", "host", "init"],
 )
-def test_nobody_gets_privileges_unasked(pod: FabricPod) -> None:
+def test_a_privileged_profile_is_used_only_if_asked_for(pod: FabricPod) -> None:
     """All nodes offer the network, but that is no reason to run a job's pods as root."""
     own = FabricSpec(carries=FabricRequirement.RDMA, priority=99, pod=pod)
     only = Observed(nodes=NODES, fabrics={"tcp": PLAIN_SPEC, "own": own})
@@ -211,7 +213,7 @@ def test_nobody_gets_privileges_unasked(pod: FabricPod) -> None:
     assert name_of(fabric_of(gpu_job(), free(own=own))) == "rdma-hca-shared-devices-a"
 
 
-def test_a_job_is_told_which_network_it_does_without() -> None:
+def test_an_event_names_the_network_that_a_job_does_not_use() -> None:
     changes = reconcile(gpu_job(), replace(seen(), sent=Sent(secret=True)), NOW)
     assert len(changes.workers) == 2
     assert changes.status is not None
@@ -222,7 +224,7 @@ def test_a_job_is_told_which_network_it_does_without() -> None:
     assert trainer["securityContext"].get("runAsUser") is None
 
 
-def test_that_hint_hides_no_refusal_of_the_pods() -> None:
+def test_the_hint_about_a_network_hides_no_refusal_of_pods() -> None:
     refusal = Refusal(RefusalKind.TEMPLATE, "spec.nodeNam: unknown field", NOW, 1, generation=3)
     refused = replace(seen(), refusal=refusal, sent=Sent(secret=True))
     changes = reconcile(gpu_job(), refused, NOW)
@@ -234,7 +236,7 @@ def test_that_hint_hides_no_refusal_of_the_pods() -> None:
 # ---- in the decision ------------------------------------------------------------------------
 
 
-def test_without_its_network_no_pod_is_made_and_the_condition_says_why() -> None:
+def test_a_job_without_its_required_network_gets_no_pods() -> None:
     job = gpu_job("RDMA")
     changes = reconcile(job, replace(free({}), sent=Sent(secret=True)), NOW)
     assert changes.workers == ()
@@ -247,7 +249,7 @@ def test_without_its_network_no_pod_is_made_and_the_condition_says_why() -> None
     assert changes.look_again_s <= NOW + fabric.SEARCH_S
 
 
-def test_with_it_the_status_keeps_what_the_pods_got() -> None:
+def test_status_and_pods_record_the_chosen_profile() -> None:
     changes = reconcile(gpu_job("RDMA"), replace(free(), sent=Sent(secret=True)), NOW)
     assert len(changes.workers) == 2
     assert changes.status is not None
@@ -274,7 +276,7 @@ def test_a_running_job_goes_on_when_its_profile_is_deleted() -> None:
     assert made.manifest["metadata"]["annotations"]["paceline.dev/fabric"] == first.profile
 
 
-def test_a_namespace_that_forbids_what_nobody_asked_for_gets_plain_pods_and_is_told() -> None:
+def test_a_forbidden_profile_that_is_not_required_is_replaced_by_tcp() -> None:
     words = 'pods "j-0-1" is forbidden: violates PodSecurity "restricted:latest": unrestricted'
     refusal = Refusal(RefusalKind.TEMPLATE, words, NOW, 1, generation=3)
     refused = replace(free(), refusal=refusal, sent=Sent(secret=True))
@@ -311,7 +313,7 @@ def test_a_namespace_that_forbids_what_nobody_asked_for_gets_plain_pods_and_is_t
         (RefusalKind.TEMPLATE, "spec.nodeNam: unknown field", "rdma-hca-shared-devices-a"),
     ],
 )
-def test_other_refusals_of_what_nobody_asked_for(
+def test_only_a_refusal_caused_by_the_profile_changes_the_choice(
     kind: RefusalKind, words: str, profile: str
 ) -> None:
     refusal = Refusal(kind, words, NOW, 1, generation=3)
@@ -321,7 +323,7 @@ def test_other_refusals_of_what_nobody_asked_for(
 # ---- profiles of the cluster ----------------------------------------------------------------
 
 
-def test_the_built_in_ones_have_the_form_of_an_object() -> None:
+def test_built_in_profiles_are_valid_objects_with_their_sources() -> None:
     folder = Path(fabrics.__file__).parent
     files = sorted(folder.glob("*.yaml"))
     assert len(files) >= 5
@@ -332,7 +334,7 @@ def test_the_built_in_ones_have_the_form_of_an_object() -> None:
         assert "ource: " in file.read_text(), "say where its settings come from"
 
 
-def test_one_of_the_cluster_takes_the_place_of_a_built_in_one_until_it_goes() -> None:
+def test_a_cluster_profile_overrides_a_built_in_one_until_deleted() -> None:
     changed: list[tuple[str, str]] = []
     store = Store(changed.append)
     store.put_job({"metadata": {"name": "j", "uid": "u", "resourceVersion": "1"}})
@@ -360,7 +362,7 @@ def test_a_new_node_wakes_the_jobs_that_wait_for_one() -> None:
     assert changed == [("default", "j")] * 2
 
 
-def test_what_is_wrong_with_one_is_told() -> None:
+def test_an_invalid_profile_is_reported() -> None:
     wrong = fabric_from(FabricObject(spec={"carries": "RDMA", "pod": {"resources": {"a/b": 0}}}))
     assert isinstance(wrong, str)
     assert "resources" in wrong

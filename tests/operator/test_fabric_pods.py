@@ -40,7 +40,7 @@ def added(before: Any, after: Any) -> Any:
     return None if before == after else after
 
 
-def test_pods_with_each_built_in_profile_are_as_recorded() -> None:
+def test_pods_with_each_built_in_profile_match_the_golden_file() -> None:
     """To accept a change, delete the file, run again and read the difference."""
     job = gpu_job()
     plain = pod_with(Fabric("tcp", "Any", {}), job)
@@ -87,7 +87,7 @@ EVERYTHING = FabricSpec(
 )
 
 
-def test_a_profile_gives_a_pod_all_that_it_says() -> None:
+def test_a_profile_applies_all_its_settings_to_a_worker() -> None:
     chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
     assert isinstance(chosen, Fabric)
     pod = pod_with(chosen, gpu_job())
@@ -112,7 +112,7 @@ def test_a_profile_gives_a_pod_all_that_it_says() -> None:
     assert "add" not in pod["containers"][0]["securityContext"]["capabilities"]
 
 
-def test_what_the_template_says_stays() -> None:
+def test_settings_of_the_template_win_over_the_profile() -> None:
     job = gpu_job(
         nodeSelector={"pool": "a"},
         securityContext={"runAsNonRoot": True},
@@ -137,7 +137,7 @@ def test_what_the_template_says_stays() -> None:
     assert spec["securityContext"]["runAsNonRoot"] is True
 
 
-def test_parts_of_the_template_with_the_same_name_stay() -> None:
+def test_parts_of_the_template_with_the_same_name_are_kept() -> None:
     own: dict[str, Any] = {
         "volumes": [{"name": "gib", "emptyDir": {}}],
         "initContainers": [{"name": "daemon", "image": "mine"}],
@@ -156,7 +156,7 @@ def test_parts_of_the_template_with_the_same_name_stay() -> None:
     assert [m for m in found if m["mountPath"] == "/usr/local/gib"] == mounts
 
 
-def test_nothing_behind_a_field_is_no_field() -> None:
+def test_a_null_field_counts_as_absent() -> None:
     """Helm templates leave such fields, and the API server keeps them below unknown fields."""
     parts = ("tolerations", "securityContext", "volumes", "initContainers", "nodeSelector")
     trainer = dict.fromkeys(("env", "ports", "volumeMounts", "securityContext"))
@@ -167,7 +167,7 @@ def test_nothing_behind_a_field_is_no_field() -> None:
     assert pod_with(chosen, job) == pod_with(chosen, gpu_job())
 
 
-def test_tcp_adds_nothing_that_a_restricted_namespace_refuses() -> None:
+def test_tcp_adds_only_an_annotation() -> None:
     pod = pod_with(Fabric("tcp", "Any", {}), job_of())
     bare = children.worker(job_of(), 0, 1, key_id=KEY)
     del pod["metadata"]["annotations"]["paceline.dev/fabric"]

@@ -49,7 +49,7 @@ def mute(world: Inside) -> None:
 
 
 @pytest.mark.parametrize("in_stream", [True, False])
-def test_what_happened_before_a_new_list_is_found_in_it(world: Inside, in_stream: bool) -> None:
+def test_a_new_list_reveals_a_missed_deletion(world: Inside, in_stream: bool) -> None:
     mute(world)
     world.api.hold("pods", True)
     world.server.remove("pods", NAMESPACE, "digits-1-1", at_once=True)
@@ -63,7 +63,7 @@ def test_what_happened_before_a_new_list_is_found_in_it(world: Inside, in_stream
     assert workers(world) == ["digits-0-1", "digits-1-2"]
 
 
-def test_a_watch_that_is_cut_goes_on_where_it_was(world: Inside) -> None:
+def test_a_cut_watch_resumes_where_it_was(world: Inside) -> None:
     mute(world)
     world.api.hold("pods", True)
     world.server.remove("pods", NAMESPACE, "digits-1-1", at_once=True)
@@ -76,7 +76,7 @@ def test_a_watch_that_is_cut_goes_on_where_it_was(world: Inside) -> None:
     assert world.server.requests.total() - lists < 20
 
 
-def test_a_watch_that_dies_without_a_word_is_begun_anew(world: Inside) -> None:
+def test_a_silently_dead_watch_is_restarted(world: Inside) -> None:
     mute(world)
     world.api.silence("pods")
     world.server.remove("pods", NAMESPACE, "digits-1-1", at_once=True)
@@ -87,13 +87,13 @@ def test_a_watch_that_dies_without_a_word_is_begun_anew(world: Inside) -> None:
     assert world.lives == 1
 
 
-def test_a_link_is_left_with_its_job(world: Inside) -> None:
+def test_a_link_is_closed_with_its_job(world: Inside) -> None:
     world.server.remove(PLURAL, NAMESPACE, JOB)
     world.settle(10)
     assert world.operator._links._links == {}
 
 
-def test_a_job_that_went_while_its_watch_was_away_is_forgotten(world: Inside) -> None:
+def test_a_job_deleted_while_its_watch_was_away_is_forgotten(world: Inside) -> None:
     world.server.change(PLURAL, NAMESPACE, JOB, spec={"suspend": True})
     world.settle(60)
     assert workers(world) == [], "nothing is left to write, which would be refused with 404"
@@ -111,7 +111,7 @@ def test_a_job_that_went_while_its_watch_was_away_is_forgotten(world: Inside) ->
     assert world.operator._links._links == {}
 
 
-def test_requests_that_fail_are_tried_again(world: Inside) -> None:
+def test_failed_requests_are_retried(world: Inside) -> None:
     mute(world)
     world.server.failing = 4
     world.server.remove("pods", NAMESPACE, "digits-1-1", at_once=True)
@@ -119,7 +119,7 @@ def test_requests_that_fail_are_tried_again(world: Inside) -> None:
     assert workers(world) == ["digits-0-1", "digits-1-2"]
 
 
-def test_a_creation_that_was_not_answered_makes_one_pod(world: Inside) -> None:
+def test_an_unanswered_creation_makes_only_one_pod(world: Inside) -> None:
     """The watch is behind as well, so only the name shows that the pod exists (C3)."""
     world.api.hold("pods", True)
     world.api.lost = 1
@@ -130,7 +130,7 @@ def test_a_creation_that_was_not_answered_makes_one_pod(world: Inside) -> None:
     assert workers(world) == ["digits-0-1", "digits-1-1", "digits-2-2"]
 
 
-def test_a_pod_that_failed_twice_waits_and_is_replaced_then(world: Inside) -> None:
+def test_a_pod_that_failed_twice_is_replaced_after_a_backoff(world: Inside) -> None:
     """Only the queue knows when the replacement is due."""
     mute(world)
     for attempt in (1, 2, 3):
@@ -145,7 +145,7 @@ def test_a_pod_that_failed_twice_waits_and_is_replaced_then(world: Inside) -> No
 @pytest.mark.parametrize(
     "wrong", [wrong for wrong in Answer if wrong not in (Answer.LATE, Answer.OTHER)]
 )
-def test_a_coordinator_that_does_not_answer_is_away(world: Inside, wrong: Answer) -> None:
+def test_a_coordinator_that_does_not_answer_counts_as_away(world: Inside, wrong: Answer) -> None:
     assert world.operator._links.connected == 1
     world.misbehave(JOB, wrong)
     world.settle(80)
@@ -155,7 +155,7 @@ def test_a_coordinator_that_does_not_answer_is_away(world: Inside, wrong: Answer
     assert world.operator._links.connected == 1
 
 
-def test_an_answer_that_is_late_is_an_answer(world: Inside) -> None:
+def test_a_late_answer_keeps_the_coordinator_connected(world: Inside) -> None:
     world.misbehave(JOB, Answer.LATE)
     world.settle(60)
     assert world.operator._links.connected == 1
@@ -163,7 +163,7 @@ def test_an_answer_that_is_late_is_an_answer(world: Inside) -> None:
 
 
 @pytest.mark.parametrize("away_s", [2, 80])
-def test_who_was_made_while_the_coordinator_was_away_is_not_drained(
+def test_workers_created_while_the_coordinator_was_away_are_not_drained(
     world: Inside, away_s: int
 ) -> None:
     """The coordinator learns of the new workers and of the new target at the same time.
@@ -190,7 +190,7 @@ def test_a_new_coordinator_is_followed_at_its_own_address(world: Inside) -> None
     assert world.ranks[KEY].inventory == {(0, 1), (1, 1)}, "it knows what there is"
 
 
-def test_a_killed_operator_leaves_nothing_undone(world: Inside) -> None:
+def test_a_restarted_operator_completes_interrupted_work(world: Inside) -> None:
     world.server.crash_in, world.server.crash_before = 1, False
     world.server.change(PLURAL, NAMESPACE, JOB, spec={"replicas": 4})
     world.settle(15)

@@ -92,7 +92,7 @@ def first_pod(**spec: Any) -> dict[str, Any]:
     return dict(decided(job_of(**spec), Observed()).workers[0].manifest)
 
 
-def test_groups_and_marks_are_as_recorded() -> None:
+def test_groups_and_marks_on_pods_match_the_golden_file() -> None:
     """To accept a change, delete the file, run again and read the difference."""
     found: dict[str, Any] = {}
     for provider in ("Auto", "Native", "Kueue", "Volcano", "Coscheduling", "KAI"):
@@ -119,14 +119,14 @@ def test_groups_and_marks_are_as_recorded() -> None:
 
 
 @pytest.mark.parametrize("provider", WITH_GROUP)
-def test_the_coordinator_is_no_member(provider: str) -> None:
+def test_the_coordinator_is_not_part_of_the_gang(provider: str) -> None:
     job = gang_of(provider)
     changes = decided(job, Observed())
     assert changes.coordinator is not None
     assert changes.coordinator.manifest == children.coordinator(job, 1, key_id="")
 
 
-def test_the_template_s_own_scheduler_and_queue_stay() -> None:
+def test_scheduler_and_queue_of_the_template_are_kept() -> None:
     template = copy.deepcopy(job_body()["spec"]["template"])
     template["spec"]["schedulerName"] = "mine"
     template["metadata"] = {"labels": {gangs.KAI_QUEUE: "ours"}}
@@ -138,7 +138,7 @@ def test_the_template_s_own_scheduler_and_queue_stay() -> None:
 
 
 @pytest.mark.parametrize("scheduling", [{}, {"provider": "None"}, {"provider": "Auto"}])
-def test_a_job_that_asks_for_nobody_is_as_before(scheduling: dict[str, Any]) -> None:
+def test_a_job_without_a_provider_has_plain_pods(scheduling: dict[str, Any]) -> None:
     job = job_of(scheduling=scheduling)
     changes = decided(job, Observed())
     assert changes.beside.group is None
@@ -164,7 +164,7 @@ def test_a_scheduler_without_a_gang_gets_no_group() -> None:
         ({QUEUE: "a"}, {"gang": {}}, ""),
     ],
 )
-def test_what_labels_decide_is_told_by_the_operator(
+def test_problems_that_depend_on_labels_are_found_by_the_operator(
     labels: dict[str, str], scheduling: dict[str, Any], told: str
 ) -> None:
     """The validation rules of the API server cannot see labels."""
@@ -207,7 +207,7 @@ def minimum(world: World) -> int:
     return int(group["spec"]["minMember"])
 
 
-def test_the_group_is_there_before_the_first_pod_in_a_look_and_a_write(world: World) -> None:
+def test_the_group_is_created_before_the_first_pod_with_two_requests(world: World) -> None:
     submit(world)
     world.settle(10, step_s=0.1)
     assert holds(world, "RingReady")
@@ -230,7 +230,7 @@ def test_the_group_changes_with_the_job_and_only_then(world: World) -> None:
     assert len(writes(world)) == 3
 
 
-def test_pods_made_later_join_the_same_group(world: World) -> None:
+def test_pods_created_later_join_the_same_group(world: World) -> None:
     submit(world, checkpoint={"path": "/c"})
     world.settle(5)
     world.server.remove("pods", NAMESPACE, "digits-1-1")
@@ -249,7 +249,7 @@ def test_pods_made_later_join_the_same_group(world: World) -> None:
     assert len(world.pods()) == 2
 
 
-def test_the_group_goes_with_its_job(world: World) -> None:
+def test_the_group_is_deleted_with_its_job(world: World) -> None:
     submit(world)
     world.settle(5)
     world.server.remove(PLURAL, NAMESPACE, "digits")
@@ -265,7 +265,7 @@ def test_the_group_goes_with_its_job(world: World) -> None:
         (ApiError(422, "Invalid", "queue is closed"), ("queue is closed", "correct what it names")),
     ],
 )
-def test_a_group_that_cannot_be_made_is_told_and_retried(
+def test_a_group_that_cannot_be_created_is_reported_and_retried(
     world: World, error: ApiError, words: tuple[str, ...]
 ) -> None:
     world.server.refusing[VOLCANO] = error
@@ -285,7 +285,7 @@ def test_a_group_that_cannot_be_made_is_told_and_retried(
     assert holds(world, "Degraded") is None
 
 
-def test_waiting_for_long_is_no_reason_to_look_again_at_once() -> None:
+def test_a_long_wait_causes_no_immediate_reconcile() -> None:
     """A gang may wait for hours, and its coordinator does not answer until then."""
     refusal = Refusal(RefusalKind.NO_GANG_API, "404 page not found", NOW, count=7)
     seen = Observed(refusal=refusal, clocks=Clocks(coordinator_away_s=NOW - 3600))
@@ -298,7 +298,7 @@ def test_waiting_for_long_is_no_reason_to_look_again_at_once() -> None:
     assert later.look_again_s is None or later.look_again_s > NOW
 
 
-def test_an_operator_that_takes_over_writes_the_group_once(world: World) -> None:
+def test_a_new_operator_writes_the_group_once(world: World) -> None:
     submit(world)
     world.settle(5)
     world.start_operator()
@@ -320,7 +320,7 @@ def in_queue(*pods: Pod, **fields: Any) -> Observed:
     return replace(base, pods=(*pods, *base.pods), sent=Sent(secret=True), **fields)
 
 
-def test_all_workers_of_a_queued_job_are_made_at_once_and_no_coordinator() -> None:
+def test_a_queued_job_gets_all_workers_at_once_and_no_coordinator() -> None:
     changes = decided(queued(), Observed())
     assert len(changes.workers) == 3
     assert changes.coordinator is None
@@ -343,7 +343,7 @@ def test_all_workers_of_a_queued_job_are_made_at_once_and_no_coordinator() -> No
         (member(1, deleting=True, node="", phase="Pending"), True),
     ],
 )
-def test_a_replacement_is_made_when_kueue_has_a_place_for_it(old: Pod, replaced: bool) -> None:
+def test_a_replacement_is_created_when_kueue_has_room_for_it(old: Pod, replaced: bool) -> None:
     changes = decided(queued(RUNNING), in_queue(member(0), old, member(2)))
     assert [c.name for c in changes.workers] == (["digits-1-2"] if replaced else [])
     if replaced:
@@ -351,20 +351,20 @@ def test_a_replacement_is_made_when_kueue_has_a_place_for_it(old: Pod, replaced:
         assert notes[kueue.NOTE] == NOTE[kueue.NOTE], "it joins the group of the others"
 
 
-def test_an_agent_that_is_evicted_does_not_end_as_done() -> None:
+def test_an_evicted_agent_exits_with_the_drained_code() -> None:
     pod = decided(queued(), Observed()).workers[0].manifest
     env = {item["name"]: item.get("value") for item in pod["spec"]["containers"][0]["env"]}
     filled = {name: value or "filled-in" for name, value in env.items()}
     assert AgentSettings.from_environment(filled).drained_exit_code == kueue.DRAINED_EXIT
 
 
-def test_a_group_does_not_grow() -> None:
+def test_a_kueue_group_does_not_grow() -> None:
     changes = decided(queued(RUNNING, replicas=5), in_queue(*(member(n) for n in range(3))))
     assert changes.workers == ()
     assert "suspend and resume" in condition(changes, "Resizing")["message"]
 
 
-def test_after_all_are_gone_there_is_a_new_group() -> None:
+def test_a_job_that_lost_all_pods_gets_a_new_group() -> None:
     status = {**RUNNING, "highestAttempt": 4}
     job = queued(status, checkpoint={"path": "/c"})
     old = [member(n, deleting=True) for n in range(3)]
@@ -374,14 +374,14 @@ def test_after_all_are_gone_there_is_a_new_group() -> None:
     assert labels == ["digits-job-uid-5"] * 3
 
 
-def test_a_kueue_that_does_not_look_is_told() -> None:
+def test_a_kueue_that_ignores_pods_is_reported() -> None:
     pods = [member(0), member(1), member(2, queued=False)]
     changes = decided(queued(RUNNING), in_queue(*pods))
     assert condition(changes, "Degraded")["reason"] == "SchedulerUnavailable"
     assert "integration `pod`" in condition(changes, "Degraded")["message"]
 
 
-def test_words_for_each_refusal() -> None:
+def test_each_provider_has_a_message_for_a_missing_api() -> None:
     for provider in WITH_GROUP:
         refusal = Refusal(RefusalKind.NO_GANG_API, "404 page not found", NOW)
         _, text = as_condition(gang_of(provider), refusal) or ("", "")

@@ -23,7 +23,7 @@ class Desk:
         self.health = Health(Store(lambda _: None), Metrics(), lambda: 0, self.jobs)
 
 
-def test_a_dead_watch_of_jobs_is_told() -> None:
+def test_a_dead_watch_of_jobs_fails_liveness() -> None:
     desk = Desk()
     assert desk.health.alive() == ""
     desk.now_s += DEAD_S + 1
@@ -33,7 +33,7 @@ def test_a_dead_watch_of_jobs_is_told() -> None:
     assert desk.health.alive() == ""
 
 
-def test_an_answered_watch_is_a_sign_of_life_and_nothing_else_is() -> None:
+def test_only_an_answered_watch_is_a_sign_of_life() -> None:
     async def scenario() -> None:
         async def answer(request: web.Request) -> web.Response:
             asked.append(request.headers.get("Authorization", ""))
@@ -67,14 +67,14 @@ def test_the_server_ends_a_watch_of_jobs_well_before_it_counts_as_dead() -> None
     assert settings.watching.inactivity_timeout < DEAD_S
 
 
-def test_kopf_copies_no_object() -> None:
+def test_kopf_keeps_no_copies_of_objects() -> None:
     """A copy would only serve to find out what has changed, which no handler asks for."""
     storage = make_settings().persistence.diffbase_storage
     assert storage.build(body={"spec": {}}, extra_fields=()) == {}  # type: ignore[arg-type]
     assert storage.fetch(body={"spec": {}}) is None  # type: ignore[arg-type]
 
 
-def test_kopf_asks_by_the_watched_session() -> None:
+def test_kopf_logs_in_with_a_session_of_the_operator() -> None:
     async def scenario() -> None:
         desk = Desk()
         registry = make_registry(Store(lambda _: None), desk.jobs)

@@ -409,5 +409,5 @@ TestHistories.settings = settings(
 )
 
 
-def test_api_errors_say_what_happened() -> None:
+def test_an_api_error_shows_its_status_reason_and_message() -> None:
     assert str(ApiError(409, "Conflict", "the uid differs")) == "409 Conflict: the uid differs"

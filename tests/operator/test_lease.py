@@ -98,7 +98,7 @@ def house() -> Iterator[House]:
     house.close()
 
 
-def test_the_first_one_leads_and_keeps_it(house: House) -> None:
+def test_the_first_candidate_leads_and_keeps_the_lead(house: House) -> None:
     one = house.candidate("one")
     house.until_leads(one, 0.2)
     two = house.candidate("two")
@@ -109,13 +109,13 @@ def test_the_first_one_leads_and_keeps_it(house: House) -> None:
     assert one.election.epoch == 1
 
 
-def test_two_that_begin_together_agree(house: House) -> None:
+def test_two_candidates_that_start_together_elect_one(house: House) -> None:
     both = [house.candidate("one"), house.candidate("two")]
     house.spend(20)
     assert sum(one.leads for one in both) == 1
 
 
-def test_another_one_follows_a_dead_leader_within_the_duration_and_2_s(house: House) -> None:
+def test_a_dead_leader_is_replaced_within_the_lease_duration_plus_2_s(house: House) -> None:
     one, two = house.candidate("one"), house.candidate("two")
     house.spend(20)
     first, second = (one, two) if one.leads else (two, one)
@@ -126,7 +126,7 @@ def test_another_one_follows_a_dead_leader_within_the_duration_and_2_s(house: Ho
     assert second.election.epoch == epoch + 1
 
 
-def test_another_one_begins_at_once_when_the_leader_ends_in_order(house: House) -> None:
+def test_a_leader_that_ends_in_order_is_replaced_at_once(house: House) -> None:
     one = house.candidate("one")
     house.spend(5)
     two = house.candidate("two")
@@ -136,7 +136,7 @@ def test_another_one_begins_at_once_when_the_leader_ends_in_order(house: House) 
     assert one.told == [True, False]
 
 
-def test_a_holder_that_comes_back_goes_on_at_once_in_a_new_epoch(house: House) -> None:
+def test_a_returning_holder_leads_at_once_in_a_new_epoch(house: House) -> None:
     before = house.candidate("one")
     house.spend(5)
     before.dies()
@@ -146,7 +146,7 @@ def test_a_holder_that_comes_back_goes_on_at_once_in_a_new_epoch(house: House) -
     assert after.election.epoch == before.election.epoch + 1
 
 
-def test_without_an_api_server_the_lead_ends_before_another_one_may_begin(house: House) -> None:
+def test_without_an_api_server_the_lead_ends_before_the_lease_does(house: House) -> None:
     one = house.candidate("one")
     house.spend(5)
     house.api.away(True)
@@ -160,7 +160,7 @@ def test_without_an_api_server_the_lead_ends_before_another_one_may_begin(house:
     assert one.election.epoch == 2, "what it had told before is older"
 
 
-def test_a_short_absence_of_the_api_server_costs_nothing(house: House) -> None:
+def test_a_short_outage_of_the_api_server_does_not_cost_the_lead(house: House) -> None:
     one = house.candidate("one")
     house.spend(5)
     house.api.away(True)
@@ -170,7 +170,7 @@ def test_a_short_absence_of_the_api_server_costs_nothing(house: House) -> None:
     assert one.told == [True]
 
 
-def test_an_api_server_that_swallows_everything_is_no_better(house: House) -> None:
+def test_an_api_server_that_drops_all_packets_ends_the_lead_too(house: House) -> None:
     one = house.candidate("one")
     house.spend(5)
     house.loop.network.swallow(HOST, True)
@@ -180,7 +180,7 @@ def test_an_api_server_that_swallows_everything_is_no_better(house: House) -> No
     house.until_leads(one, 2 * RENEW_S)
 
 
-def test_an_answer_that_is_late_counts_from_the_question(house: House) -> None:
+def test_a_late_renewal_counts_from_its_request(house: House) -> None:
     """Otherwise a leader would trust a Lease that is over for all others."""
     one = house.candidate("one")
     house.spend(5)
@@ -193,7 +193,7 @@ def test_an_answer_that_is_late_counts_from_the_question(house: House) -> None:
     assert not one.leads
 
 
-def test_a_renewal_that_somebody_else_has_overtaken_is_refused(house: House) -> None:
+def test_concurrent_candidates_for_an_expired_lease_elect_one(house: House) -> None:
     """Both read the Lease when it is over, and the API server accepts one of the writes."""
     one = house.candidate("one")
     house.spend(5)
@@ -205,7 +205,7 @@ def test_a_renewal_that_somebody_else_has_overtaken_is_refused(house: House) -> 
 
 
 @pytest.mark.parametrize("ahead_s", [-3600, 3600])
-def test_the_time_in_the_lease_is_not_believed(house: House, ahead_s: int) -> None:
+def test_the_timestamp_in_the_lease_is_not_trusted(house: House, ahead_s: int) -> None:
     """Clocks of two machines differ; only the time without a change counts."""
     one = house.candidate("one")
     house.spend(5)
@@ -222,7 +222,7 @@ def test_the_time_in_the_lease_is_not_believed(house: House, ahead_s: int) -> No
 
 
 @pytest.mark.parametrize("fast", [0.9, 1.1])
-def test_clocks_that_run_a_tenth_apart_do_no_harm(house: House, fast: float) -> None:
+def test_clock_rates_that_differ_by_a_tenth_are_harmless(house: House, fast: float) -> None:
     one = house.candidate("one")
     house.spend(5)
     two = house.candidate("two", fast=fast)
@@ -236,9 +236,7 @@ def test_clocks_that_run_a_tenth_apart_do_no_harm(house: House, fast: float) -> 
     assert one.leads != two.leads
 
 
-def test_a_token_that_is_away_for_a_moment_is_a_request_that_failed(
-    house: House, tmp_path: Path
-) -> None:
+def test_a_missing_token_file_counts_as_a_failed_request(house: House, tmp_path: Path) -> None:
     """The thread that renews must survive, or the loss of the lead would go unnoticed."""
     token = tmp_path / "token"
     token.write_text("abc")

@@ -209,7 +209,7 @@ async def endless(request: web.Request) -> web.StreamResponse:
         pytest.param(said(b"no JSON"), id="nonsense"),
     ],
 )
-def test_what_no_coordinator_says_is_not_believed_and_stops_nothing(
+def test_a_hostile_answer_is_refused_and_the_next_one_accepted(
     hostile: Callable[[web.Request], Awaitable[web.StreamResponse]],
 ) -> None:
     heard = asyncio.run(heard_after(hostile))
@@ -220,9 +220,7 @@ RANK = {"member": [0, 0, 1000]}
 
 
 @pytest.mark.parametrize(("pods", "taken"), [(1, False), (300, True)])
-def test_how_much_is_read_depends_on_pods_that_exist_and_not_on_the_spec(
-    pods: int, *, taken: bool
-) -> None:
+def test_the_size_limit_follows_existing_pods_and_not_the_spec(pods: int, *, taken: bool) -> None:
     """A spec may ask for 10,000 replicas of 256 processes, which costs its namespace nothing."""
     body = job_body(replicas=1, maxReplicas=10_000, procsPerReplica=1)
     body["metadata"] |= {"uid": "a", "namespace": "default", "generation": 1}
@@ -256,7 +254,7 @@ def refusals(metrics: Metrics) -> dict[str, float]:
     return {each.labels["reason"]: each.value for each in found if each.name == name}
 
 
-def test_refused_answers_are_counted_by_reason_and_told_in_one_line(
+def test_refused_answers_are_counted_by_reason_and_logged_in_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds for any kind of answer, and for any number of jobs in the namespace."""
@@ -288,7 +286,7 @@ def test_refused_answers_are_counted_by_reason_and_told_in_one_line(
     assert "in namespace default" in lines[0]
 
 
-def test_what_a_peer_says_of_its_failure_is_one_short_line_without_control_characters() -> None:
+def test_a_peers_error_message_is_shortened_and_printable() -> None:
     """The reason of a status line goes to the log, to a condition, and so to terminals."""
 
     async def scenario() -> str:
@@ -313,7 +311,7 @@ def test_what_a_peer_says_of_its_failure_is_one_short_line_without_control_chara
     assert len(why) < 500
 
 
-def test_a_job_whose_namespace_has_used_up_its_share_is_asked_later(
+def test_jobs_of_a_namespace_beyond_its_share_are_polled_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each answer is within all bounds; a job of another namespace is polled at once."""
@@ -367,7 +365,7 @@ FLOOD_MAX = 32 * 2**20
     ],
     ids=["100", "103", "204 after it", "answers after it", "the body is none", "headers"],
 )
-def test_a_peer_that_answers_without_end_loses_its_connection(first: bytes, flood: bytes) -> None:
+def test_an_endless_response_loses_its_connection(first: bytes, flood: bytes) -> None:
     """Each of these is valid HTTP for as long as the client reads."""
 
     async def scenario() -> int:
@@ -401,7 +399,7 @@ def test_a_peer_that_answers_without_end_loses_its_connection(first: bytes, floo
     assert asyncio.run(scenario()) < FLOOD_MAX
 
 
-def test_answers_are_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_decoded_outside_the_event_loop_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop keeps running while one answer takes long to decode."""
     begun, go_on, threads = threading.Event(), threading.Event(), list[int]()
 
@@ -434,7 +432,7 @@ def test_answers_are_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPat
     assert threading.get_ident() not in threads
 
 
-def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_never_completes_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_coordinator, "REPLY_S", 0.3)
     monkeypatch.setattr(cluster_coordinator, "POLL_S", 0)
 
@@ -452,7 +450,7 @@ def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     assert [status.seq for status in heard.statuses] == [HONEST]
 
 
-def test_nobody_is_followed_elsewhere() -> None:
+def test_redirects_are_not_followed() -> None:
     """Otherwise a tenant's coordinator could make the operator send requests inside the cluster."""
 
     async def scenario() -> tuple[Heard, int]:
@@ -475,7 +473,7 @@ def test_nobody_is_followed_elsewhere() -> None:
     assert asked == 0
 
 
-def test_no_cookie_is_kept() -> None:
+def test_cookies_are_not_kept() -> None:
     async def scenario() -> list[str]:
         heard, cookies = Heard(), []
 
@@ -501,7 +499,7 @@ def test_no_cookie_is_kept() -> None:
     assert set(asyncio.run(scenario())) == {""}
 
 
-def test_a_large_job_may_say_more() -> None:
+def test_a_large_job_may_send_a_larger_answer() -> None:
     """The answer has 1,000 ranks, each with the figures of an honest one."""
     facts = {f"a_figure_of_a_rank.{n}": 1234.56789 for n in range(40)}
     ranks = [
@@ -526,7 +524,7 @@ def test_a_large_job_may_say_more() -> None:
     assert len(asyncio.run(scenario()).statuses[0].ranks) == 1000
 
 
-def test_a_coordinator_has_a_bounded_number_of_events() -> None:
+def test_a_coordinator_causes_a_bounded_number_of_events() -> None:
     sent: frozenset[str] = frozenset()
     for seq in range(0, 1000, 100):
         resumed = tuple(Happening(seq + n, "again") for n in range(100))
@@ -539,7 +537,7 @@ def test_a_coordinator_has_a_bounded_number_of_events() -> None:
     assert len([key for key in sent if key.startswith("resumed:")]) == 100
 
 
-def test_a_job_whose_key_is_lost_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_with_a_lost_key_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     missed: list[tuple[Key, Unheard, bool]] = []
 
     async def scenario() -> None:

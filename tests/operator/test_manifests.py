@@ -81,7 +81,7 @@ def manifests(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["plain", "rich"])
-def test_children_are_as_recorded(name: str, request: pytest.FixtureRequest) -> None:
+def test_children_match_the_golden_file(name: str, request: pytest.FixtureRequest) -> None:
     """To accept a change, delete the file, run again and read the difference."""
     file = GOLDEN / f"{name}.yaml"
     text = yaml.safe_dump_all(manifests(name), sort_keys=True, width=100)
@@ -97,7 +97,7 @@ def env_of(pod: dict[str, Any]) -> dict[str, Any]:
     return {item["name"]: item.get("value") for item in container["env"]}
 
 
-def test_the_members_of_a_pod_are_groups_of_ranks() -> None:
+def test_the_members_of_a_model_parallel_pod_are_groups_of_ranks() -> None:
     """An agent starts groups of ranks, and the operator counts them (R50)."""
     job = job_of(procsPerReplica=4, parallelism={"model": 2})
     assert env_of(children.worker(job, 0, 1, key_id=KEY))["PACELINE_PROCS"] == "2"
@@ -106,7 +106,7 @@ def test_the_members_of_a_pod_are_groups_of_ranks() -> None:
     assert job.settings.world_size == 2 * job.settings.replicas
 
 
-def test_agents_and_coordinators_understand_their_environment() -> None:
+def test_agents_and_coordinators_can_parse_their_environment() -> None:
     """A placeholder stands for each value that only the kubelet can fill in."""
     job = job_of(**copy.deepcopy(RICH))
     env = {
@@ -126,7 +126,7 @@ def test_agents_and_coordinators_understand_their_environment() -> None:
     assert coordinator.linger_s == children.LINGER_S
 
 
-def test_names_of_the_environment_are_those_of_the_runtime() -> None:
+def test_environment_names_match_those_of_the_runtime() -> None:
     shared = {name for name in vars(names) if name.startswith("ENV_")}
     for name in shared & set(vars(runtime_settings)):
         assert getattr(names, name) == getattr(runtime_settings, name)
@@ -150,7 +150,7 @@ def test_the_job_file_leaves_the_environment_to_the_kubelet(tmp_path: Path) -> N
     assert read_resolved_job(file) == job.settings
 
 
-def test_only_what_the_coordinator_can_change_is_told_again() -> None:
+def test_only_settings_that_the_coordinator_can_change_are_sent_again() -> None:
     job = job_of()
     assert job.settings is not None
     wanted = msgspec.to_builtins(RoundSettings.of(job.settings.collective))
@@ -189,7 +189,7 @@ def test_only_the_coordinator_gets_the_private_key() -> None:
     assert "tls.key" in files(children.coordinator(job, 1, key_id=KEY))
 
 
-def test_what_the_template_sets_stays() -> None:
+def test_settings_of_the_template_are_kept() -> None:
     trainer = {
         "name": "trainer",
         "image": "t",
@@ -214,7 +214,7 @@ def test_what_the_template_sets_stays() -> None:
     assert mounts == [{"name": "own", "mountPath": "/dev/shm"}]
 
 
-def test_the_longest_name_fits() -> None:
+def test_the_longest_job_name_fits_names_and_labels() -> None:
     longest = "a" * names.JOB_NAME_MAX
     body = job_body(longest)
     body["metadata"] |= {"uid": "0123456789abcdef"}
@@ -261,13 +261,13 @@ def test_the_secret_is_immutable_and_owned() -> None:
     assert sorted(made["data"]) == ["job.json", "operator-token", "tls.crt", "tls.key", "token"]
 
 
-def test_only_the_coordinator_has_the_operator_s_token() -> None:
+def test_only_the_coordinator_has_the_operator_token() -> None:
     job = job_of(**copy.deepcopy(RICH))
     assert "operator-token" not in json.dumps(children.worker(job, 0, 1, key_id=KEY))
     assert "operator-token" in json.dumps(children.coordinator(job, 1, key_id=KEY))
 
 
-def test_the_bounds_of_scripts_reach_agents_and_coordinator(tmp_path: Path) -> None:
+def test_finish_and_step_deadlines_reach_agents_and_coordinator(tmp_path: Path) -> None:
     """Without finishDeadlineSeconds and stepDeadlineSeconds they are 10 and 30 minutes."""
     both = {"finishDeadlineSeconds": 7, "stepDeadlineSeconds": 9}
     for spec, finish_s, step_s in (({}, 600, 1800), (both, 7, 9)):

@@ -23,7 +23,7 @@ def job(state: str | None) -> dict[str, Any]:
     return {"status": {"state": state}} if state else {}
 
 
-def test_jobs_are_counted_by_state_and_a_state_without_jobs_is_gone() -> None:
+def test_jobs_are_counted_by_state_and_states_without_jobs_are_removed() -> None:
     metrics = Metrics()
     states = ("Training", "QuotaExceeded", "Training", None)
     metrics.set_jobs([job(state) for state in states])
@@ -51,7 +51,7 @@ def figures(world: Inside) -> dict[str, float]:
     return found
 
 
-def test_every_metric_of_the_operator_says_what_happened() -> None:
+def test_every_metric_of_the_operator_is_written_and_correct() -> None:
     """One job of two workers trains, its coordinator falls silent, and all watches are cut."""
     world = Inside()
     try:

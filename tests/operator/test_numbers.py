@@ -10,7 +10,7 @@ from paceline_operator.core.observed import NO_SLOT
 
 
 @pytest.mark.parametrize("digits", [21, 5_000])
-def test_a_slot_of_too_many_digits_is_no_slot(digits: int) -> None:
+def test_a_slot_with_too_many_digits_is_ignored(digits: int) -> None:
     labels = {LABEL_JOB: "a", LABEL_ROLE: "worker", LABEL_SLOT: "9" * digits, LABEL_ATTEMPT: "1"}
     found = pod_of(PodObject(Meta(labels=labels, resource_version="9" * digits)), 0.0)
     assert found is not None
@@ -19,7 +19,7 @@ def test_a_slot_of_too_many_digits_is_no_slot(digits: int) -> None:
 
 
 @pytest.mark.parametrize("digits", [16, 5_000])
-def test_devices_beyond_any_node_are_none(digits: int) -> None:
+def test_a_device_count_beyond_any_node_is_read_as_zero(digits: int) -> None:
     assert amount_of("9" * digits) == 0
     assert amount_of("8") == 8
     assert amount_of("1k") == 1000

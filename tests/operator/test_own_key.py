@@ -46,7 +46,7 @@ class Desk:
         return {name: base64.b64decode(text) for name, text in data.items()}
 
 
-def test_it_is_made_once() -> None:
+def test_the_key_is_created_once() -> None:
     desk = Desk()
     desk.load()
     made = desk.keys.newest
@@ -56,7 +56,7 @@ def test_it_is_made_once() -> None:
     assert desk.server.find("secrets", HERE, NAME)["immutable"] is True
 
 
-def test_its_loss_is_noticed_and_mended(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deleted_key_is_restored_by_the_leader(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     desk.load()
     before = desk.stored()
@@ -69,7 +69,7 @@ def test_its_loss_is_noticed_and_mended(caplog: pytest.LogCaptureFixture) -> Non
     assert desk.changes == 0
 
 
-def test_another_key_takes_its_place_and_the_earlier_ones_are_known() -> None:
+def test_a_new_key_replaces_the_old_one_which_is_known_while_it_is_listed() -> None:
     desk = Desk()
     desk.put(key=OLD)
     desk.load()

@@ -70,9 +70,7 @@ FOREIGN: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 @pytest.mark.parametrize("kind", ["services", BUDGETS, "podgroups", "configmaps"])
-def test_an_object_that_the_operator_has_not_made_is_neither_changed_nor_deleted(
-    name: str, kind: str
-) -> None:
+def test_a_foreign_object_is_neither_changed_nor_deleted(name: str, kind: str) -> None:
     body, owner = FOREIGN[name]
     server = Server(lambda: 0.0)
     server.objects[kind, NAMESPACE, "x"] = before = copy.deepcopy(body)
@@ -86,7 +84,7 @@ def test_an_object_that_the_operator_has_not_made_is_neither_changed_nor_deleted
 
 
 @pytest.mark.parametrize("owner", ["", UID])
-def test_an_own_object_is_changed_by_force_whoever_else_has_changed_it(owner: str) -> None:
+def test_an_own_object_is_applied_over_changes_of_others(owner: str) -> None:
     server = Server(lambda: 0.0)
     asyncio.run(apply_own(server, "services", NAMESPACE, manifest(owner), owner=owner))
     body = server.find("services", NAMESPACE, "x")
@@ -99,7 +97,7 @@ def test_an_own_object_is_changed_by_force_whoever_else_has_changed_it(owner: st
     assert server.of_kind("services") == []
 
 
-def test_one_that_somebody_makes_in_between_is_not_taken_over() -> None:
+def test_an_object_created_by_a_racing_client_is_not_taken_over() -> None:
     class Racing(Server):
         async def get(self, kind: str, namespace: str, name: str) -> Any:
             self.objects[kind, namespace, name] = existing(managedFields=THEIRS)
@@ -127,7 +125,7 @@ GANG = {"scheduling": {"provider": "Native", "gang": {}}}
         (GANGS[SchedulingProvider.NATIVE].api.resource, GANG),
     ],
 )
-def test_the_job_says_whose_object_is_in_its_way_and_goes_on_when_it_is_gone(
+def test_a_job_reports_a_taken_name_and_continues_once_it_is_free(
     world: World, kind: str, spec: dict[str, Any]
 ) -> None:
     job = world.server.insert(PLURAL, NAMESPACE, job_body(replicas=2, minReplicas=1, **spec))
@@ -150,7 +148,7 @@ def test_the_job_says_whose_object_is_in_its_way_and_goes_on_when_it_is_gone(
     assert world.server.find(kind, NAMESPACE, found)["spec"] != {"theirs": True}
 
 
-def test_a_service_of_somebody_else_stays_when_the_last_job_is_gone() -> None:
+def test_a_foreign_service_is_kept_after_the_last_job() -> None:
     server, now_s = Server(lambda: 0.0), 0.0
     theirs = existing(name=COORDINATOR_SERVICE, namespace="a", managedFields=THEIRS)
     server.objects["services", "a", COORDINATOR_SERVICE] = theirs

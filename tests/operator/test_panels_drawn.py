@@ -47,7 +47,7 @@ def values(series: dict[str, Any]) -> list[float]:
     return [float(value) for _, value in points]
 
 
-def test_every_panel_has_data_at_every_interval_between_scrapes() -> None:
+def test_every_panel_has_data_at_every_scrape_interval() -> None:
     """The page docs/monitoring.md has the same table."""
     with or_skip():
         prometheus.require("prometheus")
@@ -57,7 +57,7 @@ def test_every_panel_has_data_at_every_interval_between_scrapes() -> None:
     assert "\n".join(lines) in page, "run: python -m testing.telemetry.drawn"
 
 
-def test_a_window_that_is_made_for_faster_scrapes_is_empty(looker: Looker) -> None:
+def test_a_rate_window_for_faster_scrapes_is_empty(looker: Looker) -> None:
     """Grafana chooses such a window if its data source is set to 2 s; the test above would fail."""
     speed = panel("How many rounds per second, and")
     assert not looker.draws(speed, SLOW_SCRAPES, believed_s=2)
@@ -65,14 +65,14 @@ def test_a_window_that_is_made_for_faster_scrapes_is_empty(looker: Looker) -> No
 
 
 @pytest.mark.parametrize("run", [drawn.LARGE, *drawn.MODES], ids=lambda run: run.job)
-def test_every_panel_has_data_in_each_mode_and_of_many_ranks(
+def test_every_panel_has_data_in_each_mode_and_with_many_ranks(
     looker: Looker, run: story.Run
 ) -> None:
     shown = [each for file in FILES for each in panels(file)]
     assert [each["title"] for each in shown if not looker.draws(each, run)] == []
 
 
-def test_legends_can_be_read_at_64_ranks(looker: Looker) -> None:
+def test_legends_are_readable_with_64_ranks(looker: Looker) -> None:
     """The ranks in them stay the same; if chosen at each step, there would be many more."""
     for file in FILES:
         for each in panels(file):
@@ -93,9 +93,7 @@ def test_the_slow_rank_is_named_with_pod_and_node(looker: Looker) -> None:
 
 
 @pytest.mark.parametrize("run", [ONE, drawn.LARGE], ids=["5 ranks", "64 ranks"])
-def test_shares_are_of_one_ranks_time_and_those_of_the_alert(
-    looker: Looker, run: story.Run
-) -> None:
+def test_shares_are_relative_to_the_time_of_one_rank(looker: Looker, run: story.Run) -> None:
     """A sum over 64 ranks would be 64 times as large as the slow rank's share of each second."""
     ((slow,),) = looker.answers(panel("Who costs most now?"), run)
     assert values(slow)[0] == pytest.approx(story.LATE_S, rel=0.05)
@@ -107,7 +105,7 @@ def test_shares_are_of_one_ranks_time_and_those_of_the_alert(
                 assert highest <= 1.02, each["title"]
 
 
-def test_a_job_that_has_ended_does_not_look_alive(looker: Looker) -> None:
+def test_an_ended_job_does_not_look_alive(looker: Looker) -> None:
     """The query is made ten minutes after the end, with the whole run on the screen."""
     for file in FILES:
         for each in panels(file):
@@ -116,7 +114,7 @@ def test_a_job_that_has_ended_does_not_look_alive(looker: Looker) -> None:
                 assert [found for found in alive if found] == [], each["title"]
 
 
-def test_nothing_has_happened_and_nothing_is_known_look_different(looker: Looker) -> None:
+def test_zero_and_missing_data_look_different(looker: Looker) -> None:
     """In a job that is not scraped no panel may show "none" or 0."""
     for title in ("How many reductions failed?", "Who was started again"):
         ((zero,), *_) = looker.answers(panel(title), ONE)
@@ -128,7 +126,7 @@ def test_nothing_has_happened_and_nothing_is_known_look_different(looker: Looker
                 assert not any(looker.answers(each, NOBODY)), each["title"]
 
 
-def test_each_change_of_the_membership_is_one_mark(looker: Looker) -> None:
+def test_a_lost_rank_is_one_annotation(looker: Looker) -> None:
     marks = json.loads(FILES[1].read_text())["annotations"]["list"]
     at = {}
     for mark in marks:
@@ -145,7 +143,7 @@ def test_each_change_of_the_membership_is_one_mark(looker: Looker) -> None:
     assert at["Ranks join"]
 
 
-def test_a_table_keeps_its_columns_when_only_the_agents_have_spoken(looker: Looker) -> None:
+def test_a_table_keeps_its_columns_while_only_agents_report(looker: Looker) -> None:
     """A column without an answer to its query would be called "Value"."""
     jobs = panel("Which jobs train?", "cluster")
     begun = looker.answers(jobs, ONE)
@@ -154,7 +152,7 @@ def test_a_table_keeps_its_columns_when_only_the_agents_have_spoken(looker: Look
         assert re.search(r"paceline_coordinator_connected_info", target["expr"])
 
 
-def test_the_loss_is_the_mean_of_what_was_just_applied(looker: Looker) -> None:
+def test_the_loss_is_the_mean_over_the_applied_round(looker: Looker) -> None:
     (figures,) = looker.answers(panel("What does the script report?"), ONE)
     by_name = {series["metric"]["figure"]: values(series) for series in figures}
     assert set(by_name) == {"loss", "accuracy"}

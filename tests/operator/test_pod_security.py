@@ -26,7 +26,7 @@ BASELINE, RESTRICTED = Level.BASELINE, Level.RESTRICTED
 
 
 @pytest.mark.parametrize("name", BROKEN_BASELINE)
-def test_each_control_of_baseline_is_held_at_both_levels(name: str) -> None:
+def test_each_baseline_control_is_enforced_at_both_levels(name: str) -> None:
     body, words = BROKEN_BASELINE[name]
     assert violations(body, Level.PRIVILEGED) == []
     for level in (BASELINE, RESTRICTED):
@@ -34,7 +34,7 @@ def test_each_control_of_baseline_is_held_at_both_levels(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN_RESTRICTED)
-def test_each_control_of_restricted_is_held_there_only(name: str) -> None:
+def test_each_restricted_control_is_enforced_only_at_its_level(name: str) -> None:
     body, words = BROKEN_RESTRICTED[name]
     assert violations(body, BASELINE) == []
     found = violations(body, RESTRICTED)
@@ -43,11 +43,11 @@ def test_each_control_of_restricted_is_held_there_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_what_the_standards_allow_is_made(name: str) -> None:
+def test_a_pod_that_the_standards_allow_has_no_violations(name: str) -> None:
     assert violations(ALLOWED[name], RESTRICTED) == []
 
 
-def test_a_plain_job_s_pods_are_restricted() -> None:
+def test_pods_of_a_plain_job_satisfy_restricted() -> None:
     job = job_of()
     tcp = Fabric("tcp", "TCP", {})
     assert violations(worker(job, 0, 1, key_id="k", fabric=tcp), RESTRICTED) == []
@@ -61,7 +61,7 @@ anything = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["volumes", "securityContext", "initContainers"]), anything))
-def test_a_template_of_any_shape_raises_nothing(spec: dict[str, Any]) -> None:
+def test_a_template_of_any_shape_raises_no_exception(spec: dict[str, Any]) -> None:
     violations({"metadata": {}, "spec": {**pod()["spec"], **spec}}, RESTRICTED)
 
 
@@ -77,7 +77,7 @@ def test_a_template_of_any_shape_raises_nothing(spec: dict[str, Any]) -> None:
         ({"pod-security.kubernetes.io/warn": "restricted"}, Level.PRIVILEGED),
     ],
 )
-def test_the_level_is_that_of_the_label_and_an_unknown_one_the_strictest(
+def test_the_level_comes_from_the_label_and_an_unknown_one_is_strictest(
     labels: dict[str, str], level: Level
 ) -> None:
     assert level_of(labels) is level
@@ -105,7 +105,9 @@ def degraded(world: World) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("level", [BASELINE, RESTRICTED])
-def test_a_job_beyond_the_level_gets_no_pod_and_names_the_field(world: World, level: Level) -> None:
+def test_a_job_that_violates_the_level_gets_no_pod_and_names_the_field(
+    world: World, level: Level
+) -> None:
     world.level = level
     submit(world, hostNetwork=True)
     world.settle(20)
@@ -117,7 +119,7 @@ def test_a_job_beyond_the_level_gets_no_pod_and_names_the_field(world: World, le
     assert len(events) == 1
 
 
-def test_it_starts_when_the_template_is_corrected(world: World) -> None:
+def test_a_job_starts_once_its_template_is_corrected(world: World) -> None:
     world.level = BASELINE
     submit(world, hostNetwork=True)
     world.settle(20)
@@ -128,7 +130,7 @@ def test_it_starts_when_the_template_is_corrected(world: World) -> None:
     assert degraded(world).get("status") != "True"
 
 
-def test_a_job_without_a_level_is_as_it_was(world: World) -> None:
+def test_a_namespace_without_a_level_allows_any_pod(world: World) -> None:
     submit(world, hostNetwork=True)
     world.settle(20)
     assert len(world.server.of_kind("pods")) == 3
@@ -137,7 +139,7 @@ def test_a_job_without_a_level_is_as_it_was(world: World) -> None:
 # ---- the label ----------------------------------------------------------------------------------
 
 
-def test_a_label_is_looked_at_again_after_a_while_and_without_the_right_nobody_gets_pods() -> None:
+def test_the_level_is_cached_and_a_refused_read_is_an_error() -> None:
     server, now_s = Server(lambda: 0.0), 0.0
     server.objects["namespaces", "", "a"] = {"metadata": {"name": "a", "labels": {}}}
     levels = Levels(server, lambda: now_s)

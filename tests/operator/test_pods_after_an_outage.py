@@ -46,20 +46,20 @@ def deleted(seen: Observed, now_s: float) -> list[str]:
 # ---- decisions ---------------------------------------------------------------------------------
 
 
-def test_workers_that_stay_are_deleted_after_their_grace() -> None:
+def test_workers_that_stay_are_deleted_after_their_grace_period() -> None:
     seen = Observed(pods=RUNNING, pods_live_s=NOW - 100)
     assert deleted(seen, NOW + GRACE_S - 1) == []
     assert deleted(seen, NOW + GRACE_S) == ["digits-0-1", "digits-1-1", "digits-coordinator-1"]
 
 
-def test_nothing_is_deleted_by_its_age_while_nobody_tells_of_pods() -> None:
+def test_no_pod_is_deleted_for_its_age_while_the_pod_watch_is_away() -> None:
     changes = reconcile(ended(), Observed(pods=RUNNING, pods_live_s=None), BACK_S)
     assert changes.delete == ()
     assert changes.look_again_s is not None
     assert changes.look_again_s > BACK_S, "it looks again, though no pod may change"
 
 
-def test_the_grace_of_workers_begins_when_the_api_server_is_back() -> None:
+def test_the_grace_period_of_workers_begins_when_the_api_server_is_back() -> None:
     """The workers ended during the outage, and their kubelets report it in a moment."""
     seen = Observed(pods=RUNNING, pods_live_s=BACK_S)
     first = reconcile(ended(), seen, BACK_S)
@@ -69,7 +69,7 @@ def test_the_grace_of_workers_begins_when_the_api_server_is_back() -> None:
     assert deleted(seen, BACK_S + GRACE_S) == [pod.name for pod in RUNNING]
 
 
-def test_the_moment_of_a_sidecar_begins_when_the_api_server_is_back() -> None:
+def test_the_grace_period_of_a_sidecar_begins_when_the_api_server_is_back() -> None:
     lingers = worker(0, end=End(0, "finished"), phase="Running", ended_seen_s=NOW)
     for live_s, gone_s in ((None, None), (BACK_S, BACK_S + SIDECAR_S)):
         seen = Observed(pods=(lingers,), pods_live_s=live_s)
@@ -87,7 +87,9 @@ def test_the_moment_of_a_sidecar_begins_when_the_api_server_is_back() -> None:
         (Node("node-0"), NOW + GRACE_S),
     ],
 )
-def test_the_grace_of_a_worker_begins_when_its_kubelet_is_back(node: Node, due_s: float) -> None:
+def test_the_grace_period_of_a_worker_begins_when_its_kubelet_is_back(
+    node: Node, due_s: float
+) -> None:
     """It also begins when the node counts as lost. Workers on other nodes do not wait for it."""
     seen = Observed(pods=RUNNING, nodes={"node-0": node, "node-1": Node("node-1")})
     assert "digits-0-1" not in deleted(seen, due_s - 1)
@@ -97,12 +99,12 @@ def test_the_grace_of_a_worker_begins_when_its_kubelet_is_back(node: Node, due_s
     assert "digits-0-1" in deleted(blind, NOW + GRACE_S), "nothing is concluded from nodes"
 
 
-def test_workers_of_a_failed_job_that_nobody_has_told_go_at_once() -> None:
+def test_workers_of_a_failed_job_are_deleted_at_once_even_in_an_outage() -> None:
     changes = reconcile(ended("Failed"), Observed(pods=RUNNING, pods_live_s=None), NOW + 1)
     assert {deletion.name for deletion in changes.delete} == {pod.name for pod in RUNNING}
 
 
-def test_a_kubelet_that_comes_back_is_noticed() -> None:
+def test_the_return_of_a_kubelet_is_recorded() -> None:
     def item(ready: bool) -> NodeObject:
         return NodeObject(status=NodeStatus([Condition(type="Ready", status=str(ready))]))
 
@@ -192,20 +194,22 @@ class Answer:
             yield chunk
 
 
-def test_an_outage_of_the_api_server_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_of_the_api_server_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(
         Step(after_s=50.0), Step(REFUSED, after_s=20.0), Step(REFUSED, after_s=20.0), Step()
     )
     assert server.run(monkeypatch) == [None, NOW, NOW, None, None, NOW + 90, NOW + 90]
 
 
-def test_an_api_server_that_refuses_requests_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_api_server_that_refuses_requests_counts_as_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The list after a refusal is the first sign of life."""
     server = Server(Step(after_s=50.0), Step(OVERLOADED, after_s=30.0), Step())
     assert server.run(monkeypatch) == [None, NOW, NOW, None, NOW + 80, NOW + 80, NOW + 80]
 
 
-def test_a_watch_that_was_silent_was_away_since_its_last_word(
+def test_a_silent_watch_counts_as_away_until_its_new_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = Server(Step(after_s=SILENCE_S, ends=TimeoutError()), Step())
@@ -213,7 +217,7 @@ def test_a_watch_that_was_silent_was_away_since_its_last_word(
 
 
 @pytest.mark.parametrize("ends", [None, aiohttp.ClientPayloadError("cut"), TOO_OLD])
-def test_a_connection_that_is_made_anew_at_once_is_no_outage(
+def test_a_connection_reestablished_at_once_is_no_outage(
     monkeypatch: pytest.MonkeyPatch, ends: Exception | None
 ) -> None:
     """Proxies cut connections again and again, and a long grace period has to end all the same."""

@@ -74,14 +74,14 @@ def line() -> Iterator[Line]:
     line.close()
 
 
-def test_a_job_that_waits_is_put_in_once(line: Line) -> None:
+def test_a_waiting_job_is_queued_once(line: Line) -> None:
     for _ in range(5):
         line.queue.add(A)
     line.loop.spend(1)
     assert line.order == ["a"]
 
 
-def test_the_earliest_moment_counts(line: Line) -> None:
+def test_the_earliest_due_time_counts(line: Line) -> None:
     line.queue.add(A, 9.0)
     line.queue.add(A, 3.0)
     line.queue.add(A, 6.0)
@@ -89,7 +89,7 @@ def test_the_earliest_moment_counts(line: Line) -> None:
     assert line.times == [3.0]
 
 
-def test_who_is_due_first_comes_first(line: Line) -> None:
+def test_jobs_are_processed_in_order_of_their_due_time(line: Line) -> None:
     line.queue.add(A, 3.0)
     line.queue.add(B, 1.0)
     line.queue.add(C, 2.0)
@@ -97,7 +97,7 @@ def test_who_is_due_first_comes_first(line: Line) -> None:
     assert line.order == ["b", "c", "a"]
 
 
-def test_news_during_a_decision_ask_for_one_more(line: Line) -> None:
+def test_events_during_a_decision_cause_one_more(line: Line) -> None:
     line.takes_s = 1.0
     line.queue.add(A)
     line.loop.spend(0.5)
@@ -107,7 +107,7 @@ def test_news_during_a_decision_ask_for_one_more(line: Line) -> None:
     assert line.times == [0.0, 1.0]
 
 
-def test_a_look_that_becomes_due_during_a_decision_is_not_lost(line: Line) -> None:
+def test_a_job_that_becomes_due_during_its_decision_is_not_lost(line: Line) -> None:
     """The job is queued for later during a decision, and is due before that ends."""
     line.takes_s = 2.0
     line.queue.add(A)
@@ -117,7 +117,7 @@ def test_a_look_that_becomes_due_during_a_decision_is_not_lost(line: Line) -> No
     assert line.times == [0.0, 2.0]
 
 
-def test_the_newest_decision_says_when_to_look_again(line: Line) -> None:
+def test_the_newest_decision_sets_the_next_due_time(line: Line) -> None:
     """A decision sees everything, so the time that an earlier one asked for no longer counts."""
     line.again_s[A] = [10.0, 10.0]
     line.queue.add(A)
@@ -127,7 +127,7 @@ def test_the_newest_decision_says_when_to_look_again(line: Line) -> None:
     assert line.times == [0.0, 4.0, 14.0]
 
 
-def test_at_most_so_many_at_a_time_and_all_in_the_end(line: Line) -> None:
+def test_concurrent_decisions_are_limited_and_all_jobs_are_processed(line: Line) -> None:
     line.takes_s = 1.0
     for number in range(3 * WORKERS):
         line.queue.add(("default", f"job-{number}"))
@@ -138,7 +138,7 @@ def test_at_most_so_many_at_a_time_and_all_in_the_end(line: Line) -> None:
     assert sorted(line.order) == sorted(f"job-{n}" for n in range(3 * WORKERS))
 
 
-def test_a_job_that_always_has_news_does_not_starve_others(line: Line) -> None:
+def test_busy_jobs_do_not_starve_others(line: Line) -> None:
     """There are more busy jobs than workers, and an idle job behind them."""
     line.takes_s = 0.1
     noisy = [("default", f"noisy-{number}") for number in range(2 * WORKERS)]
@@ -153,7 +153,7 @@ def test_a_job_that_always_has_news_does_not_starve_others(line: Line) -> None:
     assert began_s - at_s <= 3 * line.takes_s, "it waits for one turn of the others at most"
 
 
-def test_news_of_one_job_wake_one_decision(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_of_one_job_wakes_one_worker(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """32 workers that all looked would cost more than the decision itself."""
     looks = 0
     look = line.queue._next
@@ -171,14 +171,14 @@ def test_news_of_one_job_wake_one_decision(line: Line, monkeypatch: pytest.Monke
     assert looks <= 3 * 10
 
 
-def test_a_decision_that_wants_the_next_one_at_once_is_no_busy_loop(line: Line) -> None:
+def test_an_immediate_requeue_does_not_block_the_loop(line: Line) -> None:
     line.again_s[A] = [0.0] * 10_000
     line.queue.add(A)
     line.loop.spend(1)
     assert len(line.begun) <= 1001, "the loop must get its turn"
 
 
-def test_a_mistake_is_logged_counted_and_tried_again(
+def test_an_exception_is_logged_counted_and_retried(
     line: Line, caplog: pytest.LogCaptureFixture
 ) -> None:
     line.broken.add(A)
@@ -200,7 +200,7 @@ def test_a_mistake_is_logged_counted_and_tried_again(
     assert count(name, labels | {"result": "success"}) == 2
 
 
-def test_news_after_a_mistake_need_not_wait(line: Line) -> None:
+def test_an_event_after_an_exception_is_processed_at_once(line: Line) -> None:
     line.broken.add(A)
     line.queue.add(A)
     line.loop.spend(1)
@@ -209,7 +209,7 @@ def test_news_after_a_mistake_need_not_wait(line: Line) -> None:
     assert line.times == [0.0, 1.0]
 
 
-def test_nothing_is_decided_while_it_is_closed(line: Line) -> None:
+def test_a_closed_queue_makes_no_decisions(line: Line) -> None:
     line.queue.close()
     line.queue.add(A)
     line.loop.spend(5)

@@ -30,7 +30,7 @@ def changed(part: str, **fields: Any) -> dict[str, Any]:
     return made
 
 
-def test_of_a_new_status_only_the_status_is_read() -> None:
+def test_a_new_status_is_read_without_parsing_the_spec() -> None:
     known = read_job(body())
     told = with_status(body(), resolved=known.frozen, round=7)
     again = read_again(told, body(), known)
@@ -51,14 +51,14 @@ def test_of_a_new_status_only_the_status_is_read() -> None:
         with_status(body(), resolved={"procsPerReplica": 1, "backoffLimit": 99}),
     ],
 )
-def test_everything_else_is_read_as_a_whole(told: dict[str, Any]) -> None:
+def test_any_other_change_parses_the_whole_job(told: dict[str, Any]) -> None:
     known = read_job(body())
     again = read_again(told, body(), known)
     assert again == read_job(told)
     assert again != known
 
 
-def test_a_job_with_problems_keeps_them() -> None:
+def test_an_invalid_job_keeps_its_problems() -> None:
     wrong = changed("spec", replicas=-1)
     known = read_job(wrong)
     assert known.problems

@@ -31,7 +31,7 @@ def named(node: ast.AST, kind: str) -> set[str]:
     }
 
 
-def test_conditions_are_written_with_the_reasons_told() -> None:
+def test_conditions_are_written_only_with_documented_reasons() -> None:
     for call in calls("Wanted"):
         for kind in named(call, "ConditionType"):
             for reason in named(call, "Reason"):
@@ -49,14 +49,14 @@ def test_conditions_are_written_with_the_reasons_told() -> None:
         assert ends <= {*CONDITIONS[ConditionType.FAILED], Reason.JOB_FINISHED}, ends
 
 
-def test_events_have_the_reasons_told() -> None:
+def test_events_have_only_documented_reasons() -> None:
     written = {reason for call in calls("Event") for reason in named(call, "Reason")}
     written |= {rule.reason.name for rule in RULES.values() if rule.reason}
     assert len(written) >= 10
     assert {Reason[reason] for reason in written} <= set(EVENTS)
 
 
-def test_what_is_told_exists() -> None:
+def test_every_documented_reason_exists() -> None:
     """The operator writes it, or a coordinator sends it."""
     sources = "".join(path.read_text() for path in CORE.rglob("*.py"))
     runtime = "".join(path.read_text() for path in (ROOT / "runtime/paceline").rglob("*.py"))
@@ -67,7 +67,7 @@ def test_what_is_told_exists() -> None:
         assert f'"{reason}"' in runtime, reason
 
 
-def test_the_page_is_the_generated_one() -> None:
+def test_the_reference_page_is_up_to_date() -> None:
     page = (ROOT / "docs/reference/operator.md").read_text()
     assert page == markdown(VALUES), "run: make generate"
 

@@ -51,26 +51,26 @@ def take_right(world: Inside, kind: str) -> None:
         ("GET", "/version", False, "get /version"),
     ],
 )
-def test_a_request_in_the_words_of_a_role(
+def test_a_request_is_described_by_verb_resource_and_namespace(
     method: str, target: str, watch: bool, words: str
 ) -> None:
     assert asked(method, target, watch=watch) == words
 
 
-def test_only_a_missing_right_has_this_way_out() -> None:
+def test_only_a_missing_right_has_the_hint() -> None:
     missing = ApiError(403, "Forbidden", SAID, denied="list pods in all namespaces")
     assert told(missing) == f"the operator may not list pods in all namespaces: {SAID}; {HINT}"
     assert told(ApiError(500, "InternalError", "a bad day")) == "500 InternalError: a bad day"
     assert denied("list pods", SAID).exit_code == 2
 
 
-def test_the_words_of_a_proxy_are_shown_as_they_are() -> None:
+def test_an_error_body_that_is_not_json_is_shown_as_it_is() -> None:
     assert words_of(b"<html>no</html>") == ("", "<html>no</html>")
     assert words_of(b'{"reason": "Forbidden", "message": "no"}') == ("Forbidden", "no")
 
 
 @pytest.mark.long
-def test_without_a_right_on_jobs_the_operator_ends_with_what_to_do(world: Inside) -> None:
+def test_without_a_right_on_jobs_the_operator_exits_with_the_reason(world: Inside) -> None:
     take_right(world, PLURAL)
     world.settle(DENIED_S / 2)
     wrong = "the operator may not watch trainingjobs.paceline.dev in all namespaces"

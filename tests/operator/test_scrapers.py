@@ -66,11 +66,11 @@ class Server:
         ("", HTTPStatus.UNAUTHORIZED),
     ],
 )
-def test_a_token_is_judged_by_the_api_server(header: str, status: HTTPStatus) -> None:
+def test_the_api_server_decides_about_a_token(header: str, status: HTTPStatus) -> None:
     assert Server().verdict(header) == status
 
 
-def test_a_verdict_is_remembered_for_a_minute() -> None:
+def test_a_verdict_is_cached_for_a_minute() -> None:
     server = Server()
     for _ in range(50):
         assert server.verdict("Bearer good") == HTTPStatus.OK
@@ -81,7 +81,7 @@ def test_a_verdict_is_remembered_for_a_minute() -> None:
     assert len(server.asked) == 6
 
 
-def test_a_flood_of_unknown_tokens_costs_the_api_server_little_and_a_known_one_is_served() -> None:
+def test_unknown_tokens_are_rate_limited_and_known_ones_are_served() -> None:
     server = Server()
     assert server.verdict("Bearer good") == HTTPStatus.OK
     found = [server.verdict(f"Bearer {number}") for number in range(1000)]
@@ -92,7 +92,7 @@ def test_a_flood_of_unknown_tokens_costs_the_api_server_little_and_a_known_one_i
     assert server.verdict("Bearer poor") == HTTPStatus.FORBIDDEN, "its turn comes again"
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_cache_of_verdicts_is_bounded() -> None:
     server = Server()
     for number in range(2 * REMEMBERED_MAX):
         server.now_s += 1 / ASKED.per_s
@@ -100,7 +100,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(server.scrapers._known) == REMEMBERED_MAX
 
 
-def test_while_the_api_server_is_away_nothing_is_told_and_nothing_remembered() -> None:
+def test_no_verdict_is_given_or_cached_while_the_api_server_is_away() -> None:
     server = Server()
     server.away = True
     assert server.verdict("Bearer good") == HTTPStatus.SERVICE_UNAVAILABLE
@@ -108,7 +108,7 @@ def test_while_the_api_server_is_away_nothing_is_told_and_nothing_remembered() -
     assert server.verdict("Bearer good") == HTTPStatus.OK
 
 
-def test_the_plain_port_has_no_metrics_where_they_are_guarded() -> None:
+def test_guarded_metrics_are_not_served_on_the_plain_port() -> None:
     async def scenario() -> None:
         server = Server()
         guarded = Guarded("127.0.0.1", 0, metrics_context(), server.scrapers)

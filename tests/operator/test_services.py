@@ -36,7 +36,7 @@ class Desk:
         return {namespace for (kind, namespace, _) in self.server.objects if kind == "services"}
 
 
-def test_it_goes_some_time_after_the_last_job() -> None:
+def test_the_service_is_removed_some_time_after_the_last_job() -> None:
     desk = Desk()
     desk.ensure("a")
     desk.look()
@@ -52,7 +52,7 @@ def test_it_goes_some_time_after_the_last_job() -> None:
     assert desk.there == set()
 
 
-def test_a_job_in_between_begins_the_time_anew() -> None:
+def test_a_job_in_between_restarts_the_delay() -> None:
     desk = Desk()
     desk.ensure("a")
     desk.in_use.clear()
@@ -66,7 +66,7 @@ def test_a_job_in_between_begins_the_time_anew() -> None:
     assert desk.there == {"a"}
 
 
-def test_one_that_somebody_deleted_is_made_again() -> None:
+def test_a_deleted_service_is_recreated() -> None:
     desk = Desk()
     desk.ensure("a")
     desk.server.remove("services", "a", COORDINATOR_SERVICE)
@@ -75,7 +75,7 @@ def test_one_that_somebody_deleted_is_made_again() -> None:
     assert desk.there == {"a"}
 
 
-def test_the_next_operator_removes_what_the_last_one_left() -> None:
+def test_a_new_operator_removes_unused_services() -> None:
     desk = Desk()
     for namespace in ("a", "b"):
         desk.ensure(namespace)
@@ -87,7 +87,7 @@ def test_the_next_operator_removes_what_the_last_one_left() -> None:
     assert desk.there == {"b"}
 
 
-def test_a_list_that_fails_is_asked_for_again() -> None:
+def test_a_failed_list_is_retried() -> None:
     desk = Desk()
     desk.ensure("a")
     desk.in_use.clear()
@@ -102,7 +102,7 @@ def test_a_list_that_fails_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize(("scope", "left"), [("a", {"b"}), ("", set())])
-def test_a_namespaced_operator_looks_at_its_own_only(scope: str, left: set[str]) -> None:
+def test_a_namespaced_operator_removes_only_its_own_service(scope: str, left: set[str]) -> None:
     desk = Desk()
     for namespace in ("a", "b"):
         desk.ensure(namespace)

@@ -52,7 +52,7 @@ def test_over_any_window_no_job_and_no_namespace_gets_more_than_its_share(
 
 
 @given(STEPS)
-def test_a_job_that_behaves_is_never_refused_because_of_another_namespace(
+def test_a_job_within_its_rate_is_not_refused_because_of_another_namespace(
     steps: list[tuple[float, Key, float, bool]],
 ) -> None:
     """Jobs of the other namespace may ask for any amount."""
@@ -70,7 +70,7 @@ def test_a_job_that_behaves_is_never_refused_because_of_another_namespace(
 
 
 @given(STEPS)
-def test_what_was_refused_is_there_after_the_time_that_was_told(
+def test_a_refused_amount_is_granted_after_the_returned_wait(
     steps: list[tuple[float, Key, float, bool]],
 ) -> None:
     shares, now_s = Shares(NAMESPACE), 0.0
@@ -83,21 +83,21 @@ def test_what_was_refused_is_there_after_the_time_that_was_told(
             now_s += wait_s + EPSILON
 
 
-def test_many_small_jobs_get_together_what_their_namespace_may() -> None:
+def test_many_small_jobs_together_get_the_burst_of_their_namespace() -> None:
     shares = Shares(NAMESPACE)
     granted = sum(shares.take(("a", str(n)), JOB, 1.0, 0.0) == 0.0 for n in range(1000))
     assert granted == NAMESPACE.burst
     assert shares.take(("b", "1"), JOB, JOB.burst, 0.0) == 0.0, "another one has its own"
 
 
-def test_what_a_decision_has_cost_is_paid_before_the_next_one() -> None:
+def test_the_cost_of_a_decision_is_paid_before_the_next_one() -> None:
     shares, key = Shares(NAMESPACE), ("a", "1")
     shares.spend(key, JOB, JOB.burst + 2 * JOB.per_s, 0.0)
     assert shares.take(key, JOB, 0.0, 0.0) == pytest.approx(2.0)
     assert shares.take(key, JOB, 0.0, 2.0) == 0.0
 
 
-def test_more_than_a_burst_waits_for_a_full_bucket_and_no_longer() -> None:
+def test_a_full_bucket_grants_more_than_a_burst_as_a_debt() -> None:
     shares, key = Shares(NAMESPACE), ("a", "1")
     assert shares.take(key, JOB, 3 * JOB.burst, 0.0) == 0.0
     assert shares.take(key, JOB, 1.0, 0.0) > 2 * JOB.burst / JOB.per_s
@@ -111,7 +111,7 @@ def test_a_job_that_grows_gets_a_larger_share_and_no_second_burst() -> None:
     assert shares.take(key, large, 2 * JOB.per_s, 1.0) == 0.0, "half of it from before"
 
 
-def test_buckets_of_jobs_that_are_gone_are_dropped_once_they_are_full() -> None:
+def test_full_buckets_of_inactive_jobs_are_dropped() -> None:
     shares = Shares(NAMESPACE)
     for n in range(20 * KEPT):
         shares.take((f"n{n}", "job"), JOB, 1.0, float(n))

@@ -80,7 +80,7 @@ def complete(**spec: Any) -> Job:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_the_end_a_sidecar_has_a_moment_and_goes(kind: str) -> None:
+def test_after_the_end_a_sidecar_is_deleted_after_a_grace_period(kind: str) -> None:
     seen = Observed(pods=(ended(kind, 0, 0, "finished"), COORDINATOR))
     first = reconcile(complete(), seen, NOW + 1)
     assert deleted(first) == ["digits-coordinator-1"]
@@ -92,24 +92,24 @@ def test_after_the_end_a_sidecar_has_a_moment_and_goes(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_the_end_a_pod_that_is_over_is_kept_for_its_logs(kind: str) -> None:
+def test_after_the_end_a_terminated_pod_is_kept_for_its_logs(kind: str) -> None:
     seen = Observed(pods=(ended(kind, 0, 0, "finished", logger=GONE),))
     assert deleted(reconcile(complete(), seen, NOW + 3600)) == []
 
 
-def test_who_wants_to_keep_all_pods_keeps_them_as_they_are() -> None:
+def test_clean_pod_policy_none_keeps_all_pods() -> None:
     seen = Observed(pods=(ended("plain", 0, 0, "finished"),))
     job = complete(cleanPodPolicy="None")
     assert deleted(reconcile(job, seen, NOW + 3600)) == []
 
 
-def test_all_ended_pods_go_at_once_where_the_job_says_so() -> None:
+def test_clean_pod_policy_all_deletes_ended_pods_at_once() -> None:
     seen = Observed(pods=(ended("plain", 0, 0, "finished", logger=GONE),))
     job = complete(cleanPodPolicy="All")
     assert deleted(reconcile(job, seen, NOW + 1)) == ["digits-0-1"]
 
 
-def test_the_job_goes_when_its_time_after_the_end_is_over() -> None:
+def test_a_finished_job_is_deleted_after_its_ttl() -> None:
     seen = Observed(pods=(ended("plain", 0, 0, "finished", logger=GONE),))
     early = reconcile(complete(ttlSecondsAfterFinished=600), seen, NOW + 599)
     assert not early.delete_job
@@ -123,7 +123,7 @@ def test_the_job_goes_when_its_time_after_the_end_is_over() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_failed_pod_makes_room_for_its_replacement(kind: str) -> None:
+def test_a_failed_pod_is_replaced_at_once_and_its_sidecar_deleted_later(kind: str) -> None:
     job = job_of(TRAINING, replicas=3)
     failed = ended(kind, 1, 1, "failed: out of data")
     first = reconcile(job, beside(failed), NOW)
@@ -136,7 +136,7 @@ def test_a_failed_pod_makes_room_for_its_replacement(kind: str) -> None:
     assert deleted(reconcile(job, beside(over), NOW + 3600)) == [], "it holds nothing"
 
 
-def test_a_failure_counts_until_its_replacement_remembers_it() -> None:
+def test_a_failed_pod_is_kept_while_its_slot_backs_off() -> None:
     """A deleted pod is no failure, so the pod stays while its slot waits."""
     notes = {NOTE_SLOT_FAILURES: "5"}
     failed = replace(ended("plain", 1, 1, "failed: out of data"), notes=notes)
@@ -146,7 +146,7 @@ def test_a_failure_counts_until_its_replacement_remembers_it() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_worker_that_was_drained_gives_its_gpu_back(kind: str) -> None:
+def test_a_drained_worker_with_a_sidecar_is_deleted(kind: str) -> None:
     drained = ended(kind, 2, 0, "drained: scaled down")
     job = job_of(TRAINING, replicas=2)
     seen = beside(drained)
@@ -160,7 +160,7 @@ def test_a_worker_that_was_drained_gives_its_gpu_back(kind: str) -> None:
     assert deleted(reconcile(job, seen, NOW + SIDECAR_S)) == ["digits-2-1"]
 
 
-def test_the_word_of_one_that_was_released_is_not_deleted_before_the_end() -> None:
+def test_a_released_pod_is_not_deleted_before_the_end() -> None:
     """The other ranks finish, and their coordinator may be lost before it reports the outcome."""
     seen = beside(ended("plain", 1, 0, "finished"))
     assert seen.coordinator is not None
@@ -198,14 +198,14 @@ def told(pod: Pod) -> tuple[str, str, str]:
     return tuple(found[0][n] for n in ("status", "reason", "message")) if found else ("", "", "")
 
 
-def test_a_native_sidecar_that_cannot_be_pulled_is_told_like_the_trainer() -> None:
+def test_an_unpullable_native_sidecar_is_reported_like_the_trainer() -> None:
     mended = {"name": "copy", "state": {"terminated": {"exitCode": 0}}}
     stuck = {"name": "logger", "state": {"waiting": NO_IMAGE}}
     words = "digits-0-1: ErrImagePull: init container logger: logger:1 is not to be had"
     assert told(starting([mended, stuck], WAITS)) == ("True", "PodNotStarting", words)
 
 
-def test_a_native_sidecar_that_crashes_tells_its_last_words() -> None:
+def test_a_crashing_native_sidecar_is_reported_with_its_last_message() -> None:
     last = {"terminated": {"exitCode": 2, "message": "no such file: logger.yaml"}}
     waits = {"reason": "CrashLoopBackOff", "message": "back-off 40s"}
     stuck = {"name": "logger", "state": {"waiting": waits}, "lastState": last}
@@ -221,6 +221,8 @@ def test_a_native_sidecar_that_crashes_tells_its_last_words() -> None:
         ({"state": {"waiting": NO_IMAGE}}, {"name": "trainer", "state": {"running": {}}}),
     ],
 )
-def test_who_begins_or_trains_is_not_stuck(init: dict[str, Any], trainer: dict[str, Any]) -> None:
+def test_a_starting_or_training_pod_is_not_stuck(
+    init: dict[str, Any], trainer: dict[str, Any]
+) -> None:
     """A sidecar that crashes later does not hold up the trainer."""
     assert told(starting([{"name": "logger", **init}], trainer))[0] != "True"

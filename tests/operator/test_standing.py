@@ -67,7 +67,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("conditions", "as_read", "reason"), TABLE)
-def test_what_a_job_is_to_others(
+def test_kstatus_reads_each_state_of_a_job_as_intended(
     conditions: tuple[Wanted, ...], as_read: Standing, reason: Reason
 ) -> None:
     found, ready, stalled = of(*conditions)
@@ -86,7 +86,7 @@ CONDITIONS = st.builds(
 
 
 @given(st.lists(CONDITIONS, unique_by=lambda c: c.type))
-def test_whatever_is_known_there_is_one_answer(conditions: list[Wanted]) -> None:
+def test_ready_and_stalled_give_exactly_one_verdict(conditions: list[Wanted]) -> None:
     found, ready, stalled = of(*conditions)
     holding = {c.type for c in conditions if c.holds}
     assert not (ready.holds and stalled.holds)
@@ -101,7 +101,7 @@ def test_whatever_is_known_there_is_one_answer(conditions: list[Wanted]) -> None
 
 
 @given(st.lists(CONDITIONS, unique_by=lambda c: c.type), st.data())
-def test_what_is_stored_counts_until_something_newer_is_known(
+def test_stored_conditions_count_until_newer_ones_replace_them(
     conditions: list[Wanted], data: st.DataObject
 ) -> None:
     newer = data.draw(st.integers(0, len(conditions)))
@@ -115,7 +115,7 @@ def body_of(status: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"metadata": {"generation": job_of().generation}, "status": status}
 
 
-def test_a_template_that_the_api_server_refuses() -> None:
+def test_a_refused_template_fails_a_new_job_but_not_a_running_one() -> None:
     refusal = Refusal(RefusalKind.TEMPLATE, "spec.x: wrong", at_s=NOW, generation=3)
     changes = reconcile(job_of(), Observed(refusal=refusal), NOW)
     assert kstatus(body_of(changes.status)) is FAILED
@@ -124,7 +124,7 @@ def test_a_template_that_the_api_server_refuses() -> None:
     assert kstatus(body_of(changes.status)) is CURRENT
 
 
-def test_a_change_that_breaks_a_rule() -> None:
+def test_an_invalid_change_of_the_spec_is_read_as_failed() -> None:
     changes = reconcile(job_of(RUNNING, minReplicas=9), training(), NOW)
     assert kstatus(body_of(changes.status)) is FAILED
 
@@ -143,7 +143,7 @@ def now(world: World) -> tuple[Standing, str]:
     return kstatus(body), ready["reason"]
 
 
-def test_a_job_s_life(world: World) -> None:
+def test_kstatus_follows_the_life_of_a_job(world: World) -> None:
     world.server.insert(PLURAL, NAMESPACE, job_body())
     world.settle(0.1)
     assert now(world) == (IN_PROGRESS, R.STARTING)
@@ -165,7 +165,7 @@ def test_a_job_s_life(world: World) -> None:
 DOCS = (Path(__file__).parents[2] / "docs/kubernetes.md").read_text()
 
 
-def test_the_table_of_the_documentation() -> None:
+def test_every_reason_to_be_stalled_is_documented() -> None:
     section = DOCS[DOCS.index("## From Flux") :]
     rows = dict(re.findall(r"^\| ([^|]+) \| (Current|InProgress|Failed)", section, re.M))
     assert set(rows.values()) == {CURRENT, IN_PROGRESS, FAILED}

@@ -44,7 +44,7 @@ def answer(**fields: Any) -> Status:
 
 
 @pytest.mark.parametrize(("before", "told", "ranks"), [(0, 3, 3), (5, 3, 5), (0, 0, 0)])
-def test_restarts_of_ranks(before: int, told: int, ranks: int) -> None:
+def test_the_restart_count_of_ranks_never_decreases(before: int, told: int, ranks: int) -> None:
     """A new coordinator knows only of pods that it has met."""
     found = status_of({**RUNNING, "restarts": {"ranks": before}}, answer(restarts=told))
     assert found.restarts is not None
@@ -52,13 +52,13 @@ def test_restarts_of_ranks(before: int, told: int, ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("left_s", "eta"), [(89.6, 90), (None, None)])
-def test_how_long_the_rest_takes(left_s: float | None, eta: int | None) -> None:
+def test_progress_has_percent_and_remaining_seconds(left_s: float | None, eta: int | None) -> None:
     found = status_of(RUNNING, answer(log=LogStatus(progress=0.25, left_s=left_s)))
     assert found.progress is not None
     assert (found.progress.percent, found.progress.eta_seconds) == (25, eta)
 
 
-def test_a_job_that_does_not_run_has_no_time_left() -> None:
+def test_a_job_that_does_not_run_has_no_remaining_time() -> None:
     before = {**RUNNING, "progress": {"percent": 25, "etaSeconds": 90}}
     job = job_of(before, suspend=True)
     suspended = reconcile(job, replace(training(2), pods=(), coordinator=None), NOW)
@@ -73,7 +73,7 @@ def row(slot: int, **fields: Any) -> RankStatus:
     return RankStatus(MemberId(slot, 0, 1000), RankPhase.ACTIVE, **fields)
 
 
-def test_ranks_have_their_figures() -> None:
+def test_the_status_lists_living_ranks_with_their_figures() -> None:
     facts = {str(Fact.STEP_S): 0.0123, str(Fact.LAG_S): 0.0004}
     found = ranks_of(
         row(1, version=9, pid=77, facts=facts),
@@ -95,7 +95,7 @@ def test_ranks_have_their_figures() -> None:
     ]
 
 
-def test_of_many_ranks_those_that_come_last_are_told() -> None:
+def test_the_status_lists_the_64_ranks_with_the_largest_lag() -> None:
     late = [row(n, facts={str(Fact.LAG_S): n / 1e3}) for n in range(200)]
     found = ranks_of(*late)
     assert [one["member"] for one in found] == [f"{n}.0#1000" for n in range(136, 200)]
@@ -105,7 +105,7 @@ hostile = st.floats() | st.integers() | st.text(max_size=300) | st.none() | st.l
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["state", "pid", "version"]), hostile)), hostile)
-def test_no_coordinator_makes_a_status_that_the_api_server_refuses(
+def test_hostile_figures_do_not_make_an_invalid_status(
     rows: list[dict[str, Any]], figure: Any
 ) -> None:
     facts = {"step_seconds": figure, "lag_seconds": figure}
@@ -131,7 +131,7 @@ def ranks_of(*ranks: RankStatus, shares: dict[str, float] | None = None) -> list
     return found
 
 
-def test_the_measurement_that_led_to_the_transport() -> None:
+def test_the_status_has_the_measurement_behind_the_transport() -> None:
     found = status_of(RUNNING, answer(transport="mpi", transport_why=WHY))
     assert found.transport is not None
     assert (found.transport.kind, found.transport.message) == ("mpi", WHY)
@@ -148,7 +148,7 @@ def training_with(*ranks: Rank, **more: Any) -> Observed:
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_the_last_status_says_how_each_rank_ended_and_nothing_of_the_rounds(complete: bool) -> None:
+def test_the_last_status_has_the_end_of_each_rank_and_no_stragglers(complete: bool) -> None:
     seen = training_with(
         Rank(0, 0, 1, "dead", version=9, finished=complete),
         Rank(1, 0, 1, "dead", version=4),
@@ -164,7 +164,7 @@ def test_the_last_status_says_how_each_rank_ended_and_nothing_of_the_rounds(comp
     assert (found["stragglers"], found["stragglerCount"]) == ([], 0)
 
 
-def test_a_suspended_job_keeps_how_its_ranks_have_stopped_until_it_is_resumed() -> None:
+def test_a_suspended_job_keeps_the_final_rank_states_until_resumed() -> None:
     seen = training_with(
         Rank(0, 0, 1, "finished", version=9),
         Rank(1, 0, 1, "dead", version=9, finished=True),

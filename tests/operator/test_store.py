@@ -23,7 +23,7 @@ def body(uid: str, version: int) -> dict[str, Any]:
     return {"metadata": metadata | {"resourceVersion": str(version)}}
 
 
-def test_the_account_of_field_owners_is_not_kept() -> None:
+def test_managed_fields_are_not_kept() -> None:
     """They are longer than the job, and nothing reads them."""
     store, _ = made()
     told = body("job", 1)
@@ -32,7 +32,7 @@ def test_the_account_of_field_owners_is_not_kept() -> None:
     assert store.jobs[KEY] == body("job", 1)
 
 
-def test_an_older_event_changes_nothing_and_wakes_nobody() -> None:
+def test_an_older_event_changes_nothing_and_wakes_no_job() -> None:
     store, woken = made()
     store.put_pod(KEY, POD)
     store.put_pod(KEY, replace(POD, phase="Running", version=9))
@@ -51,7 +51,7 @@ def test_a_late_answer_does_not_bring_a_deleted_pod_back() -> None:
     assert store.used[KEY] == {0: 1}, "its name stays used"
 
 
-def test_the_deletion_of_an_old_pod_spares_the_new_one_of_its_name() -> None:
+def test_deleting_an_old_pod_keeps_the_new_one_of_its_name() -> None:
     store, _ = made()
     new = replace(POD, uid="uid-2", version=20)
     store.put_pod(KEY, new)
@@ -59,7 +59,7 @@ def test_the_deletion_of_an_old_pod_spares_the_new_one_of_its_name() -> None:
     assert store.pods(KEY) == (new,)
 
 
-def test_a_list_drops_what_it_lacks() -> None:
+def test_a_new_list_drops_missing_pods() -> None:
     store, _ = made()
     other = replace(POD, name="digits-1-1", uid="uid-2", slot=1)
     store.keep_pods([(KEY, POD), (KEY, other)])
@@ -67,14 +67,14 @@ def test_a_list_drops_what_it_lacks() -> None:
     assert store.pods(KEY) == (other,)
 
 
-def test_the_first_sight_of_an_end_is_kept() -> None:
+def test_the_time_of_the_first_observed_end_is_kept() -> None:
     store, _ = made()
     store.put_pod(KEY, replace(POD, end=End(0), ended_seen_s=5.0))
     store.put_pod(KEY, replace(POD, end=End(0), ended_seen_s=9.0, version=11))
     assert store.pods(KEY)[0].ended_seen_s == 5.0
 
 
-def test_an_old_job_does_not_come_back_over_one_made_anew() -> None:
+def test_an_old_job_does_not_replace_a_recreated_one() -> None:
     store, _ = made()
     store.put_job(body("new", 20))
     store.put_job(body("old", 10))
@@ -97,7 +97,7 @@ def test_a_change_of_a_node_wakes_the_jobs_on_it_only() -> None:
     assert woken == [KEY]
 
 
-def test_of_a_pod_s_annotations_little_is_kept() -> None:
+def test_the_annotations_kept_of_a_pod_are_bounded() -> None:
     """Users may write up to 256 KiB of them in each of their pods."""
     labels = {"paceline.dev/job-name": "digits", "paceline.dev/role": "worker"}
     notes = {f"paceline.dev/{n}": "x" * 10**5 for n in range(100)}
@@ -106,7 +106,7 @@ def test_of_a_pod_s_annotations_little_is_kept() -> None:
     assert sum(map(len, found[2].notes.values())) <= 2**16
 
 
-def test_names_are_forgotten_with_the_job_and_its_last_pod() -> None:
+def test_used_names_are_forgotten_with_the_job_and_its_last_pod() -> None:
     store, _ = made()
     for jobs_first in (True, False):
         store.put_job(body(f"job-{jobs_first}", 1))

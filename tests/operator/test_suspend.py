@@ -14,7 +14,7 @@ from testing.fake_cluster.observations import NOW, RUNNING, job_of, training
 START = timestamp(NOW - 100)
 
 
-def test_without_a_checkpoint_it_says_what_is_lost() -> None:
+def test_suspending_without_a_checkpoint_reports_the_lost_rounds() -> None:
     changes = reconcile(job_of(RUNNING, suspend=True), training(), NOW)
     assert changes.status is not None
     (suspended,) = (c for c in changes.status["conditions"] if c["type"] == "Suspended")
@@ -23,7 +23,7 @@ def test_without_a_checkpoint_it_says_what_is_lost() -> None:
     assert "startTime" not in changes.status
 
 
-def test_after_a_resumption_nobody_is_missed() -> None:
+def test_a_resumed_job_gets_its_pods_at_once() -> None:
     """No Event reports ranks that are gone."""
     ring = {"type": "RingReady", "status": "False", "reason": "SuspendedBySpec"}
     status = RUNNING | {"highestAttempt": 2, "conditions": [ring | {"lastTransitionTime": START}]}
@@ -36,7 +36,7 @@ def test_after_a_resumption_nobody_is_missed() -> None:
     assert killed.workers == (), "here the coordinator is asked first"
 
 
-def test_it_waits_for_a_checkpoint_only_while_somebody_can_be_asked() -> None:
+def test_suspension_waits_for_a_checkpoint_only_with_a_coordinator() -> None:
     job, seen = job_of(RUNNING, suspend=True, checkpoint={"path": "/c"}), training()
     assert suspend(job, seen, NOW).reason == "Suspending"
     alone = replace(seen, pods=tuple(pod for pod in seen.pods if pod.is_worker))

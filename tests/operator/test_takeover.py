@@ -12,7 +12,7 @@ from testing.fake_cluster.observations import NOW, RUNNING, job_of, training
 from testing.fake_cluster.world import NAMESPACE, World, job_body
 
 
-def test_a_job_grows_only_when_its_coordinator_is_heard() -> None:
+def test_a_job_grows_once_its_coordinator_answers_or_is_away_for_long() -> None:
     """A coordinator with the smaller target of the operator before would drain the new workers."""
     job = job_of(RUNNING, replicas=4)
     unheard = replace(training(2), coordinator=None)
@@ -26,7 +26,7 @@ def test_a_job_grows_only_when_its_coordinator_is_heard() -> None:
     assert len(reconcile(job, silent, NOW).workers) == 2
 
 
-def test_a_lapsed_lead_writes_nothing_and_forgets_nothing() -> None:
+def test_an_operator_without_its_lease_writes_nothing_and_forgets_nothing() -> None:
     """The operator continues if the Lease comes back, for example after a stall of its CPU."""
     world = World()
     leads = False

@@ -34,7 +34,7 @@ def names(world: World, role: str = "worker") -> list[str]:
     return [body["metadata"]["name"] for body in world.pods(role=role)]
 
 
-def test_a_job_runs_loses_a_worker_and_completes(world: World) -> None:
+def test_a_job_replaces_a_lost_worker_and_completes(world: World) -> None:
     world.server.insert(PLURAL, NAMESPACE, job_body())
     world.settle(5)
     assert names(world) == ["digits-0-1", "digits-1-1"]
@@ -73,7 +73,7 @@ def test_requests_stay_within_the_budget(world: World) -> None:
     assert world.server.requests.total() <= 8 + 12 + 2, world.server.writes
 
 
-def test_a_conflict_of_one_write_forgets_no_job(world: World) -> None:
+def test_a_write_conflict_does_not_stop_the_job(world: World) -> None:
     """Another operator, or kubectl, writes the status at the same moment."""
     world.server.insert(PLURAL, NAMESPACE, job_body())
     patch = world.server.patch
@@ -91,7 +91,7 @@ def test_a_conflict_of_one_write_forgets_no_job(world: World) -> None:
     assert holds(world, "RingReady")
 
 
-def test_a_status_is_never_written_to_another_job_of_the_name(world: World) -> None:
+def test_a_recreated_job_takes_the_place_of_the_old_one(world: World) -> None:
     world.server.insert(PLURAL, NAMESPACE, job_body())
     world.settle(5)
     old = world.server.find(PLURAL, NAMESPACE, "digits")["metadata"]["uid"]

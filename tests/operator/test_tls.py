@@ -62,14 +62,14 @@ def test_the_same_job_gives_the_same_certificates() -> None:
     assert pair_of(keys_of("a")) == certificates_of(keys_of("a")).server
 
 
-def test_a_job_accepts_its_own_coordinator_only() -> None:
+def test_the_operator_accepts_only_the_coordinator_of_the_job() -> None:
     mine = operator_context(keys_of("a"))
     shake(server_context(keys_of("a")), mine)
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         shake(server_context(keys_of("b")), mine)
 
 
-def test_a_coordinator_knows_agents_and_operator_apart() -> None:
+def test_a_coordinator_distinguishes_agents_from_the_operator() -> None:
     server = server_context(keys_of("a"))
     agent = agent_of("a", certificates_of(keys_of("a")).agent)
     assert name_of(shake(server, agent)) == "paceline-agent"
@@ -77,7 +77,7 @@ def test_a_coordinator_knows_agents_and_operator_apart() -> None:
 
 
 @pytest.mark.parametrize("stranger", ["none", "agent of b", "operator of b", "server of a"])
-def test_a_coordinator_refuses_whoever_shows_no_certificate_of_the_jobs_authority(
+def test_a_coordinator_refuses_callers_without_a_client_certificate_of_the_job(
     stranger: str,
 ) -> None:
     """The coordinator's own certificate is for servers, and each pod of the job can read it."""
@@ -92,7 +92,7 @@ def test_a_coordinator_refuses_whoever_shows_no_certificate_of_the_jobs_authorit
 
 
 @pytest.mark.parametrize("role", ["agent", "operator"])
-def test_a_caller_cannot_play_the_coordinator(role: str) -> None:
+def test_a_caller_cannot_pose_as_the_coordinator(role: str) -> None:
     """The certificate of an agent must not let it answer in the coordinator's name."""
     own: Pair = getattr(certificates_of(keys_of("a")), role)
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +105,7 @@ def test_a_caller_cannot_play_the_coordinator(role: str) -> None:
         shake(posing, operator_context(keys_of("a")))
 
 
-def test_they_also_pass_the_strict_check_of_newer_pythons() -> None:
+def test_certificates_pass_the_strict_check_of_newer_pythons() -> None:
     mine, server = operator_context(keys_of("a")), server_context(keys_of("a"))
     mine.verify_flags |= ssl.VERIFY_X509_STRICT
     server.verify_flags |= ssl.VERIFY_X509_STRICT

@@ -76,7 +76,7 @@ def failed(changes: Changes) -> str:
 # ---- reports of the coordinator (C14) -----------------------------------------------------------
 
 
-def test_what_is_told_of_carriers() -> None:
+def test_carriers_are_read_from_the_answer_of_the_coordinator() -> None:
     rank = {"member": [1, 0, 2000], "state": "active", "rank": 1, "carrier": "RDMA"}
     found = read({"transport": "mpi", "carrier": "RDMA", "ranks": [rank]})
     assert (found.carrier, found.ranks[0].carrier) == ("RDMA", "RDMA")
@@ -106,7 +106,7 @@ def test_what_is_told_of_carriers() -> None:
         ),
     ],
 )
-def test_condition_and_status(
+def test_condition_and_status_follow_the_carrier(
     fabric: dict[str, Any] | None,
     carrier: str | None,
     holds: str,
@@ -137,7 +137,7 @@ def test_the_message_names_the_rank_and_what_to_check() -> None:
     assert "and 3 more" in condition(many)["message"]
 
 
-def test_a_job_of_one_pod_has_nothing_to_carry() -> None:
+def test_a_job_of_one_pod_needs_no_carrier() -> None:
     pods = [worker(0)]
     spoken = replace(coordinator_status(pods), transport="mpi")
     job = job_of({**RUNNING, "replicas": 1}, replicas=1, minReplicas=1, fabric=RDMA)
@@ -150,7 +150,7 @@ def test_a_job_of_one_pod_has_nothing_to_carry() -> None:
     assert changes.status["transport"] == {"kind": "mpi"}
 
 
-def test_nothing_is_said_while_nobody_has_told_a_transport() -> None:
+def test_an_unknown_transport_is_not_reported() -> None:
     changes = decided(job_with(RDMA), seen_over("", kind=""))
     assert changes.status is not None
     assert "transport" not in changes.status
@@ -170,7 +170,7 @@ def later(seen: Observed, since_s: float) -> Observed:
     return replace(seen, sent=replace(seen.sent, status_s=since_s, figures_s=since_s))
 
 
-def test_the_carrier_of_a_job_that_requires_none_costs_no_write_of_its_own() -> None:
+def test_a_carrier_that_is_not_required_causes_no_status_write() -> None:
     job = job_with()
     job = stored(job, decided(job, seen_over("")))
     seen = later(seen_over("TCP"), NOW)
@@ -197,7 +197,7 @@ def test_a_required_carrier_is_written_when_it_changes_and_not_again() -> None:
         at_s += 1
 
 
-def test_a_joiner_of_which_nothing_is_known_yet_changes_nothing() -> None:
+def test_a_joining_rank_without_a_known_carrier_changes_nothing() -> None:
     job = job_with(RDMA, kind="mpi over RDMA", verifiedAt=timestamp(NOW - 60))
     changes = decided(job, seen_over("", "RDMA", ""))
     assert changes.status is not None
@@ -223,7 +223,7 @@ def test_a_joiner_of_which_nothing_is_known_yet_changes_nothing() -> None:
         ("GPUDirect", "auto", "nccl"),
     ],
 )
-def test_auto_takes_what_can_use_the_required_network(
+def test_auto_chooses_a_backend_for_the_required_network(
     required: str | None, backend: str | None, used: str
 ) -> None:
     spec: dict[str, Any] = {"fabric": {"required": required}} if required else {}
@@ -236,7 +236,7 @@ def test_auto_takes_what_can_use_the_required_network(
 # ---- preflight ----------------------------------------------------------------------------------
 
 
-def test_tcp_ends_a_job_that_requires_more() -> None:
+def test_tcp_fails_a_job_that_requires_more() -> None:
     message = failed(decided(job_with(RDMA), seen_over("TCP", "RDMA", "TCP")))
     assert "mpi over TCP moves the gradients, but spec.fabric.required is RDMA" in message
     assert "rank 1 in digits-1-1 uses TCP" in message
@@ -245,7 +245,7 @@ def test_tcp_ends_a_job_that_requires_more() -> None:
     assert "rank 0 in digits-0-1 uses RDMA" in direct
 
 
-def test_tcp_ends_no_job_that_asks_for_no_check_or_nothing_or_is_at_its_end() -> None:
+def test_tcp_fails_no_job_without_check_or_requirement_or_at_its_end() -> None:
     assert not failed(decided(job_with(SHOWN), seen_over("TCP")))
     assert not failed(decided(job_with(), seen_over("TCP")))
     assert not failed(decided(job_with(RDMA), seen_over("TCP", stopping=True)))
@@ -258,7 +258,7 @@ def waiting(carrier: str | None, rounds: int, unknown: CarrierUnknown | None = N
 BEGAN = CarrierUnknown(NOW - LIMIT_S, 9)
 
 
-def test_the_time_begins_when_rounds_run_in_two_pods_and_nothing_is_known() -> None:
+def test_the_preflight_timer_starts_with_rounds_and_an_unknown_carrier() -> None:
     first = decided(job_with(RDMA), waiting("", 9))
     assert first.clocks.carrier_unknown == CarrierUnknown(NOW, 9)
     assert first.look_again_s is not None
@@ -272,7 +272,7 @@ def test_the_time_begins_when_rounds_run_in_two_pods_and_nothing_is_known() -> N
     assert decided(job_with(), waiting("", 50, BEGAN)).clocks.carrier_unknown is None
 
 
-def test_a_carrier_that_nobody_finds_out_in_time_ends_the_job() -> None:
+def test_a_carrier_still_unknown_at_the_timeout_fails_the_job() -> None:
     assert not failed(decided(job_with(RDMA), waiting("", 50, BEGAN), NOW - 1))
     message = failed(decided(job_with(RDMA), waiting("", 50, BEGAN)))
     assert "after 120 s (fabric.preflight.timeoutSeconds)" in message
@@ -282,14 +282,14 @@ def test_a_carrier_that_nobody_finds_out_in_time_ends_the_job() -> None:
     assert not failed(decided(job_with(SHOWN), waiting("", 50, BEGAN)))
 
 
-def test_slow_rounds_are_waited_for() -> None:
+def test_preflight_waits_for_slow_rounds() -> None:
     """Too few rounds have run for a verdict, and a minute per round is no error."""
     few = 9 + transport.MOVING_ROUNDS
     assert not failed(decided(job_with(RDMA), waiting("", few - 1, BEGAN), NOW + 3600))
     assert failed(decided(job_with(RDMA), waiting("", few, BEGAN), NOW + 3600))
 
 
-def test_a_release_that_does_not_look_into_it_ends_no_job() -> None:
+def test_a_release_that_reports_no_carrier_fails_no_job() -> None:
     changes = decided(job_with(RDMA), waiting(None, 50, BEGAN), NOW + 3600)
     assert not failed(changes)
     assert "does not look into it" in condition(changes)["message"]
@@ -298,7 +298,7 @@ def test_a_release_that_does_not_look_into_it_ends_no_job() -> None:
 # ---- after verification -------------------------------------------------------------------------
 
 
-def test_a_later_loss_is_told_once_and_ends_nothing() -> None:
+def test_a_later_loss_of_the_carrier_is_reported_once() -> None:
     held = {"type": "TransportVerified", "status": "True", "lastTransitionTime": timestamp(NOW)}
     moved = {"kind": "mpi over RDMA", "verifiedAt": timestamp(NOW - 600)}
     before = {**RUNNING, "replicas": 2, "transport": moved}
@@ -318,7 +318,7 @@ def test_a_later_loss_is_told_once_and_ends_nothing() -> None:
     assert not failed(decided(job, waiting("", 50, BEGAN), NOW + 3600)), "it was RDMA before"
 
 
-def test_a_suspended_job_is_checked_anew() -> None:
+def test_suspending_a_job_resets_the_transport_check() -> None:
     moved = {"kind": "mpi over RDMA", "verifiedAt": timestamp(NOW - 600)}
     job = job_of({**RUNNING, "transport": moved}, replicas=2, suspend=True, fabric=RDMA)
     changes = decided(job, Observed())

@@ -123,7 +123,7 @@ class Side:
         return {name for _, name in self.store.jobs}
 
 
-def test_each_sees_makes_and_counts_its_own() -> None:
+def test_each_operator_sees_creates_and_counts_its_own_objects() -> None:
     cluster = Cluster()
     first, second = cluster.sides
     cluster.submit("mine", replicas=3)
@@ -139,7 +139,7 @@ def test_each_sees_makes_and_counts_its_own() -> None:
     assert labels == {manager_label(OTHER)}
 
 
-def test_the_end_of_ones_job_is_nothing_to_the_other() -> None:
+def test_deleting_a_job_of_one_operator_does_not_affect_the_other() -> None:
     cluster = Cluster()
     first, second = cluster.sides
     cluster.submit("mine")
@@ -153,7 +153,7 @@ def test_the_end_of_ones_job_is_nothing_to_the_other() -> None:
     assert len(cluster.pods_of("mine")) == 3
 
 
-def test_a_name_that_goes_to_the_other_operator() -> None:
+def test_a_job_name_can_move_to_the_other_operator() -> None:
     """The old pods still exist, and the other operator adopts none of them."""
     cluster = Cluster()
     first, second = cluster.sides
@@ -171,7 +171,7 @@ def test_a_name_that_goes_to_the_other_operator() -> None:
     assert first.names == set()
 
 
-def test_a_missed_deletion_shows_in_the_others_job_of_that_name() -> None:
+def test_a_missed_deletion_is_inferred_from_a_job_of_the_other_operator() -> None:
     cluster = Cluster()
     first, _ = cluster.sides
     cluster.submit("digits")
@@ -185,7 +185,7 @@ def test_a_missed_deletion_shows_in_the_others_job_of_that_name() -> None:
     assert first.names == set(), "an old event does not bring it back"
 
 
-def test_the_shared_service_stays_while_the_other_has_jobs() -> None:
+def test_the_shared_service_is_kept_while_the_other_operator_has_jobs() -> None:
     cluster = Cluster()
     first, _ = cluster.sides
     cluster.submit("mine")
@@ -207,7 +207,7 @@ def test_the_shared_service_stays_while_the_other_has_jobs() -> None:
     assert after_a_while() == 0
 
 
-def test_a_list_forgets_the_others_jobs_too() -> None:
+def test_a_new_list_forgets_jobs_of_the_other_operator() -> None:
     cluster = Cluster()
     first, _ = cluster.sides
     cluster.submit("theirs", OTHER)
@@ -220,12 +220,12 @@ def test_a_list_forgets_the_others_jobs_too() -> None:
 @pytest.mark.parametrize(
     "manager", [DEFAULT_MANAGER, OTHER, "second", "///", "é", "a b", "x" * 253, "-a-", "Ünder_7."]
 )
-def test_every_manager_has_a_label(manager: str) -> None:
+def test_every_manager_has_a_valid_label(manager: str) -> None:
     label = manager_label(manager)
     assert re.fullmatch(LABEL_VALUE, label)
     assert label == manager_label(manager)
 
 
-def test_managers_that_look_alike_have_labels_of_their_own() -> None:
+def test_similar_manager_names_have_distinct_labels() -> None:
     alike = ["a/b", "a//b", "a-b", "a/b/", "a b", "x" * 64, "x" * 65]
     assert len({manager_label(manager) for manager in alike}) == len(alike)

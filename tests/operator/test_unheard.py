@@ -49,7 +49,9 @@ def unheard(*ends: End | None, **fields: Any) -> Observed:
 
 
 @pytest.mark.parametrize("last", [RELEASED, None, CRASHED], ids=["both", "first", "one"])
-def test_a_job_that_was_never_heard_of_ends_by_the_word_of_a_pod(last: End | None) -> None:
+def test_a_job_without_coordinator_answers_completes_once_a_pod_was_released(
+    last: End | None,
+) -> None:
     """A version with which one pod was released is complete, whatever happens to others (R17)."""
     changes = reconcile(job_of(), unheard(RELEASED, last), NOW)
     assert condition(changes, "Complete")["reason"] == "JobFinished"
@@ -57,7 +59,7 @@ def test_a_job_that_was_never_heard_of_ends_by_the_word_of_a_pod(last: End | Non
     assert changes.workers == ()
 
 
-def test_workers_that_are_still_at_their_end_have_their_time() -> None:
+def test_workers_that_still_finish_have_their_grace_period() -> None:
     """One pod is released before another, which may still write the final weights."""
     seen = unheard(RELEASED, None)
     ended = reconcile(job_of(), seen, NOW)
@@ -75,12 +77,12 @@ def new_coordinator(seen: Observed, **fields: Any) -> Observed:
     return replace(seen, coordinator=status, coordinator_heard_s=NOW)
 
 
-def test_a_coordinator_that_knows_nothing_does_not_take_the_word_back() -> None:
+def test_a_new_coordinator_without_ranks_does_not_revoke_completion() -> None:
     changes = reconcile(job_of(RUNNING), new_coordinator(unheard(RELEASED, RELEASED)), NOW)
     assert condition(changes, "Complete")["reason"] == "JobFinished"
 
 
-def test_nobody_takes_the_place_of_one_that_was_released() -> None:
+def test_a_released_pod_is_not_replaced() -> None:
     """The other ranks have not reported to the new coordinator yet."""
     seen = new_coordinator(unheard(RELEASED, None))
     changes = reconcile(job_of(RUNNING), seen, NOW)
@@ -90,7 +92,7 @@ def test_nobody_takes_the_place_of_one_that_was_released() -> None:
     assert waiting.workers == (), "its outcome is waited for"
 
 
-def test_a_pod_that_was_drained_is_not_the_end() -> None:
+def test_a_drained_pod_does_not_complete_the_job() -> None:
     drained = End(0, "Completed", "drained: scaled down", finished_s=NOW - 60)
     changes = reconcile(job_of(), unheard(drained, None), NOW)
     assert [create.name for create in changes.workers] == ["digits-0-2"]
@@ -110,7 +112,7 @@ def test_a_pod_that_was_drained_is_not_the_end() -> None:
     ],
 )
 @pytest.mark.parametrize("status", [{}, RUNNING], ids=["new", "running"])
-def test_after_a_while_the_user_is_told_why_nothing_is_heard(
+def test_an_unreachable_coordinator_is_reported_with_its_cause(
     status: dict[str, Any], cause: Cause, words: str
 ) -> None:
     unheard_of = Unheard(cause, "10.0.0.7:7070", "its words")
@@ -136,7 +138,7 @@ def test_after_a_while_the_user_is_told_why_nothing_is_heard(
     ("cause", "words"), [(Cause.ANSWER, "kubectl logs"), (Cause.SHARE, "jobs")]
 )
 @pytest.mark.parametrize("status", [{}, RUNNING], ids=["new", "running"])
-def test_a_job_whose_answers_are_refused_says_so_and_why(
+def test_refused_answers_are_reported_with_the_reason(
     status: dict[str, Any], cause: Cause, words: str
 ) -> None:
     """The report comes at once: the coordinator is there, and waiting fixes nothing."""
@@ -150,14 +152,14 @@ def test_a_job_whose_answers_are_refused_says_so_and_why(
     assert event.message == degraded["message"]
 
 
-def test_one_answer_that_is_refused_is_no_trouble_while_the_last_one_counts() -> None:
+def test_one_refused_answer_is_not_reported_while_the_last_one_counts() -> None:
     refused = Unheard(Cause.ANSWER, "10.0.0.7:7070", "its answer has 31457280 bytes")
     seen = new_coordinator(unheard(None, None, unheard=refused))
     changes = reconcile(job_of(RUNNING), seen, NOW)
     assert not any(event.reason == "AnswerRefused" for event in changes.events)
 
 
-def test_it_is_told_once_and_again_for_another_cause() -> None:
+def test_each_cause_is_reported_once() -> None:
     clocks = Clocks(coordinator_away_s=NOW - 60)
     seen = unheard(None, None, unheard=UNHEARD, clocks=clocks)
     told = reconcile(job_of(RUNNING), seen, NOW)
@@ -167,7 +169,7 @@ def test_it_is_told_once_and_again_for_another_cause() -> None:
     assert [event.reason for event in reconcile(job, other, NOW + 1).events] == ["CoordinatorAway"]
 
 
-def test_a_coordinator_that_does_not_run_yet_is_not_away() -> None:
+def test_a_coordinator_that_is_not_running_yet_is_not_away() -> None:
     """Pulling its image may take minutes."""
     pods = (worker(0), replace(COORDINATOR, phase="Pending"))
     seen = Observed(pods=pods, clocks=Clocks(coordinator_away_s=NOW - 60), unheard=UNHEARD)
@@ -238,7 +240,9 @@ async def missed_at(
         (_nonsense, "job-uid", Cause.ANSWER),
     ],
 )
-def test_an_answer_that_is_none(answer: Answer, tls: str, cause: Cause) -> None:
+def test_an_invalid_answer_is_reported_with_its_cause(
+    answer: Answer, tls: str, cause: Cause
+) -> None:
     async def scenario() -> None:
         async with serving(answer, server_context(job_keys(bytes(32), tls))) as port:
             ((unheard_of, away),) = await missed_at(port, lambda: 0.0)
@@ -251,7 +255,7 @@ def test_an_answer_that_is_none(answer: Answer, tls: str, cause: Cause) -> None:
 
 @pytest.mark.parametrize(("listens", "cause"), [(False, Cause.REFUSED), (True, Cause.TIMEOUT)])
 @pytest.mark.parametrize("after_s", [0.0, TOLD_S])
-def test_nobody_answers(
+def test_refused_and_timed_out_connections_are_distinguished(
     *,
     listens: bool,
     cause: Cause,
@@ -278,7 +282,7 @@ def test_nobody_answers(
     asyncio.run(scenario())
 
 
-def test_what_a_coordinator_has_said_counts_until_it_is_away() -> None:
+def test_failed_requests_count_as_away_only_after_a_while() -> None:
     asked = 0
 
     async def once(_: web.Request) -> web.StreamResponse:

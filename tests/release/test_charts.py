@@ -111,7 +111,7 @@ def listed(name: str, what: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", release.CHARTS)
-def test_licence_and_category(name: str) -> None:
+def test_charts_state_license_and_category(name: str) -> None:
     project = tomllib.loads((release.ROOT / "pyproject.toml").read_text())["project"]
     told = annotations_of(name)
     assert told["artifacthub.io/license"] == project["license"]
@@ -119,7 +119,7 @@ def test_licence_and_category(name: str) -> None:
     assert set(told) <= {f"artifacthub.io/{what}" for what in KNOWN}
 
 
-def test_each_resource_is_named() -> None:
+def test_the_crd_chart_lists_each_custom_resource() -> None:
     assert {(entry["name"], entry["kind"], entry["version"]) for entry in listed(CRDS, "crds")} == {
         (crd["metadata"]["name"], crd["spec"]["names"]["kind"], version["name"])
         for crd in (yaml.safe_load(text()) for text in DEFINITIONS.values())
@@ -127,7 +127,7 @@ def test_each_resource_is_named() -> None:
     }
 
 
-def test_each_image_is_named() -> None:
+def test_the_chart_lists_the_image_that_it_runs() -> None:
     """The image of a job is its user's, so the chart does not list it."""
     image = yaml.safe_load((release.ROOT / "charts/paceline/values.yaml").read_text())["image"]
     assert image["tag"] == ""
@@ -138,7 +138,7 @@ def test_each_image_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", release.CHARTS)
-def test_changes_are_those_of_the_changelog(name: str) -> None:
+def test_chart_changes_quote_the_changelog(name: str) -> None:
     notes = " ".join(release.notes(VERSION).split())
     sections = {part.split()[0]: part for part in notes.split(" ### ")[1:]}
     for change in listed(name, "changes"):
@@ -149,7 +149,7 @@ def test_changes_are_those_of_the_changelog(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", release.CHARTS)
-def test_links_are_those_of_the_docs(name: str) -> None:
+def test_chart_links_are_cited_in_the_docs(name: str) -> None:
     cited = "".join(path.read_text() for path in (release.ROOT / "docs").glob("*.md"))
     for link in listed(name, "links"):
         host, _, number = link["url"].removeprefix("https://").partition("/abs/")

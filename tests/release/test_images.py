@@ -114,7 +114,7 @@ def run_in(root: Path, config: dict[str, Any], *words: str) -> str:
 
 
 @pytest.mark.exhaustive
-def test_the_operator_is_valid_and_runs(
+def test_the_operator_image_is_valid_and_runs(
     base: release_images.Base, operator: Path, tmp_path: Path
 ) -> None:
     archive = Archive(operator, tmp_path / "archive")
@@ -162,7 +162,7 @@ def test_the_operator_is_valid_and_runs(
 
 
 @pytest.mark.exhaustive
-def test_the_worker_runs_with_pip_and_mpi_and_native_loops(
+def test_the_worker_image_runs_with_pip_mpi_and_native_loops(
     base: release_images.Base, tmp_path: Path
 ) -> None:
     """The image has everything except torch and its dependencies, which are gigabytes."""
@@ -225,7 +225,7 @@ def test_another_process_makes_the_same_image(tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
-def test_a_base_leaves_its_machine_behind(tmp_path: Path) -> None:
+def test_the_base_layer_has_no_files_of_its_machine(tmp_path: Path) -> None:
     image = Archive(small_image.write(tmp_path), tmp_path / "archive")
     [of_base, of_packages, own] = (image.blob(layer) for layer in image.layers)
     with tarfile.open(of_base) as archive:
@@ -241,7 +241,7 @@ def test_a_base_leaves_its_machine_behind(tmp_path: Path) -> None:
             assert (entry.uid, entry.gid) == (0, 0)
 
 
-def test_a_base_that_does_not_do_is_refused(
+def test_an_unusable_base_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def said(path: Path) -> str:
@@ -259,7 +259,7 @@ def test_a_base_that_does_not_do_is_refused(
     assert "this is linux of riscv64; leave them out" in said(tmp_path / "c.tar")
 
 
-def test_packages_are_what_uv_lock_lists_as_it_was_installed(tmp_path: Path) -> None:
+def test_packages_that_differ_from_uv_lock_or_were_modified_are_refused(tmp_path: Path) -> None:
     base = release_images.read_base(small_image.base_tar(tmp_path / "base.tar"))
     for locked, why in (
         ({"click": "0.1"}, "click is 0.1 in uv.lock"),
@@ -281,7 +281,7 @@ def test_packages_are_what_uv_lock_lists_as_it_was_installed(tmp_path: Path) -> 
         )
 
 
-def test_a_step_that_a_release_does_not_follow_is_refused() -> None:
+def test_an_unsupported_dockerfile_step_is_refused() -> None:
     more = "FROM base AS small\nRUN apt-get install gcc\nFROM base AS other\n"
     with pytest.raises(ReleaseError, match="RUN apt-get install gcc"):
         release_images.stage(more, "small")

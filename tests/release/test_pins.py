@@ -48,7 +48,7 @@ def shown(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", dockerfiles(), ids=shown)
-def test_each_image_that_is_built_upon_is_named_by_its_digest(path: Path) -> None:
+def test_base_images_are_pinned_by_digest(path: Path) -> None:
     given, stages = dict[str, str](), set[str]()
     for line in commands(path):
         if found := re.fullmatch(r"ARG (\w+)(?:=(\S+))?", line):
@@ -62,7 +62,7 @@ def test_each_image_that_is_built_upon_is_named_by_its_digest(path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", [*(ROOT / name for name in RECIPES), *dockerfiles()], ids=shown)
-def test_each_installer_takes_only_files_with_a_known_digest(path: Path) -> None:
+def test_installers_accept_only_files_with_a_known_digest(path: Path) -> None:
     installs = [
         command
         for line in commands(path)
@@ -85,7 +85,7 @@ def test_each_requirement_is_one_version_with_its_hashes(name: str) -> None:
         assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", line), line
 
 
-def test_requirements_are_what_uv_lock_lists() -> None:
+def test_requirements_match_uv_lock() -> None:
     assert (ROOT / "scripts/build.txt").read_text() == pins.build()
     assert (ROOT / "examples/digits/requirements.txt").read_text() == pins.digits()
     locked = tomllib.loads(pins.LOCK.read_text())["package"]
@@ -107,7 +107,7 @@ def torch_cpu(digest: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("digest", ["", "abc", DIGEST[1:], DIGEST.upper(), f"{DIGEST[:-1]}g"])
-def test_the_build_of_torch_for_cpus_is_not_taken_without_its_digest(digest: str) -> None:
+def test_the_cpu_build_of_torch_needs_its_digest(digest: str) -> None:
     said = torch_cpu(digest)
     assert said.returncode == 2
     assert said.stdout == ""
@@ -116,7 +116,7 @@ def test_the_build_of_torch_for_cpus_is_not_taken_without_its_digest(digest: str
 
 
 @pytest.mark.processes
-def test_the_build_of_torch_for_cpus_comes_with_hashes_and_without_cuda(tmp_path: Path) -> None:
+def test_the_cpu_build_of_torch_has_hashes_and_no_cuda(tmp_path: Path) -> None:
     said = torch_cpu(DIGEST)
     assert said.returncode == 0, said.stderr
     listed = tmp_path / "listed"

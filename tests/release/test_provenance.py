@@ -70,12 +70,12 @@ def statement(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_whole_release_passes_with_and_without_the_key(made: Path) -> None:
+def test_a_complete_release_passes_with_and_without_the_key(made: Path) -> None:
     for key in (None, KEY.public_key()):
         assert provenance.check(made, key) == statement(made)
 
 
-def test_the_statement_is_one_of_slsa_about_each_file_that_is_installed(made: Path) -> None:
+def test_the_slsa_statement_covers_each_installable_file(made: Path) -> None:
     told = statement(made)
     assert told["_type"] == "https://in-toto.io/Statement/v1"
     assert told["predicateType"] == "https://slsa.dev/provenance/v1"
@@ -102,7 +102,7 @@ def test_a_changed_byte_of_any_file_fails(made: Path, name: str) -> None:
         provenance.check(made)
 
 
-def test_an_image_whose_manifest_is_another_one_fails(made: Path) -> None:
+def test_an_image_with_another_manifest_fails(made: Path) -> None:
     """A registry identifies an image by the digest of its manifest, not of its archive."""
     archive(made / "paceline-operator-1.oci.tar", b"another")
     with pytest.raises(ProvenanceError, match=r"paceline-operator-1 \(manifest\) has sha256"):
@@ -110,19 +110,19 @@ def test_an_image_whose_manifest_is_another_one_fails(made: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_missing_fails(made: Path, name: str) -> None:
+def test_a_missing_file_fails(made: Path, name: str) -> None:
     (made / name).unlink()
     with pytest.raises(ProvenanceError, match=f"{name} is missing"):
         provenance.check(made)
 
 
-def test_a_file_that_nobody_speaks_of_fails(made: Path) -> None:
+def test_an_unlisted_file_fails(made: Path) -> None:
     (made / "paceline_more-1-py3-none-any.whl").write_bytes(b"more")
     with pytest.raises(ProvenanceError, match=r"more-1-py3-none-any\.whl is not spoken of"):
         provenance.check(made)
 
 
-def test_a_statement_of_another_kind_or_none_at_all_fails(made: Path) -> None:
+def test_an_unknown_unreadable_or_missing_statement_fails(made: Path) -> None:
     path = made / "paceline-1.provenance.json"
     for told, why in (
         (statement(made) | {"predicateType": "https://slsa.dev/provenance/v0.2"}, "not https"),
@@ -144,7 +144,7 @@ def test_a_statement_of_another_kind_or_none_at_all_fails(made: Path) -> None:
         provenance.check(made)
 
 
-def test_only_the_releases_key_opens_the_envelope_and_only_as_it_was_sealed(made: Path) -> None:
+def test_the_envelope_verifies_only_unchanged_and_with_the_release_key(made: Path) -> None:
     path = made / "paceline-1.provenance.dsse.json"
     sealed = json.loads(path.read_bytes())
     other = ec.generate_private_key(ec.SECP256R1()).public_key()
@@ -163,7 +163,7 @@ def test_only_the_releases_key_opens_the_envelope_and_only_as_it_was_sealed(made
 
 
 @pytest.mark.processes
-def test_the_command_says_in_one_line_what_is_wrong(made: Path) -> None:
+def test_the_command_reports_a_failure_in_one_line(made: Path) -> None:
     key = made.parent / "key.pub"
     public = KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     key.write_bytes(public)

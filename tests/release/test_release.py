@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "dist"
 
 
-def test_the_wheel_holds_what_ships_and_no_tests(made: Path) -> None:
+def test_the_wheel_contains_the_packages_and_no_tests(made: Path) -> None:
     with zipfile.ZipFile(made / f"paceline-{VERSION}-py3-none-any.whl") as wheel:
         inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     ships = set[str]()
@@ -58,7 +58,9 @@ def test_the_wheel_holds_what_ships_and_no_tests(made: Path) -> None:
 
 
 @pytest.mark.parametrize("package", [f"paceline-{VERSION}-py3-none-any.whl", "sdist"])
-def test_a_fresh_environment_runs_what_was_built(made: Path, tmp_path: Path, package: str) -> None:
+def test_wheel_and_sdist_run_in_a_fresh_environment(
+    made: Path, tmp_path: Path, package: str
+) -> None:
     """The fresh environment has the dependencies of this one, but not Paceline."""
     fresh = tmp_path / "venv"
     venv.create(fresh, symlinks=True)
@@ -83,7 +85,7 @@ def test_a_fresh_environment_runs_what_was_built(made: Path, tmp_path: Path, pac
 
 
 @pytest.mark.parametrize("name", release.CHARTS)
-def test_charts_are_whole(made: Path, name: str) -> None:
+def test_chart_packages_contain_every_file(made: Path, name: str) -> None:
     with tarfile.open(made / f"{name}-{VERSION}.tgz") as archive:
         inside = {entry.name: entry for entry in archive}
         chart = archive.extractfile(f"{name}/Chart.yaml")
@@ -95,7 +97,7 @@ def test_charts_are_whole(made: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", release.CHARTS)
-def test_the_oci_archive_leads_to_the_same_chart(made: Path, name: str) -> None:
+def test_the_oci_archive_contains_the_same_chart(made: Path, name: str) -> None:
     with tarfile.open(made / f"{name}-{VERSION}.oci.tar") as archive:
         files = {
             entry.name: file.read() for entry in archive if (file := archive.extractfile(entry))
@@ -117,7 +119,7 @@ def test_the_oci_archive_leads_to_the_same_chart(made: Path, name: str) -> None:
     assert blob(layer) == (made / f"{name}-{VERSION}.tgz").read_bytes()
 
 
-def test_lists_of_what_images_are_made_of(made: Path) -> None:
+def test_images_have_a_bill_of_materials(made: Path) -> None:
     for image, has, has_not in (("operator", "kopf", "torch"), ("worker", "torch", "kopf")):
         listed = json.loads((made / f"{image}-{VERSION}.cdx.json").read_text())
         assert listed["bomFormat"] == "CycloneDX"
@@ -126,7 +128,7 @@ def test_lists_of_what_images_are_made_of(made: Path) -> None:
         assert names.isdisjoint({has_not, "transformers", "pytest"})
 
 
-def test_checksums_and_signature(made: Path, tmp_path: Path) -> None:
+def test_checksums_match_and_are_signed(made: Path, tmp_path: Path) -> None:
     sums = (made / release.SUMS).read_bytes()
     listed: dict[str, str] = dict(line.split("  ")[::-1] for line in sums.decode().splitlines())
     own = {release.SUMS, f"{release.SUMS}.sig"}
@@ -150,7 +152,7 @@ def test_checksums_and_signature(made: Path, tmp_path: Path) -> None:
         assert checked.stdout == b"Verified OK\n", checked.stderr
 
 
-def test_where_it_comes_from_is_stated_and_signed(made: Path) -> None:
+def test_provenance_is_stated_and_signed(made: Path) -> None:
     told = provenance.check(made, KEY.public_key())
     assert told == provenance.check(made)
     named = {each["name"] for each in told["subject"]}
@@ -169,7 +171,7 @@ def test_the_same_commit_gives_the_same_files(made: Path, tmp_path: Path) -> Non
             assert path.read_bytes() == (made / path.name).read_bytes(), path.name
 
 
-def test_a_key_that_does_not_do_is_refused(tmp_path: Path) -> None:
+def test_an_unusable_signing_key_is_refused(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("no key")
     for path, said in ((wrong, "no private key"), (tmp_path / "none.pem", "cannot be read")):
@@ -177,7 +179,7 @@ def test_a_key_that_does_not_do_is_refused(tmp_path: Path) -> None:
             release.read_key(path)
 
 
-def test_a_place_with_another_version_is_refused(
+def test_a_release_with_inconsistent_versions_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(version, "problems", lambda: "Dockerfile says another version\n")
@@ -186,7 +188,7 @@ def test_a_place_with_another_version_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_errors_are_one_sentence(tmp_path: Path) -> None:
+def test_the_command_reports_an_error_in_one_line(tmp_path: Path) -> None:
     said = subprocess.run(
         [sys.executable, "-m", "scripts.release", "--out", tmp_path / "out", "--key", "none.pem"],
         cwd=release.ROOT,

@@ -30,11 +30,11 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_place_says_the_same() -> None:
+def test_every_place_has_the_same_version() -> None:
     assert version.problems() == ""
 
 
-def test_another_version_reaches_every_place(copy: Path) -> None:
+def test_a_new_version_is_written_to_every_place(copy: Path) -> None:
     old = version.current()
     assert set(version.write(OTHER, copy)) == set(version.PLACES)
     assert version.current(copy) == OTHER
@@ -45,7 +45,7 @@ def test_another_version_reaches_every_place(copy: Path) -> None:
         assert (copy / path).read_bytes() == (version.ROOT / path).read_bytes(), path
 
 
-def test_no_other_file_names_it() -> None:
+def test_no_other_file_names_the_version() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=version.ROOT, capture_output=True, text=True, check=True
     ).stdout.split("\0")
@@ -59,7 +59,7 @@ def test_no_other_file_names_it() -> None:
             )
 
 
-def test_drift_is_said(copy: Path) -> None:
+def test_version_drift_is_reported(copy: Path) -> None:
     chart = copy / "charts/paceline/Chart.yaml"
     chart.write_text(
         chart.read_text().replace(f"version: {version.current()}", f"version: {OTHER}")
@@ -72,12 +72,12 @@ def test_drift_is_said(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["1.2", "v1.2.3", "1.2.3rc1", "01.2.3", "1.2.3\n"])
-def test_what_is_no_version_is_refused(copy: Path, wrong: str) -> None:
+def test_an_invalid_version_is_refused(copy: Path, wrong: str) -> None:
     with pytest.raises(version.VersionError, match="three numbers"):
         version.write(wrong, copy)
 
 
-def test_the_command_says_which_it_is_and_what_is_wrong() -> None:
+def test_the_command_prints_the_version_or_an_error() -> None:
     def said(*words: str) -> tuple[int, str, str]:
         done = subprocess.run(
             [sys.executable, "-m", "scripts.version", *words],

@@ -60,7 +60,7 @@ def refused(operator: Running) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(REFUSED))
 
 
-def test_a_hundred_jobs_go_on_while_one_attacks_on_every_question(
+def test_a_hundred_jobs_train_while_one_gives_hostile_answers(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     others = {f"good-{n}" for n in range(OTHERS)}

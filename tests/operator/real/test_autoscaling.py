@@ -147,7 +147,7 @@ def hpa(**bounds: int) -> dict[str, Any]:
 
 
 @pytest.mark.exhaustive
-def test_a_job_grows_until_it_is_fast_enough(
+def test_the_autoscaler_sizes_a_job_by_its_speed_within_its_bounds(
     plane: ControlPlane, namespace: str, running: Running, adapter: Adapter
 ) -> None:
     path = f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers"
@@ -177,7 +177,7 @@ def test_a_job_grows_until_it_is_fast_enough(
         until(lambda: sized(2), "one would be fast enough, 2 are the fewest", SCALED_S)
 
 
-def test_bounds_of_the_autoscaler_beyond_those_of_the_job(
+def test_the_autoscaler_cannot_exceed_the_bounds_of_the_job(
     plane: ControlPlane, namespace: str, running: Running, adapter: Adapter
 ) -> None:
     """The API server refuses, and the autoscaler reports it."""

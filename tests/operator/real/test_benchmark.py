@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.exhaustive
-def test_it_measures_what_it_says(
+def test_the_operator_benchmark_runs_at_its_smallest_size(
     plane: ControlPlane, namespace: str, running: Running, tmp_path: Path
 ) -> None:
     from benchmarks.operator_cluster import Bench

@@ -73,7 +73,7 @@ def compared(name: str, found: set[str]) -> None:
 
 
 @pytest.mark.parametrize("place", ["own", "other"])
-def test_what_the_operator_may(
+def test_operator_permissions_match_the_golden_file(
     plane: ControlPlane, namespace: str, elsewhere: str, *, wide: bool, place: str
 ) -> None:
     where = namespace if place == "own" else elsewhere
@@ -84,12 +84,14 @@ def test_what_the_operator_may(
 
 
 @pytest.mark.usefixtures("wide")
-def test_what_a_worker_may(plane: ControlPlane, namespace: str) -> None:
+def test_worker_permissions_match_the_golden_file(plane: ControlPlane, namespace: str) -> None:
     """A worker's pod has the namespace's default account, and not even its token."""
     compared("worker", account(plane, namespace, namespace, "default"))
 
 
-def test_what_paceline_gives_a_tenant(plane: ControlPlane, namespace: str, *, wide: bool) -> None:
+def test_tenant_permissions_match_the_golden_file(
+    plane: ControlPlane, namespace: str, *, wide: bool
+) -> None:
     def may_create() -> bool:
         words = ["auth", "can-i", "create", "trainingjobs.paceline.dev", "-n", namespace]
         try:

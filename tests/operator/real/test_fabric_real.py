@@ -36,7 +36,7 @@ def profile(name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(built_in()))
-def test_the_built_in_ones_can_be_made_objects_and_changed(plane: ControlPlane, name: str) -> None:
+def test_built_in_profiles_can_be_created_as_objects(plane: ControlPlane, name: str) -> None:
     spec = built_in()[name].model_dump(mode="json", by_alias=True, exclude_none=True)
     path = f"{PROFILES}?dryRun=All&fieldValidation=Strict"
     made = plane.api.create(path, profile(name, spec))
@@ -62,7 +62,7 @@ def test_the_built_in_ones_can_be_made_objects_and_changed(plane: ControlPlane, 
         ({"carries": "RDMA", "pod": {"shm": "1Gi"}}, "spec.pod.shm", "unknown field"),
     ],
 )
-def test_a_wrong_one_is_refused(
+def test_an_invalid_profile_is_refused_with_field_and_remedy(
     plane: ControlPlane, spec: dict[str, Any], field: str, way_out: str
 ) -> None:
     with pytest.raises(ApiError) as caught:
@@ -87,7 +87,7 @@ def fabric_of(plane: ControlPlane, namespace: str, name: str) -> dict[str, Any] 
     return found
 
 
-def test_a_job_gets_what_its_nodes_offer_or_what_it_names(
+def test_a_job_gets_the_profile_that_its_nodes_offer_or_that_it_names(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     with plane.fake_nodes(2) as nodes, Fleet(plane, namespace):

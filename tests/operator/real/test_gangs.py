@@ -97,7 +97,7 @@ def gang(provider: str, **more: Any) -> dict[str, Any]:
     return {"scheduling": {"provider": provider, "gang": {}}, "template": template(), **more}
 
 
-def test_the_group_is_there_before_the_first_pod_and_follows_the_job(
+def test_the_pod_group_precedes_the_first_pod_and_follows_the_job(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     with podgroups(plane, VOLCANO), plane.fake_nodes(3), Fleet(plane, namespace):
@@ -126,7 +126,7 @@ def minimum(plane: ControlPlane, namespace: str) -> int:
     return int(group["spec"]["minMember"])
 
 
-def test_a_provider_that_is_missing_is_told_and_found_when_it_comes(
+def test_a_missing_provider_is_reported_and_found_once_installed(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     with plane.fake_nodes(2), Fleet(plane, namespace):
@@ -149,7 +149,7 @@ def test_a_provider_that_is_missing_is_told_and_found_when_it_comes(
     assert running.process.poll() is None
 
 
-def test_kubernetes_before_1_37_has_no_gangs_of_its_own(
+def test_native_gangs_need_kubernetes_1_37(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     submit(plane, namespace, replicas=2, **gang("Native"))
@@ -161,7 +161,7 @@ def test_kubernetes_before_1_37_has_no_gangs_of_its_own(
     assert pods(plane, namespace) == []
 
 
-def test_a_job_in_a_queue_waits_whole_and_without_a_coordinator(
+def test_a_queued_job_waits_with_all_workers_and_no_coordinator(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     """The template sets the gates and labels that Kueue's webhook would set."""

@@ -268,7 +268,9 @@ def seeds() -> list[int]:
 
 
 @pytest.mark.parametrize("seed", exhaustive_except([FIRST_SEED], seeds()))
-def test_histories_converge(plane: ControlPlane, namespace: str, tmp_path: Path, seed: int) -> None:
+def test_random_histories_converge_to_the_wanted_pods(
+    plane: ControlPlane, namespace: str, tmp_path: Path, seed: int
+) -> None:
     rng = random.Random(seed)
     running = Running(plane, namespace, tmp_path / "operator.log")
     try:

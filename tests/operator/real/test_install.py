@@ -108,7 +108,7 @@ def replaced(release: Release, ready: str = "3/3") -> None:
 
 
 @pytest.mark.parametrize("gangs", [True, False])
-def test_the_rights_to_gangs_and_budgets(release: Release, gangs: bool) -> None:
+def test_rbac_gangs_grants_the_right_to_pod_groups(release: Release, gangs: bool) -> None:
     """Volcano is not installed here; the right to its groups decides the message."""
     plane, namespace = release.plane, release.namespace
     release.install(CHARTS / "paceline", f"--set=rbac.gangs={str(gangs).lower()}")
@@ -126,7 +126,7 @@ def test_the_rights_to_gangs_and_budgets(release: Release, gangs: bool) -> None:
 
 
 @pytest.mark.parametrize("wide", [True, False], ids=["cluster-wide", "namespaced"])
-def test_the_rights_of_the_chart_are_enough(release: Release, wide: bool) -> None:
+def test_the_rights_of_the_chart_are_sufficient(release: Release, wide: bool) -> None:
     """A job lives its whole life under the service account that the chart makes."""
     plane, namespace = release.plane, release.namespace
     notes = release.install(CHARTS / "paceline", f"--set=scope.clusterWide={str(wide).lower()}")
@@ -143,7 +143,7 @@ def test_the_rights_of_the_chart_are_enough(release: Release, wide: bool) -> Non
     assert "cannot" not in log, log  # RBAC refusals contain this word
 
 
-def test_nobody_gets_more_rights_than_meant(release: Release) -> None:
+def test_the_chart_grants_no_unintended_rights(release: Release) -> None:
     plane, namespace = release.plane, release.namespace
     release.install()
     account = f"system:serviceaccount:{namespace}:paceline-operator"
@@ -260,7 +260,7 @@ def test_an_upgrade_does_not_touch_a_running_job(release: Release) -> None:
         assert after["status"]["restarts"]["failures"] == 0
 
 
-def test_a_roll_back_does_not_touch_a_running_job(release: Release) -> None:
+def test_a_rollback_does_not_touch_a_running_job(release: Release) -> None:
     """Only the operator's chart is rolled back; definitions stay new (docs/upgrade.md)."""
     release.install(EARLIER / f"paceline-{LAST}.tgz")
     release.install(verb="upgrade")
@@ -276,7 +276,7 @@ def test_a_roll_back_does_not_touch_a_running_job(release: Release) -> None:
         assert kept == {name: uid for name, uid in before.items() if name != "digits-1-1"}
 
 
-def test_metrics_by_token_are_told_to_whom_the_api_server_lets_read_them(release: Release) -> None:
+def test_secure_metrics_are_served_to_authorized_accounts_only(release: Release) -> None:
     plane, namespace = release.plane, release.namespace
     release.install(CHARTS / "paceline", "--set=metrics.secure=true")
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -434,7 +434,7 @@ def conform(location: str, text: str, *options: str) -> str:
 @pytest.mark.parametrize(
     "file", ["chart-default", "chart-namespaced", "chart-everything", "plain", "rich"]
 )
-def test_manifests_conform_to_the_cluster(schema_location: str, file: str) -> None:
+def test_manifests_conform_to_the_schemas_of_the_cluster(schema_location: str, file: str) -> None:
     """Manifests of the charts and of the operator's children are checked, but not monitors."""
     text = (ROOT / f"tests/operator/golden/{file}.yaml").read_text()
     said = conform(schema_location, text, "-skip", "ServiceMonitor,PodMonitor")
@@ -442,13 +442,13 @@ def test_manifests_conform_to_the_cluster(schema_location: str, file: str) -> No
     assert "Valid: 0" not in said
 
 
-def test_the_check_can_fail(schema_location: str) -> None:
+def test_the_conformance_check_detects_a_wrong_field(schema_location: str) -> None:
     text = (ROOT / "tests/operator/golden/plain.yaml").read_text()
     with pytest.raises(AssertionError, match="restartPolice"):
         conform(schema_location, text.replace("restartPolicy", "restartPolice"))
 
 
-def test_pods_are_admitted_where_security_is_restricted(plane: ControlPlane) -> None:
+def test_pods_are_admitted_in_a_restricted_namespace(plane: ControlPlane) -> None:
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     with plane.namespace("restricted") as namespace:
         path = f"/api/v1/namespaces/{namespace}"

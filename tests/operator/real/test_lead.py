@@ -78,7 +78,9 @@ def names(slots: Iterable[int], attempt: int = 1) -> list[str]:
 
 
 @pytest.mark.exhaustive
-def test_a_killed_leader_is_followed(plane: ControlPlane, namespace: str, pair: Pair) -> None:
+def test_a_standby_takes_over_from_a_killed_leader(
+    plane: ControlPlane, namespace: str, pair: Pair
+) -> None:
     with plane.fake_nodes(2), Fleet(plane, namespace) as fleet:
         submit(plane, namespace, replicas=2)
         until(lambda: len(living(plane, namespace)) == 2, "2 workers")
@@ -93,7 +95,7 @@ def test_a_killed_leader_is_followed(plane: ControlPlane, namespace: str, pair: 
         assert fleet.wrong == []
 
 
-def test_a_stopped_leader_is_followed_and_does_nothing_when_it_wakes(
+def test_a_paused_leader_is_replaced_and_writes_nothing_when_it_wakes(
     plane: ControlPlane, namespace: str, pair: Pair
 ) -> None:
     with plane.fake_nodes(2), Fleet(plane, namespace) as fleet:
@@ -134,7 +136,7 @@ def test_a_stopped_leader_is_followed_and_does_nothing_when_it_wakes(
 
 
 @pytest.mark.exhaustive
-def test_a_leader_that_stops_in_the_middle_of_its_writes_doubles_nothing(
+def test_a_leader_paused_during_its_writes_duplicates_nothing(
     plane: ControlPlane, namespace: str, pair: Pair
 ) -> None:
     count = 150
@@ -157,7 +159,7 @@ def test_a_leader_that_stops_in_the_middle_of_its_writes_doubles_nothing(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("pair", [LONG_LEASE_S], indirect=True)
-def test_a_leader_that_leaves_hands_over_at_once(
+def test_a_leader_that_exits_hands_over_at_once(
     plane: ControlPlane, namespace: str, pair: Pair
 ) -> None:
     """An update of the operator leaves no gap of the Lease's duration."""

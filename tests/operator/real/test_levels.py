@@ -39,7 +39,7 @@ def admitted(plane: ControlPlane, namespace: str, pod: dict[str, Any]) -> str:
     return ""
 
 
-def test_admission_says_the_same_of_each_pod(
+def test_operator_and_admission_agree_on_each_pod(
     plane: ControlPlane, namespace: str, level: Level
 ) -> None:
     """Pods that are invalid for other reasons are skipped: admission never sees them."""

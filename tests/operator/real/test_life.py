@@ -35,7 +35,7 @@ def _lives(plane: ControlPlane, namespace: str, pod: str) -> bool:
     return pod in living(plane, namespace)
 
 
-def test_a_job_from_creation_to_its_end(
+def test_a_job_scales_replaces_workers_and_completes(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     with plane.fake_nodes(3), Fleet(plane, namespace) as fleet:
@@ -73,7 +73,7 @@ def test_a_job_from_creation_to_its_end(
     assert running.process.poll() is None
 
 
-def test_requests_of_a_job_with_8_workers(
+def test_a_job_of_8_workers_stays_within_its_request_budget(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     """The limits are workers + 7 until the ring is ready, and workers + 12 over a whole life."""
@@ -91,7 +91,7 @@ def test_requests_of_a_job_with_8_workers(
         assert life.total() - key <= 8 + 12, life
 
 
-def test_a_bad_template_is_told_in_the_words_of_the_api_server(
+def test_a_bad_template_is_reported_with_the_api_server_message(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     """The first refused request is enough to report it, and no pod is created."""
@@ -122,7 +122,9 @@ def test_a_bad_template_is_told_in_the_words_of_the_api_server(
     until(lambda: not holds(job(plane, namespace), "Degraded"), "no longer degraded")
 
 
-def test_a_quota_is_told_and_retried(plane: ControlPlane, namespace: str, running: Running) -> None:
+def test_an_exceeded_quota_is_reported_and_retried(
+    plane: ControlPlane, namespace: str, running: Running
+) -> None:
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     plane.api.create(path, quota)
@@ -137,7 +139,7 @@ def test_a_quota_is_told_and_retried(plane: ControlPlane, namespace: str, runnin
         until(lambda: not holds(job(plane, namespace), "Degraded"), "no longer degraded")
 
 
-def test_a_job_whose_coordinator_nobody_reaches_is_told_and_ends(
+def test_an_unreachable_coordinator_is_reported_and_the_job_completes(
     plane: ControlPlane, namespace: str, running: Running, tmp_path: Path
 ) -> None:
     """Its ranks may still reach it; here nothing listens at its address."""
@@ -162,7 +164,7 @@ def test_a_job_whose_coordinator_nobody_reaches_is_told_and_ends(
         ]
 
 
-def test_an_operator_that_is_killed_goes_on_where_it_was(
+def test_a_killed_operator_continues_where_it_was(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     until(lambda: "leading as" in running.log.read_text(), "it leads")

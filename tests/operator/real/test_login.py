@@ -77,7 +77,7 @@ def ready(plane: ControlPlane, namespace: str) -> str:
     return str(job(plane, namespace).get("status", {}).get("ready", ""))
 
 
-def test_tokens_end_and_no_job_notices(
+def test_expiring_tokens_do_not_disturb_a_job(
     plane: ControlPlane, namespace: str, desk: Desk, operator: Running, tmp_path: Path
 ) -> None:
     plugin = Plugin.at(tmp_path / "plugin")
@@ -117,7 +117,7 @@ def test_tokens_end_and_no_job_notices(
         assert token not in operator.log.read_text()
 
 
-def test_a_wrong_token_is_one_clear_sentence(
+def test_a_wrong_token_gives_one_error_and_one_hint(
     plane: ControlPlane, operator: Running, tmp_path: Path
 ) -> None:
     plugin = Plugin.at(tmp_path / "plugin")
@@ -133,7 +133,7 @@ def test_a_wrong_token_is_one_clear_sentence(
     assert len(plugin.asked) <= 2
 
 
-def test_a_plugin_that_fails_is_told_in_its_own_words(
+def test_a_failing_plugin_is_quoted_in_the_error(
     plane: ControlPlane, operator: Running, tmp_path: Path
 ) -> None:
     plugin = Plugin.at(tmp_path / "plugin")

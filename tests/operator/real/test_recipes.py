@@ -56,12 +56,12 @@ def shell(plane: ControlPlane, namespace: str, tmp_path: Path) -> Shell:
     return Shell(plane, namespace, tmp_path)
 
 
-def test_there_are_recipes() -> None:
+def test_the_documentation_has_recipes() -> None:
     assert len(END) == 2
     assert len(MEANWHILE) == 5
 
 
-def test_each_recipe_does_what_it_says(
+def test_each_recipe_works_as_documented(
     plane: ControlPlane, namespace: str, running: Running, shell: Shell
 ) -> None:
     with plane.fake_nodes(2), Fleet(plane, namespace) as fleet:
@@ -85,7 +85,7 @@ def test_each_recipe_does_what_it_says(
         assert shell.types(END[1])[0] == 0
 
 
-def test_a_job_that_fails_ends_the_wait_too(
+def test_a_failed_job_ends_the_wait_too(
     plane: ControlPlane, namespace: str, running: Running, shell: Shell
 ) -> None:
     with plane.fake_nodes(1), Fleet(plane, namespace):
@@ -95,7 +95,7 @@ def test_a_job_that_fails_ends_the_wait_too(
         assert kstatus(job(plane, namespace)) is Standing.FAILED
 
 
-def test_a_job_is_in_progress_until_the_operator_has_seen_it(
+def test_a_job_is_in_progress_until_the_operator_has_observed_it(
     plane: ControlPlane, namespace: str
 ) -> None:
     made = submit(plane, namespace)
@@ -110,7 +110,7 @@ OWNED = (
 SHARED = ("/api/v1/namespaces/{}/services", "/api/v1/namespaces/{}/configmaps")
 
 
-def test_a_tree_shows_all_that_belongs_to_the_job(
+def test_owner_references_cover_everything_of_a_job(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     """The command `kubectl tree` finds objects by these references."""

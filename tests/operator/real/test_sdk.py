@@ -31,7 +31,7 @@ def client_of(plane: ControlPlane, namespace: str, user: str, *groups: str) -> J
     return JobClient.from_kubeconfig(plane.kubeconfig_of(user, *groups), namespace=namespace)
 
 
-def test_a_function_becomes_pods_and_goes_with_its_job(
+def test_a_function_is_mounted_in_pods_and_deleted_with_its_job(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     client = client_of(plane, namespace, "anna", "system:masters")
@@ -59,7 +59,7 @@ def test_a_function_becomes_pods_and_goes_with_its_job(
         until(lambda: not config_maps(plane, namespace), "the ConfigMap is collected")
 
 
-def test_the_typed_model_with_a_template_of_kubernetes(plane: ControlPlane, namespace: str) -> None:
+def test_a_typed_job_accepts_a_kubernetes_pod_template(plane: ControlPlane, namespace: str) -> None:
     client = client_of(plane, namespace, "anna", "system:masters")
     trainer = V1Container(name="trainer", image="none", command=["python", "train.py"])
     spec = TrainingJobSpec(template=V1PodTemplateSpec(spec=V1PodSpec(containers=[trainer])))
@@ -68,7 +68,7 @@ def test_the_typed_model_with_a_template_of_kubernetes(plane: ControlPlane, name
     client.delete_job("typed")
 
 
-def test_somebody_without_rights_leaves_nothing_behind(plane: ControlPlane, namespace: str) -> None:
+def test_a_user_without_rights_leaves_nothing_behind(plane: ControlPlane, namespace: str) -> None:
     """With rights to jobs but not to ConfigMaps the call fails, and no job waits for one."""
     with pytest.raises(NotAllowedError, match="trainingjobs"):
         client_of(plane, namespace, "nobody").train(train, arguments={"epochs": 1}, name="none")

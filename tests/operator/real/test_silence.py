@@ -47,7 +47,7 @@ def metric(operator: Running, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-def test_connections_that_are_cut_are_made_anew(
+def test_cut_connections_are_reestablished(
     plane: ControlPlane, namespace: str, proxy: Proxy, through: Running
 ) -> None:
     with plane.fake_nodes(1), Fleet(plane, namespace):
@@ -62,7 +62,7 @@ def test_connections_that_are_cut_are_made_anew(
 
 
 @pytest.mark.exhaustive
-def test_a_watch_that_dies_silently_is_noticed(
+def test_a_silently_dead_watch_is_restarted(
     plane: ControlPlane, namespace: str, proxy: Proxy, through: Running
 ) -> None:
     with plane.fake_nodes(1), Fleet(plane, namespace):

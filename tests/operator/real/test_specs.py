@@ -48,7 +48,7 @@ def refusal(plane: ControlPlane, body: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_spec_is_refused(plane: ControlPlane, name: str) -> None:
+def test_a_bad_spec_is_refused_with_field_and_remedy(plane: ControlPlane, name: str) -> None:
     bad = BAD[name]
     told = refusal(plane, yaml.safe_load(bad.text))
     assert any(field in told for field in fields_of(bad)), told
@@ -67,7 +67,7 @@ def fields_of(bad: Bad) -> Iterator[str]:
         yield 'in version "v1"'
 
 
-def test_the_words_are_as_recorded(plane: ControlPlane) -> None:
+def test_refusals_match_the_golden_file(plane: ControlPlane) -> None:
     """To accept a change, delete the file, run again and read the difference."""
     lines = ["# What the API server says to each entry of testing/bad_specs.py"]
     for name, bad in BAD.items():
@@ -93,12 +93,12 @@ def documents() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "text"), documents(), ids=[where for where, _ in documents()])
-def test_what_a_reader_copies_is_accepted(plane: ControlPlane, where: str, text: str) -> None:
+def test_every_documented_manifest_is_accepted(plane: ControlPlane, where: str, text: str) -> None:
     said = kubectl(plane.kubeconfig, "apply", "--dry-run=server", "-f", "-", stdin=text)
     assert "created (server dry run)" in said
 
 
-def test_there_is_something_to_copy() -> None:
+def test_the_documentation_has_manifests() -> None:
     assert len(documents()) >= 2
 
 
@@ -131,7 +131,7 @@ def stored(plane: ControlPlane, namespace: str) -> str:
         ({"template": {"metadata": {"labels": {"a": "b"}}}}, "template"),
     ],
 )
-def test_what_is_fixed_cannot_be_changed(
+def test_immutable_fields_cannot_be_changed(
     plane: ControlPlane, stored: str, change: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(ApiError) as caught:
@@ -140,7 +140,7 @@ def test_what_is_fixed_cannot_be_changed(
     assert "; set " in caught.value.reason
 
 
-def test_scale_keeps_the_bounds(plane: ControlPlane, namespace: str) -> None:
+def test_scale_respects_the_bounds(plane: ControlPlane, namespace: str) -> None:
     body = job(minReplicas=2, maxReplicas=6)
     plane.api.create(JOBS.format(namespace), body)
     words = ["scale", "trainingjob/digits", "-n", namespace]

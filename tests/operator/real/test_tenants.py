@@ -162,7 +162,9 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_reaches_into_the_node_is_refused(plane: ControlPlane, tenant: str, name: str) -> None:
+def test_jobs_that_violate_the_tenant_policy_are_refused(
+    plane: ControlPlane, tenant: str, name: str
+) -> None:
     body, words = REFUSED[name]
     said = refusal(plane, tenant, body)
     assert "ValidatingAdmissionPolicy" in said, said
@@ -170,17 +172,21 @@ def test_what_reaches_into_the_node_is_refused(plane: ControlPlane, tenant: str,
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_everything_else_is_accepted(plane: ControlPlane, tenant: str, name: str) -> None:
+def test_jobs_that_satisfy_the_tenant_policy_are_accepted(
+    plane: ControlPlane, tenant: str, name: str
+) -> None:
     assert refusal(plane, tenant, ACCEPTED[name]) == ""
 
 
-def test_other_namespaces_are_left_alone(plane: ControlPlane, tenant: str, namespace: str) -> None:
+def test_other_namespaces_are_not_subject_to_the_policy(
+    plane: ControlPlane, tenant: str, namespace: str
+) -> None:
     assert tenant != namespace
     for body, _ in list(REFUSED.values())[:-1]:
         assert "ValidatingAdmissionPolicy" not in refusal(plane, namespace, body)
 
 
-def test_the_api_server_finds_nothing_odd_in_it(
+def test_the_policy_passes_the_type_check_of_the_api_server(
     plane: ControlPlane, system: str, tenant: str
 ) -> None:
     """The check uses the definition of a TrainingJob."""
@@ -195,7 +201,9 @@ def test_the_api_server_finds_nothing_odd_in_it(
     assert not found["status"].get("typeChecking", {}).get("expressionWarnings")
 
 
-def test_a_job_from_before_the_policy(plane: ControlPlane, tenant: str, namespace: str) -> None:
+def test_an_older_job_can_be_suspended_scaled_and_deleted(
+    plane: ControlPlane, tenant: str, namespace: str
+) -> None:
     """Its template cannot be changed, unless it then satisfies the policy."""
     body = pod(hostNetwork=True)
     body["spec"]["suspend"] = True
@@ -215,7 +223,7 @@ def test_a_job_from_before_the_policy(plane: ControlPlane, tenant: str, namespac
     plane.api.wait_gone(path, 20)
 
 
-def test_a_job_cannot_be_changed_into_what_is_refused(plane: ControlPlane, tenant: str) -> None:
+def test_a_job_cannot_be_changed_to_violate_the_policy(plane: ControlPlane, tenant: str) -> None:
     path = f"{JOBS.format(tenant)}/changed"
     plane.api.create(JOBS.format(tenant), job_body("changed", suspend=True))
     with pytest.raises(ApiError, match="hostPID is not for tenants"):

@@ -40,8 +40,14 @@ def executed(folder: Path, after: Mapping[str, Any] = NO_CELLS, **env: str) -> d
         notebook.cells.insert([one["id"] for one in notebook.cells].index(name) + 1, cell)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns about the event loop that it makes
+        # On a busy machine the outputs of a cell come seconds after its reply; by default those
+        # that take more than 4 s are left out without an error.
         NotebookClient(
-            notebook, timeout=RUN_S, resources={"metadata": {"path": str(folder)}}
+            notebook,
+            timeout=RUN_S,
+            iopub_timeout=RUN_S,
+            raise_on_iopub_timeout=True,
+            resources={"metadata": {"path": str(folder)}},
         ).execute(env={**os.environ, "XDG_RUNTIME_DIR": str(folder), **env})
     return {cell["id"]: cell for cell in notebook.cells}
 

@@ -51,7 +51,7 @@ class LeftOvers:
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         """Look after the fixtures and workers have ended, before the summary."""
         yield
-        forked_call.end_the_fork_server()
+        forked_call.end_the_fork_servers()
         self.found = self.look()
         if self.found and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

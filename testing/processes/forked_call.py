@@ -9,7 +9,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -19,20 +18,32 @@ from testing.processes.history import START_S, ForkServer, command_of, descendan
 ENDS_S = 1.0
 
 
-@cache
-def the_fork_server() -> ForkServer:
-    """Return the fork server of this process, which ends with it; the first call starts it."""
-    server = ForkServer()
-    server.__enter__()
-    atexit.register(server.__exit__)
-    return server
+SERVERS: Final[dict[str, ForkServer]] = {}
+"""Fork servers of this process, by their purpose."""
 
 
-def end_the_fork_server() -> None:
-    """End the fork server early, if it runs."""
-    if the_fork_server.cache_info().currsize:
-        the_fork_server().__exit__()
-        the_fork_server.cache_clear()
+def the_fork_server(purpose: str = "calls") -> ForkServer:
+    """Return a fork server of this process, which ends with it; the first call starts it.
+
+    Args:
+        purpose: A history counts and kills all processes of its fork server when it has ended. So
+            processes that live longer than one test need a fork server of their own.
+
+    Returns:
+        The only fork server of this process for this purpose.
+    """
+    if purpose not in SERVERS:
+        server = ForkServer()
+        server.__enter__()
+        atexit.register(server.__exit__)
+        SERVERS[purpose] = server
+    return SERVERS[purpose]
+
+
+def end_the_fork_servers() -> None:
+    """End the fork servers of this process early."""
+    while SERVERS:
+        SERVERS.popitem()[1].__exit__()
 
 
 OPEN: Final[set[ForkedCall]] = set()

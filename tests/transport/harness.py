@@ -108,7 +108,7 @@ class ProcessRank(Rank):
             command += [str(Path(__file__).with_name("rank_main.py"))]
         else:
             guard = str(Path(__file__).with_name("rank_guard.py"))
-            command += ["-I", "-S", guard, forked_call.the_fork_server().name]
+            command += ["-I", "-S", guard, forked_call.the_fork_server("ranks").name]
         command += [pool.address, name]
         self._launcher = subprocess.Popen(
             command,

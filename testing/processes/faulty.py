@@ -113,7 +113,8 @@ class Expected:
     code: int | None
     """Exit code; None allows any, for example where the run itself is killed."""
     first: tuple[str, ...] = ()
-    """Texts that the error line and the first line of `paceline explain` must contain."""
+    """Texts that the error line and the first line of `paceline explain` must contain; a text may
+    hold alternatives, with | between them."""
     warns: tuple[str, ...] = ()
     """Texts of which one must be in the output."""
 
@@ -245,6 +246,11 @@ def options_of(plan: Plan) -> list[str]:
 COMPLETE: Final = "job job: Complete"
 
 
+DEAD_WORKER: Final = "RuntimeError: DataLoader worker|FileNotFoundError|ConnectionResetError"
+"""What torch raises when a worker of its loader has ended. The others come when the worker had
+handed over a batch whose memory it could not send any more."""
+
+
 def _failed(reason: str, *first: str) -> Expected:
     return Expected((f"job job: Failed ({reason})",), 1, first)
 
@@ -258,7 +264,7 @@ def expected(plan: Plan) -> Expected:
     if plan.when in (When.AFTER_LOOP, When.AFTER_FINISH):
         return _after_the_release(how)
     if plan.when is When.IN_WORKER and how not in (*HANGS, *RAISES):
-        return _failed("ScriptFailed", "RuntimeError: DataLoader worker")
+        return _failed("ScriptFailed", DEAD_WORKER)
     if how in HANGS:
         return _of_hanging(plan)
     if how in (How.SYS_EXIT_0, How.EXIT_0):

@@ -28,7 +28,7 @@ batches says `torch.manual_seed(seed + pl.rank())` after `pl.init()`; where rank
 seed, the job says so (`SeedsEqual`).
 """
 INNER: Final = ("ensure_started", "start", "after_parking")
-"""Of the optimizer, for other parts of Paceline."""
+"""Methods of the optimizer that are for other parts of Paceline."""
 RULES: Final = re.compile(r"\s\([CDIRV]\d+(?:, [CDIRV]\d+)*\)")
 """Numbers of rules mean nothing to a user of the API."""
 SECTIONS: Final = ("Args:", "Returns:", "Raises:", "Yields:", "Attributes:")

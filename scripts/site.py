@@ -8,6 +8,7 @@ and on the site. A link or a heading that does not exist, and a page that the na
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -27,15 +28,16 @@ COPIED: Final = (
 )
 BESIDE_NAVIGATION: Final = frozenset({"docs/README.md"})
 """Pages for readers of a checkout: the site's navigation takes their place."""
+LINK: Final = re.compile(r"\]\((?!https?:)([^)#:\s]+)")
+"""A relative link without its heading."""
 TIMEOUT_S: Final = 300
 
 
 def problems(root: Path = ROOT) -> str:
     """Return what is wrong with the site, as text for people; empty if it builds."""
-    missing = orphans(root)
-    if missing:
-        return "".join(f"{page} is not in the nav of {SETTINGS}\n" for page in missing)
-    return build(root)
+    lost = [f"{page} is not in the nav of {SETTINGS}\n" for page in orphans(root)]
+    lost += [f"{page}: {link}: there is no such file\n" for page, link in dead_files(root)]
+    return "".join(lost) or build(root)
 
 
 def build(root: Path = ROOT) -> str:
@@ -72,6 +74,20 @@ def orphans(root: Path = ROOT) -> list[str]:
         for page in (root / folder).rglob("*.md")
     }
     return sorted(written - listed - BESIDE_NAVIGATION)
+
+
+def dead_files(root: Path = ROOT) -> list[tuple[str, str]]:
+    """Return the links to files that are no pages and not there, each with its page.
+
+    The generator looks at links to pages only.
+    """
+    return [
+        (str(page.relative_to(root)), link)
+        for folder in ("docs", "examples")
+        for page in sorted((root / folder).rglob("*.md"))
+        for link in LINK.findall(page.read_text())
+        if not link.endswith(".md") and not (page.parent / link).exists()
+    ]
 
 
 def _pages(entry: Any) -> Iterator[str]:

@@ -39,7 +39,7 @@ def test_a_page_without_a_place_is_named(page: str, tmp_path: Path) -> None:
     ("link", "text"),
     [
         ("no-such-page.md", "page does not exist"),
-        ("../examples/first/no-such-file.py", "page does not exist"),
+        ("../examples/first/no-such-file.py", "there is no such file"),
         ("limits.md#no-such-heading", "anchor does not exist"),
     ],
 )

@@ -108,7 +108,7 @@ def test_optional_values_render_their_objects() -> None:
 
 @pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
 def test_network_policies_admit_only_scrapers_to_metrics(options: tuple[str, ...]) -> None:
-    """By default namespaces with the usual label may scrape the metrics of operator and jobs."""
+    """Namespaces with the usual label may by default scrape the metrics of operator and jobs."""
     scrapes = [{"namespaceSelector": {"matchLabels": {"metrics": "enabled"}}}]
     here = "--set=networkPolicy.metricsFrom[0].ipBlock.cidr=10.0.0.1/32"
     for more, peers in (((), scrapes), ((here,), [{"ipBlock": {"cidr": "10.0.0.1/32"}}])):

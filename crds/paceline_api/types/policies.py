@@ -86,7 +86,7 @@ class Preflight(Model):
     """The check of the network in the first rounds."""
 
     enabled: Flag | None = behaviour(True)
-    """Whether the job fails if its first rounds show that less than `required` carries the
+    """Fails the job if its first rounds show that less than `required` carries the
     gradients. False: it trains on, and the condition TransportVerified says so."""
 
     timeout_seconds: Positive | None = behaviour(120)
@@ -135,10 +135,10 @@ class Elasticity(Model):
     that loses workers goes on with those that live, whatever their number. Unset: any number."""
 
     autoscaler: Autoscaler | None = behaviour(Autoscaler.KEEP)
-    """Whether the cluster autoscaler may evict workers to save nodes: Keep or MayEvict."""
+    """What the cluster autoscaler may do with workers to save nodes: Keep, or MayEvict."""
 
     disruption_budget: Flag | None = behaviour(False)
-    """Whether a PodDisruptionBudget keeps minReplicas workers from being evicted, such as by
+    """Makes a PodDisruptionBudget that keeps minReplicas workers from being evicted, such as by
     kubectl drain, which then waits."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import io
 import re
-import subprocess
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+FOLDERS: Final = "benchmarks crds examples operator runtime scripts testing tests".split()
 KINDS: Final = ("docstring", "comment", "test name", "error text")
 FRAGMENT: Final = re.compile(r"(Of|By|As|So long|Likewise|Whether|Whose|Of whom)\b")
 """How a docstring begins that makes sense only to whoever wrote it."""
@@ -37,11 +37,13 @@ class Prose:
 
 
 def sources(root: Path = ROOT) -> list[Path]:
-    """Return the Python files of the repository."""
-    listed = subprocess.run(
-        ["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True, check=True
-    )
-    return [root / name for name in listed.stdout.splitlines()]
+    """Return the Python files of the repository, without what is installed or built in it."""
+    return [
+        path
+        for folder in FOLDERS
+        for path in sorted((root / folder).rglob("*.py"))
+        if not any(part.startswith(".") for part in path.relative_to(root).parts)
+    ]
 
 
 def texts(path: Path, root: Path = ROOT) -> Iterator[Prose]:

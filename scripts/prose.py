@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-FOLDERS: Final = "benchmarks crds examples operator runtime scripts testing tests".split()
+FOLDERS: Final = [
+    "benchmarks",
+    "crds",
+    "examples",
+    "operator",
+    "runtime",
+    "scripts",
+    "testing",
+    "tests",
+]
 KINDS: Final = ("docstring", "comment", "test name", "error text")
 FRAGMENT: Final = re.compile(r"(Of|By|As|So long|Likewise|Whether|Whose|Of whom)\b")
 """How a docstring begins that makes sense only to whoever wrote it."""

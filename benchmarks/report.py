@@ -32,7 +32,7 @@ class Bar:
 
     @property
     def met(self) -> bool:
-        """True if the measured figure reaches the bound."""
+        """Return True if the measured figure reaches the bound."""
         return self.measured >= self.bound if self.at_least else self.measured <= self.bound
 
     def line(self) -> str:

@@ -66,7 +66,7 @@ class RoundSettings(Struct, frozen=True):
 
     @property
     def is_synchronous(self) -> bool:
-        """True if each round is one step of plain synchronous training."""
+        """Return True if each round is one step of plain synchronous training."""
         return self.mode in (Mode.FULL, Mode.SHADOW)
 
     @classmethod

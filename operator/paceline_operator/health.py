@@ -57,7 +57,7 @@ class Health:
 
     @property
     def synced(self) -> bool:
-        """True if every watch besides that of jobs has its first list."""
+        """Return True if every watch besides that of jobs has its first list."""
         return all(watch.source.synced for watch in self.watches)
 
     def _all(self) -> tuple[Watched, ...]:

@@ -63,7 +63,7 @@ class Program:
 
     @property
     def of_other_release(self) -> bool:
-        """True if PACELINE_KUBERNETES replaces the pinned release of this program."""
+        """Return True if PACELINE_KUBERNETES replaces the pinned release of this program."""
         return self.package.startswith("k8s.io/kubernetes/") and KUBERNETES != PINNED
 
     def command(self, target: Path) -> list[str]:

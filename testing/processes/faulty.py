@@ -89,13 +89,13 @@ class Plan:
 
     @property
     def hangs_before_training(self) -> bool:
-        """True if a rank hangs before the loop begins."""
+        """Return True if a rank hangs before the loop begins."""
         early = self.when in (When.BEFORE_INIT, When.BEFORE_LOOP)
         return early and self.how in HANGS
 
     @property
     def nobody_trains(self) -> bool:
-        """True if the job cannot start.
+        """Return True if the job cannot start.
 
         Either all ranks hang before training, or one of two never registers and might hold what the
         job has computed (R26).

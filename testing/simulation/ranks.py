@@ -144,7 +144,7 @@ class SimRank:
 
     @property
     def released(self) -> bool:
-        """True if the rank was released and its script still works on its own account."""
+        """Return True if the rank was released and its script still works on its own account."""
         return self.alive and self.exit is not None and self.exit.finished
 
     # ---- events in, effects out -----------------------------------------------------------

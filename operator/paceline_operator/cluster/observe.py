@@ -141,7 +141,7 @@ class Watch(Generic[Item]):
 
     @property
     def fresh(self) -> bool:
-        """True if the watch has its first list and a recent sign of life."""
+        """Return True if the watch has its first list and a recent sign of life."""
         return self.source.synced and self.age_s < SILENCE_S + 20
 
     @property

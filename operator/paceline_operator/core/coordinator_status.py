@@ -117,7 +117,7 @@ class Rank:
 
     @property
     def speaks(self) -> bool:
-        """True if a recent heartbeat of the rank itself shows that it lives."""
+        """Return True if a recent heartbeat of the rank itself shows that it lives."""
         return self.state not in (DEAD, SUSPECT) and self.silent_ms < self.silent_most_ms
 
 

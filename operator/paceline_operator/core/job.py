@@ -69,13 +69,13 @@ class Job:
 
     @property
     def set_aside(self) -> bool:
-        """True if the job was suspended and its ranks have not formed a membership since."""
+        """Return True if the job was suspended and its ranks have not formed a membership since."""
         ring = self.condition(ConditionType.RING_READY)
         return ring is not None and ring.get("reason") == Reason.SUSPENDED_BY_SPEC
 
     @property
     def has_started(self) -> bool:
-        """True if a membership of the present pods has been observed."""
+        """Return True if a membership of the present pods has been observed."""
         return self.start_s is not None and not self.set_aside
 
     def holds(self, kind: str) -> bool:
@@ -85,7 +85,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """True if the stored conditions Complete or Failed hold."""
+        """Return True if the stored conditions Complete or Failed hold."""
         return self.holds("Complete") or self.holds("Failed")
 
     @property

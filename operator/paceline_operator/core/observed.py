@@ -33,7 +33,7 @@ class End:
 
     @property
     def in_order(self) -> bool:
-        """True if the exit code is 0."""
+        """Return True if the exit code is 0."""
         return self.exit_code == 0
 
 
@@ -79,33 +79,33 @@ class Pod:
 
     @property
     def ended(self) -> bool:
-        """True if the main container has ended, or the pod failed before it ran."""
+        """Return True if the main container has ended, or the pod failed before it ran."""
         return self.end is not None
 
     @property
     def active(self) -> bool:
-        """True if the pod has not ended and is not being deleted."""
+        """Return True if the pod has not ended and is not being deleted."""
         return not self.deleting and self.end is None
 
     @property
     def lingers(self) -> bool:
-        """True if the ranks are dead but a sidecar still holds the pod's resources."""
+        """Return True if the ranks are dead but a sidecar still holds the pod's resources."""
         return self.ended and self.phase not in OVER
 
     @property
     def released(self) -> bool:
-        """True if the termination message reports that the job is complete (R17)."""
+        """Return True if the termination message reports that the job is complete (R17)."""
         end = self.end
         return end is not None and end.in_order and end.message.startswith(FINISHED_WORD)
 
     @property
     def is_worker(self) -> bool:
-        """True for a worker's pod."""
+        """Return True for a worker's pod."""
         return self.role == ROLE_WORKER
 
     @property
     def is_coordinator(self) -> bool:
-        """True for a coordinator's pod."""
+        """Return True for a coordinator's pod."""
         return self.role == ROLE_COORDINATOR
 
 
@@ -127,7 +127,7 @@ class Node:
 
     @property
     def troubled(self) -> bool:
-        """True if the node is NotReady or out of service."""
+        """Return True if the node is NotReady or out of service."""
         return self.out_of_service or not self.ready
 
 

@@ -78,7 +78,7 @@ class Unheard:
 
     @property
     def was_refused(self) -> bool:
-        """True if the coordinator has answered but the operator rejected the answer."""
+        """Return True if the coordinator has answered but the operator rejected the answer."""
         return self.cause in (Cause.ANSWER, Cause.SHARE)
 
     @property

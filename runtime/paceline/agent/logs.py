@@ -51,7 +51,7 @@ class Output:
 
     @property
     def full(self) -> bool:
-        """True if more than PENDING_BYTES_MAX are not written yet."""
+        """Return True if more than PENDING_BYTES_MAX are not written yet."""
         return self._pending > PENDING_BYTES_MAX
 
     def when_free(self, resume: Callable[[], None]) -> None:

@@ -39,7 +39,7 @@ class Where:
 
     @property
     def given(self) -> bool:
-        """True if the user gave one of the options."""
+        """Return True if the user gave one of the options."""
         return any(one is not None for one in (self.namespace, self.context, self.kubeconfig))
 
 

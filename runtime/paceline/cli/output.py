@@ -22,7 +22,7 @@ class Output(StrEnum):
 
     @property
     def is_data(self) -> bool:
-        """True for JSON and YAML."""
+        """Return True for JSON and YAML."""
         return self is not Output.WIDE
 
 

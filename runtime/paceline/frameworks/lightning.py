@@ -69,7 +69,7 @@ class JobStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """True if this rank is the publisher, which writes for all."""
+        """Return True if this rank is the publisher, which writes for all."""
         return is_publisher()
 
     def setup_optimizers(self, trainer: Trainer) -> None:

@@ -72,7 +72,7 @@ class JobStatus(Struct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """True if the job is Complete, Failed or Ended; it does not run again."""
+        """Return True if the job is Complete, Failed or Ended; it does not run again."""
         return self.state in (COMPLETE, FAILED, ENDED)
 
 

@@ -39,12 +39,12 @@ class Batch:
 
     @property
     def first(self) -> bool:
-        """True if no batch of the lease comes before this one."""
+        """Return True if no batch of the lease comes before this one."""
         return self.index == 0
 
     @property
     def last(self) -> bool:
-        """True if this batch completes its lease."""
+        """Return True if this batch completes its lease."""
         return self.index == self.count - 1
 
 

@@ -193,7 +193,7 @@ class PeerConnection:
 
     @property
     def has_begun(self) -> bool:
-        """True if the other end has sent a part of a message."""
+        """Return True if the other end has sent a part of a message."""
         return bool(self._key or self._received)
 
     def fileno(self) -> int:

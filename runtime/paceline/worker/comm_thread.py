@@ -247,7 +247,7 @@ class CommThread:
 
     @property
     def alive(self) -> bool:
-        """True if the thread is running."""
+        """Return True if the thread is running."""
         return self._thread.is_alive()
 
     def post(self, event: ev.Event | Within) -> None:

@@ -98,7 +98,7 @@ class DataChannel:
 
     @property
     def is_alone(self) -> bool:
-        """True if the generation has one member, so there is nothing to sum."""
+        """Return True if the generation has one member, so there is nothing to sum."""
         return len(self._members) < 2
 
     def methods(self, buffers: list[torch.Tensor]) -> list[Method]:

@@ -522,7 +522,7 @@ class Engine:
 
     @property
     def stopped_by_another(self) -> bool:
-        """True if another rank's script has ended the job, and that rank publishes."""
+        """Return True if another rank's script has ended the job, and that rank publishes."""
         return self._state.log.stopped_by is not None and not self.is_publisher
 
     @property

@@ -156,7 +156,7 @@ class Session(Protocol):
 
     @property
     def under_way(self) -> bool:
-        """True if a gradient of this rank is in flight, with a pipeline.
+        """Return True if a gradient of this rank is in flight, with a pipeline.
 
         It was announced when the model's weights were last refreshed, and is not in them.
         """
@@ -245,11 +245,11 @@ class Session(Protocol):
 
     @property
     def stopped_by_another(self) -> bool:
-        """True if the script of another rank has ended the job, and that rank publishes."""
+        """Return True if the script of another rank has ended the job, and that rank publishes."""
 
     @property
     def is_replay(self) -> bool:
-        """True if this session replays a recorded run, which ends where the record ends."""
+        """Return True if this session replays a recorded run, which ends where the record ends."""
 
     @property
     def is_publisher(self) -> bool:

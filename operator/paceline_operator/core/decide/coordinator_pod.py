@@ -40,7 +40,7 @@ class CoordinatorPod:
 
     @property
     def runs(self) -> bool:
-        """True if the present pod is in the phase Running."""
+        """Return True if the present pod is in the phase Running."""
         return self.present is not None and self.present.phase == "Running"
 
 

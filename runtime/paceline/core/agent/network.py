@@ -150,7 +150,7 @@ class Judge:
 
     @property
     def is_settled(self) -> bool:
-        """True if every rank of the last reading has a verdict."""
+        """Return True if every rank of the last reading has a verdict."""
         return all(self.verdicts.values())
 
 

@@ -308,7 +308,7 @@ class Place:
 
     @property
     def alive(self) -> bool:
-        """True if the user's command may be running."""
+        """Return True if the user's command may be running."""
         return self.phase in (Phase.RUNNING, Phase.DRAINING) or (
             self.phase is Phase.KILLED and self._up_ns is not None
         )

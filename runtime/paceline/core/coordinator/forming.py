@@ -123,15 +123,15 @@ class Candidate(Protocol):
 
     @property
     def has_state(self) -> bool:
-        """True if it has weights."""
+        """Return True if it has weights."""
 
     @property
     def ready(self) -> bool:
-        """True if its model and data are known."""
+        """Return True if its model and data are known."""
 
     @property
     def leaving(self) -> bool:
-        """True if it drains."""
+        """Return True if it drains."""
 
     @property
     def checkpoint(self) -> Kept | None:

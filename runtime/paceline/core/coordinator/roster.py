@@ -90,7 +90,7 @@ class KnownRank:
 
     @property
     def present(self) -> bool:
-        """True if it can be asked: registered, connected, and neither suspect nor dead."""
+        """Return True if it can be asked: registered, connected, and neither suspect nor dead."""
         return self.register is not None and self.connected and not self.suspect and not self.dead
 
     @property

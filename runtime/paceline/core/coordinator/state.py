@@ -226,7 +226,7 @@ class CoordinatorState:
 
     @property
     def stop_asked(self) -> bool:
-        """True if a request ends the job before its data are used up."""
+        """Return True if a request ends the job before its data are used up."""
         return self.request is not None and self.request.stop
 
     def owes_an_answer(self, member: MemberId) -> bool:

@@ -224,7 +224,7 @@ class Arrivals:
 
     @property
     def something(self) -> bool:
-        """True if there is something to apply, to admit or to record."""
+        """Return True if there is something to apply, to admit or to record."""
         if self._notable or self.ready:
             return True
         # If all loops have ended, this round ends the job.
@@ -232,7 +232,7 @@ class Arrivals:
 
     @property
     def anybody_near(self) -> bool:
-        """True if a silent rank began its step together with the others.
+        """Return True if a silent rank began its step together with the others.
 
         Grace is only for such ranks. A slower rank is still at an older version, or it finished its
         last step in the middle of this round and has only just begun the next one.

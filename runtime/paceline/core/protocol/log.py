@@ -227,7 +227,7 @@ class Log:
 
     @property
     def is_full_round(self) -> bool:
-        """True if this round needs all active ranks.
+        """Return True if this round needs all active ranks.
 
         The mode asks for it (Full, Shadow), or the round is the first one, a warm-up round or one
         of `fullEvery`.
@@ -250,7 +250,7 @@ class Log:
 
     @property
     def waits_for_everybody(self) -> bool:
-        """True if no round is made while an active rank computes."""
+        """Return True if no round is made while an active rank computes."""
         return self.is_synchronous and not self.settings.pipeline
 
     @property

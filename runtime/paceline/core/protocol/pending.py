@@ -134,7 +134,7 @@ class Pending:
 
     @property
     def empty(self) -> bool:
-        """True if there is nothing to apply and no drop to announce."""
+        """Return True if there is nothing to apply and no drop to announce."""
         return not self.steps and not self.drops
 
     def leases(self) -> set[int]:

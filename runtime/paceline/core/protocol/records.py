@@ -47,7 +47,7 @@ class DataPlan(Struct, frozen=True):
 
     @property
     def ends(self) -> bool:
-        """True if the job ends when this plan is worked off.
+        """Return True if the job ends when this plan is worked off.
 
         Otherwise the job ends when all ranks have left their loops. Nothing can then tell a rank
         that joins late how far the loops of the others are.
@@ -278,12 +278,12 @@ class Go(Struct, frozen=True, tag="go", omit_defaults=True):
 
     @property
     def degraded(self) -> bool:
-        """True if the quorum is not promised in this round (R12, R13, R20)."""
+        """Return True if the quorum is not promised in this round (R12, R13, R20)."""
         return self.trigger in (Trigger.TAIL, Trigger.BENCH)
 
     @property
     def void(self) -> bool:
-        """True if the round was aborted and changes no weights (R32)."""
+        """Return True if the round was aborted and changes no weights (R32)."""
         return self.trigger is Trigger.VOID
 
     def voided(self) -> Go:

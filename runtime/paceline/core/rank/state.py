@@ -259,12 +259,12 @@ class RankState:
 
     @property
     def frozen(self) -> bool:
-        """True if a newer generation is promised, so that no older one goes on here (R3)."""
+        """Return True if a newer generation is promised, so that no older one goes on here (R3)."""
         return self.promise != self.gen_id
 
     @property
     def in_rounds(self) -> bool:
-        """True if this rank is a member of a started generation, with state or `passive`."""
+        """Return True if this rank is a member of a started generation, with state or `passive`."""
         return (
             self.started
             and not self.frozen
@@ -275,7 +275,7 @@ class RankState:
 
     @property
     def talks(self) -> bool:
-        """True if this rank may announce, start and commit rounds."""
+        """Return True if this rank may announce, start and commit rounds."""
         return self.in_rounds and not self.passive and not self.log.stopped
 
     @property
@@ -286,12 +286,12 @@ class RankState:
 
     @property
     def in_flight(self) -> bool:
-        """True if GO of this round is here and the round is not committed."""
+        """Return True if GO of this round is here and the round is not committed."""
         return self.reducing is not None or self.log.version in self.gos
 
     @property
     def is_active(self) -> bool:
-        """True if the log lists this rank as active."""
+        """Return True if the log lists this rank as active."""
         return self.me in self.log.places
 
     def holds(self, lease: int) -> bool:
@@ -323,13 +323,13 @@ class RankState:
 
     @property
     def wants_to_leave(self) -> bool:
-        """True if this rank drains and has nothing left to apply or to report (R16)."""
+        """Return True if this rank drains and has nothing left to apply or to report (R16)."""
         left = self.main is Main.RUN or self.stops or self.pending.unsaid
         return self.draining and self.pending.empty and not left
 
     @property
     def is_resting(self) -> bool:
-        """True if this rank takes no new lease."""
+        """Return True if this rank takes no new lease."""
         return self.draining or self.main in (Main.REST, Main.DONE)
 
     def registration(self) -> Register:

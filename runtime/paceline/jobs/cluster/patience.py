@@ -32,7 +32,7 @@ class Patience:
 
     @property
     def outage(self) -> bool:
-        """True if the API server did not answer the last request."""
+        """Return True if the API server did not answer the last request."""
         with self._lock:
             return self._outage.lasts
 

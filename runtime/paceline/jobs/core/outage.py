@@ -31,7 +31,7 @@ class Outage:
 
     @property
     def lasts(self) -> bool:
-        """True if the last request was not answered."""
+        """Return True if the last request was not answered."""
         return self._since_ns is not None
 
     def missed(self, now_ns: int) -> Verdict:

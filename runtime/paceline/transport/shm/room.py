@@ -139,7 +139,7 @@ class Room:
 
     @property
     def has_left(self) -> bool:
-        """True if this rank has given up."""
+        """Return True if this rank has given up."""
         return bool(self._words[MARK] != self._mark)
 
     def give_up(self) -> None:

@@ -148,7 +148,7 @@ class Gradients:
 
     @property
     def late_in_use(self) -> bool:
-        """True if LATE holds a gradient."""
+        """Return True if LATE holds a gradient."""
         return self._occupied
 
     # ---- main thread ------------------------------------------------------------------------

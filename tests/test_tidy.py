@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.parsed import tree_of
+from scripts.layers import tree_of
 
 # These tests parse all sources, which takes seconds.
 pytestmark = pytest.mark.long

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 import msgspec
 from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
@@ -248,12 +248,12 @@ class RehearsedRank:
         meter = self.meter.round(version)
         if rank.announced and not announced:
             meter.announced_ns = now
-        blocking: list[ev.Reduce | ev.OpenChannel] = []
+        blocking: list[ev.Blocking] = []
         follow: deque[ev.Event] = deque()
         for effect in effects:
             if isinstance(effect, ev.OpenChannel):
                 self._meet(effect.commit)
-            if isinstance(effect, ev.Reduce | ev.OpenChannel):
+            if isinstance(effect, ev.Blocking):
                 blocking.append(effect)  # the other effects of this event go out first
             else:
                 self._do(effect)
@@ -269,7 +269,7 @@ class RehearsedRank:
         if collecting and go is not None and self._heard_go != (go.generation, go.round):
             self._weigh_go(meter, effects)
         for wait in blocking:
-            follow.append(self._open(wait) if isinstance(wait, ev.OpenChannel) else self._sum(wait))
+            follow.append(self._block(wait))
         for event_after in follow:
             if not self.killed:
                 self._take(event_after)
@@ -295,7 +295,16 @@ class RehearsedRank:
 
     # ---- effects --------------------------------------------------------------------------
 
-    def _do(self, effect: ev.Effect) -> None:
+    def _block(self, effect: ev.Blocking) -> ev.Event:
+        match effect:
+            case ev.Reduce():
+                return self._sum(effect)
+            case ev.OpenChannel():
+                return self._open(effect)
+            case ev.Restore():
+                raise AssertionError("a rehearsal has no checkpoints")
+
+    def _do(self, effect: ev.Prompt) -> None:
         match effect:
             case ev.ToPeer(member=member, message=message):
                 self.meter.contact(member)
@@ -347,8 +356,10 @@ class RehearsedRank:
                 self.exit = effect
                 self._told(self, effect)
                 self._later(END_S, self._end)
+            case ev.GiveUp() | ev.RefusePeer() | ev.Save() | ev.Publish() | ev.Unsave():
+                raise AssertionError(f"no streamed rounds, strangers or checkpoints here: {effect}")
             case _:
-                raise AssertionError(f"a rehearsal has no checkpoints: {effect}")
+                assert_never(effect)
 
     def _say(self, message: RankMessage) -> None:
         if self.link is not None:

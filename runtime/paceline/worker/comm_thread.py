@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
 import torch
 from paceline_api.errors import PacelineError
@@ -78,8 +78,6 @@ INTERRUPTING: Final = (Prepare, Release, Dismiss)
 """Orders that abort what the communication thread is blocked in."""
 WRITER: Final = (ev.Written, ev.Published)
 """Answers of the checkpoint writer."""
-BLOCKING: Final = (ev.Reduce, ev.OpenChannel, ev.Restore)
-"""Effects that may block; they are carried out after all others of the same event."""
 PARKED: Final = (ev.Begin, ev.Step, ev.Want, ev.Flush, ev.Unrest)
 """Events after which the main thread is parked until Resume."""
 STAGED_MAX: Final = 2
@@ -426,10 +424,10 @@ class CommThread:
             self._metrics.facts.checkpoints = facts
         if self.recorder is not None:
             self.recorder.handled(event, self.machine.state.log)
-        blocking: list[ev.Reduce | ev.OpenChannel | ev.Restore] = []
+        blocking: list[ev.Blocking] = []
         follow: deque[ev.Event] = deque()
         for effect in effects:
-            if isinstance(effect, BLOCKING):
+            if isinstance(effect, ev.Blocking):
                 blocking.append(effect)  # after the other effects of this event
                 if isinstance(effect, ev.OpenChannel):
                     self._meet(effect.commit)
@@ -450,7 +448,7 @@ class CommThread:
         """Return the outcomes of effects as events of the member; a group agrees on them (R51)."""
         return outcomes
 
-    def _block(self, effect: ev.Reduce | ev.OpenChannel | ev.Restore) -> ev.Event | None:
+    def _block(self, effect: ev.Blocking) -> ev.Event | None:
         match effect:
             case ev.Reduce():
                 return self._reduce(effect)
@@ -459,7 +457,7 @@ class CommThread:
             case ev.Restore():
                 return self._restore(effect)
 
-    def _do(self, effect: ev.Effect) -> ev.Event | None:
+    def _do(self, effect: ev.Prompt) -> ev.Event | None:
         match effect:
             # The most frequent effects are tested first.
             case ev.ToPeer(member=member, message=message):
@@ -508,6 +506,8 @@ class CommThread:
                     with self._gradients.streams.own():
                         self._gradients.streams.mark_commit()
                 self._main.exited(effect)
+            case _:
+                assert_never(effect)
         return None
 
     # ---- data channel ---------------------------------------------------------------------

@@ -449,7 +449,7 @@ class FollowerThread(_ShardThread):
             self._lead.tell(Came(event))
         return ()
 
-    def _do(self, effect: ev.Effect) -> ev.Event | None:
+    def _do(self, effect: ev.Prompt) -> ev.Event | None:
         if isinstance(effect, ev.ToPeer | ev.ToCoordinator | ev.WakeAt | ev.RefusePeer):
             return None  # only the lead does this
         return super()._do(effect)

@@ -2,17 +2,20 @@
 
 Messages of peers and of the coordinator (`core.messages`) are events as they are.
 
-The driver, `worker.comm_thread`, carries out the effects of one event in this order:
+A driver carries out the effects of one event in this order:
 
-    1. All effects but Reduce, OpenChannel and Restore, in the order given. So messages leave
-       before the thread blocks in a reduction. OpenChannel already makes the addresses of the
-       peers known here, at its place in the list.
-    2. Reduce, OpenChannel and Restore, which block, in the order given.
+    1. The effects that do not block (`Prompt`), in the order given. So messages leave before the
+       thread blocks in a reduction. OpenChannel already makes the addresses of the peers known
+       here, at its place in the list.
+    2. The effects that may block (`Blocking`), in the order given.
     3. The outcomes of these effects, such as Hashed and Reduced, as new events in that order.
 
-The thread handles no other event in between. Some effects are then still running: Reduce of a
-streamed round, Save, Publish, SendPart, SendState and PassState go on in the background. In the
-simulation nothing blocks, and all effects are carried out in the order given.
+The driver handles no other event in between. Some effects are then still running: Reduce of a
+streamed round, Save, Publish, SendPart, SendState and PassState go on in the background.
+
+There are three drivers: the rank of a job (`worker.comm_thread`), of a simulation and of a
+rehearsal. Each has a `match` over the effects, which mypy reports as incomplete as long as it lacks
+a new one.
 """
 
 from __future__ import annotations
@@ -441,13 +444,12 @@ class Exit(Struct, frozen=True):
     why: str
 
 
-Effect = (
+Blocking = Reduce | OpenChannel | Restore
+Prompt = (
     ToPeer
     | ToCoordinator
     | ChangeBuffers
-    | OpenChannel
     | CloseChannel
-    | Reduce
     | GiveUp
     | Apply
     | Queue
@@ -458,7 +460,6 @@ Effect = (
     | SendState
     | PassState
     | RefusePeer
-    | Restore
     | Save
     | Publish
     | Unsave
@@ -467,3 +468,4 @@ Effect = (
     | WakeAt
     | Exit
 )
+Effect = Prompt | Blocking

@@ -26,6 +26,7 @@ from paceline.core.collectives.schedules import ALGORITHMS
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE
 from paceline.core.messages import Network
 from paceline.core.protocol.records import DROP_MEANINGS, DropReason, GivenUp, Trigger
+from paceline.core.status import Fact
 from paceline.refusals import Entry, Reason
 
 
@@ -104,18 +105,28 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     """Upper bounds of the buckets without +Inf."""
+    fact: str = ""
+    """Name under which the rank reports the value to the coordinator as well (`core.status.Fact`),
+    without the value of the first label, which is appended; empty if it does not. Series that
+    differ in other labels only are summed."""
+    once: bool = False
+    """True if a pod has one value, without the label `worker`; False if each rank has its own."""
 
     def children(self) -> tuple[tuple[str, ...], ...]:
         """Return all combinations of label values, in a fixed order."""
         return tuple(product(*(LABELS[label] for label in self.labels)))
 
 
-def _counter(name: str, writer: Writer, text: str, *labels: str) -> Metric:
-    return Metric(name, Kind.COUNTER, writer, text, labels)
+def _counter(
+    name: str, writer: Writer, text: str, *labels: str, fact: str = "", once: bool = False
+) -> Metric:
+    return Metric(name, Kind.COUNTER, writer, text, labels, fact=fact, once=once)
 
 
-def _gauge(name: str, writer: Writer, text: str, *labels: str) -> Metric:
-    return Metric(name, Kind.GAUGE, writer, text, labels)
+def _gauge(
+    name: str, writer: Writer, text: str, *labels: str, fact: str = "", once: bool = False
+) -> Metric:
+    return Metric(name, Kind.GAUGE, writer, text, labels, fact=fact, once=once)
 
 
 def _histogram(name: str, writer: Writer, text: str, buckets: tuple[float, ...]) -> Metric:
@@ -220,6 +231,7 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "Streamed rounds that this rank made void. cause: late (it kept the others waiting), "
         "dropped (the batch), nonfinite, rewritten (a gradient, after it was handed over).",
         "cause",
+        fact=Fact.GIVEN_UP,
     ),
     _counter(
         "paceline_transfer_hidden_seconds_total",
@@ -406,6 +418,7 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "transport",
         "algorithm",
         "size_class",
+        fact=Fact.CARRIED,
     ),
     _gauge(
         "paceline_transport_sums_info",
@@ -456,21 +469,25 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "Checkpoints that this rank was to write. result: written, failed (the disk; training goes "
         "on), skipped (the one before was not on the disk yet).",
         "result",
+        fact=Fact.SAVES,
     ),
     _gauge(
         "paceline_checkpoint_rounds",
         _COMM,
         "Rounds in the weights of the last one that it published.",
+        fact=Fact.SAVED_VERSION,
     ),
     _counter(
         "paceline_checkpoint_exposed_seconds_total",
         _COMM,
         "Time in which the communication thread copied the state: what a round may wait for.",
+        fact=Fact.SAVE_EXPOSED_S,
     ),
     _counter(
         "paceline_checkpoint_hidden_seconds_total",
         _COMM,
         "Time in which the copies were written, beside training.",
+        fact=Fact.SAVE_HIDDEN_S,
     ),
     # ---- anatomy: the parts of a step; means of the last steps, computed by the agent ----
     _gauge(
@@ -518,14 +535,21 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "steps); the others are not an agent's. refusal: as above.",
         "entry",
         "refusal",
+        once=True,
     ),
     _counter(
         "paceline_telemetry_seconds_total",
         _AGENT,
         "Time that ranks spent on writing these figures, estimated: observations of histograms x "
         "measured cost of one with the counters that come with it.",
+        once=True,
     ),
-    _counter("paceline_scrape_seconds_total", _AGENT, "Time that the agent spent on this page."),
+    _counter(
+        "paceline_scrape_seconds_total",
+        _AGENT,
+        "Time that the agent spent on this page.",
+        once=True,
+    ),
     _counter("paceline_rank_restarts_total", _AGENT, "Processes started again in place."),
     _gauge(
         "paceline_rank_state_info",
@@ -533,8 +557,18 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "1 for the state of the process in this place.",
         "state",
     ),
-    _gauge("paceline_coordinator_connected_info", _AGENT, "1 while the coordinator is there."),
-    _counter("paceline_coordinator_connections_total", _AGENT, "Connections to the coordinator."),
+    _gauge(
+        "paceline_coordinator_connected_info",
+        _AGENT,
+        "1 while the coordinator is there.",
+        once=True,
+    ),
+    _counter(
+        "paceline_coordinator_connections_total",
+        _AGENT,
+        "Connections to the coordinator.",
+        once=True,
+    ),
 )
 """All metrics, in the order of the page."""
 

@@ -195,65 +195,53 @@ class PodRecords(Collector):
         yield from self._anatomy_families()
         yield from self._agent_families(telemetry_s)
 
+    def _workers(self) -> list[str]:
+        """Return the value of the label `worker` of each place."""
+        return [f"{self._slot}.{local}" for local in range(len(self._places))]
+
     def _anatomy_families(self) -> Iterable[Family]:
         families: dict[str, _Family] = {}
-        for local, place in enumerate(self._places):
+        for worker, place in zip(self._workers(), self._places, strict=True):
             if place.reader is None:
                 continue
             found = summarise(place.reader.steps(), place.reader.rounds())
             for name, labels, value in anatomy.gauges(found):
                 family = families.setdefault(name, _family(BY_NAME[name]))
-                _add(family, BY_NAME[name], (f"{self._slot}.{local}", *labels), (value,), {})
+                family.add_metric((worker, *labels), value)
         return families.values()
 
     def _rank_family(
-        self, metric: Metric, ranks: list[Values], shown: list[anatomy.Exemplars]
+        self, metric: Metric, ranks: list[Values], exemplars: list[anatomy.Exemplars]
     ) -> Family:
         family = _family(metric)
-        for local, values in enumerate(ranks):
-            worker = f"{self._slot}.{local}"
+        for worker, values, shown in zip(self._workers(), ranks, exemplars, strict=True):
             for child in _children(metric, values):
                 slots = values.get((metric.name, child))
                 if slots is not None:
-                    exemplars = shown[local].get(metric.name, {})
-                    _add(family, metric, (worker, *child), slots, exemplars)
+                    _add(family, metric, (worker, *child), slots, shown.get(metric.name, {}))
         return family
 
     def _agent_families(self, telemetry_s: float) -> Iterable[Family]:
-        for name, value in (
-            ("paceline_telemetry_seconds_total", telemetry_s),
-            ("paceline_scrape_seconds_total", self._scrape_s),
-        ):
-            yield CounterMetricFamily(name, BY_NAME[name].help, value)
-        metric = BY_NAME["paceline_agent_refused_total"]
-        refused = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
-        for labels, count in PROCESS.counts().items():
-            refused.add_metric(labels, count)
-        yield refused
-        metric = BY_NAME["paceline_rank_restarts_total"]
-        restarts = _family(metric)
-        for local, place in enumerate(self._places):
-            _add(restarts, metric, (f"{self._slot}.{local}",), (max(0, place.starts - 1),), {})
-        yield restarts
+        workers = self._workers()
+        yield _of_agent("paceline_telemetry_seconds_total", {(): telemetry_s})
+        yield _of_agent("paceline_scrape_seconds_total", {(): self._scrape_s})
+        yield _of_agent("paceline_agent_refused_total", PROCESS.counts())
+        restarts = [max(0, place.starts - 1) for place in self._places]
+        yield _of_agent(
+            "paceline_rank_restarts_total",
+            {(worker,): count for worker, count in zip(workers, restarts, strict=True)},
+        )
         if self.phases is not None:
-            metric = BY_NAME["paceline_rank_state_info"]
-            states = _family(metric)
-            for local, phase in enumerate(self.phases()):
-                _add(states, metric, (f"{self._slot}.{local}", phase), (1.0,), {})
-            yield states
+            states = dict.fromkeys(zip(workers, self.phases(), strict=True), 1.0)
+            yield _of_agent("paceline_rank_state_info", states)
         if self.carriers is not None:
-            metric = BY_NAME["paceline_transport_carrier_info"]
-            carriers = _family(metric)
-            for member, carrier in self.carriers().items():
-                if carrier:
-                    _add(carriers, metric, (f"{self._slot}.{member.local}", carrier), (1.0,), {})
-            yield carriers
+            named = {workers[member.local]: name for member, name in self.carriers().items()}
+            known = {(worker, name): 1.0 for worker, name in named.items() if name}
+            yield _of_agent("paceline_transport_carrier_info", known)
         if self.connection is not None:
             connected, connections = self.connection()
-            name = "paceline_coordinator_connected_info"
-            yield GaugeMetricFamily(name, BY_NAME[name].help, float(connected))
-            name = "paceline_coordinator_connections_total"
-            yield CounterMetricFamily(name, BY_NAME[name].help, connections)
+            yield _of_agent("paceline_coordinator_connected_info", {(): float(connected)})
+            yield _of_agent("paceline_coordinator_connections_total", {(): connections})
 
 
 def _samples(place: _Place, *, alive: bool) -> RankSamples:
@@ -262,14 +250,21 @@ def _samples(place: _Place, *, alive: bool) -> RankSamples:
 
 
 def _family(metric: Metric) -> _Family:
-    labels = (WORKER, *metric.labels)
-    match metric.kind:
-        case Kind.COUNTER:
-            return CounterMetricFamily(metric.name, metric.help, labels=labels)
-        case Kind.GAUGE:
-            return GaugeMetricFamily(metric.name, metric.help, labels=labels)
-        case Kind.HISTOGRAM:
-            return HistogramMetricFamily(metric.name, metric.help, labels=labels)
+    kinds: dict[Kind, type[_Family]] = {
+        Kind.COUNTER: CounterMetricFamily,
+        Kind.GAUGE: GaugeMetricFamily,
+        Kind.HISTOGRAM: HistogramMetricFamily,
+    }
+    labels = metric.labels if metric.once else (WORKER, *metric.labels)
+    return kinds[metric.kind](metric.name, metric.help, labels=labels)
+
+
+def _of_agent(name: str, values: Mapping[tuple[str, ...], float]) -> Family:
+    """Return a metric that the agent itself writes, with these values by labels."""
+    family = _family(BY_NAME[name])
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
 
 
 def _add(

@@ -422,8 +422,7 @@ class CommThread:
             effects = self.machine.handle(now, event)
         self._metrics.handled(self.machine.state, event, now)  # before the main thread goes on
         if isinstance(event, WRITER):
-            facts = self._checkpoints.figures(self.machine.state.saving)
-            self._metrics.facts.checkpoints = facts
+            self._checkpoints.count(self.machine.state.saving)
         if self.recorder is not None:
             self.recorder.handled(event, self.machine.state.log)
         blocking: list[ev.Reduce | ev.OpenChannel | ev.Restore] = []
@@ -708,7 +707,5 @@ class CommThread:
             return
         if isinstance(message, Stopped | Saved):  # the last figures go with it
             self._catch_up()
-            self._metrics.facts.work_out(self.machine.state)
-            self._metrics.tell(self.machine.state)
-            self.link.send(self._metrics.facts.figures(self.machine.state))
+            self.link.send(self._metrics.last_figures(self.machine.state))
         self.link.send(message)

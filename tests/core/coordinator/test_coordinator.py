@@ -14,11 +14,12 @@ from paceline.core.coordinator.events import Event
 from paceline.core.coordinator.hearing import COMPLAINTS_MAX
 from paceline.core.coordinator.report import status
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.log_figures import pack_log
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.snapshot import Kept
-from paceline.core.status import Fact, Status
+from paceline.core.status import Fact, LogStatus, Status
 from paceline.local.report import summary
 from paceline.local.timeline import Timeline
 from paceline_api.settings import FailureRuleSettings
@@ -1309,8 +1310,7 @@ def test_the_status_contains_figures_of_each_rank_and_those_of_the_log_once() ->
     desk = Desk()
     desk.pods(0, 1)
     at = desk.form(A, B)
-    shares = {Fact.SHARE + str(who): 1.0 for who in (A, B)}
-    facts = {Fact.GRADIENTS: 7.0, **shares}
+    facts = pack_log(LogStatus(gradients=7, shares={str(who): 1.0 for who in (A, B)}))
     for who in (A, B):
         desk.say(m.Figures(who, 3, facts))
         desk.say(m.Heartbeat(who, at, at, 3, step_s=0.5))

@@ -14,6 +14,7 @@ from paceline.core.coordinator.events import NS_PER_S, Retire
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.coordinator.wording import GOES_ON
+from paceline.core.log_figures import unpack_figures
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import Request
 from paceline.core.protocol.rows import members_of
@@ -57,7 +58,8 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
     silence.heard(c, seen, answers=not isinstance(message, m.Figures))
     match message:
         case m.Figures():
-            seen.facts, seen.facts_version = message.facts, message.version
+            seen.facts, seen.log = unpack_figures(message.facts)
+            seen.figures_version = message.version
             return unknown
         case m.Prepared():
             return _prepared(c, seen, message) or unknown

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from paceline.core.messages import Away, Doing, Inventory, Network, Register, pod_of
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.snapshot import Kept
+from paceline.core.status import LogStatus
 
 
 @dataclass(slots=True)
@@ -83,8 +84,11 @@ class KnownRank:
     away_told: bool = False
     """True once an Event has named its stuck script."""
     facts: dict[str, float] = field(default_factory=dict)
-    """Last figures of the rank, for the status; measured at `facts_version`."""
-    facts_version: int = 0
+    """What it has measured about itself, by `Fact`, from its last figures."""
+    log: LogStatus | None = None
+    """What its round log says, from its last figures; None if they do not report it."""
+    figures_version: int = 0
+    """Version of its committed state when it sent its last figures."""
     carrier: Network = Network.UNKNOWN
     """Network that carries its data channel to other pods, as reported by its agent."""
 

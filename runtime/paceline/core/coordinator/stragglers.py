@@ -17,7 +17,7 @@ from paceline.core.coordinator.events import NS_PER_S, ToAgent
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import MemberId
-from paceline.core.status import Fact, StragglerStatus
+from paceline.core.status import StragglerStatus
 
 JUDGE_NS: Final = NS_PER_S
 """Interval between two judgments. Heartbeats are at least as frequent in small jobs."""
@@ -51,7 +51,7 @@ def judge_now_and_then(c: CoordinatorState) -> None:
     verdict = slow.judge(
         [slow.Pace(key, step_s) for key, step_s in sorted(steps.items())],
         settings,
-        round_s=max((s.facts.get(Fact.ROUND_S, 0.0) for s in ranks.values()), default=0.0),
+        round_s=max((s.log.round_s for s in ranks.values() if s.log), default=0.0),
         since=c.slow_since,
         now_s=c.wall_s,
     )

@@ -83,9 +83,9 @@ class CheckpointService:
             case ev.Unsave():
                 self._writer.drop()
 
-    def figures(self, saving: Saving) -> dict[str, float]:
-        """Return what checkpoints have cost so far; call it after an answer of the writer."""
-        return self._metrics.follow(saving, self._exposed_s, self._writer.hidden_s)
+    def count(self, saving: Saving) -> None:
+        """Export what checkpoints have cost so far; call it after an answer of the writer."""
+        self._metrics.follow(saving, self._exposed_s, self._writer.hidden_s)
 
     def restore(self, order: ev.Restore) -> ev.Restored:
         """Load a checkpoint as the committed state.

@@ -934,7 +934,7 @@ def test_the_common_values_of_a_pod_heartbeat_apply_to_all_ranks_it_lists() -> N
     desk.post(coord.FromAgent(m.PodBeat(0, 0, ((0, 0),), at, at, 9)), 30)
     seen = desk.state.roster.rank(A)
     assert (seen.version, seen.heard_ns, desk.state.version) == (9, desk.now, 9)
-    assert (seen.active, seen.doing) == (True, m.Doing(0, -1, 40))
+    assert (seen.beat.active, seen.beat.doing) == (True, m.Doing(0, -1, 40))
 
 
 def test_ranks_of_a_disconnected_pod_are_absent_until_they_register_again() -> None:

@@ -155,11 +155,9 @@ def beats(c: CoordinatorState, pod: m.PodBeat) -> bool:
         before = _read_by_decisions(c, seen)
         beat = changed.get(member)
         if beat is not None:
-            seen.leaving = beat.leaving
-            seen.active, seen.benched, seen.done = beat.active, beat.benched, beat.done
-            seen.step_s, seen.away = beat.step_s, beat.away
+            before_doing, seen.beat, seen.leaving = seen.beat.doing, beat, beat.leaving
             silence.name_a_stuck_script(c, seen)
-            news = silence.works(c, seen, beat) or news
+            news = silence.works(c, seen, before_doing) or news
         at = beat or pod
         seen.version, seen.promise = at.version, at.promise
         committed(c, at.version)

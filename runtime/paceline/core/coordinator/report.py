@@ -117,7 +117,7 @@ def _host(c: CoordinatorState, seen: KnownRank) -> str:
 
 def _own(seen: KnownRank) -> dict[str, float]:
     """Return what a rank has measured about itself; its step time comes from its heartbeat."""
-    return {**seen.facts, Fact.STEP_S: seen.step_s} if seen.step_s else seen.facts
+    return {**seen.facts, Fact.STEP_S: seen.beat.step_s} if seen.beat.step_s else seen.facts
 
 
 def _state(c: CoordinatorState, member: MemberId, seen: KnownRank) -> RankPhase:
@@ -130,9 +130,9 @@ def _state(c: CoordinatorState, member: MemberId, seen: KnownRank) -> RankPhase:
     if seen.leaving:
         return RankPhase.DRAINING
     if member in c.index:
-        if seen.active:
+        if seen.beat.active:
             return RankPhase.ACTIVE
-        if seen.benched:
+        if seen.beat.benched:
             return RankPhase.BENCHED
         return RankPhase.JOINING
     return RankPhase.JOINING if seen.ready else RankPhase.STARTING

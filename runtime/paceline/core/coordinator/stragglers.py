@@ -47,7 +47,7 @@ def judge_now_and_then(c: CoordinatorState) -> None:
         if not seen.dead and seen.member in c.index:
             key = _key(seen.member.slot, seen.member.local, m.pod_of(seen.member)[1])
             ranks[key] = seen
-            steps[key] = seen.step_s if seen.active else 0.0
+            steps[key] = seen.beat.step_s if seen.beat.active else 0.0
     verdict = slow.judge(
         [slow.Pace(key, step_s) for key, step_s in sorted(steps.items())],
         settings,

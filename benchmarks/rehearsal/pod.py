@@ -31,9 +31,9 @@ from paceline.core.messages import (
     Heartbeat,
     Introduce,
     KillRank,
+    RankEnvelope,
     RankMessage,
     Register,
-    Said,
     Shutdown,
     ToAgent,
 )
@@ -112,7 +112,7 @@ class RankLine:
             if message == self._registered:
                 return
             self._registered = message
-        data = msgspec.json.encode(Said(self._connection, message))
+        data = msgspec.json.encode(RankEnvelope(self._connection, message))
         self._voice.heard(self._rank.me, data)
 
     def _beat_later(self) -> None:

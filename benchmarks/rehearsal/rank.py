@@ -28,13 +28,13 @@ from paceline.core.messages import (
     Doing,
     Endpoints,
     Heartbeat,
-    Part,
+    LogPart,
     PeerMessage,
     Prepare,
     RankMessage,
     Release,
     Start,
-    State,
+    StateTransfer,
     ToRank,
 )
 from paceline.core.protocol.composition import Weighing
@@ -207,9 +207,9 @@ class RehearsedRank:
         while self._posted and not self.killed:
             self._take(self._posted.popleft())
         while not self._posted and not self.killed and (mail := self._peers.read()) is not None:
-            if isinstance(mail.message, Part):
+            if isinstance(mail.message, LogPart):
                 self._part = _numbers(mail.payload[0]) if mail.payload else NONE
-            elif isinstance(mail.message, State):
+            elif isinstance(mail.message, StateTransfer):
                 self._staged[mail.message.generation] = mail.payload[0]
             self._take(mail.message)
         if self._posted or self.killed:

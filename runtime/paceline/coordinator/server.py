@@ -50,9 +50,9 @@ from paceline.core.messages import (
     AgentDone,
     AgentHello,
     AgentMessage,
-    Figures,
     Inventory,
     PodBeat,
+    RankFigures,
     RankMessage,
     Targets,
     ToPod,
@@ -344,7 +344,7 @@ class Server:
     def _is_news(self, event: core.Event) -> bool:
         """Return True if waiting readers of the status are to be woken for this event."""
         match event:
-            case core.FromRank(message=Figures()):
+            case core.FromRank(message=RankFigures()):
                 return False
             case core.FromAgent(message=PodBeat() as beat):
                 version = max((beat.version, *(each.version for each in beat.changed)))

@@ -1,7 +1,7 @@
 """The figures of the round log as a rank sends them: `LogStatus` as a flat map of numbers.
 
 A field of `LogStatus` or `ShadowStatus` declares a figure: its meaning, its unit and whether it is
-an integer. Its name in `messages.Figures.facts` follows from the field, so a new figure is one
+an integer. Its name in `messages.RankFigures.facts` follows from the field, so a new figure is one
 field that `worker.metrics.heartbeat` fills. The figures are equal on all members at the same
 version, so only the lowest active rank sends them (R42).
 """

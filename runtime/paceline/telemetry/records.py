@@ -197,7 +197,7 @@ class Histogram:
         words[seq] = count + 1
 
 
-class SharedMemory:
+class RecordMemory:
     """The mapping of one record, as doubles and as words."""
 
     def __init__(self, fd: int) -> None:
@@ -208,7 +208,7 @@ class SharedMemory:
         self.rings = self.words[LAYOUT.slots :]
 
     @classmethod
-    def checked(cls, fd: int) -> SharedMemory:
+    def checked(cls, fd: int) -> RecordMemory:
         """Map a record and check that its writer had the same layout.
 
         Args:
@@ -241,7 +241,7 @@ def allocate_record() -> int:
     """Create an empty record and return its file descriptor, which the caller owns."""
     fd = os.memfd_create("paceline-record")
     os.ftruncate(fd, BYTES)
-    memory = SharedMemory(fd)
+    memory = RecordMemory(fd)
     for slot in range(LEASE_SLOT, LAYOUT.names):
         memory.slots[slot] = nan
     for seq in LAYOUT.seq.values():
@@ -261,7 +261,7 @@ class RankRecord:
     error.
     """
 
-    def __init__(self, memory: SharedMemory) -> None:
+    def __init__(self, memory: RecordMemory) -> None:
         self._memory = memory
         self._facts: dict[int, str] = {}
         """Slots of the handles whose metric is a fact, with the fact's name."""
@@ -278,7 +278,7 @@ class RankRecord:
     def open(cls, fd: int) -> RankRecord:
         """Open the record of PACELINE_RECORD_FD for writing; closes the descriptor."""
         try:
-            return cls(SharedMemory.checked(fd))
+            return cls(RecordMemory.checked(fd))
         finally:
             os.close(fd)
 
@@ -385,7 +385,7 @@ class RecordReader:
     """The agent's view of a record; it stays readable after the rank has died."""
 
     def __init__(self, fd: int) -> None:
-        self._memory = SharedMemory.checked(fd)
+        self._memory = RecordMemory.checked(fd)
 
     def read(self) -> Reading:
         """Copy the record.

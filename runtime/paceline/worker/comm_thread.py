@@ -28,17 +28,17 @@ from paceline.core.messages import (
     Dismiss,
     Doing,
     Fatal,
-    Figures,
     Gathered,
     Heartbeat,
-    Part,
+    LogPart,
     Prepare,
+    RankFigures,
     RankMessage,
     Register,
     Release,
     Saved,
     Start,
-    State,
+    StateTransfer,
     Stopped,
     ToRank,
 )
@@ -282,7 +282,7 @@ class CommThread:
         with self._state_lock:
             return self._metrics.facts.heartbeat(self.machine.state, doing, self.away())
 
-    def figures(self) -> Figures:
+    def figures(self) -> RankFigures:
         """Return the figures that were computed last. Link thread."""
         with self._state_lock:
             return self._metrics.facts.figures(self.machine.state)
@@ -381,9 +381,9 @@ class CommThread:
         self._unstage(mail.message)
 
     def _stage(self, mail: ReceivedMessage) -> None:
-        if isinstance(mail.message, Part):
+        if isinstance(mail.message, LogPart):
             self._part = mail.payload
-        elif isinstance(mail.message, State):
+        elif isinstance(mail.message, StateTransfer):
             self._staged[mail.message.generation] = mail.payload
             rank = self.machine.state
             strange = [g for g in self._staged if g not in (rank.gen_id, rank.promise)]
@@ -391,7 +391,7 @@ class CommThread:
                 del self._staged[generation]
 
     def _unstage(self, message: ev.Event) -> None:
-        if isinstance(message, State) and self.machine.state.has_state_of(message):
+        if isinstance(message, StateTransfer) and self.machine.state.has_state_of(message):
             self._staged.pop(message.generation, None)
 
     def _take(self, event: ev.Event | Within) -> None:
@@ -580,7 +580,7 @@ class CommThread:
             return ev.Hashed(version, committed.hash(), committed.hashes_of_copies())
         return None
 
-    def _state_for_joiners(self, state: State) -> list[Bytes]:
+    def _state_for_joiners(self, state: StateTransfer) -> list[Bytes]:
         """Return a copy of the committed state, which all joiners of this version share.
 
         The copy (D15) is dropped with the next version; its memory is freed when the last joiner

@@ -26,12 +26,12 @@ from paceline.control import packets
 from paceline.core import wire
 from paceline.core.messages import (
     BeatEvery,
-    Figures,
     Heartbeat,
     Introduce,
+    RankEnvelope,
+    RankFigures,
     RankMessage,
     Register,
-    Said,
     ToRank,
 )
 
@@ -58,7 +58,7 @@ class CoordinatorLine:
         *,
         register: Callable[[], Register],
         heartbeat: Callable[[], Heartbeat],
-        figures: Callable[[], Figures],
+        figures: Callable[[], RankFigures],
         obey: Callable[[ToRank], None],
         connected: Callable[[], None],
         failed: Callable[[BaseException], None],
@@ -224,7 +224,7 @@ class CoordinatorLine:
     def _say(self, message: RankMessage | Heartbeat) -> bool:
         """Send a message; return False if the socket has no space for it."""
         try:
-            packets.send(self._socket, msgspec.json.encode(Said(self._connection, message)))
+            packets.send(self._socket, msgspec.json.encode(RankEnvelope(self._connection, message)))
         except BlockingIOError:
             return False
         except OSError:

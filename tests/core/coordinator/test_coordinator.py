@@ -358,7 +358,7 @@ def test_samples_skipped_by_the_script_raise_a_condition() -> None:
     desk.form(A)
     for skipped, holds in ((0.0, False), (96.0, True)):
         facts = {"log.samples_dropped.skipped": skipped}
-        desk.say(m.Figures(A, 3, facts))
+        desk.say(m.RankFigures(A, 3, facts))
         found = [x for x in status(desk.state).conditions if x.reason == "SamplesSkipped"]
         assert bool(found) == holds
         assert all("96 samples" in x.message for x in found)
@@ -1312,7 +1312,7 @@ def test_the_status_contains_figures_of_each_rank_and_those_of_the_log_once() ->
     at = desk.form(A, B)
     facts = pack_log(LogStatus(gradients=7, shares={str(who): 1.0 for who in (A, B)}))
     for who in (A, B):
-        desk.say(m.Figures(who, 3, facts))
+        desk.say(m.RankFigures(who, 3, facts))
         desk.say(m.Heartbeat(who, at, at, 3, step_s=0.5))
     found = status(desk.state)
     assert [rank.facts for rank in found.ranks] == [{Fact.STEP_S: 0.5}] * 2
@@ -1350,10 +1350,10 @@ def test_log_figures_come_from_the_rank_that_reports_them_now() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
-    desk.say(m.Figures(A, 5, {"log.gradients": 10.0}))
-    desk.say(m.Figures(B, 9, {"wait_seconds_total": 1.0}))
+    desk.say(m.RankFigures(A, 5, {"log.gradients": 10.0}))
+    desk.say(m.RankFigures(B, 9, {"wait_seconds_total": 1.0}))
     assert status(desk.state).log.gradients == 10
-    desk.say(m.Figures(B, 10, {"log.gradients": 20.0}))
+    desk.say(m.RankFigures(B, 10, {"log.gradients": 20.0}))
     desk.say(beat(A, at, version=11))
     assert status(desk.state).log.gradients == 20
 
@@ -1366,11 +1366,11 @@ def test_log_figures_of_a_dead_rank_are_kept_until_newer_ones_arrive() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     desk.form(A, B)
-    desk.say(m.Figures(A, 66, {"log.gradients": 132.0}))
+    desk.say(m.RankFigures(A, 66, {"log.gradients": 132.0}))
     desk.post(coord.FromAgent(m.RankDead(A, -9, "killed", False)))
     desk.form(B)
     assert status(desk.state).log.gradients == 132
-    desk.say(m.Figures(B, 67, {"log.gradients": 133.0}))
+    desk.say(m.RankFigures(B, 67, {"log.gradients": 133.0}))
     assert status(desk.state).log.gradients == 133
 
 

@@ -55,9 +55,9 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
         seen.heard_ns = c.now_ns
         ending.answer_late(c, message)
         return True
-    silence.heard(c, seen, answers=not isinstance(message, m.Figures))
+    silence.heard(c, seen, answers=not isinstance(message, m.RankFigures))
     match message:
-        case m.Figures():
+        case m.RankFigures():
             seen.facts, seen.log = unpack_figures(message.facts)
             seen.figures_version = message.version
             return unknown
@@ -67,7 +67,7 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
             return _started(c, seen, message) or unknown
         case m.Register():
             _register(c, seen, message)
-        case m.Refused():
+        case m.PromiseRefused():
             _refused(c, message)
         case m.Stopped():
             seen.stopped, seen.version = message.id, message.version
@@ -246,7 +246,7 @@ def _complain(c: CoordinatorState, message: m.Complain) -> None:
     c.want_change(why, within)
 
 
-def _refused(c: CoordinatorState, message: m.Refused) -> None:
+def _refused(c: CoordinatorState, message: m.PromiseRefused) -> None:
     _learn(c, message.promise)
     if message.id == c.proposal < message.promise and c.phase is not Phase.ENDED:
         c.want_change(f"rank {message.member} had promised {message.promise}", 0)

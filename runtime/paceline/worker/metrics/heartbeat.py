@@ -15,7 +15,7 @@ from typing import Final
 
 from paceline.clock import NS_PER_S
 from paceline.core.log_figures import pack_log
-from paceline.core.messages import Away, Doing, Figures, Heartbeat
+from paceline.core.messages import Away, Doing, Heartbeat, RankFigures
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.ledger import Ledger, since
 from paceline.core.protocol.log import Log
@@ -24,7 +24,7 @@ from paceline.core.protocol.sampling import left_out_per_epoch
 from paceline.core.protocol.shadow import ShadowReport
 from paceline.core.rank.state import Main, RankState
 from paceline.core.status import METRIC_ROUNDS, Fact, LogStatus, ShadowStatus
-from paceline.worker.metrics.pace import Pace
+from paceline.worker.metrics.pace import JobSpeed
 
 REFRESH_NS: Final = 150_000_000
 """Shortest interval between two computations of the facts, in nanoseconds."""
@@ -54,7 +54,7 @@ class HeartbeatFacts:
         self._steps_ns: deque[int] = deque(maxlen=RECENT)
         self._step_s = 0.0
         """Median of `_steps_ns` in seconds, when the facts were computed last."""
-        self._pace = Pace()
+        self._pace = JobSpeed()
         self._lags_us: deque[int] = deque(maxlen=RECENT)
         self._resumed_ns: int | None = None
         self._parked_ns: int | None = None
@@ -206,9 +206,9 @@ class HeartbeatFacts:
             away=away,
         )
 
-    def figures(self, rank: RankState) -> Figures:
+    def figures(self, rank: RankState) -> RankFigures:
         """Return the facts that were computed last, as a message for the coordinator."""
-        return Figures(rank.me, rank.log.version, self._facts)
+        return RankFigures(rank.me, rank.log.version, self._facts)
 
     def _read_log(self, rank: RankState) -> LogStatus:
         log, ledger = rank.log, rank.log.ledger

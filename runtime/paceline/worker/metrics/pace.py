@@ -18,7 +18,7 @@ MARKS: Final = 60
 """Number of marks that are kept; with MARK_NS they span two minutes."""
 
 
-class Pace:
+class JobSpeed:
     """The speed of a job, observed by one rank. Communication thread only."""
 
     def __init__(self) -> None:

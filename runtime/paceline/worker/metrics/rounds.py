@@ -16,7 +16,7 @@ from paceline_api.types.enums import Mode
 from paceline.clock import NS_PER_S
 from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import CLASS_NAMES, Method
-from paceline.core.messages import Figures
+from paceline.core.messages import RankFigures
 from paceline.core.protocol.bits import chosen
 from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import MemberId
@@ -142,7 +142,7 @@ class RoundMetrics:
         for labels, count in PROCESS.counts().items():
             self._refused(*labels).raise_to(count)
 
-    def last_figures(self, rank: RankState) -> Figures:
+    def last_figures(self, rank: RankState) -> RankFigures:
         """Compute and export all facts now, and return them as a message."""
         self.facts.compute(rank)
         self._export_job(rank)

@@ -207,7 +207,7 @@ class PodRecords(Collector):
             found = summarise(place.reader.steps(), place.reader.rounds())
             for name, labels, value in anatomy.gauges(found):
                 family = families.setdefault(name, _family(BY_NAME[name]))
-                family.add_metric((worker, *labels), value)
+                _add(family, BY_NAME[name], (worker, *labels), (value,), {})
         return families.values()
 
     def _rank_family(
@@ -223,25 +223,28 @@ class PodRecords(Collector):
 
     def _agent_families(self, telemetry_s: float) -> Iterable[Family]:
         workers = self._workers()
-        yield _of_agent("paceline_telemetry_seconds_total", {(): telemetry_s})
-        yield _of_agent("paceline_scrape_seconds_total", {(): self._scrape_s})
-        yield _of_agent("paceline_agent_refused_total", PROCESS.counts())
-        restarts = [max(0, place.starts - 1) for place in self._places]
-        yield _of_agent(
-            "paceline_rank_restarts_total",
-            {(worker,): count for worker, count in zip(workers, restarts, strict=True)},
-        )
+        yield _of_agent("paceline_telemetry_seconds_total", [((), telemetry_s)])
+        yield _of_agent("paceline_scrape_seconds_total", [((), self._scrape_s)])
+        yield _of_agent("paceline_agent_refused_total", PROCESS.counts().items())
+        restarts = [
+            ((worker,), max(0, place.starts - 1))
+            for worker, place in zip(workers, self._places, strict=True)
+        ]
+        yield _of_agent("paceline_rank_restarts_total", restarts)
         if self.phases is not None:
-            states = dict.fromkeys(zip(workers, self.phases(), strict=True), 1.0)
+            states = [(key, 1.0) for key in zip(workers, self.phases(), strict=True)]
             yield _of_agent("paceline_rank_state_info", states)
         if self.carriers is not None:
-            named = {workers[member.local]: name for member, name in self.carriers().items()}
-            known = {(worker, name): 1.0 for worker, name in named.items() if name}
+            known = [
+                ((workers[member.local], carrier), 1.0)
+                for member, carrier in self.carriers().items()
+                if carrier
+            ]
             yield _of_agent("paceline_transport_carrier_info", known)
         if self.connection is not None:
             connected, connections = self.connection()
-            yield _of_agent("paceline_coordinator_connected_info", {(): float(connected)})
-            yield _of_agent("paceline_coordinator_connections_total", {(): connections})
+            yield _of_agent("paceline_coordinator_connected_info", [((), float(connected))])
+            yield _of_agent("paceline_coordinator_connections_total", [((), connections)])
 
 
 def _samples(place: _Place, *, alive: bool) -> RankSamples:
@@ -259,11 +262,11 @@ def _family(metric: Metric) -> _Family:
     return kinds[metric.kind](metric.name, metric.help, labels=labels)
 
 
-def _of_agent(name: str, values: Mapping[tuple[str, ...], float]) -> Family:
-    """Return a metric that the agent itself writes, with these values by labels."""
+def _of_agent(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Family:
+    """Return a metric that the agent itself writes, with the labels and value of each series."""
     family = _family(BY_NAME[name])
-    for labels, value in values.items():
-        family.add_metric(labels, value)
+    for labels, value in values:
+        _add(family, BY_NAME[name], labels, (value,), {})
     return family
 
 

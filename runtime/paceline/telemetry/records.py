@@ -334,7 +334,7 @@ class RankRecord:
         """Return the first slot of a child, and remember it if the metric is a fact."""
         metric = BY_NAME[name]
         assert metric.kind is kind, f"{name} is a {metric.kind}"
-        assert labels.keys() == set(metric.labels), f"{name} has {metric.labels}, not {labels}"
+        assert labels.keys() == set(metric.labels), f"{name}: labels {metric.labels}, not {labels}"
         child = tuple(str(labels[label]) for label in metric.labels)
         at = LAYOUT.first[name, child]
         if metric.fact:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, assert_never
 
 import msgspec
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.control.voice import PACE, PodVoice
 from paceline.core import wire
 from paceline.core.agent import supervise
@@ -40,6 +40,7 @@ from paceline.core.messages import (
 from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import events as ev
 from paceline.worker.coordinator_line import BEAT_NS
+from paceline_api.times import NS_PER_S
 
 from benchmarks.rehearsal.rank import RehearsedRank, Surroundings
 

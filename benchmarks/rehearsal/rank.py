@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
-from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core import wire
 from paceline.core.messages import (
     Commit,
@@ -47,6 +47,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.worker.metrics.heartbeat import HeartbeatFacts
 from paceline.worker.peer_sockets import Bytes, PeerSockets
+from paceline_api.times import NS_PER_MS, NS_PER_S
 
 from benchmarks.rehearsal.meters import Account, Meter, RankRound
 from benchmarks.rehearsal.sums import NONE, LocalSums, Numbers, Seat, add

@@ -35,9 +35,10 @@ from typing import Final, TypeVar, assert_never
 import msgspec
 from aiohttp import web
 from paceline_api.names import CALLER_AGENT, CALLER_OPERATOR
+from paceline_api.times import NS_PER_S
 from paceline_api.types.durations import parse_duration
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.control.front import BODY_S, caller_of
 from paceline.control.tls import caller_role
 from paceline.control.tokens import Tokens

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import Final
 
+from paceline_api.times import NS_PER_S
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -24,7 +25,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core.agent.supervise import Phase
 from paceline.core.anatomy.dissect import summarise
 from paceline.core.anatomy.samples import RankSamples

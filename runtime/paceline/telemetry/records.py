@@ -38,7 +38,9 @@ from hashlib import sha256
 from math import isnan, nan
 from typing import Final
 
-from paceline.clock import NS_PER_S, now_ns, pause
+from paceline_api.times import NS_PER_S
+
+from paceline.clock import now_ns, pause
 from paceline.core.anatomy.samples import ROUNDS, STEPS, RoundSample, StepSample
 from paceline.core.messages import DealtBatch
 from paceline.telemetry import samples

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 from paceline_api.errors import PacelineError
+from paceline_api.times import NS_PER_MS
 
-from paceline.clock import NS_PER_MS, now_ns
+from paceline.clock import now_ns
 from paceline.core.messages import (
     Announce,
     Away,

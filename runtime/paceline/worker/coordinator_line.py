@@ -20,8 +20,9 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+from paceline_api.times import NS_PER_MS, NS_PER_S
 
-from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.control import packets
 from paceline.core import wire
 from paceline.core.messages import (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from paceline_api.times import NS_PER_S
+
 from paceline.core import messages as m
 from paceline.core.coordinator import scripts
-from paceline.core.coordinator.events import NS_PER_S, JobEnded, ToAgent
+from paceline.core.coordinator.events import JobEnded, ToAgent
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.coordinator.wording import format_clock, named

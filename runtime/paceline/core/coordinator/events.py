@@ -13,14 +13,13 @@ from paceline_api.settings import (
     FailureRuleSettings,
     StragglerSettings,
 )
+from paceline_api.times import NS_PER_S
 
 from paceline.core import messages as m
 from paceline.core.coordinator.pace import Pace
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Outcome
 
-NS_PER_S = 10**9
-NS_PER_MS = 10**6
 CONNECT_NS: Final = 30 * NS_PER_S
 """Time limit for a member to connect to the others after COMMIT. If it cannot, it reports that."""
 

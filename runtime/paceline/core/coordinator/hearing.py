@@ -6,11 +6,12 @@ from typing import Final
 
 from msgspec.structs import replace
 from paceline_api.reasons import Reason
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Pacing
 
 from paceline.core import messages as m
 from paceline.core.coordinator import changing, ending, silence
-from paceline.core.coordinator.events import NS_PER_S, Retire
+from paceline.core.coordinator.events import Retire
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.coordinator.wording import GOES_ON

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from paceline_api.times import NS_PER_MS
+
 from paceline.core.agent.network import worst
 from paceline.core.coordinator import ending, joining, scripts, silence
 from paceline.core.coordinator.roster import KnownRank
@@ -36,7 +38,7 @@ def status(c: CoordinatorState) -> Status:
         replicas=c.replicas,
         told=c.told,
         procs=c.config.procs,
-        beat_ms=c.config.pace.beat_ns(c.expected_pods) // 1_000_000,
+        beat_ms=c.config.pace.beat_ns(c.expected_pods) // NS_PER_MS,
         inventory=c.roster.inventory.revision if c.roster.inventory else 0,
         settings=c.settings,
         ranks=(*living, *dead),
@@ -100,7 +102,7 @@ def _rank(c: CoordinatorState, member: MemberId, surplus: set[MemberId]) -> Rank
         pid=seen.pid,
         host=_host(c, seen),
         version=seen.version,
-        silent_ms=(c.now_ns - seen.heard_ns) // 1_000_000 if seen.heard_ns else 0,
+        silent_ms=(c.now_ns - seen.heard_ns) // NS_PER_MS if seen.heard_ns else 0,
         facts=_own(seen),
         carrier=seen.carrier,
         why=seen.dead or seen.suspect or silence.unheard_since(c, seen),

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from paceline_api.times import NS_PER_MS, NS_PER_S
+
 from paceline.core import messages as m
 from paceline.core.coordinator import ending
-from paceline.core.coordinator.events import NS_PER_MS, NS_PER_S, ToAgent, WakeAt
+from paceline.core.coordinator.events import ToAgent, WakeAt
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.coordinator.wording import format_clock, named
@@ -50,7 +52,7 @@ def suspect_the_silent(c: CoordinatorState) -> None:
     for member, silent_ns in sorted(found):
         seen = c.roster.rank(member)
         seen.mute = c.owes_an_answer(member)
-        _suspect(c, seen, f"silent for {silent_ns / 1e9:.1f} s")
+        _suspect(c, seen, f"silent for {silent_ns / NS_PER_S:.1f} s")
 
 
 def _is_listened_for(c: CoordinatorState, seen: KnownRank) -> bool:
@@ -289,7 +291,7 @@ def break_off_the_stuck(c: CoordinatorState) -> None:
         if c.phase is Phase.RELEASED:  # no PREPARE is sent after the release
             _suspect_the_stuck(c, seen, why)
             continue
-        c.happened("RoundStuck", f"{why}, the bound is {bound_ns / 1e9:.1f} s")
+        c.happened("RoundStuck", f"{why}, the bound is {bound_ns / NS_PER_S:.1f} s")
         c.want_change(why, 0)
         return
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 from paceline_api import slow
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import StragglerResponse
 
 from paceline.core import messages as m
-from paceline.core.coordinator.events import NS_PER_S, ToAgent
+from paceline.core.coordinator.events import ToAgent
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import MemberId

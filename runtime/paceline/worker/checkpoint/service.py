@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from paceline_api.jobfile import CheckpointSpec
+from paceline_api.times import NS_PER_S
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import Saving
 from paceline.errors import CheckpointError

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection
 from statistics import median
 from typing import Final
 
-from paceline.clock import NS_PER_S
+from paceline_api.times import NS_PER_MS, NS_PER_S, US_PER_S
+
 from paceline.core.log_figures import pack_log
 from paceline.core.messages import Away, Doing, Heartbeat, RankFigures
 from paceline.core.protocol.ids import MemberId
@@ -26,11 +27,10 @@ from paceline.core.rank.state import Main, RankState
 from paceline.core.status import METRIC_ROUNDS, Fact, LogStatus, ShadowStatus
 from paceline.worker.metrics.pace import JobSpeed
 
-REFRESH_NS: Final = 150_000_000
+REFRESH_NS: Final = 150 * NS_PER_MS
 """Shortest interval between two computations of the facts, in nanoseconds."""
 RECENT: Final = 32
 """Number of recent steps and arrivals of which medians are taken."""
-US_PER_S: Final = 1e6
 
 
 class HeartbeatFacts:
@@ -54,7 +54,7 @@ class HeartbeatFacts:
         self._steps_ns: deque[int] = deque(maxlen=RECENT)
         self._step_s = 0.0
         """Median of `_steps_ns` in seconds, when the facts were computed last."""
-        self._pace = JobSpeed()
+        self._speed = JobSpeed()
         self._lags_us: deque[int] = deque(maxlen=RECENT)
         self._resumed_ns: int | None = None
         self._parked_ns: int | None = None
@@ -157,7 +157,7 @@ class HeartbeatFacts:
         self._refreshed_ns = now_ns
         done = _progress(rank.log)
         if done is not None:
-            self._pace.follow(now_ns, done, rank.log.ledger)
+            self._speed.follow(now_ns, done, rank.log.ledger)
         self.compute(rank)
         return True
 
@@ -229,7 +229,7 @@ class HeartbeatFacts:
             epochs_exact=ledger.epochs_exact,
             epochs_short=ledger.epochs_short,
             progress=progress,
-            left_s=self._pace.left_s if progress is not None else None,
+            left_s=self._speed.left_s if progress is not None else None,
             round_s=log.median_round_us / US_PER_S,
             avoided_s=self._avoided_ns / NS_PER_S,
             shares={

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from paceline_api.times import NS_PER_S, NS_PER_US, US_PER_S
 from paceline_api.types.enums import Mode
 
-from paceline.clock import NS_PER_S
 from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import CLASS_NAMES, Method
 from paceline.core.messages import RankFigures
@@ -30,9 +30,6 @@ from paceline.worker.metrics.heartbeat import HeartbeatFacts, epochs_done
 from paceline.worker.metrics.job import JobMetrics
 from paceline.worker.metrics.membership import MembershipMetrics
 from paceline.worker.metrics.waits import AvoidedWaiting
-
-US_PER_S = 1e6
-NS_PER_US = 1000
 
 
 class RoundMetrics:

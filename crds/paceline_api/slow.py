@@ -27,7 +27,7 @@ a few milliseconds differ by more than any factor, and a replacement would gain 
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepTime:
     """Step time of one rank that is alive."""
 
     key: str
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def judge(
-    paces: Iterable[Pace],
+    paces: Iterable[StepTime],
     settings: StragglerSettings,
     *,
     round_s: float,

@@ -245,7 +245,7 @@ class Server:
         """Return the status and its JSON.
 
         It is rebuilt after news. Else it is rebuilt only if the last one is older than
-        `Pace.report_ns`: it is made of all ranks, and requests must not become a load (R42).
+        `LoadBounds.report_ns`: it is made of all ranks, and requests must not become a load (R42).
 
         Returns:
             The status, and the same as JSON.

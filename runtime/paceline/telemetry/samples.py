@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from paceline.core.anatomy.samples import (
     ROUNDS,
@@ -281,8 +281,8 @@ def _entries(words: memoryview[int], at: int, entries: int, size: int) -> Iterat
 
 
 def _step(entry: list[int]) -> StepSample:
-    *words, fresh, samples = entry[1:]
-    return StepSample(*words, fresh=bool(fresh), samples=samples)
+    values = dict[str, Any](zip(StepSample.__struct_fields__, entry[1:], strict=True))
+    return StepSample(**values | {"fresh": bool(values["fresh"])})
 
 
 def _round(entry: list[int]) -> RoundSample:

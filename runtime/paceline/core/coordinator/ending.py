@@ -11,14 +11,12 @@ from paceline.core.coordinator import scripts
 from paceline.core.coordinator.events import JobEnded, ToAgent
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.timeouts import OVERTIME_NS
 from paceline.core.coordinator.wording import format_clock, named
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.snapshot import Kept
 from paceline.core.status import Outcome
 
-OVERTIME_NS: Final = 10 * NS_PER_S
-"""Time after the release at which running scripts are reported. At most half of the finish
-deadline."""
 STATE_LOST: Final = "StateLost"
 """Reason of the outcome if no living rank has the weights."""
 

@@ -6,7 +6,6 @@ from typing import Final
 
 from msgspec.structs import replace
 from paceline_api.reasons import Reason
-from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Pacing
 
 from paceline.core import messages as m
@@ -14,6 +13,7 @@ from paceline.core.coordinator import changing, ending, silence
 from paceline.core.coordinator.events import Retire
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.timeouts import COMPLAINT_MAX_NS, COMPLAINT_NS
 from paceline.core.coordinator.wording import GOES_ON
 from paceline.core.log_figures import unpack_figures
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
@@ -21,10 +21,6 @@ from paceline.core.protocol.records import Request
 from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept
 
-COMPLAINT_NS: Final = NS_PER_S // 5
-"""Wait after a complaint about a data channel. The evidence of a death usually follows it."""
-COMPLAINT_MAX_NS: Final = 30 * NS_PER_S
-"""Upper bound on the wait after a complaint. It doubles with each generation without a round."""
 COMPLAINTS_MAX: Final = 20
 """Number of generations of the same members that may fail without a round. With the waits in
 between they take seven minutes; a network that recovers does not need as long."""

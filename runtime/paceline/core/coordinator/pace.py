@@ -15,7 +15,7 @@ from paceline.core.messages import BeatEvery
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LoadBounds:
     """Bounds for a coordinator with a quarter of a core and 100 kB/s of network."""
 
     beat_least_ns: int = 200 * NS_PER_MS

@@ -13,8 +13,6 @@ silence.
 
 from __future__ import annotations
 
-from typing import Final
-
 from paceline_api.times import NS_PER_MS, NS_PER_S
 
 from paceline.core import messages as m
@@ -22,21 +20,15 @@ from paceline.core.coordinator import ending
 from paceline.core.coordinator.events import ToAgent, WakeAt
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.timeouts import (
+    GONE_NS,
+    INIT_NS,
+    RESTORE_NS,
+    SLOWEST_BYTES_PER_S,
+    USUAL_TIMES,
+)
 from paceline.core.coordinator.wording import format_clock, named
 from paceline.core.protocol.ids import NO_GENERATION
-
-RESTORE_NS: Final = 600 * NS_PER_S
-"""Upper bound on the time to read a checkpoint."""
-GONE_NS: Final = 500_000_000
-"""Time after which a closed connection makes a rank suspect, if its agent is not connected."""
-INIT_NS: Final = 60 * NS_PER_S
-"""Time from the start of a script after which a missing `pl.init()` is reported. Importing torch
-takes seconds."""
-USUAL_TIMES: Final = 10
-"""Factor over the longest of the last reductions beyond which a reduction is stuck."""
-SLOWEST_BYTES_PER_S: Final = 5_000_000
-"""Assumed minimum rate of a first reduction, in bytes of gradients per second. It also applies to
-other work on all of the state."""
 
 
 def suspect_the_silent(c: CoordinatorState) -> None:

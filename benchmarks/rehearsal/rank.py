@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol, assert_never
 
 import msgspec
-from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core import wire
 from paceline.core.messages import (
     Commit,
@@ -28,13 +28,13 @@ from paceline.core.messages import (
     Doing,
     Endpoints,
     Heartbeat,
-    Part,
+    LogPart,
     PeerMessage,
     Prepare,
     RankMessage,
     Release,
     Start,
-    State,
+    StateTransfer,
     ToRank,
 )
 from paceline.core.protocol.composition import Weighing
@@ -47,6 +47,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.worker.metrics.heartbeat import HeartbeatFacts
 from paceline.worker.peer_sockets import Bytes, PeerSockets
+from paceline_api.times import NS_PER_MS, NS_PER_S
 
 from benchmarks.rehearsal.meters import Account, Meter, RankRound
 from benchmarks.rehearsal.sums import NONE, LocalSums, Numbers, Seat, add
@@ -207,9 +208,9 @@ class RehearsedRank:
         while self._posted and not self.killed:
             self._take(self._posted.popleft())
         while not self._posted and not self.killed and (mail := self._peers.read()) is not None:
-            if isinstance(mail.message, Part):
+            if isinstance(mail.message, LogPart):
                 self._part = _numbers(mail.payload[0]) if mail.payload else NONE
-            elif isinstance(mail.message, State):
+            elif isinstance(mail.message, StateTransfer):
                 self._staged[mail.message.generation] = mail.payload[0]
             self._take(mail.message)
         if self._posted or self.killed:

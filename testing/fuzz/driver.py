@@ -18,6 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from paceline_api.times import NS_PER_MS
+
 from testing.fuzz.mutation import inputs
 from testing.fuzz.target import Reader, Target
 from testing.temporary import temporary_folder
@@ -32,7 +34,6 @@ BATCH: Final = 32
 SLOW_TRIES: Final = 20
 FINDINGS_MAX: Final = 20
 """Number of findings that ends a target's run; each is at another place or of another kind."""
-NS_PER_MS: Final = 1_000_000
 SHORTER_TRIES_MAX: Final = 400
 SLOW: Final = "slow"
 HUNGRY: Final = "hungry"

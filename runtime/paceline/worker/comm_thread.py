@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
 import torch
 from paceline_api.errors import PacelineError
+from paceline_api.times import NS_PER_MS
 
-from paceline.clock import NS_PER_MS, now_ns
+from paceline.clock import now_ns
 from paceline.core.messages import (
     Announce,
     Away,
@@ -28,17 +29,17 @@ from paceline.core.messages import (
     Dismiss,
     Doing,
     Fatal,
-    Figures,
     Gathered,
     Heartbeat,
-    Part,
+    LogPart,
     Prepare,
+    RankFigures,
     RankMessage,
     Register,
     Release,
     Saved,
     Start,
-    State,
+    StateTransfer,
     Stopped,
     ToRank,
 )
@@ -280,7 +281,7 @@ class CommThread:
         with self._state_lock:
             return self._metrics.facts.heartbeat(self.machine.state, doing, self.away())
 
-    def figures(self) -> Figures:
+    def figures(self) -> RankFigures:
         """Return the figures that were computed last. Link thread."""
         with self._state_lock:
             return self._metrics.facts.figures(self.machine.state)
@@ -379,9 +380,9 @@ class CommThread:
         self._unstage(mail.message)
 
     def _stage(self, mail: ReceivedMessage) -> None:
-        if isinstance(mail.message, Part):
+        if isinstance(mail.message, LogPart):
             self._part = mail.payload
-        elif isinstance(mail.message, State):
+        elif isinstance(mail.message, StateTransfer):
             self._staged[mail.message.generation] = mail.payload
             rank = self.machine.state
             strange = [g for g in self._staged if g not in (rank.gen_id, rank.promise)]
@@ -389,7 +390,7 @@ class CommThread:
                 del self._staged[generation]
 
     def _unstage(self, message: ev.Event) -> None:
-        if isinstance(message, State) and self.machine.state.has_state_of(message):
+        if isinstance(message, StateTransfer) and self.machine.state.has_state_of(message):
             self._staged.pop(message.generation, None)
 
     def _take(self, event: ev.Event | Within) -> None:
@@ -420,8 +421,7 @@ class CommThread:
             effects = self.machine.handle(now, event)
         self._metrics.handled(self.machine.state, event, now)  # before the main thread goes on
         if isinstance(event, WRITER):
-            facts = self._checkpoints.figures(self.machine.state.saving)
-            self._metrics.facts.checkpoints = facts
+            self._checkpoints.count(self.machine.state.saving)
         if self.recorder is not None:
             self.recorder.handled(event, self.machine.state.log)
         blocking: list[ev.Blocking] = []
@@ -581,7 +581,7 @@ class CommThread:
             return ev.Hashed(version, committed.hash(), committed.hashes_of_copies())
         return None
 
-    def _state_for_joiners(self, state: State) -> list[Bytes]:
+    def _state_for_joiners(self, state: StateTransfer) -> list[Bytes]:
         """Return a copy of the committed state, which all joiners of this version share.
 
         The copy (D15) is dropped with the next version; its memory is freed when the last joiner
@@ -708,7 +708,5 @@ class CommThread:
             return
         if isinstance(message, Stopped | Saved):  # the last figures go with it
             self._catch_up()
-            self._metrics.facts.work_out(self.machine.state)
-            self._metrics.tell(self.machine.state)
-            self.link.send(self._metrics.facts.figures(self.machine.state))
+            self.link.send(self._metrics.last_figures(self.machine.state))
         self.link.send(message)

@@ -31,16 +31,16 @@ from paceline.core.messages import (
     Dismiss,
     Fatal,
     Leaving,
-    Part,
+    LogPart,
     PeerMessage,
     Prepare,
     Prepared,
-    Refused,
+    PromiseRefused,
     Register,
     Release,
     Saved,
     Started,
-    State,
+    StateTransfer,
     Stopped,
 )
 from paceline.core.protocol.composition import Weighing
@@ -276,7 +276,17 @@ class ToPeer(Struct, frozen=True):
 class ToCoordinator(Struct, frozen=True):
     """Send a message to the coordinator by way of the agent; does not block."""
 
-    message: Register | Prepared | Refused | Started | Stopped | Saved | Complain | Leaving | Fatal
+    message: (
+        Register
+        | Prepared
+        | PromiseRefused
+        | Started
+        | Stopped
+        | Saved
+        | Complain
+        | Leaving
+        | Fatal
+    )
 
 
 class ChangeBuffers(Struct, frozen=True):
@@ -363,7 +373,7 @@ class SendPart(Struct, frozen=True):
     """Send the records that a member lacks, with the last result if `with_result` (R7)."""
 
     to: MemberId
-    part: Part
+    part: LogPart
     with_result: bool
 
 
@@ -371,14 +381,14 @@ class SendState(Struct, frozen=True):
     """Copy the committed state now and send it in the background."""
 
     to: MemberId
-    state: State
+    state: StateTransfer
 
 
 class PassState(Struct, frozen=True):
     """Forward the received state of the donor unchanged, before it is installed (R45)."""
 
     to: MemberId
-    state: State
+    state: StateTransfer
 
 
 class RefusePeer(Struct, frozen=True):

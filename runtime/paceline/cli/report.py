@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
+from paceline_api.settings import CollectiveSettings
+from paceline_api.types.enums import Mode
 
 from paceline import private_files
 from paceline.cli.choice import Where, choose
 from paceline.cli.output import say
+from paceline.clock import NS_PER_MS, wall_s
+from paceline.core.anatomy.course import course
 from paceline.core.anatomy.job import analyse, known_rounds, latest_rounds
-from paceline.report.page import advice_lines, page, silent_lines
+from paceline.jobs.interface import Jobs
+from paceline.report.page import About, advice_lines, page, silent_lines, verdict
 from paceline.report.trace import trace
 
 ROUNDS: Final = 12
@@ -34,14 +39,19 @@ def report(name: str, where: Where, rounds: str | None, out: Path | None) -> Non
     Raises:
         PacelineError: The folder cannot be written to.
     """
-    found = choose(name, where).samples(name)
+    jobs = choose(name, where)
+    found = jobs.samples(name)
     job = analyse(found.pods, found.silent)
+    about = _about(jobs, name)
     known = known_rounds(job.ranks)
     chosen = _chosen(rounds, known) if rounds else latest_rounds(job.ranks, ROUNDS)
     folder = out or Path(found.folder or f"{name}-report")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name_of, text in ((PAGE, page(job, chosen)), (TRACE, trace(job, known))):
+        for name_of, text in (
+            (PAGE, page(job, about, course(found.pods), chosen)),
+            (TRACE, trace(job, known)),
+        ):
             private_files.write(folder / name_of, text.encode(), SHARED_MODE)
     except OSError as error:
         raise PacelineError(
@@ -49,11 +59,37 @@ def report(name: str, where: Where, rounds: str | None, out: Path | None) -> Non
             hint="name a folder that you may write to with --out",
             exit_code=EXIT_BAD_INPUT,
         ) from None
-    say(f"job {job.job}: {len(job.ranks)} ranks, {job.step_s * 1e3:.1f} ms a step")
-    for line in (*advice_lines(job), *silent_lines(job)):
+    say(
+        f"job {job.job}: {len(job.ranks)} ranks, mode {about.mode}, "
+        f"{job.step_s * 1e3:.1f} ms per step"
+    )
+    for line in (verdict(job), *advice_lines(job), *silent_lines(job)):
         say(f"  {line}")
     say(f"page: {folder / PAGE}")
     say(f"trace for https://ui.perfetto.dev: {folder / TRACE}")
+
+
+def _about(jobs: Jobs, name: str) -> About:
+    """Return what the page says of the job itself; what is not known is no reason to fail."""
+    try:
+        mode = _mode(jobs.resolved(name).collective)
+    except PacelineError:
+        mode = "unknown"
+    status = jobs.status(name)
+    return About(wall_s(), status.place, status.state, mode)
+
+
+def _mode(settings: CollectiveSettings) -> str:
+    """Return the mode with the field that says when its rounds start."""
+    match settings.mode:
+        case Mode.QUORUM if settings.quorum_count is not None:
+            return f"{settings.mode}, quorum {settings.quorum_count}"
+        case Mode.QUORUM:
+            return f"{settings.mode}, quorum {settings.quorum_percent}%"
+        case Mode.DEADLINE if settings.deadline_ns is not None:
+            return f"{settings.mode}, {settings.deadline_ns / NS_PER_MS:g} ms"
+        case mode:
+            return str(mode)
 
 
 def _chosen(text: str, known: range) -> range:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import sys
 
+from paceline.core.anatomy.samples import FIGURE_NAME_BYTES, FIGURES_MAX
 from paceline.telemetry.catalog import (
     CATALOG,
     FIGURE,
-    FIGURE_NAME_BYTES,
-    FIGURES_MAX,
     LABELS,
     PEER,
     PEERS_MAX,

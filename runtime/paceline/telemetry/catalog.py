@@ -6,7 +6,7 @@ of values: never a step, a round or a name that grows. Job, namespace, pod and n
 scrape. `worker` (slot.process) is added to each series of a rank and stays the same when the rank
 is restarted.
 
-`telemetry.reference` generates docs/reference/metrics.md from it.
+scripts/metrics_reference.py generates docs/reference/metrics.md from it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ LANES ?= $(shell expr $$(nproc) + 1)
 IMAGES ?= operator worker
 
 .DEFAULT_GOAL := help
-.PHONY: docs help install demo monitor test test-all durations test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify version release clean
+.PHONY: docs recording help install demo monitor test test-all durations test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify version release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -81,8 +81,11 @@ format: install ## put the code into form
 generate: install ## rewrite the files that are derived from the code
 	@$(BIN)/python scripts/check.py --generate
 
-docs: install ## the documentation as a site, into site/; a dead link or a page without a place is an error
-	@$(BIN)/python -m scripts.site && echo "site/index.html"
+docs: install ## the documentation as a site, into site/, strictly; VERSIONS=FOLDER: also beside other versions
+	@$(BIN)/python -m scripts.site $(if $(VERSIONS),--versions "$(VERSIONS)") && echo "site/index.html"
+
+recording: install ## docs/pictures/run.svg and docs/report.png anew, from a run of the first example
+	@$(BIN)/python -m scripts.recording
 
 verify: generate test ## like test, and the generated files are committed
 	@git diff --exit-code --stat -- crds/manifests docs/pictures docs/reference docs/testing.md

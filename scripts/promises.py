@@ -3,7 +3,8 @@
 The promises come from the code and the docs: the rows of the protocol's tables, the kinds of
 faults, the mistakes, the fields of the API, the command line and the metrics. The tests that hold
 them are written by hand in docs/testing/promises.yaml. The layer of a test comes from its marks
-(`scripts.layers`). A promise without an entry, an entry without a promise, and a test that does not exist are errors.
+(`scripts.layers`). A promise without an entry, an entry without a promise, and a test that does not
+exist are errors.
 """
 
 from __future__ import annotations

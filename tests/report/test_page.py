@@ -58,7 +58,7 @@ def test_the_head_has_date_job_state_and_mode() -> None:
     about = About(WRITTEN_S, "team", "Training", "Quorum, quorum 2")
     text = Tags(page(analyse(pods()), about, course(pods()), KNOWN)).text
     for row in (
-        "report of 2026-11-28 02:00:00 UTC",
+        "written 2026-11-28 02:00:00 UTC",
         "job job in team",
         "state Training",
         "mode Quorum, quorum 2",
@@ -71,8 +71,8 @@ def test_speed_and_figures_are_drawn_over_time() -> None:
     page_text = shown(analyse(pods()), "loss")
     assert page_text.count("<polyline") == 2
     text = Tags(page_text).text
-    assert "rounds per second, in the end 10" in text
-    assert "loss, in the end 0.025" in text
+    assert "rounds per second, latest 10" in text
+    assert "loss, latest 0.025" in text
 
 
 def test_a_job_without_a_course_has_no_chart() -> None:
@@ -92,7 +92,7 @@ def test_hosts_with_different_clocks_are_drawn_on_one_time_axis() -> None:
     job = analyse(pods(shift_ms=12 * 3600 * 1000))
     text = shown(job)
     assert "2 hosts with a clock each" in text
-    assert "off by at most 10.0 ms" in text
+    assert "times are off by at most 10.0 ms" in text
     ticks = [float(ms) for ms in re.findall(r">([\d.]+) ms</text>", text)]
     assert max(ticks) < 100 * (ROUNDS + 1), "and not half a day"
     sums = [e for e in json.loads(trace(job, KNOWN))["traceEvents"] if e.get("tid") == 1]
@@ -110,13 +110,13 @@ def test_missing_pods_are_listed() -> None:
     job = analyse(pods()[:2], [SilentPod("job-2-0", "no answer within 10 s <b>")])
     text = shown(job)
     assert "<li>without job-2-0: no answer within 10 s &lt;b&gt;</li>" in text
-    assert "it takes the arrivals of all ranks, and pods are missing" in text
+    assert "it needs the arrivals of all ranks, and pods are missing" in text
 
 
 def test_a_rank_with_an_unknown_clock_offset_is_listed_and_not_drawn() -> None:
     first, second, third = pods(shift_ms=500)
     text = shown(analyse([first, second, asked_later(third, ROUNDS)]))
-    assert "no round is known of them that another host knows too:\n2.0#0." in text
+    assert "because they share no known round with another host:\n2.0#0." in text
     assert len(re.findall(r'<text x="0"', text)) == 2
 
 

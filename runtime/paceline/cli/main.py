@@ -27,7 +27,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Data-parallel training that goes on when workers come, go, die or slow down.\n\n" + RULE,
+    help="Data-parallel training that continues when workers join, leave, fail or slow down.\n\n"
+    + RULE,
 )
 
 JobFile = Annotated[Path, typer.Argument(help="YAML file with a TrainingJob.", metavar="JOB.YAML")]
@@ -44,25 +45,34 @@ Job = Annotated[
     ),
 ]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Of a cluster; else the context's.")
+    str | None,
+    typer.Option("--namespace", "-n", help="Namespace in a cluster. Default: that of the context."),
 ]
 Context = Annotated[
     str | None,
-    typer.Option(help="Of the kubeconfig; else the current one.", autocompletion=complete_context),
+    typer.Option(
+        help="Context of the kubeconfig. Default: the current one.", autocompletion=complete_context
+    ),
 ]
 Kubeconfig = Annotated[
-    Path | None, typer.Option(help="Else KUBECONFIG, else ~/.kube/config, else a pod's account.")
+    Path | None,
+    typer.Option(help="Default: KUBECONFIG, ~/.kube/config, or the service account of a pod."),
 ]
 OutputOption = Annotated[
     Output | None,
     typer.Option(
-        "--output", "-o", help="Data for programs, or more columns.", metavar="json|yaml|wide"
+        "--output",
+        "-o",
+        help="Output format: json or yaml for programs, wide for more columns.",
+        metavar="json|yaml|wide",
     ),
 ]
 
 FormatOption = Annotated[
     Format | None,
-    typer.Option("--output", "-o", help="Data for programs, on stdout.", metavar="json|yaml"),
+    typer.Option(
+        "--output", "-o", help="Output format for programs, on stdout.", metavar="json|yaml"
+    ),
 ]
 
 
@@ -87,33 +97,41 @@ def options(
 @app.command()
 def run(
     file: JobFile,
-    replicas: Annotated[int | None, typer.Option(help="Instead of spec.replicas.", min=1)] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Number of replicas. Default: spec.replicas.", min=1)
+    ] = None,
     overrides: Overrides = None,
     inject: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FAULT",
-            help="A fault on purpose: slow:rank=2,ms=200  kill:rank=1,at=round:50  join:at=time:5s",
+            help="Inject a fault: slow:rank=2,ms=200  kill:rank=1,at=round:50  join:at=time:5s",
         ),
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="New or empty folder for logs and results; else runs/JOB-N."),
+        typer.Option(help="New or empty folder for logs and results. Default: runs/JOB-N."),
     ] = None,
-    quiet: Annotated[bool, typer.Option(help="No table; events and the summary only.")] = False,
+    quiet: Annotated[
+        bool, typer.Option(help="Print only events and the summary, no table.")
+    ] = False,
     record: Annotated[
-        bool, typer.Option("--record", help="Keep what `paceline replay` needs.")
+        bool, typer.Option("--record", help="Record the run for `paceline replay`.")
     ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="What ranks print as it is, with escapes for a terminal.")
+        bool,
+        typer.Option("--raw", help="Print the output of ranks unchanged, with escape sequences."),
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return as soon as it runs without a terminal.")
+        bool,
+        typer.Option(
+            "--detach", "-d", help="Start the job in the background and return when it runs."
+        ),
     ] = False,
     output: FormatOption = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run a job on this machine: every replica an agent, every rank a process."""
+    """Run a job on this machine, with a process for each rank."""
     # Imported here, so that `validate` and `version` start fast.
     from paceline.cli import run as runs
 
@@ -133,7 +151,7 @@ def run(
 
 @app.command()
 def validate(file: JobFile, overrides: Overrides = None, output: FormatOption = None) -> None:
-    """Check a job file; every error is named with its field and what to do."""
+    """Check a job file and report each error with its field and a hint."""
     from paceline.cli import validate as checks
 
     raise typer.Exit(checks.validate(file, overrides or [], output))
@@ -147,11 +165,11 @@ def submit(
     kubeconfig: Kubeconfig = None,
     overrides: Overrides = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it until it has ended.")
+        bool, typer.Option("--watch", "-w", help="Watch the job until it has ended.")
     ] = False,
     output: OutputOption = None,
 ) -> None:
-    """Start a job in a cluster. On this machine `paceline run --detach` does."""
+    """Start a job in a cluster. To start one on this machine: `paceline run --detach`."""
     from paceline.cli import verbs
 
     where = Where(namespace, context, kubeconfig)
@@ -174,11 +192,11 @@ def status(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Go on until the job has ended.")
+        bool, typer.Option("--watch", "-w", help="Watch until the job has ended.")
     ] = False,
     output: OutputOption = None,
 ) -> None:
-    """Show a job: its ranks, rounds and what holds it up."""
+    """Show the state of a job, its ranks and rounds, and what delays it."""
     from paceline.cli.status import status as show_status
 
     where = Where(namespace, context, kubeconfig)
@@ -193,25 +211,30 @@ def logs(
     kubeconfig: Kubeconfig = None,
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Go on, with replacements too, until it has ended."),
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Stream new lines, also of new replicas, until the job has ended.",
+        ),
     ] = False,
     rank: Annotated[
-        int | None, typer.Option(help="Only this one: slot x procsPerReplica + process.")
+        int | None, typer.Option(help="Only this rank: slot x procsPerReplica + process.")
     ] = None,
     previous: Annotated[
-        bool, typer.Option("--previous", "-p", help="Also replicas that were replaced.")
+        bool, typer.Option("--previous", "-p", help="Include replicas that were replaced.")
     ] = False,
     tail: Annotated[
-        int | None, typer.Option(help="At most so many lines of each replica to begin with.", min=0)
+        int | None,
+        typer.Option(help="Begin with at most this many recent lines of each replica.", min=0),
     ] = None,
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", help="With the time of day, UTC.")
+        bool, typer.Option("--timestamps", help="Prefix each line with its time of day, UTC.")
     ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="As it was printed, with escapes for a terminal.")
+        bool, typer.Option("--raw", help="Print lines unchanged, with escape sequences.")
     ] = False,
 ) -> None:
-    """Print what all ranks have printed, merged in order of time."""
+    """Print the logs of all ranks, merged in order of time."""
     from paceline.cli import verbs
 
     selection = Selection(rank=rank, previous=previous, tail=tail)
@@ -228,11 +251,14 @@ def wait(
     until: Annotated[
         Until,
         typer.Option(
-            "--for", metavar="|".join(Until), help="training: with all replicas that are wanted."
+            "--for",
+            metavar="|".join(Until),
+            help="What to wait for; training means with all replicas.",
         ),
     ] = Until.ENDED,
     timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Such as 90s or 10m; else for ever.")
+        str | None,
+        typer.Option(metavar="DURATION", help="Time limit, such as 90s or 10m. Default: none."),
     ] = None,
     output: OutputOption = None,
 ) -> None:
@@ -246,7 +272,7 @@ def wait(
 @app.command(epilog=RULE)
 def scale(
     job: Job,
-    replicas: Annotated[int, typer.Option(help="How many there shall be.", min=1)],
+    replicas: Annotated[int, typer.Option(help="The new number of replicas.", min=1)],
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -264,7 +290,7 @@ def suspend(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Stop a job after a checkpoint, and keep it."""
+    """Stop a job after a checkpoint and keep it for `resume`."""
     from paceline.cli import verbs
 
     raise typer.Exit(verbs.suspend(job, Where(namespace, context, kubeconfig)))
@@ -289,10 +315,12 @@ def delete(
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
-    wait: Annotated[bool, typer.Option(help="Until nothing of it is left.")] = True,
-    timeout: Annotated[str, typer.Option(metavar="DURATION", help="To wait, at most.")] = "5m",
+    wait: Annotated[bool, typer.Option(help="Wait until all parts of the job are gone.")] = True,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time limit of the wait.")
+    ] = "5m",
 ) -> None:
-    """End a job and remove it with its logs; on this machine, its run folder. Checkpoints stay."""
+    """Delete a job with its logs; on this machine, its run folder. Checkpoints are kept."""
     from paceline.cli import verbs
 
     where = Where(namespace, context, kubeconfig)
@@ -321,7 +349,7 @@ def explain(
     kubeconfig: Kubeconfig = None,
     output: OutputOption = None,
 ) -> None:
-    """Say why a job is slow or does not start, and what to type next."""
+    """Explain why a job is slow or does not start, and which command to type next."""
     from paceline.cli import verbs
 
     raise typer.Exit(verbs.explain(job, Where(namespace, context, kubeconfig), output))
@@ -331,7 +359,7 @@ def explain(
 def replay(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run made with --record.")],
 ) -> None:
-    """Run a recorded job again in one process; the weights must come out the same."""
+    """Run a recorded job again in one process and compare the weights."""
     from paceline.cli.replay import replay as replay_run
 
     raise typer.Exit(replay_run(run_dir))
@@ -344,7 +372,8 @@ def report(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     rounds: Annotated[
-        str | None, typer.Option(help="Rounds of the time line, such as 100:120; else the last.")
+        str | None,
+        typer.Option(help="Rounds of the time line, such as 100:120. Default: the last 12."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -354,7 +383,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Show what the last steps of a job were made of: a page, and a trace for Perfetto."""
+    """Write a report: slow ranks, advice, speed and loss, parts of a step; and a trace."""
     from paceline.cli.report import report as report_on
 
     report_on(job, Where(namespace, context, kubeconfig), rounds, out)
@@ -365,33 +394,37 @@ def plan(
     job: Annotated[
         str,
         typer.Argument(
-            help="YAML file with a TrainingJob; or a job, or a run folder.",
+            help="YAML file with a TrainingJob, name of a job, or a run folder.",
             metavar="JOB",
             autocompletion=complete_job,
         ),
     ],
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="Run the job for a moment at two or three sizes first."),
+        typer.Option("--measure", help="First run the job briefly at two or three sizes."),
     ] = False,
     ranks: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Sizes; else powers of two up to twice the job's."),
+        typer.Option(
+            metavar="N,N", help="Numbers of ranks. Default: powers of two up to twice the job's."
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="M,M", help="Ranks to a copy of the model; else all that are known."),
+        typer.Option(
+            metavar="M,M", help="Ranks per copy of the model. Default: all that are known."
+        ),
     ] = None,
     batch: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Samples of one gradient; else as measured."),
+        typer.Option(metavar="N,N", help="Samples per gradient. Default: as measured."),
     ] = None,
     speedup: Annotated[
         list[str] | None,
-        typer.Option(metavar="M=X", help="M ranks that share the model step X times as quick."),
+        typer.Option(metavar="M=X", help="A group of M ranks makes a step X times as fast."),
     ] = None,
     timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="To measure one size, at most.")
+        str, typer.Option(metavar="DURATION", help="Time limit for measuring one size.")
     ] = "3m",
     namespace: Namespace = None,
     context: Context = None,
@@ -399,7 +432,7 @@ def plan(
     overrides: Overrides = None,
     output: OutputOption = None,
 ) -> None:
-    """Forecast a job at other sizes and in other modes, with the error of the forecasts."""
+    """Predict the speed of a job at other sizes and in other modes."""
     from paceline.cli import plan as plans
 
     wanted = plans.Wanted(

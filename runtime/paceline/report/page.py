@@ -178,9 +178,9 @@ def page(job: JobAnatomy, about: About, course: Sequence[Line], rounds: range) -
         about=_about(job, about, course),
         charts=[_chart(line) for line in course[:CHARTS_MAX]],
         summary=(
-            f"{len(job.ranks)} ranks, {steps} steps, {_ms(job.step_s)} a step in the mean. "
-            f"If nobody were late: {_ms(job.if_nobody_were_late_s)}. "
-            f"If the network were free: {_ms(job.if_the_network_were_free_s)}."
+            f"{len(job.ranks)} ranks, {steps} steps. Mean step: {_ms(job.step_s)}; without waiting "
+            f"for late ranks {_ms(job.if_nobody_were_late_s)}, without exposed communication "
+            f"{_ms(job.if_the_network_were_free_s)}."
         ),
         silent=silent_lines(job),
         advice=advice_lines(job),
@@ -189,7 +189,7 @@ def page(job: JobAnatomy, about: About, course: Sequence[Line], rounds: range) -
         blame=_blame(job),
         modes=_modes(job),
         why_no_modes=(
-            "it takes the arrivals of all ranks, and pods are missing"
+            "it needs the arrivals of all ranks, and pods are missing"
             if job.silent
             else "in no sampled round did all ranks arrive in time"
         ),
@@ -263,7 +263,7 @@ def _policy() -> str:
 def _about(job: JobAnatomy, about: About, course: Sequence[Line]) -> Table:
     at = [point.at_s for line in course for point in line.points]
     rows = [
-        ("report of", _when(about.written_s)),
+        ("written", _when(about.written_s)),
         ("job", f"{job.job} in {about.place}"),
         ("state", about.state),
         ("mode", about.mode),
@@ -338,13 +338,18 @@ def _blame(job: JobAnatomy) -> Table:
     rows = (
         (b.worker, f"{b.blocked_s:.3f} s", str(b.last), _ms(b.per_step_s)) for b in job.blame[:20]
     )
-    head = ("worker", "held the others, in all", "rounds it was last in", "each other rank, a step")
+    head = (
+        "worker",
+        "blocked the others, in all",
+        "rounds it was last in",
+        "each other rank, per step",
+    )
     return Table("blame", head, tuple(rows))
 
 
 def _modes(job: JobAnatomy) -> Table:
     rows = ((s.mode, _ms(s.saved_s), f"{s.late:.1%}") for s in job.savings)
-    return Table("modes", ("mode", "of each step", "gradients late"), tuple(rows))
+    return Table("modes", ("mode", "saved per step", "gradients late"), tuple(rows))
 
 
 def _time_line(job: JobAnatomy, rounds: range) -> TimeLine | None:

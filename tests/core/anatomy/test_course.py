@@ -35,6 +35,13 @@ def test_a_pause_of_the_job_shows_as_speed_zero() -> None:
     assert {point.value for point in speed.points} == {0.0, 10.0}
 
 
+def test_the_time_after_the_end_of_all_ranks_is_no_pause() -> None:
+    own = moments(count=21)
+    rest = tuple(replace(own[-1], wall_ms=own[-1].wall_ms + 1000 * s) for s in range(1, 20))
+    (speed,) = course([pod(0, (*own, *rest))])
+    assert {point.value for point in speed.points} == {10.0}
+
+
 def test_figures_continue_when_another_pod_reports_them() -> None:
     whole = moments("loss")
     halves = [pod(0, whole[:20]), pod(1, whole[20:])]

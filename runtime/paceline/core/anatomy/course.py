@@ -58,8 +58,15 @@ def course(pods: Sequence[PodSamples]) -> tuple[Line, ...]:
 
 def _speed(pods: Sequence[PodSamples]) -> Iterable[Point]:
     """Yield the rounds per second, from the pod that saw most: clocks of hosts may differ."""
-    seen = max((pod.course for pod in pods), key=_length_ms, default=())
-    for earlier, later in pairwise(_thinned(_rising(seen))):
+    longest = max(pods, key=lambda pod: _length_ms(pod.course), default=None)
+    if longest is None:
+        return
+    moments = _rising(longest.course)
+    if not any(rank.alive for rank in longest.ranks):
+        # The agent was still there when its ranks had ended; that is no pause of the job.
+        while len(moments) > 1 and moments[-1].round == moments[-2].round:
+            moments.pop()
+    for earlier, later in pairwise(_thinned(moments)):
         took_s = (later.wall_ms - earlier.wall_ms) / MS_PER_S
         yield Point(later.wall_ms / MS_PER_S, (later.round - earlier.round) / took_s)
 

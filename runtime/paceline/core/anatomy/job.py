@@ -324,7 +324,10 @@ def _about(worker: str, ranks: Sequence[Rank]) -> str:
     part = max(more, key=lambda part: more[part])
     theirs_s = median(other.parts[part] for other in others)
     if own[-1].parts[part] < SLOWER * theirs_s:
-        return f"Worker {worker} computes no longer than others: look at its network and its node."
+        return (
+            f"Worker {worker} does not compute longer than the others: look at its network and its "
+            "node."
+        )
     return (
         f"Worker {worker} spends {own[-1].parts[part] * 1e3:.0f} ms of a step on {part}, the others"
         f" {theirs_s * 1e3:.0f} ms: look at {LOOK[part]}."

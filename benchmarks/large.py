@@ -173,7 +173,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=BACKENDS, help="only this one")
     given = parser.parse_args()
     if given.ranks % given.procs:
-        parser.error(f"{given.ranks} ranks are no whole number of replicas of {given.procs}")
+        parser.error(f"{given.ranks} ranks are not a whole number of replicas of {given.procs}")
     wrong = []
     with Lab() as lab, temporary_folder() as scratch:
         for backend in (given.backend,) if given.backend else BACKENDS:

@@ -418,7 +418,7 @@ def test_a_server_that_is_not_kubernetes_is_reported(
     code, said = paceline("status", "digits")
     error, hint = told(said)
     assert code == 2
-    assert "is no object in JSON" in error
+    assert "is not an object in JSON" in error
     assert "API server" in hint
 
 

@@ -166,7 +166,7 @@ def test_a_job_that_cannot_be_measured_is_reported_and_leaves_no_run_folder(
 def test_a_working_dir_of_the_image_is_reported_as_missing_on_this_machine(job: Path) -> None:
     (job / "job.yaml").write_text(JOB.replace("image: none", "image: none, workingDir: /workspace"))
     error = call(job, "plan", "job.yaml", "--measure", code=2)
-    assert "is no folder on this machine" in error
+    assert "is not a folder on this machine" in error
 
 
 @pytest.mark.exhaustive

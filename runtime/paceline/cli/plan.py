@@ -42,7 +42,7 @@ Value = TypeVar("Value", int, float)
 MEASURED_MAX: Final = 4
 """Upper bound on the replicas of a measured run."""
 WIDTH: Final = 160
-"""Line width in characters where the output is no terminal."""
+"""Line width in characters where the output is not a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ def _numbers(option: str, text: str | None, read: Callable[[str], Value]) -> tup
     except ValueError:
         pass
     raise PacelineError(
-        f"{option}: {show_value(text)} is no list of numbers above 0",
+        f"{option}: {show_value(text)} is not a list of numbers above 0",
         hint=f"write them with commas, such as {option} 1,2,4",
         exit_code=EXIT_BAD_INPUT,
     )

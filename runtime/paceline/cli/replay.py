@@ -48,7 +48,7 @@ def replay(run_dir: Path) -> int:
     except (JobFileError, FileNotFoundError) as error:
         why = error.message if isinstance(error, JobFileError) else "there is no such folder"
         raise PacelineError(
-            f"{run_dir} is no run folder: {why}",
+            f"{run_dir} is not a run folder: {why}",
             hint="name the folder of a run that was made with `paceline run --record`",
             exit_code=EXIT_BAD_INPUT,
         ) from None
@@ -61,7 +61,7 @@ def replay(run_dir: Path) -> int:
     folder = Path(spec.working_dir or ".")
     if not folder.is_dir():
         raise PacelineError(
-            f"{folder}, in which the ranks of the run were started, is no folder any more",
+            f"{folder}, in which the ranks of the run were started, is not a folder any more",
             hint="replay with the files and the environment of the run",
         )
     code, fault = _run(command, env, folder, run_dir / SAID)

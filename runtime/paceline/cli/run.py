@@ -243,7 +243,7 @@ def working_dir_of(job: ResolvedJob, file: Path) -> Path:
         raise SpecError(
             "spec.template.spec.containers[trainer].workingDir",
             given,
-            "is no folder on this machine",
+            "is not a folder on this machine",
             hint="on a laptop it is relative to the job file; leave it out for that file's folder",
         )
     return folder

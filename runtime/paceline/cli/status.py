@@ -22,7 +22,7 @@ from paceline.jobs.local import LocalJobs
 WATCH_S: Final = 0.5
 """Seconds between two updates of the table."""
 LINE_S: Final = 1.0
-"""Seconds between two lines where the output is no terminal."""
+"""Seconds between two lines where the output is not a terminal."""
 OLD_S: Final = 5.0
 """Age in seconds from which on the figures of a cluster's job are marked as old."""
 

@@ -107,7 +107,7 @@ class Line:
         except (EOFError, OSError):
             return None
         except WireError as error:
-            log.error("a rank of this group said what is no message: %s", error)
+            log.error("a rank of this group said what is not a message: %s", error)
             return None
 
     def first(self, kind: type[T], who: str) -> T:

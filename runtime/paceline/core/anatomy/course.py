@@ -63,9 +63,10 @@ def _speed(pods: Sequence[PodSamples]) -> Iterable[Point]:
         return
     moments = _rising(longest.course)
     if not any(rank.alive for rank in longest.ranks):
-        # The agent was still there when its ranks had ended; that is no pause of the job.
-        while len(moments) > 1 and moments[-1].round == moments[-2].round:
-            moments.pop()
+        # The agent was still there when its ranks had ended. That is not a pause of the job, and
+        # the interval in which they ended is part of one.
+        last = moments[-1].round if moments else 0
+        moments = [moment for moment in moments if moment.round < last]
     for earlier, later in pairwise(_thinned(moments)):
         took_s = (later.wall_ms - earlier.wall_ms) / MS_PER_S
         yield Point(later.wall_ms / MS_PER_S, (later.round - earlier.round) / took_s)

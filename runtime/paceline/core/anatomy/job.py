@@ -323,7 +323,7 @@ def _about(worker: str, ranks: Sequence[Rank]) -> str:
     }
     part = max(more, key=lambda part: more[part])
     theirs_s = median(other.parts[part] for other in others)
-    if own[-1].parts[part] < SLOWER * theirs_s:
+    if own[-1].parts[part] < SLOWER * theirs_s or more[part] < WORTH * own[-1].step_s:
         return (
             f"Worker {worker} does not compute longer than the others: look at its network and its "
             "node."
@@ -344,22 +344,22 @@ LOOK: Final = {
 WHAT: Final = {
     Part.LOADING: "loading data",
     Part.LEASE: "waiting for data to be dealt",
-    Part.REDUCTION: "sums of gradients that nothing hid",
+    Part.REDUCTION: "exposed reduction of gradients",
     Part.UPDATE: "the optimizer's update",
     Part.COPY: "copying weights into the model",
-    Part.PROTOCOL: "messages, threads that wake, a grace or a deadline",
+    Part.PROTOCOL: "messages, waking threads, a grace or a deadline",
 }
 """Name of each part in the advice."""
 CHANGES: Final = {
-    Part.LOADING: "Give the loader workers (num_workers), or faster storage.",
-    Part.LEASE: "Deal more at once: smaller batches, or fewer ranks for so little data.",
+    Part.LOADING: "Set num_workers of the loader, or use faster storage.",
+    Part.LEASE: "Use smaller batches, or fewer ranks for so little data.",
     Part.REDUCTION: (
-        "A faster network, spec.collective.wire: bfloat16, or larger batches; where only one "
-        "segment is summed, smaller spec.collective.segmentBytes lets backward() hide it."
+        "Use a faster network, spec.collective.wire: BFloat16, or larger batches. If there is only "
+        "one segment, a smaller spec.collective.segmentBytes lets backward() hide it."
     ),
-    Part.UPDATE: "A fused optimizer (fused=True), or more threads (OMP_NUM_THREADS).",
-    Part.COPY: "The model on a device with faster memory; nothing in the job's settings.",
-    Part.PROTOCOL: "More processor for the ranks: their threads wait for one. Or a shorter grace.",
+    Part.UPDATE: "Use a fused optimizer (fused=True), or more threads (OMP_NUM_THREADS).",
+    Part.COPY: "Only a device with faster memory helps; no setting of the job does.",
+    Part.PROTOCOL: "Give the ranks more CPU, for which their threads wait, or set a shorter grace.",
 }
 """Advice for each part that is a large share of the step."""
 

@@ -39,13 +39,13 @@ def test_versions_stand_side_by_side_and_the_newest_is_the_index(tmp_path: Path)
     (tmp_path / "site").mkdir()
     (tmp_path / "site/index.html").write_text("page")
     versions = tmp_path / "versions"
-    for version in ("0.9.0", "0.10.0", "0.2.0", "0.9.0"):
+    for version in ("7.9.0", "7.10.0", "6.2.0", "7.9.0"):
         (tmp_path / "pyproject.toml").write_text(f'[project]\nversion = "{version}"\n')
         site.publish(versions, tmp_path)
     listed = [each["version"] for each in json.loads((versions / "versions.json").read_text())]
-    assert listed == ["0.10.0", "0.9.0", "0.2.0"]
-    assert "url=0.10.0/" in (versions / "index.html").read_text()
-    assert (versions / "0.9.0/index.html").read_text() == "page"
+    assert listed == ["7.10.0", "7.9.0", "6.2.0"]
+    assert "url=7.10.0/" in (versions / "index.html").read_text()
+    assert (versions / "7.9.0/index.html").read_text() == "page"
 
 
 @pytest.mark.processes

@@ -7,12 +7,13 @@ from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.settings import CollectiveSettings
+from paceline_api.times import NS_PER_MS
 from paceline_api.types.enums import Mode
 
 from paceline import private_files
 from paceline.cli.choice import Where, choose
 from paceline.cli.output import say
-from paceline.clock import NS_PER_MS, wall_s
+from paceline.clock import wall_s
 from paceline.core.anatomy.course import course
 from paceline.core.anatomy.job import analyse, known_rounds, latest_rounds
 from paceline.jobs.interface import Jobs

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Final
 
+from paceline_api.times import MS_PER_S
+
 from paceline.core.anatomy.samples import MOMENTS_MAX, Moment
 from paceline.telemetry.collector import Values
 
 EVERY_S: Final = 1.0
 """Interval between two moments at first, in seconds. It doubles whenever the memory is full."""
-MS_PER_S: Final = 1000
 
 
 class Course:
@@ -31,7 +32,8 @@ class Course:
             wall_s: Unix time in seconds.
             ranks: Values of each living rank of the pod.
         """
-        rounds, figures = 0, {}
+        rounds = 0
+        figures: dict[str, tuple[float, float]] = {}
         for values in ranks:
             rounds = max(rounds, int(values.get(("paceline_committed_rounds", ()), (0.0,))[0]))
             figures |= _figures(values)

@@ -12,6 +12,8 @@ from itertools import pairwise
 from math import isfinite
 from typing import Final
 
+from paceline_api.times import MS_PER_S
+
 from paceline.core.anatomy.samples import Moment, PodSamples
 
 POINTS_MAX: Final = 60
@@ -19,7 +21,6 @@ POINTS_MAX: Final = 60
 ROUNDS_PER_POINT: Final = 4
 """Smallest mean number of rounds for one point. Fewer would show in which second a round happened
 to end."""
-MS_PER_S: Final = 1000
 SPEED: Final = "rounds per second"
 
 

@@ -20,7 +20,7 @@ def values(rounds: float, **figures: tuple[float, float]) -> Values:
     return made
 
 
-def test_a_moment_has_the_latest_round_and_the_figures_of_whoever_reports_them() -> None:
+def test_a_moment_has_the_latest_round_and_the_figures_that_a_rank_reports() -> None:
     course = Course()
     course.add(5.0, [values(7), values(8, loss=(3.0, 32.0)), {}])
     (moment,) = course.moments()

@@ -73,7 +73,7 @@ class SlowRank:
     part: Part
     """The part that is longer than that of the others by the most."""
     more_s: float
-    """By how many seconds per step it is longer, in the median."""
+    """Difference of the medians of that part, in seconds per step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ docs: install ## the documentation as a site, into site/; a dead link or a page 
 	@$(BIN)/python -m scripts.site && echo "site/index.html"
 
 verify: generate test ## like test, and the generated files are committed
-	@git diff --exit-code --stat -- crds/manifests docs
+	@git diff --exit-code --stat -- crds/manifests docs README.md
 
 version: install ## which it is; VERSION=1.2.3 changes it wherever it stands
 	@$(BIN)/python -m scripts.version $(VERSION)

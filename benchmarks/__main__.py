@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
     rounds = SMOKE_ROUNDS if given.smoke else given.rounds
     worst = 0
     for each in benchmarks:
-        report = each.measure(smoke=given.smoke, rounds=rounds, given=given)
+        report = each.measure(smoke=given.smoke, rounds=rounds, stretch=given.stretch, given=given)
         worst = max(worst, report.publish(folder, given.publish or ""))
     return worst
 

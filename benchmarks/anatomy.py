@@ -518,7 +518,7 @@ def run(out: Report) -> None:
     lacking = network.missing()
     with ExitStack() as stack:
         link = None if lacking else stack.enter_context(network.own_network())
-        place = Place(stack.enter_context(Lab()), link, out.smoke, out.rounds)
+        place = Place(stack.enter_context(Lab(out.stretch)), link, out.smoke, out.rounds)
         if lacking:
             out.notes.append(f"the link is loopback as it is: this machine lacks {lacking}")
         for name, part in {"a": part_a, "b": part_b, "c": part_c}.items():

@@ -541,7 +541,10 @@ def run(out: Report) -> None:
     }
     with ExitStack() as stack:
         link = None if lacking else stack.enter_context(network.own_network())
-        lab, scratch = stack.enter_context(Lab()), stack.enter_context(temporary_folder())
+        lab, scratch = (
+            stack.enter_context(Lab(out.stretch)),
+            stack.enter_context(temporary_folder()),
+        )
         turns = Turns(lab, scratch)
         for part in sorted(set(PARTS) & set(out.given.parts)):
             if part not in emulating:

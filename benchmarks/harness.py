@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -68,6 +69,8 @@ class Report:
     """True for the smallest size, whose figures mean nothing."""
     rounds: int = 1
     """Number of interleaved repetitions."""
+    stretch: float = 1.0
+    """Factor on the length of phases and of emulated computing, for a busy machine."""
     given: argparse.Namespace = field(default_factory=argparse.Namespace)
     """Further options of this benchmark, as its `arguments` declare them."""
     rows: list[tuple[Any, ...]] = field(default_factory=list)
@@ -86,7 +89,7 @@ class Report:
         """Lab that runs the jobs of this benchmark; the first use opens it."""
         from benchmarks.lab import Lab
 
-        return Lab().__enter__()
+        return Lab(self.stretch).__enter__()
 
     def close(self) -> None:
         """End the processes of the lab, if it was opened."""
@@ -104,6 +107,7 @@ class Report:
     def machine(self) -> dict[str, Any]:
         """Return hardware, software versions, commit, duration and load of this run."""
         return {
+            **_gpu(),
             "cpu": _cpu(),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
@@ -191,20 +195,26 @@ class Benchmark:
             parser.add_argument(flag, **how)
 
     def measure(
-        self, *, smoke: bool = False, rounds: int = 1, given: argparse.Namespace | None = None
+        self,
+        *,
+        smoke: bool = False,
+        rounds: int = 1,
+        stretch: float = 1.0,
+        given: argparse.Namespace | None = None,
     ) -> Report:
         """Run the benchmark once and return its report.
 
         Args:
             smoke: True for the smallest size.
             rounds: Number of interleaved repetitions.
+            stretch: Factor on the length of all phases of jobs.
             given: Further options; None uses their defaults.
 
         Returns:
             The report.
         """
         options = given or self.defaults()
-        report = Report(self.topic, self.title, self.columns, smoke, rounds, options)
+        report = Report(self.topic, self.title, self.columns, smoke, rounds, stretch, options)
         try:
             self.function(report)
         finally:
@@ -233,6 +243,9 @@ def common_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, conflict_handler="resolve")
     parser.add_argument("--smoke", action="store_true", help="smallest size; figures mean nothing")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved repetitions")
+    parser.add_argument(
+        "--stretch", type=float, default=1.0, help="length of all phases, for a busy machine"
+    )
     parser.add_argument("--out", type=Path, default=None, help="folder for the results files")
     parser.add_argument(
         "--publish",
@@ -352,6 +365,12 @@ def _cpu() -> str:
     except OSError:
         found = None
     return found[1] if found else platform.machine()
+
+
+def _gpu() -> dict[str, str]:
+    """Return the name of the first GPU if this process has used torch and there is one."""
+    torch = sys.modules.get("torch")
+    return {"gpu": torch.cuda.get_device_name()} if torch and torch.cuda.is_available() else {}
 
 
 def _commit() -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -137,6 +137,10 @@ class Lab:
     The folder, and all that the jobs wrote into it, is removed at the end.
     """
 
+    def __init__(self, stretch: float = 1.0) -> None:
+        """Prepare a lab; `stretch` is a factor on the length of all phases."""
+        self._stretch = stretch
+
     def __enter__(self) -> Self:
         # The path must be short, because socket files are below it.
         self._scratch = OwnFolder()
@@ -195,6 +199,8 @@ class Lab:
         Raises:
             JobError: The job failed, timed out, ended incomplete, or left processes behind.
         """
+        longer = [replace(p, seconds=self._stretch * p.seconds) for p in plan.phases]
+        plan = replace(plan, phases=longer)
         server = self._started()
         self._runs += 1
         folder = self._scratch.path / str(self._runs)

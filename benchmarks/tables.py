@@ -5,7 +5,12 @@ A page names a table, and `make generate` fills in what stands between the two c
     <!-- table: b5_straggler -->
     <!-- end of table -->
 
-The name is that of a results file or of a view in VIEWS, which selects rows and columns of one.
+The name is that of a results file or of a view in VIEWS, which selects rows and columns of one. A
+single figure inside a sentence is written anew as well, from the first row that begins with the
+given cells:
+
+    <!-- figure: b8_recovery; Paceline, mpi; stall -->0.09<!-- / -->
+
 `make check` compares the pages with the files, so two pages cannot disagree about a figure.
 """
 
@@ -19,9 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness import RESULTS, Bar, table
+from benchmarks.harness import RESULTS, Bar, table, text
 
 ROOT: Final = Path(__file__).parent.parent
+FIGURE: Final = re.compile(r"(<!-- figure: ([^;]+); (.+?); ([^;]+) -->).*?<!-- / -->")
 BLOCK: Final = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end of table -->", re.S)
 
 
@@ -45,18 +51,40 @@ VIEWS: Final = {
 
 
 def pages(root: Path = ROOT) -> dict[str, Callable[[], str]]:
-    """Return the pages with tables of results: path, and the function that returns its text."""
-    found = (path.relative_to(root).as_posix() for path in sorted(root.glob("docs/**/*.md")))
+    """Return the pages with results: path, and the function that returns the text."""
+    paths = [root / "README.md", *sorted(root.glob("docs/**/*.md"))]
     return {
-        name: partial(page, root / name)
-        for name in found
-        if BLOCK.search((root / name).read_text())
+        path.relative_to(root).as_posix(): partial(page, path)
+        for path in paths
+        if BLOCK.search(path.read_text()) or FIGURE.search(path.read_text())
     }
 
 
 def page(path: Path) -> str:
-    """Return the text of a page with all its tables written anew."""
-    return BLOCK.sub(lambda match: "\n".join(block(match[1])), path.read_text())
+    """Return the text of a page with all its tables and figures written anew."""
+    filled = BLOCK.sub(lambda match: "\n".join(block(match[1])), path.read_text())
+    return FIGURE.sub(lambda match: f"{match[1]}{figure(*match.groups()[1:])}<!-- / -->", filled)
+
+
+def figure(name: str, row: str, column: str) -> str:
+    """Return one figure, without the range that may follow it in its cell.
+
+    Args:
+        name: Name of a results file.
+        row: First cells of the row, joined by a comma and a space.
+        column: Name of the column; the first one with this name counts.
+
+    Returns:
+        Text of the figure.
+
+    Raises:
+        LookupError: There is no such row or column.
+    """
+    result = load(name)
+    for cells in result["rows"]:
+        if ", ".join(map(text, cells)).startswith(f"{row}, ") and column in result["columns"]:
+            return text(cells[result["columns"].index(column)]).split(" (")[0]
+    raise LookupError(f"{name} has no row {row!r} with a column {column!r}")
 
 
 def block(name: str) -> list[str]:

@@ -56,6 +56,15 @@ def test_writing_a_page_anew_changes_nothing_but_its_tables(tmp_path: Path) -> N
     assert tables.page(path) == text
 
 
+def test_a_figure_in_a_sentence_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    begin = "<!-- figure: b8_recovery; Paceline, mpi; stall -->"
+    path.write_text(f"within {begin}7<!-- / --> s\n")
+    assert tables.page(path) == f"within {begin}0.09<!-- / --> s\n"
+    with pytest.raises(LookupError, match="no row 'nobody'"):
+        tables.figure("b8_recovery", "nobody", "stall")
+
+
 def test_a_published_report_can_be_shown_as_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,7 +83,7 @@ def plan(ranks: int, rounds: int, *, drawn_iterations: int) -> Plan:
     ]
     config = {"elements": ELEMENTS, "period_ms": period_ms, "stagger_ms": STAGGER_MS}
     collective = {"grace": "0s", "mode": "Full"}
-    return Plan("latency.py", ranks, phases, config, collective=collective, one_pod=True)
+    return Plan("steps.py", ranks, phases, config, collective=collective, one_pod=True)
 
 
 def add_rows(out: Report, ran: Ran, ranks: int) -> None:

@@ -127,7 +127,7 @@ def _reductions(ran: Ran) -> Iterator[tuple[int, int, int]]:
 
 def same_weights(ran: Ran, shards: int = 1) -> bool:
     """Return True if all ranks, or all that hold the same shard, ended with the same weights."""
-    return len({(probe["rank"] % shards, probe["hash"]) for probe in ran.probes}) == shards
+    return len({(probe.get("shard", 0), probe["hash"]) for probe in ran.probes}) == shards
 
 
 def check_job(out: Report, ran: Ran, where: str, *, counted: bool = True, shards: int = 1) -> None:
@@ -141,13 +141,16 @@ def check_job(out: Report, ran: Ran, where: str, *, counted: bool = True, shards
         where: Name of the job in the report.
         counted: True if the gradient of each step is one in every element and the update adds it,
             so that the weights count the applied gradients.
-        shards: Number of consecutive ranks that hold one copy of the model together.
+        shards: Number of ranks that hold one copy of the model together.
     """
     checks = {"equal weights on all ranks": same_weights(ran, shards)}
     if counted:
         applied = {probe["applied"] for probe in ran.probes}
         once = applied == {ran.log["gradients"]}
         checks["the weights hold every applied gradient once"] = once
+        if not once:
+            logged = ran.log["gradients"]
+            out.notes.append(f"{where}: {applied} in the weights, {logged} in the log")
     for what, holds in checks.items():
         name = f"{where}: {what}"
         out.checks[name] = out.checks.get(name, True) and holds

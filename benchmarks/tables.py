@@ -27,7 +27,7 @@ from typing import Any, Final
 from benchmarks.harness import RESULTS, Bar, table, text
 
 ROOT: Final = Path(__file__).parent.parent
-FIGURE: Final = re.compile(r"(<!-- figure: ([^;]+); (.+?); ([^;]+) -->).*?<!-- / -->")
+FIGURE: Final = re.compile(r"(<!-- figure: ([^;]+); (.+?); ([^;]+?) -->).*?<!-- / -->")
 BLOCK: Final = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end of table -->", re.S)
 
 

@@ -17,6 +17,7 @@ from paceline_api import crdgen
 from paceline_operator import reference
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
+from benchmarks import tables
 from scripts import (
     citations,
     cli_reference,
@@ -83,6 +84,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "scripts/build.txt": pins.build,
     **dashboards.dashboards(),
     **pictures.pictures(),
+    **tables.pages(),
 }
 
 

@@ -1,17 +1,9 @@
-"""Measure what the coordinator's decisions cost: heartbeats, a status, a change of the membership.
+"""A coordinator and the ranks of a job on a virtual clock, which send what real ranks send.
 
-    python -m benchmarks.coordinator_load [--ranks 64 256 1024] [--json] [--smoke]
-
-The pure state machine runs on a virtual clock with ranks that send what real ranks send, in pods of
-eight. There are no sockets: only the decisions are measured. Bar: the heartbeats of a second take
-50 ms.
+The ranks live in pods of eight. There are no sockets.
 """
 
 from __future__ import annotations
-
-import argparse
-import json
-import time
 
 import msgspec
 from paceline.core import coordinator as coord
@@ -26,7 +18,6 @@ MS = 10**6
 PROCS = 8
 SPREAD_NS = S
 """Time within which registrations, answers and deaths of all ranks arrive."""
-BAR = 0.05
 UID = "5b3c1d0a-6f0e-4c39-9a56-0d8f8f6b2f11"
 """Identity of the coordinator, as long as a pod's UID."""
 
@@ -175,64 +166,3 @@ class Crowd:
             case m.Commit() | m.CommitChange():
                 return m.Started(self.gen, member, has_state=True)
         return None
-
-
-def measure(ranks: int) -> dict[str, float]:
-    """Return the figures for one number of ranks."""
-    crowd = Crowd(ranks)
-    begun = time.process_time()
-    crowd.start()
-    start_s = time.process_time() - begun
-    pods = len(crowd.pods)
-    interval_ns = crowd.coordinator.state.config.pace.beat_ns(pods)
-    seconds = 20
-    begun_ns, spent_s = crowd.now, 0.0
-    beats = 0
-    while crowd.now < begun_ns + seconds * S:
-        for n, pod in enumerate(crowd.pods):
-            said = crowd.said_by(pod, 1 + beats // pods)
-            begun = time.process_time()
-            crowd.at(begun_ns + beats // pods * interval_ns + n * interval_ns // pods)
-            crowd.hear(said)
-            spent_s += time.process_time() - begun
-            beats += 1
-    beating_s = spent_s / ((crowd.now - begun_ns) / S)
-    begun = time.process_time()
-    body = msgspec.json.encode(crowd.coordinator.status(crowd.now))
-    status_s = time.process_time() - begun
-    begun = time.process_time()
-    crowd.lose(crowd.members[1])
-    change_s = time.process_time() - begun
-    return {
-        "ranks": ranks,
-        "core_of_beats": beating_s,
-        "beat_us": 1e6 * beating_s * interval_ns / S / pods,
-        "status_ms": 1e3 * status_s,
-        "status_kb": len(body) / 1e3,
-        "change_ms": 1e3 * change_s,
-        "start_ms": 1e3 * start_s,
-    }
-
-
-def main() -> int:
-    """Print the figures; return 1 if the beats miss their bar."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024, 4096])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--smoke", action="store_true")
-    asked = parser.parse_args()
-    found = [measure(ranks) for ranks in ([16] if asked.smoke else asked.ranks)]
-    if asked.json:
-        print(json.dumps(found))
-    else:
-        print("ranks  core of beats  us per beat  status  change of one  start")
-        for row in found:
-            print(
-                f"{row['ranks']:5}  {row['core_of_beats']:13.3f}  {row['beat_us']:11.1f}  "
-                f"{row['status_ms']:3.0f} ms  {row['change_ms']:10.0f} ms  {row['start_ms']:.0f} ms"
-            )
-    return 0 if asked.smoke or all(row["core_of_beats"] <= BAR for row in found) else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -127,8 +127,8 @@ def _condition_met(arrivals: Arrivals, now_ns: int) -> Decision:
 
 def _or_bench(arrivals: Arrivals, now_ns: int, why: str) -> Decision:
     """Wait, or start the round without the silent ranks once they were silent too long (R13)."""
-    if not arrivals.here:
-        return Decision(None, why)  # never bench the last active rank
+    if not arrivals.here or arrivals.log.plan.script:
+        return Decision(None, why)  # never bench the last active rank, nor one of a script (S13)
     since = arrivals.latest_ns
     due = since + arrivals.bench_after_ns
     if now_ns < due:

@@ -119,17 +119,14 @@ class ScriptRank(SimRank):
                     self.load()
                 per_batch = 1 + world.calls_in_pass
                 short = world.uneven and self.me.slot == 0 and place == len(world.program) - 1
-                for batch in range(self.path.here.number // per_batch, length - short):
+                for _ in range(self.path.here.number // per_batch, length - short):
                     yield "sleep", self.sim.rng.uniform(*world.step_ms)
-                    inside = self.path.here.number - batch * per_batch
-                    if inside <= 0:
-                        yield from self.operation(BACKWARD, samples=world.batch)
-                        inside = 1
-                    for _ in range(inside, per_batch):
-                        yield from self.operation("all_gather", samples=0)
+                    yield from self.operation(BACKWARD, samples=world.batch)
+                    for _ in range(world.calls_in_pass):
+                        yield from self.operation("all_gather", samples=0, opens=False)
             self.path.end_pass()
 
-    def operation(self, name: str, samples: int) -> Program:
+    def operation(self, name: str, samples: int, *, opens: bool = True) -> Program:
         """Make one operation, or repeat it while the rank follows."""
         here = self.path.here
         while True:
@@ -145,7 +142,7 @@ class ScriptRank(SimRank):
             if act is Act.REPEAT:
                 result = self.path.kept[here]
                 break
-            answer = yield "operation", Operation(name, *here, parts=PARTS), samples  # type: ignore[misc]
+            answer = yield "operation", Operation(name, *here, opens, PARTS), samples  # type: ignore[misc]
             if answer is not None:
                 result = answer
                 if name == BACKWARD:

@@ -199,6 +199,19 @@ class Arrivals:
         return len(self.log.active) - self.here
 
     @property
+    def awaited(self) -> int:
+        """Number of missing ranks that the round has to wait for in any mode.
+
+        A rank of a script that was admitted gets its state at an operation where scripts can begin.
+        Until then the others go on without it (S9).
+        """
+        operation, lacking = self.operation, len(self.log.active) - len(self.log.with_state)
+        if operation is None or operation.opens or not 0 < self.missing <= lacking:
+            return self.missing
+        has_state = set(self.log.with_state)
+        return sum(member in has_state for member in self.silent())
+
+    @property
     def all_coming(self) -> bool:
         """True if at least one rank is missing and all missing ranks have announced COMING."""
         return bool(self.coming) and len(self.coming) == self.missing

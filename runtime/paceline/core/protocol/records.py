@@ -142,6 +142,9 @@ class Operation(Struct, frozen=True, omit_defaults=True, array_like=True):
     """Part of the script in which it is: even between two passes over the loader, odd in one."""
     number: int = 0
     """Number of the operation within its place."""
+    opens: bool = True
+    """True if a script that joins can begin here: at a point, or at the first operation since a
+    batch was taken."""
     parts: tuple[tuple[str, int], ...] = ()
     """Type and number of elements of each buffer that is summed. A rank without the script's
     tensors contributes zeros of these sizes."""

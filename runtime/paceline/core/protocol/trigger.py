@@ -53,7 +53,7 @@ def decide(
         Why the round starts, or why it does not and when to ask again.
     """
     log, fresh, idle = arrivals.log, len(arrivals.fresh), arrivals.idle
-    if not arrivals.missing:
+    if not arrivals.awaited:
         if fresh == len(log.active):
             return Decision(Trigger.ALL, f"all {fresh} arrived")
         if fresh >= arrivals.quorum:

@@ -341,12 +341,14 @@ def serve(rank: RankState) -> None:
 
 
 def _is_whole(rank: RankState) -> bool:
-    """Return True if nothing changes the script's state: it waits in the operation that is next.
+    """Return True if the script's state is whole, and another script can begin with it (S9).
 
-    A script that has ended serves as well: its rank stays until the job is over (S14).
+    It is while the script waits in the operation that is next. A script that has ended serves as
+    well: its rank stays until the job is over (S14).
     """
-    waits = rank.operation is not None and rank.waits_for == rank.log.version
-    return waits or rank.main is Main.DONE
+    operation = rank.operation
+    opens = operation is not None and operation.opens and rank.waits_for == rank.log.version
+    return opens or rank.main is Main.DONE
 
 
 def pass_on(rank: RankState, state: State) -> None:

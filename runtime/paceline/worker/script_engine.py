@@ -42,6 +42,8 @@ class ScriptEngine(Engine):
 
     def __init__(self, settings: RankSettings | None) -> None:
         self.operations = Operations()
+        self.given_up = 0
+        """Number of missing slots that no call waits for any more."""
         super().__init__(settings)
 
     def _thread_class(self) -> type[CommThread]:
@@ -159,6 +161,26 @@ class ScriptEngine(Engine):
     def spec(self) -> JobFile | None:
         """The job; None without one."""
         return self._spec
+
+    @property
+    def is_at_point(self) -> bool:
+        """Return True if the script is between two passes over its loader."""
+        return self.operations.path.here.is_at_point
+
+    def call(self, name: str, buffers: list[torch.Tensor], where: str) -> tuple[Result, bool]:
+        """Make a collective call of the script.
+
+        Args:
+            name: The call with its arguments.
+            buffers: Flat tensors of a floating-point type.
+            where: File and line of the script.
+
+        Returns:
+            The result, and False if it was repeated on a rank that follows.
+        """
+        known = self.operations.path.here in self.operations.path.kept
+        result = self.operate(name, buffers, opens=self.opens_here(), where=where)
+        return result, not known
 
     def lowest_slot(self) -> int:
         """Return the lowest slot that takes part in operations now."""

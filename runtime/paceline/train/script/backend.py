@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -37,6 +38,11 @@ log = logging.getLogger("paceline.rank")
 
 NAMES: Final = ("gloo", "nccl", "mpi", "ucc", "xccl")
 """Names of torch's backends that a script may ask for."""
+TRIES_MAX: Final = 300
+"""How often a call at a point is made until all slots take part. With TRY_S this is five minutes:
+enough for a new pod, if not for a queue."""
+TRY_S: Final = 1.0
+"""Pause between two of these tries, in seconds."""
 Tensors = Sequence[torch.Tensor]
 
 
@@ -344,9 +350,25 @@ class JobBackend(Backend):
                 continue  # it has left since; all ranks have seen that
 
     def _operate(self, name: str, buffers: list[torch.Tensor]) -> Result:
-        return self._engine.operate(
-            name, buffers, opens=self._engine.opens_here(), where=where()
-        )
+        """Make a call; at a point, again until the slots that are replaced have come (S3).
+
+        All ranks see the same results, and a rank that joins repeats them, so all make the same
+        number of tries. Within a pass nobody can be waited for: a rank that joins gets the state at
+        the first operation after a batch.
+        """
+        engine, place = self._engine, where()
+        for tries in range(TRIES_MAX):
+            at_point = engine.is_at_point
+            result, is_new = engine.call(name, buffers, place)
+            if not at_point or result.missing <= engine.given_up:
+                return result
+            if is_new:
+                if not tries:
+                    log.warning("%s waits for %d ranks that are replaced", name, result.missing)
+                time.sleep(TRY_S)
+        log.warning("%s goes on without %d ranks", name, result.missing)
+        engine.given_up = result.missing
+        return result
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:

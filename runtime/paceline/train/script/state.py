@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
 
 from paceline.core.protocol.places import Spot
 from paceline.errors import PacelineError
@@ -124,19 +125,16 @@ class States:
         optimizers: list[Optimizer] = []
         schedulers, others = [], []
         for each in gc.get_objects():
-            try:
-                if isinstance(each, Optimizer):
-                    optimizers.append(each)
-                elif isinstance(each, LRScheduler | ReduceLROnPlateau):
-                    schedulers.append(each)
-                elif isinstance(each, torch.amp.GradScaler) or (
-                    isinstance(each, torch.nn.Module)
-                    and id(each) not in inside
-                    and (type(each) in kinds or type(each).__name__ == "AveragedModel")
-                ):
+            kind = type(each)  # isinstance() would ask lazy objects for their class
+            if issubclass(kind, Optimizer):
+                optimizers.append(each)
+            elif issubclass(kind, LRScheduler | ReduceLROnPlateau):
+                schedulers.append(each)
+            elif issubclass(kind, torch.amp.GradScaler):
+                others.append(each)
+            elif issubclass(kind, torch.nn.Module) and id(each) not in inside:
+                if kind in kinds or kind is AveragedModel:
                     others.append(each)
-            except ReferenceError:  # a weak proxy whose object is gone
-                continue
         found: Found = {}
         keys: dict[int, str] = {}
         for optimizer in optimizers:

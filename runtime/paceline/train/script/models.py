@@ -101,6 +101,7 @@ class Models:
             return
         ddp.reducer = FixedBuckets(ddp.reducer)
         _HOOK(ddp, Buckets(self._engine, self._passes), average)
+        ddp._comm_hooks.clear()  # noqa: SLF001 # a list for people, which would be pickled
 
     def _backend_of(self, ddp: Any) -> JobBackend | None:
         """Return the backend of a model's group; None if the group is this rank alone."""

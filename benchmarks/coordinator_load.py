@@ -126,7 +126,7 @@ class Crowd:
             beat = m.Heartbeat(
                 member, self.gen, self.gen, version, doing=doing, active=True, step_s=0.012345
             )
-            relay.hear(member, m.Said(self.numbers[member], beat))
+            relay.hear(member, m.RankEnvelope(self.numbers[member], beat))
         return relay.beat()
 
     def _relay(self, pod: tuple[int, int]) -> Relay:
@@ -135,7 +135,7 @@ class Crowd:
             relay.open(member)
         for member, word in relay.connect():
             self.numbers[member] = word.connection
-            relay.hear(member, m.Said(word.connection, self._register(member)))
+            relay.hear(member, m.RankEnvelope(word.connection, self._register(member)))
         relay.greet()
         return relay
 

@@ -16,11 +16,12 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core.faults import parse_faults
 from paceline.local.runner import Runner
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
+from paceline_api.times import NS_PER_S
 
 from benchmarks.lab import ROOT, Lab
 from benchmarks.rehearsal.watch import MIB

@@ -92,7 +92,7 @@ def drift() -> str:
     for path, text in GENERATED.items():
         try:
             wanted = text()
-        except LookupError as error:
+        except (LookupError, ValueError) as error:
             wrong.append(f"{path} cannot be generated: {error}\n")
         else:
             if not (ROOT / path).is_file() or (ROOT / path).read_text() != wanted:

@@ -12,7 +12,6 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -41,19 +40,6 @@ PAGE: Final = re.compile(r"(?<![\w/])(docs/[\w/-]+\.md)(?:#([\w-]+))?")
 NOQA: Final = re.compile(r"#\s*(?:noqa|type: ignore).*")
 
 
-@dataclass(frozen=True, slots=True)
-class Citation:
-    """A citation that leads nowhere, and why."""
-
-    file: str
-    line: int
-    text: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.text}: {self.why}"
-
-
 def problems(root: Path) -> str:
     """Return the citations without a target below `root`, one a line; empty if there is none."""
     pages = {
@@ -63,14 +49,11 @@ def problems(root: Path) -> str:
     targets = targets_of(
         "\n".join(text for name, text in pages.items() if any(map(Path(name).match, TARGETS)))
     )
-    found = [
-        citation
+    return "".join(
+        f"{path.relative_to(root)}:{found}\n"
         for path in _files(root)
-        for citation in without_target(
-            path.relative_to(root).as_posix(), path.read_text(), targets, pages
-        )
-    ]
-    return "".join(f"{citation}\n" for citation in found)
+        for found in without_target(path, targets, pages)
+    )
 
 
 def targets_of(text: str) -> set[str]:
@@ -78,35 +61,31 @@ def targets_of(text: str) -> set[str]:
     return {f"{letter}{int(number)}" for letter, number in TARGET.findall(text)}
 
 
-def without_target(
-    name: str, text: str, targets: set[str], pages: Mapping[str, str]
-) -> Iterator[Citation]:
-    """Yield the citations of a file that have no target.
+def without_target(path: Path, targets: set[str], pages: Mapping[str, str]) -> Iterator[str]:
+    """Yield line, text and fault of each citation of a file that has no target.
 
     Args:
-        name: Path of the file, for messages.
-        text: Content of the file.
+        path: File to read.
         targets: Numbers that have a target.
         pages: Documents by name.
 
     Yields:
         Citations, line by line.
     """
-    for line, words in _words(name, text):
+    for line, words in _words(path):
         for cited in _numbers(words):
             if f"{cited[0]}{int(cited[1:])}" not in targets:
-                why = f"there is no such number; {cited[0]} is {LETTERS[cited[0]]}"
-                yield Citation(name, line, cited, why)
+                yield f"{line}: {cited}: there is no such number; {cited[0]} is {LETTERS[cited[0]]}"
         for found in SECTION.finditer(words):
             if not NAMED.search(words[: found.start()]):
                 why = "of which text? Name the paper before it, or cite a page of docs/"
-                yield Citation(name, line, found.group(), why)
+                yield f"{line}: {found.group()}: {why}"
         for found in PAGE.finditer(words):
             page, anchor = found.groups()
             if page not in pages:
-                yield Citation(name, line, found.group(), "there is no such page")
+                yield f"{line}: {found.group()}: there is no such page"
             elif anchor and anchor not in _anchors(pages[page]):
-                yield Citation(name, line, found.group(), "the page has no such heading")
+                yield f"{line}: {found.group()}: the page has no such heading"
 
 
 def _numbers(words: str) -> Iterator[str]:
@@ -117,7 +96,7 @@ def _numbers(words: str) -> Iterator[str]:
         yield from (f"{letter}{n}" for n in range(int(first) + 1, int(last) + 1))
 
 
-def _words(name: str, text: str) -> Iterator[tuple[int, str]]:
+def _words(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines that may cite: all lines of a document, comments and strings of Python.
 
     A string that consists of nothing but a number or a page is a value and does not count.
@@ -125,7 +104,8 @@ def _words(name: str, text: str) -> Iterator[tuple[int, str]]:
     Yields:
         Pairs of line number and text.
     """
-    if not name.endswith(".py"):
+    text = path.read_text()
+    if path.suffix != ".py":
         yield from enumerate(text.splitlines(), 1)
         return
     if not any(pattern.search(text) for pattern in (NUMBER, SECTION, PAGE)):

@@ -1,103 +1,37 @@
-"""charts/paceline/dashboards/*.json: the dashboards in the chart, one file each."""
+"""Number, place and format the panels of charts/paceline/dashboards/*.json.
+
+The JSON files are the source. Panels stand in the order of reading, and each needs only the width
+and height of its `gridPos`: lines are filled from left to right. CONTRIBUTING.md says how to edit
+them; tests/operator/test_dashboard_form.py says what all panels have in common.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
 
-from scripts.cluster_panels import JOBS, OPERATOR
-from scripts.grafana import JOB, MARK_S, Dashboard, Mark, Variable, text
-from scripts.job_panels import OF_JOB, UPPER, J
-from scripts.job_upkeep_panels import LOWER
-from scripts.rank_panels import RANK
-
-CLUSTER_DASHBOARD: Final = Dashboard(
-    "paceline-cluster",
-    "Paceline cluster",
-    "All TrainingJobs side by side, and the operator that looks after them.",
-    (
-        Variable(
-            "namespace",
-            "Namespace",
-            "label_values(paceline_committed_rounds, namespace)",
-            several=True,
-        ),
-    ),
-    (JOBS, OPERATOR),
-)
-
-AGO: Final = f"offset {MARK_S}s"
+ROOT: Final = Path(__file__).resolve().parent.parent
+FILES: Final = sorted((ROOT / "charts/paceline/dashboards").glob("*.json"))
+COLUMNS: Final = 24
 
 
-def _grown(counter: str, by: str) -> str:
-    """Return a query for the moments at which a counter grows.
-
-    A counter that appears for the first time counts as well, if the job existed before.
-
-    Returns:
-        A PromQL expression.
-    """
-    now, then = (f"max by ({by}) ({counter}{J}{when})" for when in ("", f" {AGO}"))
-    new = f"({now} unless {then}) and on () max(paceline_committed_rounds{J} {AGO})"
-    return f"({now} > {then}) or ({new})"
-
-
-MARKS: Final = (
-    Mark("Ranks join", _grown("paceline_joined_total", ""), "joined", "green"),
-    Mark("Ranks are lost or leave", _grown("paceline_left_total", "why"), "left: {{why}}", "red"),
-    Mark(
-        "Coordinator replaced",
-        f"max(paceline_incarnation_number{J}) > max(paceline_incarnation_number{J} {AGO})",
-        "coordinator replaced",
-        "purple",
-    ),
-    Mark(
-        "Alerts",
-        f'max by (alertname, worker) (ALERTS{{alertstate="firing", {OF_JOB}}})',
-        "{{alertname}} {{worker}}",
-        "orange",
-    ),
-)
-OF_ONE_JOB: Final = (
-    Variable("namespace", "Namespace", "label_values(paceline_committed_rounds, namespace)"),
-    Variable(
-        "job",
-        "Job",
-        f'label_values(paceline_committed_rounds{{namespace="$namespace"}}, {JOB})',
-    ),
-)
-
-JOB_DASHBOARD: Final = Dashboard(
-    "paceline-job",
-    "Paceline job",
-    "One TrainingJob: is it making progress, where does its time go, who is waited for.",
-    (
-        *OF_ONE_JOB,
-        Variable(
-            "worker", "Worker", f"label_values(paceline_committed_rounds{J}, worker)", several=True
-        ),
-    ),
-    UPPER + LOWER,
-    MARKS,
-)
-
-RANK_DASHBOARD: Final = Dashboard(
-    "paceline-rank",
-    "Paceline rank",
-    "One worker of a TrainingJob against the others.",
-    (
-        *OF_ONE_JOB,
-        Variable("worker", "Worker", f"label_values(paceline_committed_rounds{J}, worker)"),
-    ),
-    RANK,
-    MARKS,
-)
+def formatted(path: Path) -> str:
+    """Return the JSON of a dashboard with unique panel ids and with panels that do not overlap."""
+    dashboard = json.loads(path.read_text())
+    x, y, tallest = 0, 0, 0
+    for number, panel in enumerate(dashboard["panels"], 1):
+        width, height = panel["gridPos"]["w"], panel["gridPos"]["h"]
+        if x + width > COLUMNS:
+            x, y, tallest = 0, y + tallest, 0
+        panel["id"] = number
+        panel["gridPos"] = {"x": x, "y": y, "w": width, "h": height}
+        x, tallest = x + width, max(tallest, height)
+    return json.dumps(dashboard, indent=1, ensure_ascii=False) + "\n"
 
 
 def dashboards() -> dict[str, Callable[[], str]]:
-    """Return the generator of each dashboard by its path in the repository."""
-    return {
-        f"charts/paceline/dashboards/{each.uid}.json": partial(text, each)
-        for each in (CLUSTER_DASHBOARD, JOB_DASHBOARD, RANK_DASHBOARD)
-    }
+    """Return the formatter of each dashboard by its path in the repository."""
+    return {path.relative_to(ROOT).as_posix(): partial(formatted, path) for path in FILES}

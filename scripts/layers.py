@@ -13,13 +13,18 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from scripts.parsed import tree_of
-
 ROOT: Final = Path(__file__).resolve().parent.parent
 SLOW_MARKS: Final = frozenset({"processes", "cluster_programs", "long"})
 EXHAUSTIVE: Final = "exhaustive"
+MARK: Final = "pytest.mark."
 OUTSIDE: Final = ("tests/benchmarks/",)
 """Folders that no layer collects; see `collect_ignore` in tests/conftest.py."""
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a file, which must not change while this process lives."""
+    return ast.parse(path.read_text())
 
 
 class Layer(StrEnum):
@@ -92,7 +97,10 @@ class _Module:
         if "pytestmark" in self.names:
             marks |= self._marks(self.names["pytestmark"])
         for decorator in self.functions[function].decorator_list:
-            if isinstance(decorator, ast.Call) and _dotted(decorator.func) == _MARK + "parametrize":
+            if (
+                isinstance(decorator, ast.Call)
+                and ast.unparse(decorator.func) == MARK + "parametrize"
+            ):
                 values = decorator.args[1] if len(decorator.args) > 1 else None
                 every_case |= values is not None and self._all_exhaustive(values, case)
             else:
@@ -110,8 +118,8 @@ class _Module:
                 return self._marks(func)
             case ast.List(elts=each) | ast.Tuple(elts=each):
                 return set[str]().union(*map(self._marks, each))
-        dotted = _dotted(expression)
-        return {dotted.removeprefix(_MARK)} if dotted.startswith(_MARK) else set()
+        dotted = ast.unparse(expression)
+        return {dotted.removeprefix(MARK)} if dotted.startswith(MARK) else set()
 
     def _all_exhaustive(self, values: ast.expr, case: str) -> bool:
         """Return True if no case, or not the given case, of a parameter runs in `make test`.
@@ -146,7 +154,7 @@ class _Module:
                 return self._all_exhaustive(value, "")
             case ast.Call(func=ast.Name(id="exhaustive")):
                 return True
-            case ast.Call(func=func, keywords=keywords) if _dotted(func) == "pytest.param":
+            case ast.Call(func=func, keywords=keywords) if ast.unparse(func) == "pytest.param":
                 marks = [each.value for each in keywords if each.arg == "marks"]
                 return any(EXHAUSTIVE in self._marks(each) for each in marks)
         return False
@@ -155,17 +163,3 @@ class _Module:
         return any(
             isinstance(node, ast.Constant) and str(node.value) == case for node in ast.walk(one)
         )
-
-
-_MARK: Final = "pytest.mark."
-
-
-def _dotted(expression: ast.expr) -> str:
-    """Return the text `a.b.c` of such an expression, or an empty string for any other one."""
-    match expression:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(value=value, attr=attr):
-            before = _dotted(value)
-            return f"{before}.{attr}" if before else ""
-    return ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,7 @@ from paceline.telemetry.catalog import CATALOG
 from paceline_api.types.fabric import FabricProfile
 from paceline_api.types.job import TrainingJob
 from paceline_operator.metrics import Metrics
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from scripts.cli_reference import FAULTS
@@ -118,27 +119,16 @@ def _verbs() -> dict[str, str]:
     return {name: _sentence(command.help) for name, command in group.commands.items()}
 
 
-def _of_workers() -> dict[str, str]:
-    return {metric.name: _sentence(metric.help) for metric in CATALOG}
-
-
 def _of_coordinator() -> dict[str, str]:
     rank = RankStatus(MemberId(0, 0, 0), RankPhase.ACTIVE)
     page = Exporter(lambda: Status("", "", ranks=(rank,)), Refusals()).text().decode()
-    return {
-        f"{family.name}_total" if family.type == "counter" else family.name: _sentence(
-            family.documentation
-        )
-        for family in text_string_to_metric_families(page)
-    }
+    return _of_families(text_string_to_metric_families(page))
 
 
-def _of_operator() -> dict[str, str]:
+def _of_families(families: Iterable[Metric]) -> dict[str, str]:
     return {
-        f"{family.name}_total" if family.type == "counter" else family.name: _sentence(
-            family.documentation
-        )
-        for family in Metrics().registry.collect()
+        f"{each.name}_total" if each.type == "counter" else each.name: _sentence(each.documentation)
+        for each in families
     }
 
 
@@ -192,7 +182,7 @@ SECTIONS: Final = (
         "metrics of a worker",
         "Metrics of a worker",
         "All labels are in [reference/metrics.md](reference/metrics.md).",
-        _of_workers,
+        lambda: {metric.name: _sentence(metric.help) for metric in CATALOG},
     ),
     Section(
         "metrics of the coordinator",
@@ -204,7 +194,7 @@ SECTIONS: Final = (
         "metrics of the operator",
         "Metrics of the operator",
         "On its page `/metrics`.",
-        _of_operator,
+        lambda: _of_families(Metrics().registry.collect()),
     ),
 )
 

@@ -90,17 +90,12 @@ def _entry(definition: Definition) -> list[str]:
 
 
 def _arguments(function: ast.FunctionDef) -> str:
-    given = ast.parse(ast.unparse(function.args).join(("def f(", "): pass"))).body[0]
-    assert isinstance(given, ast.FunctionDef)
-    args = given.args
-    for group in (args.posonlyargs, args.args, args.kwonlyargs):
-        for each in group:
+    """Return the arguments as they are written, without their types and `self`."""
+    for each in ast.walk(function.args):
+        if isinstance(each, ast.arg):
             each.annotation = None
-    for one in (args.vararg, args.kwarg):
-        if one is not None:
-            one.annotation = None
-    args.args = [each for each in args.args if each.arg != "self"]
-    return ast.unparse(args)
+    function.args.args = [each for each in function.args.args if each.arg != "self"]
+    return ast.unparse(function.args)
 
 
 def _text(definition: Definition) -> str:

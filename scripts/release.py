@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import base64
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -109,7 +108,7 @@ def release(out: Path, key: Path | None, images: Iterable[str] = IMAGES, base: P
             add_system_packages(out / f"{image}-{version}.cdx.json", found)
     write_provenance(out, images, found, signer)
     (out / "NOTES.md").write_text(notes(version))
-    sums = "".join(f"{sha256(path)}  {path.name}\n" for path in sorted(out.iterdir()))
+    sums = "".join(f"{provenance.sha256(path)}  {path.name}\n" for path in sorted(out.iterdir()))
     (out / SUMS).write_text(sums)
     if signer is not None:
         signature = signer.sign(sums.encode(), ec.ECDSA(SHA256()))
@@ -230,12 +229,6 @@ def git(*words: str) -> str:
     if done.returncode:
         raise ReleaseError(f"git knows no commit here: {done.stderr.strip()}; release from a clone")
     return done.stdout.strip()
-
-
-def sha256(path: Path) -> str:
-    """Return the digest of a file in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # ---- charts --------------------------------------------------------------------------------------

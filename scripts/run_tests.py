@@ -32,7 +32,7 @@ PYTEST = Path(sys.executable).parent / "pytest"
 ENV_BUILD_LOCK = "PACELINE_TEST_BUILD_LOCK"
 """Path of a file that the builder holds a lock on until it ends. tests/conftest.py waits for it."""
 ENV_WRITE_DURATIONS = "PACELINE_TEST_WRITE_DURATIONS"
-EXAMPLES_PERCENT = "20"
+EXAMPLES_PERCENT = "10"
 """Share of the examples of each property that `make test` draws. `make test-all` draws all."""
 BUILD_TIMEOUT_S = 3600
 BUILD_NICE = -10

@@ -16,7 +16,7 @@ from msgspec.structs import replace as changed
 from paceline.core.protocol.arrivals import Arrival, Arrivals
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import AnnounceKind, Gen, Go, Share, Trigger
+from paceline.core.protocol.records import AnnounceKind, Gen, Go, Share
 from paceline.core.protocol.trigger import Decision, decide
 from paceline_api.rounds import RoundSettings
 
@@ -43,13 +43,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Round:
-    """One round: its start, its end, and the reason for the start."""
+    """One round, from its start to its commit."""
 
     number: int
     go_ns: int
     done_ns: int
-    trigger: Trigger
-    fresh: int
 
 
 @dataclass
@@ -99,7 +97,7 @@ class Play:
             others: Settings under which the start of each round is evaluated too, without effect.
         """
         self.others = dict(others or {})
-        self.told: set[tuple[int, str]] = set()
+        self.recorded: set[tuple[int, str]] = set()
         self.step_ms, self.reduce_ns, self.until_ns = step_ms, reduce_ms * MS, until_ms * MS
         self.members = tuple(MemberId(slot, 0, 0) for slot in range(len(step_ms)))
         self.ranks = [_Rank(number) for number in range(len(step_ms))]
@@ -136,7 +134,7 @@ class Play:
         self.line.steps += [replace(step, end_ns=self.until_ns) for step in busy]
         return self.line
 
-    def arrivals(self) -> dict[MemberId, Arrival]:
+    def _arrivals(self) -> dict[MemberId, Arrival]:
         """Return what the starter knows about the ranks.
 
         A rank that computes and has nothing pending has sent nothing.
@@ -185,7 +183,7 @@ class Play:
 
     def _ask(self, now_ns: int) -> None:
         """Let the starter decide, and start a round if it does."""
-        arrivals = self.arrivals()
+        arrivals = self._arrivals()
         self._ask_others(now_ns, arrivals)
         answer = self._decide(self.log, arrivals, now_ns)
         if answer.trigger is None:
@@ -206,9 +204,7 @@ class Play:
             round_us=(now_ns - self.opened_ns) // 1000,
         )
         done_ns = now_ns + self.reduce_ns
-        self.line.rounds.append(
-            Round(self.log.version, now_ns, done_ns, answer.trigger, len(fresh))
-        )
+        self.line.rounds.append(Round(self.log.version, now_ns, done_ns))
         heapq.heappush(self.events, (done_ns, -1, "commit"))
 
     def _decide(self, log: Log, arrivals: Mapping[MemberId, Arrival], now_ns: int) -> Decision:
@@ -225,8 +221,8 @@ class Play:
             answer = self._decide(log, arrivals, now_ns)
             if answer.trigger is None and answer.wake_ns is not None:
                 heapq.heappush(self.events, (answer.wake_ns, -1, "wake"))
-            elif answer.trigger is not None and (log.version, name) not in self.told:
-                self.told.add((log.version, name))
+            elif answer.trigger is not None and (log.version, name) not in self.recorded:
+                self.recorded.add((log.version, name))
                 self.line.also.append((now_ns, name))
 
     def _commit(self, now_ns: int) -> None:

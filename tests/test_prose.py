@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from scripts import prose
+from scripts import sample_prose
 
 RETIRED = re.compile(r"^test_(what|who|whose|how|of)_|_(told|whoever|is_said|says_so)(_|$)")
 """In the name of a test these words stand for what happens, which the name shall say."""
 
 
 @pytest.fixture(scope="module")
-def everything() -> list[prose.Prose]:
-    return [text for path in prose.sources() for text in prose.texts(path)]
+def everything() -> list[sample_prose.Prose]:
+    return [text for path in sample_prose.sources() for text in sample_prose.texts(path)]
 
 
-def test_no_docstring_begins_as_a_fragment(everything: list[prose.Prose]) -> None:
+def test_no_docstring_begins_as_a_fragment(everything: list[sample_prose.Prose]) -> None:
     wrong = [
         f"{text.path}:{text.line}: {text.text.splitlines()[0]}"
         for text in everything
-        if text.kind == "docstring" and prose.FRAGMENT.match(text.text)
+        if text.kind == "docstring" and sample_prose.FRAGMENT.match(text.text)
     ]
     assert not wrong, "\n".join([f"{len(wrong)} fragments", *wrong[:40]])
 
 
-def test_names_of_tests_say_the_behavior(everything: list[prose.Prose]) -> None:
+def test_names_of_tests_say_the_behavior(everything: list[sample_prose.Prose]) -> None:
     wrong = [
         f"{text.path}:{text.line}: {text.text}"
         for text in everything
@@ -46,7 +46,7 @@ def test_every_kind_of_text_is_found(tmp_path: Path) -> None:
         "def test_a_thing():  # beside the code\n"
         '    raise ValueError(f"{LIMIT} is too much for anybody")\n'
     )
-    found = {(text.kind, text.line, text.text) for text in prose.texts(path, tmp_path)}
+    found = {(text.kind, text.line, text.text) for text in sample_prose.texts(path, tmp_path)}
     assert found == {
         ("docstring", 1, "A module."),
         ("docstring", 4, "Of all of them."),

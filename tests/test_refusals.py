@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paceline.clock import NS_PER_S
 from paceline.refusals import (
     CALLER_CHARACTERS_MAX,
     LINE_EVERY_NS,
@@ -10,6 +9,7 @@ from paceline.refusals import (
     Reason,
     Refusals,
 )
+from paceline_api.times import NS_PER_S
 
 START_NS = 5 * NS_PER_S
 

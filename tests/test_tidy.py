@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.parsed import tree_of
+from scripts.layers import tree_of
 
 # These tests parse all sources, which takes seconds.
 pytestmark = pytest.mark.long
@@ -48,7 +48,7 @@ RETIRED = {
 }
 """Private words of earlier versions, with the words of docs/glossary.md that replace them."""
 PURE_TESTS = ("testing/simulation/", "tests/api/", "tests/core/", "tests/sim/")
-GENERATED = ("charts/paceline/dashboards", "crds/manifests", "docs/pictures", "docs/reference")
+GENERATED = ("crds/manifests", "docs/pictures", "docs/reference")
 LEFTOVERS = re.compile(r"\b(TOD[O]|FIXM[E]|XX[X])\b|^(<{7}|>{7}) |\bbreakpoin[t]\(", re.M)
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:root|work|home)/\w+")
 PUBLIC_INDEX = re.compile(r"https://(?:pypi\.org/simple|files\.pythonhosted\.org/\S+)$")

@@ -8,8 +8,8 @@ from itertools import pairwise
 from math import ceil, sqrt
 from statistics import median
 
-from paceline.clock import NS_PER_MS, NS_PER_S
 from paceline.core.protocol.ids import GenerationId
+from paceline_api.times import NS_PER_MS, NS_PER_S
 
 from benchmarks.rehearsal.meters import Account, RoundSummary
 from benchmarks.rehearsal.scenario import Played, Stretch

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, assert_never
 
 import msgspec
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.control.voice import PACE, PodVoice
 from paceline.core import wire
 from paceline.core.agent import supervise
@@ -31,15 +31,16 @@ from paceline.core.messages import (
     Heartbeat,
     Introduce,
     KillRank,
+    RankEnvelope,
     RankMessage,
     Register,
-    Said,
     Shutdown,
     ToAgent,
 )
 from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import events as ev
 from paceline.worker.coordinator_line import BEAT_NS
+from paceline_api.times import NS_PER_S
 
 from benchmarks.rehearsal.rank import RehearsedRank, Surroundings
 
@@ -112,7 +113,7 @@ class RankLine:
             if message == self._registered:
                 return
             self._registered = message
-        data = msgspec.json.encode(Said(self._connection, message))
+        data = msgspec.json.encode(RankEnvelope(self._connection, message))
         self._voice.heard(self._rank.me, data)
 
     def _beat_later(self) -> None:

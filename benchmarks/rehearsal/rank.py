@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 import msgspec
-from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core import wire
 from paceline.core.messages import (
     Commit,
@@ -28,13 +28,13 @@ from paceline.core.messages import (
     Doing,
     Endpoints,
     Heartbeat,
-    Part,
+    LogPart,
     PeerMessage,
     Prepare,
     RankMessage,
     Release,
     Start,
-    State,
+    StateTransfer,
     ToRank,
 )
 from paceline.core.protocol.composition import Weighing
@@ -47,6 +47,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.worker.metrics.heartbeat import HeartbeatFacts
 from paceline.worker.peer_sockets import Bytes, PeerSockets
+from paceline_api.times import NS_PER_MS, NS_PER_S
 
 from benchmarks.rehearsal.meters import Account, Meter, RankRound
 from benchmarks.rehearsal.sums import NONE, LocalSums, Numbers, Seat, add
@@ -207,9 +208,9 @@ class RehearsedRank:
         while self._posted and not self.killed:
             self._take(self._posted.popleft())
         while not self._posted and not self.killed and (mail := self._peers.read()) is not None:
-            if isinstance(mail.message, Part):
+            if isinstance(mail.message, LogPart):
                 self._part = _numbers(mail.payload[0]) if mail.payload else NONE
-            elif isinstance(mail.message, State):
+            elif isinstance(mail.message, StateTransfer):
                 self._staged[mail.message.generation] = mail.payload[0]
             self._take(mail.message)
         if self._posted or self.killed:
@@ -248,12 +249,12 @@ class RehearsedRank:
         meter = self.meter.round(version)
         if rank.announced and not announced:
             meter.announced_ns = now
-        blocking: list[ev.Reduce | ev.OpenChannel] = []
+        blocking: list[ev.Blocking] = []
         follow: deque[ev.Event] = deque()
         for effect in effects:
             if isinstance(effect, ev.OpenChannel):
                 self._meet(effect.commit)
-            if isinstance(effect, ev.Reduce | ev.OpenChannel):
+            if isinstance(effect, ev.Blocking):
                 blocking.append(effect)  # the other effects of this event go out first
             else:
                 self._do(effect)
@@ -269,7 +270,7 @@ class RehearsedRank:
         if collecting and go is not None and self._heard_go != (go.generation, go.round):
             self._weigh_go(meter, effects)
         for wait in blocking:
-            follow.append(self._open(wait) if isinstance(wait, ev.OpenChannel) else self._sum(wait))
+            follow.append(self._block(wait))
         for event_after in follow:
             if not self.killed:
                 self._take(event_after)
@@ -295,7 +296,16 @@ class RehearsedRank:
 
     # ---- effects --------------------------------------------------------------------------
 
-    def _do(self, effect: ev.Effect) -> None:
+    def _block(self, effect: ev.Blocking) -> ev.Event:
+        match effect:
+            case ev.Reduce():
+                return self._sum(effect)
+            case ev.OpenChannel():
+                return self._open(effect)
+            case ev.Restore():
+                raise AssertionError("a rehearsal has no checkpoints")
+
+    def _do(self, effect: ev.Prompt) -> None:
         match effect:
             case ev.ToPeer(member=member, message=message):
                 self.meter.contact(member)
@@ -347,8 +357,10 @@ class RehearsedRank:
                 self.exit = effect
                 self._told(self, effect)
                 self._later(END_S, self._end)
+            case ev.GiveUp() | ev.RefusePeer() | ev.Save() | ev.Publish() | ev.Unsave():
+                raise AssertionError(f"no streamed rounds, strangers or checkpoints here: {effect}")
             case _:
-                raise AssertionError(f"a rehearsal has no checkpoints: {effect}")
+                assert_never(effect)
 
     def _say(self, message: RankMessage) -> None:
         if self.link is not None:

@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core.messages import ATTEMPT_STRIDE
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Change
+from paceline_api.times import NS_PER_S
 
 from benchmarks.rehearsal.meters import Summary
 from benchmarks.rehearsal.stage import PROCS, Sample, Stage

@@ -11,7 +11,8 @@ import time
 
 import paceline as pl
 import torch
-from paceline.clock import NS_PER_MS, now_ns
+from paceline.clock import now_ns
+from paceline_api.times import NS_PER_MS
 
 from benchmarks.probe import CONFIG, Probe
 

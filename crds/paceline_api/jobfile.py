@@ -25,6 +25,7 @@ from paceline_api.settings import (
     FailureRuleSettings,
     ResolvedJob,
 )
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Wire
 
 JOB_FILE: Final = "job.json"
@@ -63,9 +64,9 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     wire: Wire
     """spec.collective.wire."""
     backoff_limit: int
-    finish_deadline_ns: int = FINISH_DEADLINE_S * 10**9
+    finish_deadline_ns: int = FINISH_DEADLINE_S * NS_PER_S
     """spec.finishDeadlineSeconds."""
-    step_deadline_ns: int = STEP_DEADLINE_S * 10**9
+    step_deadline_ns: int = STEP_DEADLINE_S * NS_PER_S
     """spec.stepDeadlineSeconds."""
     failure_rules: tuple[FailureRuleSettings, ...]
     """Rules of spec.failurePolicy: which failures of ranks do not count, or end the job."""

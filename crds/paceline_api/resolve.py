@@ -16,6 +16,7 @@ from paceline_api.settings import (
     StragglerSettings,
     Trainer,
 )
+from paceline_api.times import NS_PER_S
 from paceline_api.types.collective import Collective
 from paceline_api.types.durations import parse_duration, parse_percent
 from paceline_api.types.enums import BufferPolicy
@@ -23,7 +24,6 @@ from paceline_api.types.job import TrainingJob, TrainingJobSpec
 from paceline_api.types.policies import Elasticity, Straggler
 from paceline_api.types.template import Container
 
-NS_PER_S: Final = 1_000_000_000
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([^)]+)\)")
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline_api.settings import StragglerSettings
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import StragglerResponse
 
 MIN_S: Final = 1.0
@@ -23,11 +24,10 @@ MIN_S: Final = 1.0
 GAP_MIN_S: Final = 0.010
 """Least seconds by which a slow step must exceed the median. Where ranks share processors, steps of
 a few milliseconds differ by more than any factor, and a replacement would gain nothing."""
-NS_PER_S: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepTime:
     """Step time of one rank that is alive."""
 
     key: str
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def judge(
-    paces: Iterable[Pace],
+    paces: Iterable[StepTime],
     settings: StragglerSettings,
     *,
     round_s: float,

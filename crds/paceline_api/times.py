@@ -1,9 +1,14 @@
-"""Conversion between Unix times and the timestamps of Kubernetes."""
+"""Units of time, and conversion between Unix times and the timestamps of Kubernetes."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
+
+NS_PER_US: Final = 1_000
+NS_PER_MS: Final = 1_000_000
+NS_PER_S: Final = 1_000_000_000
+US_PER_S: Final = 1_000_000
 
 
 def seconds_of(text: Any) -> float | None:

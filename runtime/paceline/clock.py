@@ -8,10 +8,6 @@ them.
 from __future__ import annotations
 
 import time
-from typing import Final
-
-NS_PER_MS: Final = 1_000_000
-NS_PER_S: Final = 1_000_000_000
 
 
 def now_ns() -> int:

@@ -16,8 +16,9 @@ from enum import StrEnum
 from typing import Final
 
 from paceline_api.errors import printable
+from paceline_api.times import NS_PER_S
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 
 log = logging.getLogger("paceline.refusals")
 

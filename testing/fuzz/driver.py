@@ -18,6 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from paceline_api.times import NS_PER_MS
+
 from testing.fuzz.mutation import inputs
 from testing.fuzz.target import Reader, Target
 from testing.temporary import temporary_folder
@@ -29,10 +31,9 @@ MEMORY_BYTES_MAX: Final = 64 * 1024 * 1024
 """Upper bound on the growth of the process over its size before the inputs."""
 BATCH: Final = 32
 """Number of inputs between two checks of the memory."""
-SLOW_TRIES: Final = 3
+SLOW_TRIES: Final = 20
 FINDINGS_MAX: Final = 20
 """Number of findings that ends a target's run; each is at another place or of another kind."""
-NS_PER_MS: Final = 1_000_000
 SHORTER_TRIES_MAX: Final = 400
 SLOW: Final = "slow"
 HUNGRY: Final = "hungry"

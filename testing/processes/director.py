@@ -14,11 +14,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core.protocol.records import Trigger
 from paceline.core.status import RankPhase, RankStatus, Status, place_of
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
+from paceline_api.times import NS_PER_S
 
 ROUNDS_BETWEEN = 6
 WAIT_S = 90.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.coordinator.pace import Pace
+from paceline.core.coordinator.pace import LoadBounds
 from paceline.core.coordinator.state import CoordinatorState
 
 from testing.simulation.world import MS
@@ -35,7 +35,7 @@ class SimCoordinator:
             connect_timeout_ns=world.freeze_ms * MS // 4,
             backoff_limit=1000,
             max_skipped_batches=world.max_skipped,
-            pace=Pace(small=0, pause_per_rank_ns=pause_ns) if pause_ns else Pace(),
+            pace=LoadBounds(small=0, pause_per_rank_ns=pause_ns) if pause_ns else LoadBounds(),
         )
         self.machine = coord.Coordinator(config, uid=name, now_ns=sim.now)
         self.alive = True

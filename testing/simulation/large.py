@@ -54,7 +54,7 @@ def large(ranks: int, *, leases_each: int, state_ms: float = 0.0, seed: int = 1)
     send_state = sim.links.send_state
 
     def shares_its_link(
-        src: MemberId, dst: MemberId, state: m.State, copy: tuple[Sum, Sum]
+        src: MemberId, dst: MemberId, state: m.StateTransfer, copy: tuple[Sum, Sum]
     ) -> None:
         sim.after(BRANCHES * state_ms, lambda: send_state(src, dst, state, copy))
 

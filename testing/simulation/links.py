@@ -64,7 +64,7 @@ class Links:
         """Send a message from one rank to another."""
         self._send((src, dst), message, lambda: self._deliver(src, dst, message))
 
-    def send_part(self, src: MemberId, dst: MemberId, part: m.Part, result: Sum | None) -> None:
+    def send_part(self, src: MemberId, dst: MemberId, part: m.LogPart, result: Sum | None) -> None:
         """Send a missing part of the log, with the accumulated sum if it is needed."""
 
         def arrive() -> None:
@@ -74,7 +74,7 @@ class Links:
         self._send((src, dst), part, arrive)
 
     def send_state(
-        self, src: MemberId, dst: MemberId, state: m.State, copied: tuple[Sum, Sum]
+        self, src: MemberId, dst: MemberId, state: m.StateTransfer, copied: tuple[Sum, Sum]
     ) -> None:
         """Send a joiner the state, which takes up to `World.stream_ms` longer than a message."""
 
@@ -163,9 +163,9 @@ class Links:
         """Send a message of a rank to its agent, which passes it on to each coordinator."""
         pod = self.sim.pods[m.pod_of(src)]
         for name, number in list(self.sim.ranks[src].connections.items()):
-            pod.hear(name, src, m.Said(number, message))
+            pod.hear(name, src, m.RankEnvelope(number, message))
 
-    def heard(self, pod: SimPod, name: str, src: MemberId, said: m.Said) -> None:
+    def heard(self, pod: SimPod, name: str, src: MemberId, said: m.RankEnvelope) -> None:
         """Relay a rank's message to a coordinator, as its agent does."""
         if (pod.key, name) not in self.open:
             return

@@ -65,7 +65,7 @@ class SimPod:
         while self._backlog and not self.frozen:
             self.act(self._backlog.popleft())
 
-    def hear(self, name: str, src: MemberId, said: m.Said) -> None:
+    def hear(self, name: str, src: MemberId, said: m.RankEnvelope) -> None:
         """Receive a message from one of the ranks for a coordinator."""
         self.act(lambda: self.sim.links.heard(self, name, src, said))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from paceline.core import messages as m
 from paceline.core.protocol.composition import Weighing
@@ -202,7 +202,8 @@ class SimRank:
             self._handle(self.sim.disk.look())
         before = self.sim.checkers.before_event(self, event)
         follow: list[ev.Event] = []
-        for effect in self.machine.handle(self.sim.now, event):
+        effects = self.machine.handle(self.sim.now, event)
+        for effect in sorted(effects, key=lambda x: isinstance(x, ev.Blocking)):
             done = self._carry_out(effect)
             if done is not None:
                 follow.append(done)
@@ -257,8 +258,34 @@ class SimRank:
             case ev.Exit():
                 self.exit = effect
                 sim.exited(self)
+            case ev.Apply(go=go, weighing=weighing):
+                self._apply(go, weighing, self.result)
+            case ev.Queue(go=go):
+                self.queue[go.round] = self.result
+            case ev.DropQueue(generation=generation):
+                self.queue.clear()
+                self.staged = {g: s for g, s in self.staged.items() if g == generation}
+            case ev.InstallPart(go=go, weighing=weighing):
+                assert self.part_result is not None
+                self.accumulated = dict(self.part_result)
+                self._step_optimizer(go, weighing)
+            case ev.InstallState(queued=queued):
+                assert self.reducing is None, "R15: the scratch of a reduction is in use"
+                weights, accumulated = self.staged.pop(self.state.gen_id)
+                self.weights, self.accumulated = dict(weights), dict(accumulated)
+                for go, weighing in queued:
+                    self._apply(go, weighing, self.queue[go.round])
+                self.queue.clear()
+            case ev.SendPart(to=to, part=part, with_result=with_result):
+                result = dict(self.accumulated) if with_result else None
+                sim.links.send_part(self.me, to, part, result)
+            case ev.SendState(to=to, state=state):
+                copied = dict(self.weights), dict(self.accumulated)
+                sim.links.send_state(self.me, to, state, copied)
+            case ev.PassState(to=to, state=state):
+                sim.links.send_state(self.me, to, state, self.staged[state.generation])
             case _:
-                self._change_state(effect)
+                assert_never(effect)
         return None
 
     def _tick(self, at_ns: int) -> None:
@@ -284,37 +311,6 @@ class SimRank:
                 self.grad = {}
             case Zero():
                 self.late = {}
-
-    def _change_state(self, effect: ev.Effect) -> None:
-        match effect:
-            case ev.Apply(go=go, weighing=weighing):
-                self._apply(go, weighing, self.result)
-            case ev.Queue(go=go):
-                self.queue[go.round] = self.result
-            case ev.DropQueue(generation=generation):
-                self.queue.clear()
-                self.staged = {g: s for g, s in self.staged.items() if g == generation}
-            case ev.InstallPart(go=go, weighing=weighing):
-                assert self.part_result is not None
-                self.accumulated = dict(self.part_result)
-                self._step_optimizer(go, weighing)
-            case ev.InstallState(queued=queued):
-                assert self.reducing is None, "R15: the scratch of a reduction is in use"
-                weights, accumulated = self.staged.pop(self.state.gen_id)
-                self.weights, self.accumulated = dict(weights), dict(accumulated)
-                for go, weighing in queued:
-                    self._apply(go, weighing, self.queue[go.round])
-                self.queue.clear()
-            case ev.SendPart(to=to, part=part, with_result=with_result):
-                result = dict(self.accumulated) if with_result else None
-                self.sim.links.send_part(self.me, to, part, result)
-            case ev.SendState(to=to, state=state):
-                copied = dict(self.weights), dict(self.accumulated)
-                self.sim.links.send_state(self.me, to, state, copied)
-            case ev.PassState(to=to, state=state):
-                self.sim.links.send_state(self.me, to, state, self.staged[state.generation])
-            case _:
-                raise AssertionError(effect)
 
     def _apply(self, go: Go, weighing: Weighing, result: Sum) -> None:
         self.accumulated = {} if weighing.first else dict(self.accumulated)

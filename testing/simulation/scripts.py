@@ -211,7 +211,7 @@ class ScriptRank(SimRank):
             spot = Spot(go.operation.place, go.operation.number)
             self.path.completed(spot, result, keep=go.operation.is_call)
 
-    def _change_state(self, effect: ev.Effect) -> None:
+    def _carry_out(self, effect: ev.Effect) -> ev.Event | None:
         match effect:
             case ev.Apply(go=go, weighing=weighing):
                 self._take_result(go, self.result)
@@ -239,7 +239,8 @@ class ScriptRank(SimRank):
             case ev.SendState(to=to, state=state):
                 self.sim.links.send_state(self.me, to, state, self.copy())
             case _:
-                super()._change_state(effect)
+                return super()._carry_out(effect)
+        return None
 
     def _take_result(self, go: Go, result: Sum) -> None:
         self.last = result

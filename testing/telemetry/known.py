@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from paceline.core.agent.supervise import Phase
-from paceline.core.protocol.ids import MemberId
-from paceline.telemetry import collector
-from paceline.telemetry.catalog import CATALOG, LABELS, Writer
+from paceline.telemetry.catalog import CATALOG, LABELS
 from paceline_operator.metrics import Metrics
 from prometheus_client.metrics_core import Metric as Family
 
@@ -52,10 +49,6 @@ GROWING = {
     "paceline_incarnation_number",
 }
 """Gauges whose increase is drawn."""
-ANATOMY = "paceline_anatomy_"
-"""Prefix of metrics that the agent derives from its ranks' records, which are missing here."""
-REFUSED = "paceline_agent_refused_total"
-"""Counter of the agent that has no value here, since nothing was refused."""
 OF_RULES = {
     "ALERTS": {
         "alertname": ("PacelineStraggler",),
@@ -87,21 +80,9 @@ def of_ranks() -> dict[str, Series]:
     target = HERE | {"instance": "a:9464"}
     found: dict[str, Series] = {}
     for metric in CATALOG:
-        of_a_rank = metric.writer is not Writer.AGENT or metric.name.startswith(ANATOMY)
-        if of_a_rank or metric.name == REFUSED:
-            own: dict[str, tuple[str, ...]] = {"worker": WORKER} if of_a_rank else {}
-            own |= {name: LABELS[name] for name in metric.labels}
-            found |= _samples(metric.name, metric.kind, own, metric.buckets, target)
-    records = collector.PodRecords(0, 1)
-    records.phases = lambda: [Phase.RUNNING]
-    records.connection = lambda: (True, 1)
-    records.carriers = lambda: {MemberId(0, 0, 0): "TCP"}
-    for family in records._agent_families(1.0):
-        if f"{family.name}_total" == REFUSED:
-            continue
-        own = {"worker": WORKER} if "worker" in family.samples[0].labels else {}
-        own |= {name: LABELS[name] for name in family.samples[0].labels if name != "worker"}
-        found |= _samples(family.samples[0].name, family.type, own, (), target)
+        own: dict[str, tuple[str, ...]] = {} if metric.once else {"worker": WORKER}
+        own |= {name: LABELS[name] for name in metric.labels}
+        found |= _samples(metric.name, metric.kind, own, metric.buckets, target)
     return found
 
 

@@ -16,7 +16,7 @@ from itertools import product
 from paceline.core.agent.supervise import Phase
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.shadow import PARTIAL
-from paceline.core.status import Fact
+from paceline.core.status import LogStatus
 from paceline.telemetry.catalog import CATALOG, FIGURE, LABELS, Kind, Metric, Writer
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import RankRecord
@@ -165,13 +165,10 @@ def _tick(run: Run, pod: Pod, at_s: int, members: int) -> None:
                         pod.record.gauge(metric.name, **labels).set(number)
     if pod.slot == 0:
         share = at_s / run.lasts_s
-        facts: dict[str, float] = {
-            Fact.PROGRESS: share,
-            Fact.EPOCH: 3 * share,
-            Fact.LEFT_S: run.lasts_s - at_s,
-        }
         weight = float(at_s * members)
-        pod.job.tell(facts, {"loss": (weight * 2.0, weight), "accuracy": (weight * 0.5, weight)})
+        sums = {"loss": (weight * 2.0, weight), "accuracy": (weight * 0.5, weight)}
+        log = LogStatus(progress=share, left_s=run.lasts_s - at_s, metric_sums=sums)
+        pod.job.export(log, epoch=3 * share)
 
 
 def _sample(pod: Pod, second: int, late_ms: int) -> None:

@@ -13,7 +13,7 @@ from testing.cluster.host_python import PYTHON, with_host_python
 from testing.cluster.images import BUSYBOX
 from testing.cluster.nodes import Cluster
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes]
 POD_TIMEOUT_S = 60.0
 
 

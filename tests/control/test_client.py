@@ -24,14 +24,14 @@ from paceline.core.messages import (
     BeatEvery,
     Dismiss,
     Endpoints,
-    Figures,
     Heartbeat,
     Introduce,
     PodBeat,
     RankDead,
+    RankEnvelope,
+    RankFigures,
     RankGone,
     Register,
-    Said,
     Shutdown,
     Stopped,
     ToPod,
@@ -48,7 +48,7 @@ HELLO = AgentHello(0, 1, "h", "", (), ())
 BEAT = PodBeat(0, 1, carriers=())
 AGAIN = PodBeat(0, 1)
 """A heartbeat without changes."""
-FIGURES = Figures(ME, 0, {"epoch": 1.0})
+FIGURES = RankFigures(ME, 0, {"epoch": 1.0})
 ORDER = Shutdown("over")
 DEAD = RankDead(ME, -9, "killed", restarts=False)
 STOPPED = Stopped(NO_GENERATION, ME, 3)
@@ -157,7 +157,7 @@ class Pod(Failing):
                 self.say(register(member))
 
     def say(self, message: Any) -> None:
-        said = Said(self.numbers[message.member], message)
+        said = RankEnvelope(self.numbers[message.member], message)
         self.voice.heard(message.member, msgspec.json.encode(said))
 
 
@@ -398,7 +398,7 @@ def test_multicast_orders_reach_each_rank_and_stale_messages_are_dropped() -> No
             while not pod.obeyed:
                 await mine.wait_for(PodBeat)
             assert pod.told[-2:] == [(ME, order), (OTHER, order)]
-            voice.heard(ME, msgspec.json.encode(Said(pod.numbers[ME] + 99, STOPPED)))
+            voice.heard(ME, msgspec.json.encode(RankEnvelope(pod.numbers[ME] + 99, STOPPED)))
             pod.say(Heartbeat(ME, NO_GENERATION, NO_GENERATION, 0))
             beat = await mine.wait_for(PodBeat)
             while not beat.heard:
@@ -418,7 +418,7 @@ def test_malformed_and_impersonating_messages_of_ranks_are_dropped() -> None:
             voice.open(ME)
             await mine.wait(register(ME))
             voice.heard(ME, b"nonsense")
-            voice.heard(ME, msgspec.json.encode(Said(pod.numbers[ME], register(OTHER))))
+            voice.heard(ME, msgspec.json.encode(RankEnvelope(pod.numbers[ME], register(OTHER))))
             assert isinstance(await mine.next(), PodBeat)
 
     refused = (Entry.RANK_PIPE, Reason.MALFORMED)

@@ -18,7 +18,7 @@ from paceline.coordinator.server import Server
 from paceline.core.admission import Bounds
 from paceline.core.coordinator.events import Config
 from paceline.core.coordinator.machine import Coordinator
-from paceline.core.coordinator.pace import Pace
+from paceline.core.coordinator.pace import LoadBounds
 from paceline.core.messages import AgentHello, Endpoints, Register, pod_of
 from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.status import Status
@@ -93,11 +93,11 @@ async def served(
     replicas: int = 2,
     procs: int = 1,
     linger_s: float = 5.0,
-    pace: Pace | None = None,
+    pace: LoadBounds | None = None,
     bounds: Bounds = BOUNDS,
     tokens_file: Path | None = None,
 ) -> AsyncIterator[Served]:
-    config = Config(job="job", replicas=replicas, procs=procs, pace=pace or Pace())
+    config = Config(job="job", replicas=replicas, procs=procs, pace=pace or LoadBounds())
     coordinator = Coordinator(config, uid="uid", now_ns=now_ns(), wall_s=wall_s())
     refusals = Refusals()
     server = Server(

@@ -65,15 +65,26 @@ async def status_of(url: str, tls: ssl.SSLContext, path: str, token: str) -> int
     """Return the HTTP status of the answer; 101 for a web socket that was opened."""
     headers = {"Authorization": f"Bearer {token}"}
     timeout = aiohttp.ClientTimeout(total=START_S)
-    async with aiohttp.ClientSession(url, timeout=timeout, headers=headers) as http:
-        if path == "/v1/agents":
-            try:
-                async with http.ws_connect(path, ssl=tls):
-                    return 101
-            except aiohttp.WSServerHandshakeError as error:
-                return error.status
-        async with http.get(path, ssl=tls) as response:
-            return response.status
+    connector = aiohttp.TCPConnector(ssl=tls)
+    async with aiohttp.ClientSession(
+        url, timeout=timeout, headers=headers, connector=connector
+    ) as http:
+        try:
+            return await _status_of(http, path)
+        finally:
+            # Otherwise the transport of a refused connection outlives the event loop.
+            await connector.close(abort_ssl=True)
+
+
+async def _status_of(http: aiohttp.ClientSession, path: str) -> int:
+    if path == "/v1/agents":
+        try:
+            async with http.ws_connect(path):
+                return 101
+        except aiohttp.WSServerHandshakeError as error:
+            return error.status
+    async with http.get(path) as response:
+        return response.status
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from paceline.coordinator.server import LOOK_S, SIGNS_S
 from paceline.core import wire
-from paceline.core.coordinator.pace import Pace
+from paceline.core.coordinator.pace import LoadBounds
 from paceline.core.messages import (
     Fatal,
     Heartbeat,
@@ -342,7 +342,7 @@ def test_status_updates_of_a_large_job_are_limited_to_its_heartbeat_interval() -
 
     async def go() -> None:
         # Two ranks that send heartbeats as rarely as in a large job: every second.
-        async with served(pace=Pace(beats_per_s=2)) as at:
+        async with served(pace=LoadBounds(beats_per_s=2)) as at:
             ws = await at.socket(greeting(RANK))
             status = await at.status(after="0", timeout="5s")
             again = await at.status()

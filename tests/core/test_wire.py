@@ -44,7 +44,7 @@ SLOW = [
         (m.RankMessage | m.AgentMessage, wire.message_of_pod),
         (m.ToRank | m.Introduce | m.BeatEvery, wire.message_to_rank),
         (m.ToAgent | m.BeatEvery, wire.message_to_pod),
-        (m.Said | None, wire.said_by_rank),
+        (m.RankEnvelope | None, wire.said_by_rank),
     )
     for kind in get_args(union)
     if kind is not type(None)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from testing.processes.runs import forked_paceline, joined
-from tests.layers import exhaustive_except
 
 pytestmark = pytest.mark.processes
 
@@ -149,7 +148,8 @@ tell(net)
 SCRIPTS = {"accelerate": ACCELERATE, "transformers": TRANSFORMERS, "lightning": LIGHTNING}
 
 
-@pytest.mark.parametrize("name", exhaustive_except(["transformers"], SCRIPTS))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_framework_script_survives_a_killed_rank_and_a_joining_one(
     tmp_path: Path, name: str
 ) -> None:

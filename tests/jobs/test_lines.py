@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.jobs.core.lines import NS_PER_S, Shuffle, in_order, merged, parse_line
+from paceline.jobs.core.lines import Shuffle, in_order, merged, parse_line
 from paceline.jobs.interface import LogLine
+from paceline_api.times import NS_PER_S
 
 
 def line(source: str, wall_ns: int, text: str = "") -> LogLine:

@@ -173,6 +173,7 @@ def test_a_full_disk_is_reported_and_training_continues(tmp_path: Path, disk_at:
     assert "failed" in figure(said, "checkpoints")
 
 
+@pytest.mark.exhaustive
 def test_a_slow_disk_delays_no_round(tmp_path: Path) -> None:
     """Let a checkpoint take seconds to reach the disk; those due meanwhile are skipped."""
     (tmp_path / "slow-disk").touch()

@@ -60,6 +60,7 @@ def test_a_script_that_does_not_return_is_ended_and_the_job_completes(
     assert "still running 4 s after the job was complete" in said
 
 
+@pytest.mark.exhaustive
 def test_the_deadline_of_a_script_holds_when_the_run_is_killed(tmp_path: Path) -> None:
     """Kill the run while a script is stuck.
 

@@ -142,7 +142,7 @@ FAULTS: dict[str, tuple[list[list[Any]], dict[str, str]]] = {
 }
 
 
-IN_MAKE_TEST = ("a shard is killed in a reduction", "a group joins and a pod drains")
+IN_MAKE_TEST = ("a shard is killed in a reduction",)
 
 
 @pytest.mark.parametrize("mode", exhaustive_except(["Quorum"], ["Full", "Quorum"]))

@@ -21,7 +21,6 @@ from paceline.core.status import (
     ShadowStatus,
     Status,
     StragglerStatus,
-    log_status,
     place_of,
 )
 from paceline.local.report import summary, verdict
@@ -333,27 +332,6 @@ def test_table_and_line_show_the_same_figures() -> None:
     assert "41" in shown
     assert "exit code 1" in shown
     assert "Traceback" not in shown, "one line per rank"
-
-
-def test_the_facts_of_a_heartbeat_are_decoded_into_the_log_status() -> None:
-    facts = {
-        Fact.ROUNDS + "quorum": 7.0,
-        Fact.GRADIENTS: 20.0,
-        Fact.DROPPED + "stale": 3.0,
-        Fact.SHARE + "0.0#0": 0.5,
-        Fact.METRIC + "loss": 0.25,
-        Fact.METRIC_EPOCH + "loss": 0.5,
-        Fact.METRIC_SUM + "loss": 30.0,
-        Fact.METRIC_WEIGHT + "loss": 60.0,
-        Fact.GRADIENTS_BEFORE: 4.0,
-        Fact.LEFT_OUT: 26.0,
-        Fact.STEP_S: 1.0,
-    }
-    log = log_status(facts)
-    assert (log.rounds, log.gradients, log.samples_dropped) == ({"quorum": 7}, 20, {"stale": 3})
-    assert (log.shares, log.metrics, log.progress) == ({"0.0#0": 0.5}, {"loss": 0.25}, None)
-    assert (log.metrics_of_epoch, log.metric_sums) == ({"loss": 0.5}, {"loss": (30.0, 60.0)})
-    assert (log.gradients_before, log.samples_left_out) == (4, 26)
 
 
 def test_the_place_of_a_rank_follows_from_slot_and_process() -> None:

@@ -11,7 +11,7 @@ import pytest
 from testing.processes.even_script import even_steps
 from testing.processes.runs import ForkedRun
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes]
 
 
 def test_a_slow_rank_is_restarted_once_and_shadow_reports_its_cost(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import yaml
 from tests.nodes.jobs import START_S, NewJob, on_these_nodes
 from tests.nodes.platform import CHECKOUT, SYSTEM, Platform
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 DIGITS = CHECKOUT / "examples" / "digits"
 ACCURACY = 0.96
 """The least accuracy: a synchronous run reaches 0.98, and the order of rounds changes about 0.02.

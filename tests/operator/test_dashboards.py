@@ -26,7 +26,6 @@ VARIABLES = NAMES | {"$__rate_interval": "2m", "$__range": "10m"}
 GROUP = re.compile(r"\$1")
 """A group reference of label_replace; no variable of Grafana begins with a digit."""
 CONFIG_MAP_BYTES_MAX = 1 << 20
-pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
@@ -118,6 +117,8 @@ def test_the_data_source_can_be_chosen(file: Path) -> None:
 
 
 @each_file
+@pytest.mark.cluster_programs
+@pytest.mark.processes
 def test_expressions_use_exported_metrics_only(file: Path) -> None:
     asked = expressions(file)
     answer = known.ask(expressions=[*asked.values()])
@@ -127,6 +128,8 @@ def test_expressions_use_exported_metrics_only(file: Path) -> None:
 
 
 @each_file
+@pytest.mark.cluster_programs
+@pytest.mark.processes
 def test_no_panel_is_empty_if_every_metric_has_data(file: Path) -> None:
     """Labels that do not match would leave a panel empty, even if all names are right."""
     asked = expressions(file)
@@ -323,6 +326,8 @@ def test_membership_changes_and_alerts_are_annotated() -> None:
         assert all(mark["enable"] and mark["step"] == "60s" for mark in marks)
 
 
+@pytest.mark.cluster_programs
+@pytest.mark.processes
 def test_the_chart_ships_the_dashboards_unchanged() -> None:
     off = {found["kind"] for found in helm()}
     assert not off & {"ConfigMap", "PrometheusRule"}
@@ -336,6 +341,8 @@ def test_the_chart_ships_the_dashboards_unchanged() -> None:
         assert len(json.dumps(found)) < CONFIG_MAP_BYTES_MAX
 
 
+@pytest.mark.cluster_programs
+@pytest.mark.processes
 def test_the_chart_ships_the_rules_unchanged() -> None:
     options = "--set=metrics.rules.enabled=true,metrics.rules.labels.prometheus=main"
     (rule,) = (found for found in helm(options) if found["kind"] == "PrometheusRule")

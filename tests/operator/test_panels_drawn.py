@@ -14,7 +14,7 @@ from testing.cluster.fixtures import or_skip
 from testing.telemetry import drawn, story
 from testing.telemetry.drawn import FILES, Looker, panels
 
-pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.cluster_programs, pytest.mark.processes]
 ENTRIES_MAX = 12
 """The most entries of a legend that can be read in a panel of eight columns."""
 ONE = drawn.EVERY[2]

@@ -14,7 +14,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-from scripts import oci, release, release_images
+from scripts import oci, provenance, release_images
 
 PACKAGES = ("click", "pyyaml")
 PYTHON = sysconfig.get_python_version()
@@ -103,4 +103,4 @@ def write(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(release.sha256(write(Path(sys.argv[1]))))
+    sys.stdout.write(provenance.sha256(write(Path(sys.argv[1]))))

@@ -75,7 +75,7 @@ class Archive:
     def blob(self, described: dict[str, Any]) -> Path:
         path: Path = self.folder / "blobs" / described["digest"].replace(":", "/")
         assert path.stat().st_size == described["size"]
-        assert release.sha256(path) == described["digest"].removeprefix("sha256:")
+        assert provenance.sha256(path) == described["digest"].removeprefix("sha256:")
         return path
 
     def read(self, described: dict[str, Any]) -> Any:
@@ -90,7 +90,7 @@ class Archive:
             plain = self.folder / "plain.tar"
             with plain.open("wb") as file:
                 subprocess.run(["gzip", "-dc", self.blob(layer)], stdout=file, check=True)
-            assert f"sha256:{release.sha256(plain)}" == diff_id
+            assert f"sha256:{provenance.sha256(plain)}" == diff_id
             subprocess.run(["tar", "-xpf", plain, "-C", root], check=True)
         return root
 
@@ -126,7 +126,7 @@ def test_the_operator_image_is_valid_and_runs(
     assert archive.described["platform"] == {"architecture": config["architecture"], "os": "linux"}
     stated = provenance.check(operator.parent)
     made_from = stated["predicate"]["buildDefinition"]["resolvedDependencies"]
-    assert made_from[-1] == {"name": "base", "digest": {"sha256": release.sha256(base.path)}}
+    assert made_from[-1] == {"name": "base", "digest": {"sha256": provenance.sha256(base.path)}}
     parts = json.loads((operator.parent / f"operator-{VERSION}.cdx.json").read_text())
     listed = {part["name"] for part in parts["components"]}
     assert {"kopf", "libc6", f"python{base.python}"} <= listed

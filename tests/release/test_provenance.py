@@ -81,14 +81,14 @@ def test_the_slsa_statement_covers_each_installable_file(made: Path) -> None:
     assert told["predicateType"] == "https://slsa.dev/provenance/v1"
     named = {each["name"]: each["digest"]["sha256"] for each in told["subject"]}
     for name in FILES:
-        assert named.pop(name) == release.sha256(made / name)
+        assert named.pop(name) == provenance.sha256(made / name)
     assert set(named) == {"paceline-1 (manifest)", "paceline-operator-1 (manifest)"}
     build = told["predicate"]["buildDefinition"]
     assert build["externalParameters"] == {"images": ["operator"]}
     inputs = {each["name"]: each["digest"] for each in build["resolvedDependencies"]}
     assert inputs["source"] == {"gitCommit": "0" * 40}
-    assert inputs["uv.lock"] == {"sha256": release.sha256(made.parent / "uv.lock")}
-    assert inputs["base"] == {"sha256": release.sha256(made.parent / "base.tar")}
+    assert inputs["uv.lock"] == {"sha256": provenance.sha256(made.parent / "uv.lock")}
+    assert inputs["base"] == {"sha256": provenance.sha256(made.parent / "base.tar")}
     assert told["predicate"]["runDetails"]["builder"]["id"].startswith("https://")
 
 
@@ -174,7 +174,7 @@ def test_the_command_reports_a_failure_in_one_line(made: Path) -> None:
 
     passed = run()
     assert passed.returncode == 0, passed.stderr
-    assert f"{release.sha256(made / FILES[0])}  {FILES[0]}\n" in passed.stdout
+    assert f"{provenance.sha256(made / FILES[0])}  {FILES[0]}\n" in passed.stdout
     (made / FILES[0]).write_bytes(b"changed")
     failed = run()
     assert failed.returncode == 1

@@ -15,7 +15,11 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 LIMIT_S = 240
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(LIMIT_S + 30)]
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.processes,
+    pytest.mark.timeout(LIMIT_S + 30),
+]
 
 
 def test_a_rehearsal_of_64_ranks_with_faults_accounts_for_every_sample() -> None:

@@ -12,7 +12,7 @@ import pytest
 from paceline.core.agent.supervise import Phase
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import MemberId
-from paceline.core.status import Fact
+from paceline.core.status import LogStatus
 from paceline.telemetry.catalog import CATALOG, FIGURES_MAX, Kind
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import (
@@ -249,7 +249,8 @@ def test_script_metrics_keep_their_names_within_limits(pod: PodRecords) -> None:
     """Scripts choose the names: too many, too long, and equal after truncation."""
     record = open_for(pod, FIRST)
     job, long = JobMetrics(record), "näme " * 10
-    job.tell({Fact.PROGRESS: 0.25}, {"loss": (6.0, 4.0), 'a"b': (-1.0, 2.0), long: (1.0, 1.0)})
+    sums = {"loss": (6.0, 4.0), 'a"b': (-1.0, 2.0), long: (1.0, 1.0)}
+    job.export(LogStatus(progress=0.25, metric_sums=sums), epoch=None)
     shown = page(pod)
     assert shown["paceline_progress_ratio{worker=3.0}"] == 0.25
     assert "paceline_remaining_seconds{worker=3.0}" not in shown
@@ -258,9 +259,10 @@ def test_script_metrics_keep_their_names_within_limits(pod: PodRecords) -> None:
     assert shown['paceline_figure_number{figure=a"b,worker=3.0}'] == -1
     (cut,) = (name for name in shown if "figure_number{figure=n" in name)
     assert long.startswith(cut.split("=")[1].split(",")[0])
-    job.tell({}, {f"more {n}": (1.0, 1.0) for n in range(50)} | {long + "!": (2.0, 1.0)})
+    more = {f"more {n}": (1.0, 1.0) for n in range(50)} | {long + "!": (2.0, 1.0)}
+    job.export(LogStatus(metric_sums=more), epoch=None)
     assert len([name for name in page(pod) if "paceline_figure_number" in name]) == FIGURES_MAX
-    job.be_silent()
+    job.clear()
     assert not [name for name in page(pod) if "_figure_" in name or "_progress_" in name]
     record.close()
 

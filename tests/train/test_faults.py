@@ -6,6 +6,7 @@ import pytest
 from paceline import clock
 from paceline.core.faults import parse_faults
 from paceline.train.faults import Faults
+from paceline_api.times import NS_PER_MS
 
 
 class Sleeps:
@@ -62,9 +63,9 @@ def test_one_random_rank_is_slow_in_each_round(sleeps: Sleeps) -> None:
 def test_a_slow_factor_stretches_the_step(sleeps: Sleeps) -> None:
     faults = Faults(parse_faults("slow-factor:rank=0,factor=2.5"), 0)
     for _ in range(2):
-        sleeps.now += 10 * clock.NS_PER_MS
+        sleeps.now += 10 * NS_PER_MS
         announce(faults, 0)
-        sleeps.now += 7 * clock.NS_PER_MS  # waiting for others is no part of the next step
+        sleeps.now += 7 * NS_PER_MS  # waiting for others is no part of the next step
         faults.step_ended()
     assert sleeps.ms == [15, 15]
 
@@ -75,10 +76,10 @@ def test_a_step_with_a_drawn_load_takes_the_drawn_time(sleeps: Sleeps) -> None:
     faults, steps_ms = Faults(given, 2), []
     for _ in range(200):
         began, slept = sleeps.now, len(sleeps.ms)
-        sleeps.now += 80 * clock.NS_PER_MS  # what the script computes
+        sleeps.now += 80 * NS_PER_MS  # what the script computes
         announce(faults, 0, rank=2)
         steps_ms.append((sleeps.now - began) / 1e6 + sum(sleeps.ms[slept:]))
-        sleeps.now += 7 * clock.NS_PER_MS  # waiting for others is no part of the next step
+        sleeps.now += 7 * NS_PER_MS  # waiting for others is no part of the next step
         faults.step_ended()
     drawn_ms = [fault.load.draw_ns(seed=3, rank=2, step=step) / 1e7 for step in range(200)]
     assert steps_ms == pytest.approx([max(80, ms) for ms in drawn_ms], abs=1e-5)

@@ -13,6 +13,8 @@ import select
 import sys
 from pathlib import Path
 
+START_S = 200.0
+"""Longest wait for the fork server, which may still be importing torch on a busy machine."""
 FORK_SERVER = Path(__file__).parents[2] / "testing/processes/fork_server.py"
 
 
@@ -30,6 +32,7 @@ def main() -> None:
             *(name, "testing.processes.forked:keep"),
             arguments=["tests.transport.rank_main:main", words],
             env=os.environ,
+            limit_s=START_S,
             fds={1: 1, 2: 2, 3: told_write, pmi: pmi},
         )
     )

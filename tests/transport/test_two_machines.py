@@ -15,7 +15,7 @@ CALLS = 4
 FRAMES = 1.1
 """The overhead of headers and acknowledgements over the bytes of the buffers."""
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes]
 
 
 @pytest.mark.parametrize("kind", ["hier:mpi:ring", exhaustive("hier:gloo")])

@@ -20,11 +20,11 @@ from paceline.core.messages import (
     BeatEvery,
     Dismiss,
     Endpoints,
-    Figures,
     Heartbeat,
     Introduce,
+    RankEnvelope,
+    RankFigures,
     Register,
-    Said,
     Saved,
     Stopped,
 )
@@ -41,7 +41,7 @@ REGISTER = Register(
     ME, 1, "h", Endpoints("a", "b"), NO_GENERATION, NO_GENERATION, 0, False, ready=True
 )
 BEAT = Heartbeat(ME, NO_GENERATION, NO_GENERATION, 0)
-FIGURES = Figures(ME, 0, {"epoch": 1.0})
+FIGURES = RankFigures(ME, 0, {"epoch": 1.0})
 STOPPED = Stopped(NO_GENERATION, ME, 3)
 
 
@@ -83,7 +83,7 @@ class Agent:
         for order in orders:
             packets.send(self.socket, wire.to_json(order).encode())
 
-    def next(self) -> Said | None:
+    def next(self) -> RankEnvelope | None:
         """Return the next message, or None at the end."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
@@ -91,7 +91,7 @@ class Agent:
         data = packets.receive(self.socket)
         return wire.said_by_rank(data) if data is not None else None
 
-    def wait(self, message: msgspec.Struct) -> Said:
+    def wait(self, message: msgspec.Struct) -> RankEnvelope:
         while (said := self.next()) is not None:
             if said.message == message:
                 return said
@@ -126,7 +126,7 @@ def test_a_rank_sends_nothing_before_its_agent_has_a_connection() -> None:
         line.send(STOPPED)
         agent.tell(Introduce(7))
         first = [agent.next() for _ in range(3)]
-        assert first == [Said(7, REGISTER), Said(7, BEAT), Said(7, FIGURES)]
+        assert first == [RankEnvelope(7, REGISTER), RankEnvelope(7, BEAT), RankEnvelope(7, FIGURES)]
 
 
 def test_each_connection_begins_with_one_registration() -> None:
@@ -134,10 +134,10 @@ def test_each_connection_begins_with_one_registration() -> None:
     with lined(rank) as (line, agent):
         for number in (3, 9):
             agent.tell(Introduce(number))
-            assert agent.wait(REGISTER) == Said(number, REGISTER)
+            assert agent.wait(REGISTER) == RankEnvelope(number, REGISTER)
             line.send(REGISTER)  # the state machine sends it too
             line.send(STOPPED)
-            assert agent.wait(STOPPED) == Said(number, STOPPED)
+            assert agent.wait(STOPPED) == RankEnvelope(number, STOPPED)
         assert rank.connections == 2
         while (said := agent.next()) is not None and said.message != BEAT:
             assert said.message != REGISTER, "once is enough"
@@ -159,7 +159,7 @@ def test_a_message_of_any_size_arrives() -> None:
         for size in (10, packets.PACKET_BYTES, 1_000_000):
             word = Saved(ME, 1, "x" * size)
             line.send(word)
-            assert agent.wait(word) == Said(1, word)
+            assert agent.wait(word) == RankEnvelope(1, word)
 
 
 @pytest.mark.long

@@ -21,11 +21,11 @@ NOW = GenerationId(1, "a", 5)
 def mail(version: int, generation: GenerationId = NOW) -> ReceivedMessage:
     """Make a state message; a real one would be as large as the model."""
     log: Any = SimpleNamespace(version=version)
-    return ReceivedMessage(m.State(generation, log, ()), ())
+    return ReceivedMessage(m.StateTransfer(generation, log, ()), ())
 
 
 def part(records: int, generation: GenerationId = NOW) -> ReceivedMessage:
-    return ReceivedMessage(m.Part(generation, (None,) * records), ())  # type: ignore[arg-type]
+    return ReceivedMessage(m.LogPart(generation, (None,) * records), ())  # type: ignore[arg-type]
 
 
 class Group:

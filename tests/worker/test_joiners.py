@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from paceline.core.messages import State
+from paceline.core.messages import StateTransfer
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.rank import events as ev
 from paceline.telemetry.records import RankRecord
@@ -135,8 +135,8 @@ def test_staged_states_of_unknown_generations_are_bounded() -> None:
     log: Any = None
     for counter in range(100):
         for generation in (GEN._replace(counter=counter), GEN._replace(incarnation=counter)):
-            joiner.comm._stage(ReceivedMessage(State(generation, log), (b"state",)))
-        joiner.comm._stage(ReceivedMessage(State(rank.promise, log), (b"state",)))
-        joiner.comm._stage(ReceivedMessage(State(rank.gen_id, log), (b"state",)))
+            joiner.comm._stage(ReceivedMessage(StateTransfer(generation, log), (b"state",)))
+        joiner.comm._stage(ReceivedMessage(StateTransfer(rank.promise, log), (b"state",)))
+        joiner.comm._stage(ReceivedMessage(StateTransfer(rank.gen_id, log), (b"state",)))
     assert {rank.gen_id, rank.promise} <= joiner.comm._staged.keys()
     assert len(joiner.comm._staged) <= 2 + STAGED_MAX

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from paceline.clock import NS_PER_S as S
 from paceline.clock import now_ns
 from paceline.core.messages import STUCK, ScriptError
 from paceline.worker.script_watch import ScriptClock, ScriptWatch
+from paceline_api.times import NS_PER_S as S
 
 
 def test_the_time_of_a_script_counts_from_the_end_of_its_last_call() -> None:

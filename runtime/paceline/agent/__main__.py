@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, printable_lines
 from paceline_api.jobfile import JobFile, read_job_file
+from paceline_api.times import NS_PER_S
 
 from paceline import scratch
 from paceline.agent import targets
@@ -30,7 +31,6 @@ from paceline.agent.network import NetworkWatch, nccl_log
 from paceline.agent.rank_lines import RankLines
 from paceline.agent.supervisor import Supervisor
 from paceline.agent.system import Reaper, become_subreaper
-from paceline.clock import NS_PER_S
 from paceline.control.tls import pinned
 from paceline.control.tokens import Tokens
 from paceline.control.voice import Carriers, PodVoice

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, assert_never
 
+from paceline_api.times import NS_PER_S
+
 from paceline.agent.group import GroupProcess
 from paceline.agent.launch import LaunchPlan
 from paceline.agent.logs import Output
@@ -21,7 +23,7 @@ from paceline.agent.process import CHAIN_S
 from paceline.agent.rank_lines import RankLines
 from paceline.agent.rank_pipe import Message, RankPipe, RankPipeListener
 from paceline.agent.system import Reaper
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core.agent import supervise
 from paceline.core.agent.exits import Ended
 from paceline.core.messages import (

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, PacelineError, show_value
 from paceline_api.reading.load import load_job
+from paceline_api.times import NS_PER_S
 from paceline_api.types.durations import parse_duration
 
 from paceline.cli.choice import Where, choose, choose_one, cluster
 from paceline.cli.output import Output, console, print_data, say
 from paceline.cli.status import follow
-from paceline.clock import NS_PER_S, wall_s
+from paceline.clock import wall_s
 from paceline.jobs.core import rendering
 from paceline.jobs.interface import COMPLETE, JobStatus, Selection, Until
 

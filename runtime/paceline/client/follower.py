@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator
 from typing import Final
 
 from paceline_api.errors import PacelineError
+from paceline_api.times import NS_PER_S
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.jobs.errors import NoSuchJobError, WaitTimeoutError
 from paceline.jobs.interface import JobStatus
 

@@ -48,7 +48,7 @@ Order = TypeVar("Order")
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ControlTiming:
     """Intervals and timeouts of a client, in seconds."""
 
     beat_s: float
@@ -83,7 +83,7 @@ class ControlClient(Generic[Order]):
         path: str,
         token: Callable[[], str],
         *,
-        pace: Pace,
+        pace: ControlTiming,
         greet: Callable[[], Awaitable[msgspec.Struct]],
         beat: Callable[[], msgspec.Struct],
         figures: Callable[[], Iterable[msgspec.Struct]],

@@ -22,8 +22,9 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.http_exceptions import LineTooLong
 from paceline_api.errors import printable
+from paceline_api.times import NS_PER_S
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core.admission import Admission, Bounds
 from paceline.limits import LISTEN_BACKLOG
 from paceline.refusals import Entry, Reason, Refusals

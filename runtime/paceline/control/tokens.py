@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from paceline_api.bounded import read_file
+from paceline_api.times import NS_PER_MS
 
-from paceline.clock import NS_PER_MS, now_ns
+from paceline.clock import now_ns
 
 log = logging.getLogger("paceline.control")
 

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from paceline.control.client import ControlClient, Pace
+from paceline.control.client import ControlClient, ControlTiming
 from paceline.core import wire
 from paceline.core.agent.relay import Relay
 from paceline.core.messages import (
@@ -32,7 +32,7 @@ from paceline.refusals import Entry, Reason, refuse
 
 log = logging.getLogger("paceline.agent")
 
-PACE: Final = Pace(beat_s=0.2, ping_s=5.0, retry_s=0.1, retry_max_s=2.0)
+PACE: Final = ControlTiming(beat_s=0.2, ping_s=5.0, retry_s=0.1, retry_max_s=2.0)
 """Intervals and timeouts of an agent's connection."""
 INTRODUCTIONS_S: Final = 0.2
 """How long the greeting of a new connection waits for the registrations of the ranks. A rank that
@@ -61,7 +61,7 @@ class PodVoice:
         obey: Callable[[ToAgent], None],
         tell: Callable[[MemberId, bytes], None],
         tls: ssl.SSLContext | None = None,
-        pace: Pace = PACE,
+        pace: ControlTiming = PACE,
     ) -> None:
         """Prepare the connection; `run` opens it.
 

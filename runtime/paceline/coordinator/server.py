@@ -35,9 +35,10 @@ from typing import Final, TypeVar, assert_never
 import msgspec
 from aiohttp import web
 from paceline_api.names import CALLER_AGENT, CALLER_OPERATOR
+from paceline_api.times import NS_PER_S
 from paceline_api.types.durations import parse_duration
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.control.front import BODY_S, caller_of
 from paceline.control.tls import caller_role
 from paceline.control.tokens import Tokens
@@ -50,9 +51,9 @@ from paceline.core.messages import (
     AgentDone,
     AgentHello,
     AgentMessage,
-    Figures,
     Inventory,
     PodBeat,
+    RankFigures,
     RankMessage,
     Targets,
     ToPod,
@@ -244,7 +245,7 @@ class Server:
         """Return the status and its JSON.
 
         It is rebuilt after news. Else it is rebuilt only if the last one is older than
-        `Pace.report_ns`: it is made of all ranks, and requests must not become a load (R42).
+        `LoadBounds.report_ns`: it is made of all ranks, and requests must not become a load (R42).
 
         Returns:
             The status, and the same as JSON.
@@ -344,7 +345,7 @@ class Server:
     def _is_news(self, event: core.Event) -> bool:
         """Return True if waiting readers of the status are to be woken for this event."""
         match event:
-            case core.FromRank(message=Figures()):
+            case core.FromRank(message=RankFigures()):
                 return False
             case core.FromAgent(message=PodBeat() as beat):
                 version = max((beat.version, *(each.version for each in beat.changed)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from paceline.core.messages import Commit, CommitChange, Endpoints, Place
+from paceline.core.messages import Commit, CommitChange, Endpoints, MemberChange
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import LogError
 from paceline.core.protocol.records import Gen
@@ -35,7 +35,7 @@ def difference(before: Commit, after: Commit) -> CommitChange | None:
         id=gen.id,
         base=before.gen.id,
         removed=rows_of(sorted(old.keys() - new.keys())),
-        places=tuple(Place(m, *new[m]) for m in sorted(new) if old.get(m) != new[m]),
+        places=tuple(MemberChange(m, *new[m]) for m in sorted(new) if old.get(m) != new[m]),
         without_state=rows_of(sorted(set(gen.members).difference(gen.with_state))),
         passive=rows_of(sorted(set(gen.members).difference(gen.active))),
         version=gen.version,

@@ -122,7 +122,7 @@ class Start(Struct, frozen=True, tag="start"):
         return self.go.generation
 
 
-class Part(Struct, frozen=True, tag="part"):
+class LogPart(Struct, frozen=True, tag="part"):
     """The records that a member lacks (R7).
 
     From the holder to a member that is behind. If one of the records is a GO, the round's result
@@ -146,7 +146,7 @@ class AskState(Struct, frozen=True, tag="ask-state"):
     """Oldest version that is accepted."""
 
 
-class State(Struct, frozen=True, tag="state"):
+class StateTransfer(Struct, frozen=True, tag="state"):
     """The committed state at the version of the log; the tensors follow as payload.
 
     From the donor to a joiner, and from there to further joiners (R45).
@@ -299,7 +299,7 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat", omit_defaults=True):
     """Set while its script has not returned to step() for long."""
 
 
-class Figures(Struct, frozen=True, tag="figures"):
+class RankFigures(Struct, frozen=True, tag="figures"):
     """The figures of a rank for `status`, by `core.status.Fact`.
 
     They are sent with every n-th beat of the pod (R42). The only decision that uses them is the
@@ -361,7 +361,7 @@ class Prepared(Struct, frozen=True, tag="prepared"):
     """Leases that are skipped according to its log (R56)."""
 
 
-class Refused(Struct, frozen=True, tag="refused"):
+class PromiseRefused(Struct, frozen=True, tag="refused"):
     """The answer to a PREPARE or COMMIT that contradicts an earlier promise (R3)."""
 
     id: GenerationId
@@ -433,7 +433,7 @@ class Fatal(Struct, frozen=True, tag="fatal"):
 
 
 class Prepare(Struct, frozen=True, tag="prepare"):
-    """A proposal of a new generation; the rank answers with `Prepared` or `Refused` (R3)."""
+    """Propose a new generation; the rank answers with `Prepared` or `PromiseRefused` (R3)."""
 
     id: GenerationId
 
@@ -458,7 +458,7 @@ class Commit(Struct, frozen=True, tag="commit"):
     None."""
 
 
-class Place(Struct, frozen=True):
+class MemberChange(Struct, frozen=True):
     """A member that is new, or whose facts changed since the last COMMIT."""
 
     member: MemberId
@@ -475,7 +475,7 @@ class CommitChange(Struct, frozen=True, tag="commit-change"):
     """Generation of the COMMIT that the receiver has."""
     removed: Rows
     """Members and holder of the base that are neither any more."""
-    places: tuple[Place, ...]
+    places: tuple[MemberChange, ...]
     """New members, and members whose facts changed."""
     without_state: Rows
     """Members without state."""
@@ -525,7 +525,7 @@ class Introduce(Struct, frozen=True, tag="introduce"):
     """Number of the connection. The rank puts it into every message for that connection."""
 
 
-class Said(Struct, frozen=True):
+class RankEnvelope(Struct, frozen=True):
     """A message for the coordinator at the other end of a connection.
 
     From a rank to its agent.
@@ -774,9 +774,18 @@ class Targets(Struct, frozen=True):
     """Stop the job with the next round."""
 
 
-PeerMessage = Announce | Gathered | Start | Part | AskState | State | WeightsHash
+PeerMessage = Announce | Gathered | Start | LogPart | AskState | StateTransfer | WeightsHash
 RankMessage = (
-    Register | Figures | Prepared | Refused | Started | Stopped | Saved | Complain | Leaving | Fatal
+    Register
+    | RankFigures
+    | Prepared
+    | PromiseRefused
+    | Started
+    | Stopped
+    | Saved
+    | Complain
+    | Leaving
+    | Fatal
 )
 AgentMessage = AgentHello | PodBeat | RankStarted | RankGone | RankDead | AgentDone
 ToRank = Prepare | Commit | CommitChange | Release | Dismiss | Ask

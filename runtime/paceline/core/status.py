@@ -20,7 +20,6 @@ from paceline_api.rounds import RoundSettings
 
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
-from paceline.core.protocol.shadow import PARTIAL
 
 HAPPENINGS_MAX: Final = 256
 """Upper bound on the entries of the history in a status."""
@@ -31,9 +30,12 @@ METRIC_ROUNDS: Final = 32
 
 
 class Fact(StrEnum):
-    """Names of a rank's figures. All values are numbers; totals grow from the rank's start."""
+    """Names of the figures that a rank measures about itself.
 
-    # What this rank measured about itself.
+    All values are numbers; totals grow from the rank's start. The figures of the round log are the
+    fields of `LogStatus`; `core.log_figures` derives their names.
+    """
+
     STEP_S = "step_seconds"
     """Median of its recent steps: from the return of step() until the next gradient is announced.
     """
@@ -53,6 +55,8 @@ class Fact(StrEnum):
     """+ transport: number of size classes of buffers that it moves, chosen when the channel was
     opened."""
 
+    SAVES = "checkpoints_"
+    """+ result: number of checkpoints. The three results are listed next."""
     SAVED = "checkpoints_written"
     """Number of checkpoints that this rank wrote."""
     SAVED_VERSION = "checkpoint_version"
@@ -75,67 +79,6 @@ class Fact(StrEnum):
     """Samples in an update."""
     MEAN_SQUARE = "mean_gradient_square"
     """Squared norm of the mean gradient over all ranks."""
-
-    # What its log says. It is equal on all members at the same version, so only the lowest active
-    # rank reports it.
-    LOG = "log."
-    """Prefix of all figures from the log."""
-    ROUNDS = "log.rounds."
-    """+ trigger: number of rounds."""
-    STREAMED = "log.streamed"
-    """Number of rounds that were reduced while backward() ran."""
-    GRADIENTS = "log.gradients"
-    """Contributions applied."""
-    GRADIENTS_BEFORE = "log.gradients_before"
-    """Contributions that were applied before the job was last started or resumed."""
-    LEFT_OUT = "log.samples_left_out"
-    """Samples of each epoch that `drop_last` leaves out."""
-    APPLIED = "log.samples_applied"
-    """Samples applied."""
-    LATE = "log.samples_late"
-    """Applied samples that were not fresh."""
-    DROPPED = "log.samples_dropped."
-    """+ reason: samples dropped."""
-    REDEALT = "log.samples_redealt"
-    """Samples dealt again because their holder died, left or was benched."""
-    DISCOUNTED = "log.samples_discounted"
-    """Samples by which the decay of late gradients reduced the applied ones."""
-    UPDATES = "log.updates"
-    """Steps of the optimizer."""
-    EPOCHS_EXACT = "log.epochs_exact"
-    """Finished epochs in which each sample was applied exactly once."""
-    EPOCHS_SHORT = "log.epochs_short"
-    """Finished epochs with dropped samples."""
-    PROGRESS = "log.progress"
-    """Progress of the job, from 0 to 1."""
-    LEFT_S = "log.seconds_left"
-    """Seconds to the end at the speed of the last minutes, as this rank measures it: nearly equal
-    on all ranks."""
-    ROUND_S = "log.round_seconds"
-    """Median duration of the recent rounds."""
-    AVOIDED_S = "log.wait_avoided_seconds"
-    """Waiting of all ranks that the mode avoided, computed from GO and from when GO reached this
-    rank: nearly equal on all ranks."""
-    SHARE = "log.share."
-    """+ member: its rounds with a contribution, as a share of the rounds in which it was active."""
-    SHADOW_ROUNDS = "log.shadow.rounds"
-    """Rounds that ran in mode Shadow."""
-    SHADOW_FRESH = "log.shadow.fresh"
-    """Fresh contributions in these rounds."""
-    SHADOW_WAITED_S = "log.shadow.waited_seconds"
-    """Time waited for the last arrival in these rounds, summed over the ranks."""
-    SHADOW_SAVED_S = "log.shadow.saved_seconds."
-    """+ mode: part of that time that the mode would have saved."""
-    SHADOW_LATE = "log.shadow.late."
-    """+ mode: contributions that would have missed their round in that mode."""
-    METRIC = "log.metric."
-    """+ name given to `pl.log`: mean over the last METRIC_ROUNDS rounds."""
-    METRIC_SUM = "log.metric_sum."
-    """+ name given to `pl.log`: weighted sum over all rounds."""
-    METRIC_WEIGHT = "log.metric_weight."
-    """+ name given to `pl.log`: weight over all rounds."""
-    METRIC_EPOCH = "log.metric_epoch."
-    """+ name given to `pl.log`: mean over the last finished epoch."""
 
 
 class RankPhase(StrEnum):
@@ -431,53 +374,3 @@ def at_rest(status: Status, outcome: Outcome | None) -> Status:
 def place_of(member: MemberId, procs: int) -> int:
     """Return the place of a rank: the number in texts and faults that survives changes."""
     return member.slot * procs + member.local
-
-
-def log_status(facts: dict[str, float]) -> LogStatus:
-    """Return the `LogStatus` of one rank's `log.*` figures; a missing figure counts as 0."""
-
-    def group(prefix: str) -> dict[str, float]:
-        return {k.removeprefix(prefix): v for k, v in facts.items() if k.startswith(prefix)}
-
-    def whole(name: str) -> int:
-        return round(facts.get(name, 0))
-
-    return LogStatus(
-        rounds={name: round(value) for name, value in group(Fact.ROUNDS).items()},
-        gradients=whole(Fact.GRADIENTS),
-        gradients_before=whole(Fact.GRADIENTS_BEFORE),
-        samples_left_out=whole(Fact.LEFT_OUT),
-        samples_applied=whole(Fact.APPLIED),
-        samples_late=whole(Fact.LATE),
-        samples_dropped={name: round(value) for name, value in group(Fact.DROPPED).items()},
-        samples_redealt=whole(Fact.REDEALT),
-        samples_discounted=facts.get(Fact.DISCOUNTED, 0.0),
-        updates=whole(Fact.UPDATES),
-        streamed=whole(Fact.STREAMED),
-        epochs_exact=whole(Fact.EPOCHS_EXACT),
-        epochs_short=whole(Fact.EPOCHS_SHORT),
-        progress=facts.get(Fact.PROGRESS),
-        left_s=facts.get(Fact.LEFT_S),
-        round_s=facts.get(Fact.ROUND_S, 0.0),
-        avoided_s=facts.get(Fact.AVOIDED_S, 0.0),
-        shares=group(Fact.SHARE),
-        shadow=_shadow_status(facts) if whole(Fact.SHADOW_ROUNDS) else None,
-        metrics=group(Fact.METRIC),
-        metrics_of_epoch=group(Fact.METRIC_EPOCH),
-        metric_sums={
-            name: (total, facts.get(Fact.METRIC_WEIGHT + name, 0.0))
-            for name, total in group(Fact.METRIC_SUM).items()
-        },
-    )
-
-
-def _shadow_status(facts: dict[str, float]) -> ShadowStatus:
-    saved_s = {mode: facts.get(Fact.SHADOW_SAVED_S + mode, 0.0) for mode in PARTIAL}
-    late = {mode: round(facts.get(Fact.SHADOW_LATE + mode, 0)) for mode in PARTIAL}
-    return ShadowStatus(
-        rounds=round(facts[Fact.SHADOW_ROUNDS]),
-        fresh=round(facts.get(Fact.SHADOW_FRESH, 0)),
-        waited_s=facts.get(Fact.SHADOW_WAITED_S, 0.0),
-        saved_s={str(mode): seconds for mode, seconds in saved_s.items()},
-        late={str(mode): count for mode, count in late.items()},
-    )

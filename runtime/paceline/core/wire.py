@@ -34,7 +34,7 @@ _from_pod: msgspec.json.Decoder[messages.AgentMessage | messages.RankMessage] = 
 _to_pod: msgspec.json.Decoder[messages.ToAgent | messages.ToPod | messages.BeatEvery] = (
     msgspec.json.Decoder(messages.ToAgent | messages.ToPod | messages.BeatEvery)
 )
-_said: msgspec.json.Decoder[messages.Said] = msgspec.json.Decoder(messages.Said)
+_said: msgspec.json.Decoder[messages.RankEnvelope] = msgspec.json.Decoder(messages.RankEnvelope)
 _to_rank: msgspec.json.Decoder[messages.ToRank | messages.Introduce | messages.BeatEvery] = (
     msgspec.json.Decoder(messages.ToRank | messages.Introduce | messages.BeatEvery)
 )
@@ -83,7 +83,7 @@ def message_to_pod(
     return _decode(_to_pod, text)
 
 
-def said_by_rank(data: str | bytes) -> messages.Said:
+def said_by_rank(data: str | bytes) -> messages.RankEnvelope:
     """Decode a message that an agent receives from one of its ranks; raises WireError."""
     return _decode(_said, data)
 

@@ -23,10 +23,11 @@ import msgspec
 from paceline_api.errors import JobFileError
 from paceline_api.jobfile import JOB_FILE, JobFile, read_job_file, read_resolved_job
 from paceline_api.settings import ResolvedJob
+from paceline_api.times import NS_PER_S
 from paceline_api.types.job import TrainingJob
 from paceline_api.types.template import TRAINER
 
-from paceline.clock import NS_PER_S, now_ns, wall_s
+from paceline.clock import now_ns, wall_s
 from paceline.core.anatomy.samples import with_steps
 from paceline.jobs.core import explain, from_run, waiting
 from paceline.jobs.core.lines import parse_line

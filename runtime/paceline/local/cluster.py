@@ -37,10 +37,11 @@ from paceline_api.names import (
     is_reserved_env,
 )
 from paceline_api.settings import ResolvedJob
+from paceline_api.times import NS_PER_S
 
 from paceline import scratch
 from paceline.agent.launch import ENV_COMPILED
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core.faults import INSIDE_A_RANK, Fault, format_faults
 from paceline.core.messages import Inventory, Targets, pod_of
 from paceline.core.status import Outcome, Status

@@ -12,7 +12,8 @@ import signal
 from collections.abc import Callable, Iterable
 from typing import Protocol, assert_never
 
-from paceline.clock import NS_PER_S
+from paceline_api.times import NS_PER_S
+
 from paceline.core.faults import INSIDE_A_RANK, Fault, FaultKind, format_faults
 from paceline.core.status import RankPhase, RankStatus, Status, place_of
 

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from paceline_api.errors import PacelineError
 from paceline_api.settings import ResolvedJob
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Mode, StragglerResponse
 
-from paceline.clock import NS_PER_S, now_ns, wall_s
+from paceline.clock import now_ns, wall_s
 from paceline.core.anatomy.samples import PodSamples
 from paceline.core.forecast.book import Measurement
 from paceline.core.forecast.measured import noise_scale_told, row

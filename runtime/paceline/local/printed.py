@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from paceline_api.times import NS_PER_S
+
 from paceline import private_files
-from paceline.clock import NS_PER_S, wall_s
+from paceline.clock import wall_s
 
 PRINTED: Final = "printed.log"
 """Name of the file."""

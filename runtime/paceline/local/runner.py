@@ -17,10 +17,11 @@ from typing import Any, Final
 
 import msgspec
 from paceline_api.settings import ResolvedJob
+from paceline_api.times import NS_PER_S
 from paceline_api.types.durations import format_duration
 
 from paceline import scratch
-from paceline.clock import NS_PER_S, now_ns, wall_s
+from paceline.clock import now_ns, wall_s
 from paceline.core.faults import Fault
 from paceline.core.status import Outcome, Status, at_rest
 from paceline.local import index

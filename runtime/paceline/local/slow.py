@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from paceline_api.settings import StragglerSettings
 from paceline_api.slow import cooldown_s
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import StragglerResponse
 
-from paceline.clock import NS_PER_S
 from paceline.core.messages import pod_of
 from paceline.core.status import Status, StragglerStatus
 

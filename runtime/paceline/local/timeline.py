@@ -10,7 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.clock import NS_PER_S
+from paceline_api.times import NS_PER_S
+
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.status import Change, Happening, Status, StragglerStatus
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
+from paceline_api.times import NS_PER_US
+
 from paceline.core.anatomy.job import JobAnatomy
 from paceline.report.spans import drawn
-
-NS_PER_US = 1000
 
 
 def trace(job: JobAnatomy, rounds: range) -> str:

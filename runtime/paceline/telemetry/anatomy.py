@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
+from paceline_api.times import NS_PER_S
 from prometheus_client.samples import Exemplar
 
-from paceline.clock import NS_PER_S
 from paceline.core.anatomy.dissect import RankAnatomy
 from paceline.core.anatomy.samples import RoundSample
 from paceline.telemetry.catalog import BY_NAME, PEERS_MAX

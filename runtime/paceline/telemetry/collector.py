@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import Final
 
+from paceline_api.times import NS_PER_S
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -24,7 +25,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core.agent.supervise import Phase
 from paceline.core.anatomy.dissect import summarise
 from paceline.core.anatomy.samples import RankSamples
@@ -195,65 +196,56 @@ class PodRecords(Collector):
         yield from self._anatomy_families()
         yield from self._agent_families(telemetry_s)
 
+    def _workers(self) -> list[str]:
+        """Return the value of the label `worker` of each place."""
+        return [f"{self._slot}.{local}" for local in range(len(self._places))]
+
     def _anatomy_families(self) -> Iterable[Family]:
         families: dict[str, _Family] = {}
-        for local, place in enumerate(self._places):
+        for worker, place in zip(self._workers(), self._places, strict=True):
             if place.reader is None:
                 continue
             found = summarise(place.reader.steps(), place.reader.rounds())
             for name, labels, value in anatomy.gauges(found):
                 family = families.setdefault(name, _family(BY_NAME[name]))
-                _add(family, BY_NAME[name], (f"{self._slot}.{local}", *labels), (value,), {})
+                _add(family, BY_NAME[name], (worker, *labels), (value,), {})
         return families.values()
 
     def _rank_family(
-        self, metric: Metric, ranks: list[Values], shown: list[anatomy.Exemplars]
+        self, metric: Metric, ranks: list[Values], exemplars: list[anatomy.Exemplars]
     ) -> Family:
         family = _family(metric)
-        for local, values in enumerate(ranks):
-            worker = f"{self._slot}.{local}"
+        for worker, values, shown in zip(self._workers(), ranks, exemplars, strict=True):
             for child in _children(metric, values):
                 slots = values.get((metric.name, child))
                 if slots is not None:
-                    exemplars = shown[local].get(metric.name, {})
-                    _add(family, metric, (worker, *child), slots, exemplars)
+                    _add(family, metric, (worker, *child), slots, shown.get(metric.name, {}))
         return family
 
     def _agent_families(self, telemetry_s: float) -> Iterable[Family]:
-        for name, value in (
-            ("paceline_telemetry_seconds_total", telemetry_s),
-            ("paceline_scrape_seconds_total", self._scrape_s),
-        ):
-            yield CounterMetricFamily(name, BY_NAME[name].help, value)
-        metric = BY_NAME["paceline_agent_refused_total"]
-        refused = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
-        for labels, count in PROCESS.counts().items():
-            refused.add_metric(labels, count)
-        yield refused
-        metric = BY_NAME["paceline_rank_restarts_total"]
-        restarts = _family(metric)
-        for local, place in enumerate(self._places):
-            _add(restarts, metric, (f"{self._slot}.{local}",), (max(0, place.starts - 1),), {})
-        yield restarts
+        workers = self._workers()
+        yield _of_agent("paceline_telemetry_seconds_total", [((), telemetry_s)])
+        yield _of_agent("paceline_scrape_seconds_total", [((), self._scrape_s)])
+        yield _of_agent("paceline_agent_refused_total", PROCESS.counts().items())
+        restarts = [
+            ((worker,), max(0, place.starts - 1))
+            for worker, place in zip(workers, self._places, strict=True)
+        ]
+        yield _of_agent("paceline_rank_restarts_total", restarts)
         if self.phases is not None:
-            metric = BY_NAME["paceline_rank_state_info"]
-            states = _family(metric)
-            for local, phase in enumerate(self.phases()):
-                _add(states, metric, (f"{self._slot}.{local}", phase), (1.0,), {})
-            yield states
+            states = [(key, 1.0) for key in zip(workers, self.phases(), strict=True)]
+            yield _of_agent("paceline_rank_state_info", states)
         if self.carriers is not None:
-            metric = BY_NAME["paceline_transport_carrier_info"]
-            carriers = _family(metric)
-            for member, carrier in self.carriers().items():
-                if carrier:
-                    _add(carriers, metric, (f"{self._slot}.{member.local}", carrier), (1.0,), {})
-            yield carriers
+            known = [
+                ((workers[member.local], carrier), 1.0)
+                for member, carrier in self.carriers().items()
+                if carrier
+            ]
+            yield _of_agent("paceline_transport_carrier_info", known)
         if self.connection is not None:
             connected, connections = self.connection()
-            name = "paceline_coordinator_connected_info"
-            yield GaugeMetricFamily(name, BY_NAME[name].help, float(connected))
-            name = "paceline_coordinator_connections_total"
-            yield CounterMetricFamily(name, BY_NAME[name].help, connections)
+            yield _of_agent("paceline_coordinator_connected_info", [((), float(connected))])
+            yield _of_agent("paceline_coordinator_connections_total", [((), connections)])
 
 
 def _samples(place: _Place, *, alive: bool) -> RankSamples:
@@ -262,14 +254,21 @@ def _samples(place: _Place, *, alive: bool) -> RankSamples:
 
 
 def _family(metric: Metric) -> _Family:
-    labels = (WORKER, *metric.labels)
-    match metric.kind:
-        case Kind.COUNTER:
-            return CounterMetricFamily(metric.name, metric.help, labels=labels)
-        case Kind.GAUGE:
-            return GaugeMetricFamily(metric.name, metric.help, labels=labels)
-        case Kind.HISTOGRAM:
-            return HistogramMetricFamily(metric.name, metric.help, labels=labels)
+    kinds: dict[Kind, type[_Family]] = {
+        Kind.COUNTER: CounterMetricFamily,
+        Kind.GAUGE: GaugeMetricFamily,
+        Kind.HISTOGRAM: HistogramMetricFamily,
+    }
+    labels = metric.labels if metric.once else (WORKER, *metric.labels)
+    return kinds[metric.kind](metric.name, metric.help, labels=labels)
+
+
+def _of_agent(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Family:
+    """Return a metric that the agent itself writes, with the labels and value of each series."""
+    family = _family(BY_NAME[name])
+    for labels, value in values:
+        _add(family, BY_NAME[name], labels, (value,), {})
+    return family
 
 
 def _add(

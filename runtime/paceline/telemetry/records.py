@@ -38,7 +38,9 @@ from hashlib import sha256
 from math import isnan, nan
 from typing import Final
 
-from paceline.clock import NS_PER_S, now_ns, pause
+from paceline_api.times import NS_PER_S
+
+from paceline.clock import now_ns, pause
 from paceline.core.anatomy.samples import ROUNDS, STEPS, RoundSample, StepSample
 from paceline.core.messages import DealtBatch
 from paceline.telemetry import samples
@@ -144,6 +146,10 @@ class Counter:
         """Increase the counter."""
         self._slots[self._at] += amount
 
+    def raise_to(self, total: float) -> None:
+        """Set the counter to a total since the start of the rank, which never decreases."""
+        self._slots[self._at] = total
+
 
 class Gauge:
     """Handle of one gauge, which is shown once it was set. Only one thread may write to it."""
@@ -193,7 +199,7 @@ class Histogram:
         words[seq] = count + 1
 
 
-class SharedMemory:
+class RecordMemory:
     """The mapping of one record, as doubles and as words."""
 
     def __init__(self, fd: int) -> None:
@@ -204,7 +210,7 @@ class SharedMemory:
         self.rings = self.words[LAYOUT.slots :]
 
     @classmethod
-    def checked(cls, fd: int) -> SharedMemory:
+    def checked(cls, fd: int) -> RecordMemory:
         """Map a record and check that its writer had the same layout.
 
         Args:
@@ -237,7 +243,7 @@ def allocate_record() -> int:
     """Create an empty record and return its file descriptor, which the caller owns."""
     fd = os.memfd_create("paceline-record")
     os.ftruncate(fd, BYTES)
-    memory = SharedMemory(fd)
+    memory = RecordMemory(fd)
     for slot in range(LEASE_SLOT, LAYOUT.names):
         memory.slots[slot] = nan
     for seq in LAYOUT.seq.values():
@@ -257,8 +263,10 @@ class RankRecord:
     error.
     """
 
-    def __init__(self, memory: SharedMemory) -> None:
+    def __init__(self, memory: RecordMemory) -> None:
         self._memory = memory
+        self._facts: dict[int, str] = {}
+        """Slots of the handles whose metric is a fact, with the fact's name."""
         memory.slots[2] = _observation_cost_s()
         self.steps = samples.StepRing(memory.rings)
         self.rounds = samples.RoundRing(memory.rings)
@@ -272,25 +280,39 @@ class RankRecord:
     def open(cls, fd: int) -> RankRecord:
         """Open the record of PACELINE_RECORD_FD for writing; closes the descriptor."""
         try:
-            return cls(SharedMemory.checked(fd))
+            return cls(RecordMemory.checked(fd))
         finally:
             os.close(fd)
 
     def counter(self, name: str, **labels: str) -> Counter:
         """Return the handle of a counter with these label values."""
-        _, at = _find(name, Kind.COUNTER, labels)
-        return Counter(self._memory.slots, at)
+        return Counter(self._memory.slots, self._slot(name, Kind.COUNTER, labels))
 
     def gauge(self, name: str, **labels: str) -> Gauge:
         """Return the handle of a gauge with these label values."""
-        _, at = _find(name, Kind.GAUGE, labels)
-        return Gauge(self._memory.slots, at)
+        return Gauge(self._memory.slots, self._slot(name, Kind.GAUGE, labels))
 
     def histogram(self, name: str, **labels: str) -> Histogram:
         """Return the handle of a histogram with these label values."""
-        seq, at = _find(name, Kind.HISTOGRAM, labels)
-        bounds = BY_NAME[name].buckets
-        return Histogram(self._memory.slots, self._memory.words, seq, at, bounds)
+        at, metric = self._slot(name, Kind.HISTOGRAM, labels), BY_NAME[name]
+        seq, memory = LAYOUT.seq[metric.writer], self._memory
+        return Histogram(memory.slots, memory.words, seq, at, metric.buckets)
+
+    def facts(self) -> dict[str, float]:
+        """Return the metrics that the rank also reports to the coordinator (`Metric.fact`).
+
+        Only the communication thread may call this.
+
+        Returns:
+            The values by the names of the facts, as far as they were written.
+        """
+        facts: dict[str, float] = {}
+        # The main thread may make handles meanwhile, so iterate over a copy.
+        for at, fact in tuple(self._facts.items()):
+            value = self._memory.slots[at]
+            if not isnan(value):
+                facts[fact] = facts.get(fact, 0.0) + value
+        return facts
 
     def works_on(self, batch: DealtBatch | None) -> None:
         """Record the batch that the main thread loads or computes from now on; None: none."""
@@ -310,20 +332,22 @@ class RankRecord:
         for slot, word in enumerate(memoryview(raw).cast("Q"), at):
             self._memory.words[slot] = word
 
+    def _slot(self, name: str, kind: Kind, labels: dict[str, str]) -> int:
+        """Return the first slot of a child, and remember it if the metric is a fact."""
+        metric = BY_NAME[name]
+        assert metric.kind is kind, f"{name} is a {metric.kind}"
+        assert labels.keys() == set(metric.labels), f"{name}: labels {metric.labels}, not {labels}"
+        child = tuple(str(labels[label]) for label in metric.labels)
+        at = LAYOUT.first[name, child]
+        if metric.fact:
+            self._facts[at] = metric.fact + "".join(child[:1])
+        return at
+
     def close(self) -> None:
         """Unmap the record; handles must not be used afterwards."""
         self.steps.release()
         self.rounds.release()
         self._memory.close()
-
-
-def _find(name: str, kind: Kind, labels: dict[str, str]) -> tuple[int, int]:
-    """Return the slots of the group's sequence number and of the child."""
-    metric = BY_NAME[name]
-    assert metric.kind is kind, f"{name} is a {metric.kind}"
-    assert labels.keys() == set(metric.labels), f"{name} has labels {metric.labels}, not {labels}"
-    child = tuple(str(labels[label]) for label in metric.labels)
-    return LAYOUT.seq[metric.writer], LAYOUT.first[name, child]
 
 
 def _observation_cost_s() -> float:
@@ -363,7 +387,7 @@ class RecordReader:
     """The agent's view of a record; it stays readable after the rank has died."""
 
     def __init__(self, fd: int) -> None:
-        self._memory = SharedMemory.checked(fd)
+        self._memory = RecordMemory.checked(fd)
 
     def read(self) -> Reading:
         """Copy the record.

@@ -3,9 +3,10 @@
 Behind the metrics (`telemetry.records`) are two rings of 8-byte words. The main thread stores the
 entries of steps, the communication thread those of rounds.
 
-    ring of steps     STEPS entries of STEP_WORDS
+    ring of steps     STEPS entries of STEP_WORDS: the sequence number, then the fields of
+                      `StepSample` in order
     ring of rounds    ROUNDS entries of ROUND_WORDS: ROUND_HEAD, then a column of SEGMENTS_MAX for
-                      each figure of a segment
+                      each field of `SegmentSample`, in order
 
 The first word of an entry is its sequence number: 0 = never written, odd = being written, else
 twice the number of the entry, counted from 1. A reader that observes an odd or changed number skips
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from paceline.core.anatomy.samples import (
     ROUNDS,
@@ -31,11 +32,26 @@ from paceline.core.protocol.ids import MemberId
 
 WORD_BYTES: Final = 8
 """Size of a word, in bytes."""
-STEP_WORDS: Final = 11
+STEP_WORDS: Final = 1 + len(StepSample.__struct_fields__)
 """Words of one step."""
 ROUND_HEAD: Final = 13
 """Words of one round before the columns of its segments."""
-SEGMENT_WORDS: Final = 6
+(
+    _,  # the sequence number
+    _ROUND,
+    _FLAGS,
+    _ARRIVED,
+    _LAST,  # 0 = none, else 1 + slot and process of the place
+    _LAST_ARRIVED,
+    _GO,
+    _UPDATE_BEGUN,
+    _UPDATE_ENDED,
+    _COPY_BEGUN,
+    _COPY_ENDED,
+    _SEGMENTS,  # columns in use
+    _TOGETHER,  # segments that share a place
+) = range(ROUND_HEAD)
+SEGMENT_WORDS: Final = len(SegmentSample.__struct_fields__)
 """Words of one segment: the number of columns."""
 ROUND_WORDS: Final = ROUND_HEAD + SEGMENTS_MAX * SEGMENT_WORDS
 """Words of one round."""
@@ -161,14 +177,15 @@ class RoundRing:
             streamed: True if the round is streamed.
         """
         scratch = self._scratch
-        scratch[1], scratch[2], scratch[6] = number, STREAMED if streamed else 0, go_ns
-        scratch[3] = scratch[4] = scratch[5] = scratch[9] = scratch[10] = 0
+        scratch[_ROUND], scratch[_FLAGS], scratch[_GO] = number, STREAMED if streamed else 0, go_ns
+        scratch[_ARRIVED] = scratch[_LAST] = scratch[_LAST_ARRIVED] = 0
+        scratch[_COPY_BEGUN] = scratch[_COPY_ENDED] = 0
         self._carried = 0
 
     def arrived(self, at_ns: int) -> None:
         """Record that this rank's gradient arrived in time, at `at_ns`."""
-        self._scratch[2] |= FRESH
-        self._scratch[3] = at_ns
+        self._scratch[_FLAGS] |= FRESH
+        self._scratch[_ARRIVED] = at_ns
 
     def opened(self, segment: int, at_ns: int) -> None:
         """Record that this rank's contribution to a segment of a streamed round was ready."""
@@ -208,7 +225,7 @@ class RoundRing:
 
     def copied(self, begun_ns: int, ended_ns: int) -> None:
         """Record when weights were copied into the model."""
-        self._scratch[9], self._scratch[10] = begun_ns, ended_ns
+        self._scratch[_COPY_BEGUN], self._scratch[_COPY_ENDED] = begun_ns, ended_ns
 
     def end(self, last: MemberId | None, last_ns: int, begun_ns: int, ended_ns: int) -> None:
         """Complete the entry of the round and store it.
@@ -221,14 +238,15 @@ class RoundRing:
         """
         scratch, together = self._scratch, self._together
         if last is not None:
-            scratch[4], scratch[5] = 1 + (last.slot << _LOCAL_BITS) + last.local, last_ns
-        scratch[7], scratch[8] = begun_ns, ended_ns
+            scratch[_LAST] = 1 + (last.slot << _LOCAL_BITS) + last.local
+            scratch[_LAST_ARRIVED] = last_ns
+        scratch[_UPDATE_BEGUN], scratch[_UPDATE_ENDED] = begun_ns, ended_ns
         carried = min(self._carried, self._segments)
-        scratch[11], scratch[12] = -(-carried // together), together
-        ready_ns = self._ready_now
-        if scratch[2] & FRESH and ready_ns and together == 1:
+        scratch[_SEGMENTS], scratch[_TOGETHER] = -(-carried // together), together
+        ready_ns = self._ready_now if scratch[_FLAGS] & FRESH else None
+        if ready_ns and together == 1:
             self._ready[: self._segments] = memoryview(ready_ns)
-        elif scratch[2] & FRESH and ready_ns:
+        elif ready_ns:
             for place, first in enumerate(range(0, self._segments, together)):
                 self._ready[place] = max(ready_ns[first : first + together])
         else:
@@ -263,23 +281,13 @@ def _entries(words: memoryview[int], at: int, entries: int, size: int) -> Iterat
 
 
 def _step(entry: list[int]) -> StepSample:
-    return StepSample(
-        began_ns=entry[1],
-        announced_ns=entry[2],
-        resumed_ns=entry[3],
-        loading_ns=entry[4],
-        forward_ns=entry[5],
-        backward_ns=entry[6],
-        lease_ns=entry[7],
-        version=entry[8],
-        fresh=bool(entry[9]),
-        samples=entry[10],
-    )
+    values = dict[str, Any](zip(StepSample.__struct_fields__, entry[1:], strict=True))
+    return StepSample(**values | {"fresh": bool(values["fresh"])})
 
 
 def _round(entry: list[int]) -> RoundSample:
-    count, together = min(entry[11], SEGMENTS_MAX), entry[12]
-    streamed = bool(entry[2] & STREAMED)
+    count, together = min(entry[_SEGMENTS], SEGMENTS_MAX), entry[_TOGETHER]
+    streamed = bool(entry[_FLAGS] & STREAMED)
     columns = (entry[at : at + count] for at in range(ROUND_HEAD, ROUND_WORDS, SEGMENTS_MAX))
     segments = [
         SegmentSample(
@@ -294,18 +302,18 @@ def _round(entry: list[int]) -> RoundSample:
             *columns, strict=True
         )
     ]
-    slot, local = divmod(entry[4] - 1, 1 << _LOCAL_BITS)
+    slot, local = divmod(entry[_LAST] - 1, 1 << _LOCAL_BITS)
     return RoundSample(
-        round=entry[1],
+        round=entry[_ROUND],
         streamed=streamed,
-        fresh=bool(entry[2] & FRESH),
-        arrived_ns=entry[3],
-        last=f"{slot}.{local}" if entry[4] else "",
-        last_ns=entry[5],
-        go_ns=entry[6],
-        update_begun_ns=entry[7],
-        update_ended_ns=entry[8],
-        copy_begun_ns=entry[9],
-        copy_ended_ns=entry[10],
+        fresh=bool(entry[_FLAGS] & FRESH),
+        arrived_ns=entry[_ARRIVED],
+        last=f"{slot}.{local}" if entry[_LAST] else "",
+        last_ns=entry[_LAST_ARRIVED],
+        go_ns=entry[_GO],
+        update_begun_ns=entry[_UPDATE_BEGUN],
+        update_ended_ns=entry[_UPDATE_ENDED],
+        copy_begun_ns=entry[_COPY_BEGUN],
+        copy_ended_ns=entry[_COPY_ENDED],
         segments=tuple(segments),
     )

@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
+from paceline_api.times import NS_PER_S
+
 from paceline import clock
 from paceline.core.faults import Fault, FaultKind
 from paceline.core.loads import Load, shifted_ns
@@ -59,7 +61,7 @@ class Faults:
         )
         self._step += 1
         if delay_ns:
-            clock.pause(delay_ns / clock.NS_PER_S)
+            clock.pause(delay_ns / NS_PER_S)
         due = [f for f in self._nan if f.at and f.at.reached(version=version, elapsed_ns=0)]
         if due:
             self._nan = [fault for fault in self._nan if fault not in due]

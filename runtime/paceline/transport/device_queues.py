@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 import torch
+from paceline_api.times import NS_PER_S
 
-from paceline.clock import NS_PER_S, now_ns, pause
+from paceline.clock import now_ns, pause
 
 FIRST: Final = -1
 """Stream priority: ahead of the kernels of the main thread."""

@@ -35,8 +35,9 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from paceline_api.decoding import UNDECODABLE
+from paceline_api.times import NS_PER_MS, NS_PER_S
 
-from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.limits import LISTEN_BACKLOG, MORE_FILES
 from paceline.refusals import Entry, Reason, refuse
 from paceline.transport.base import Abort, Group, Peer, PeerLost, TransportAborted, TransportError

@@ -23,9 +23,10 @@ from statistics import median
 from typing import ClassVar, Final
 
 import torch
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Wire
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core import demand
 from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import (

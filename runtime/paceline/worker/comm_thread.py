@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
 import torch
 from paceline_api.errors import PacelineError
+from paceline_api.times import NS_PER_MS
 
-from paceline.clock import NS_PER_MS, now_ns
+from paceline.clock import now_ns
 from paceline.core.messages import (
     Announce,
     Away,
@@ -28,17 +29,17 @@ from paceline.core.messages import (
     Dismiss,
     Doing,
     Fatal,
-    Figures,
     Gathered,
     Heartbeat,
-    Part,
+    LogPart,
     Prepare,
+    RankFigures,
     RankMessage,
     Register,
     Release,
     Saved,
     Start,
-    State,
+    StateTransfer,
     Stopped,
     ToRank,
 )
@@ -78,8 +79,6 @@ INTERRUPTING: Final = (Prepare, Release, Dismiss)
 """Orders that abort what the communication thread is blocked in."""
 WRITER: Final = (ev.Written, ev.Published)
 """Answers of the checkpoint writer."""
-BLOCKING: Final = (ev.Reduce, ev.OpenChannel, ev.Restore)
-"""Effects that may block; they are carried out after all others of the same event."""
 PARKED: Final = (ev.Begin, ev.Step, ev.Want, ev.Flush, ev.Need, ev.Unrest)
 """Events after which the main thread is parked until Resume."""
 STAGED_MAX: Final = 2
@@ -282,7 +281,7 @@ class CommThread:
         with self._state_lock:
             return self._metrics.facts.heartbeat(self.machine.state, doing, self.away())
 
-    def figures(self) -> Figures:
+    def figures(self) -> RankFigures:
         """Return the figures that were computed last. Link thread."""
         with self._state_lock:
             return self._metrics.facts.figures(self.machine.state)
@@ -381,9 +380,9 @@ class CommThread:
         self._unstage(mail.message)
 
     def _stage(self, mail: ReceivedMessage) -> None:
-        if isinstance(mail.message, Part):
+        if isinstance(mail.message, LogPart):
             self._part = mail.payload
-        elif isinstance(mail.message, State):
+        elif isinstance(mail.message, StateTransfer):
             self._staged[mail.message.generation] = mail.payload
             rank = self.machine.state
             strange = [g for g in self._staged if g not in (rank.gen_id, rank.promise)]
@@ -391,7 +390,7 @@ class CommThread:
                 del self._staged[generation]
 
     def _unstage(self, message: ev.Event) -> None:
-        if isinstance(message, State) and self.machine.state.has_state_of(message):
+        if isinstance(message, StateTransfer) and self.machine.state.has_state_of(message):
             self._staged.pop(message.generation, None)
 
     def _take(self, event: ev.Event | Within) -> None:
@@ -422,14 +421,13 @@ class CommThread:
             effects = self.machine.handle(now, event)
         self._metrics.handled(self.machine.state, event, now)  # before the main thread goes on
         if isinstance(event, WRITER):
-            facts = self._checkpoints.figures(self.machine.state.saving)
-            self._metrics.facts.checkpoints = facts
+            self._checkpoints.count(self.machine.state.saving)
         if self.recorder is not None:
             self.recorder.handled(event, self.machine.state.log)
-        blocking: list[ev.Reduce | ev.OpenChannel | ev.Restore] = []
+        blocking: list[ev.Blocking] = []
         follow: deque[ev.Event] = deque()
         for effect in effects:
-            if isinstance(effect, BLOCKING):
+            if isinstance(effect, ev.Blocking):
                 blocking.append(effect)  # after the other effects of this event
                 if isinstance(effect, ev.OpenChannel):
                     self._meet(effect.commit)
@@ -450,7 +448,7 @@ class CommThread:
         """Return the outcomes of effects as events of the member; a group agrees on them (R51)."""
         return outcomes
 
-    def _block(self, effect: ev.Reduce | ev.OpenChannel | ev.Restore) -> ev.Event | None:
+    def _block(self, effect: ev.Blocking) -> ev.Event | None:
         match effect:
             case ev.Reduce():
                 return self._reduce(effect)
@@ -459,7 +457,7 @@ class CommThread:
             case ev.Restore():
                 return self._restore(effect)
 
-    def _do(self, effect: ev.Effect) -> ev.Event | None:
+    def _do(self, effect: ev.Prompt) -> ev.Event | None:
         match effect:
             # The most frequent effects are tested first.
             case ev.ToPeer(member=member, message=message):
@@ -508,6 +506,8 @@ class CommThread:
                     with self._gradients.streams.own():
                         self._gradients.streams.mark_commit()
                 self._main.exited(effect)
+            case _:
+                assert_never(effect)
         return None
 
     # ---- data channel ---------------------------------------------------------------------
@@ -581,7 +581,7 @@ class CommThread:
             return ev.Hashed(version, committed.hash(), committed.hashes_of_copies())
         return None
 
-    def _state_for_joiners(self, state: State) -> list[Bytes]:
+    def _state_for_joiners(self, state: StateTransfer) -> list[Bytes]:
         """Return a copy of the committed state, which all joiners of this version share.
 
         The copy (D15) is dropped with the next version; its memory is freed when the last joiner
@@ -708,7 +708,5 @@ class CommThread:
             return
         if isinstance(message, Stopped | Saved):  # the last figures go with it
             self._catch_up()
-            self._metrics.facts.work_out(self.machine.state)
-            self._metrics.tell(self.machine.state)
-            self.link.send(self._metrics.facts.figures(self.machine.state))
+            self.link.send(self._metrics.last_figures(self.machine.state))
         self.link.send(message)

@@ -20,18 +20,19 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+from paceline_api.times import NS_PER_MS, NS_PER_S
 
-from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.control import packets
 from paceline.core import wire
 from paceline.core.messages import (
     BeatEvery,
-    Figures,
     Heartbeat,
     Introduce,
+    RankEnvelope,
+    RankFigures,
     RankMessage,
     Register,
-    Said,
     ToRank,
 )
 
@@ -58,7 +59,7 @@ class CoordinatorLine:
         *,
         register: Callable[[], Register],
         heartbeat: Callable[[], Heartbeat],
-        figures: Callable[[], Figures],
+        figures: Callable[[], RankFigures],
         obey: Callable[[ToRank], None],
         connected: Callable[[], None],
         failed: Callable[[BaseException], None],
@@ -224,7 +225,7 @@ class CoordinatorLine:
     def _say(self, message: RankMessage | Heartbeat) -> bool:
         """Send a message; return False if the socket has no space for it."""
         try:
-            packets.send(self._socket, msgspec.json.encode(Said(self._connection, message)))
+            packets.send(self._socket, msgspec.json.encode(RankEnvelope(self._connection, message)))
         except BlockingIOError:
             return False
         except OSError:

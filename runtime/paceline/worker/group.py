@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from paceline.clock import now_ns
-from paceline.core.messages import Fatal, Part, Prepare, State
+from paceline.core.messages import Fatal, LogPart, Prepare, StateTransfer
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId
 from paceline.core.rank import events as ev
 from paceline.core.rank.agreement import (
@@ -178,8 +178,8 @@ class _Heard(Within):
     message: Message | None
 
 
-def _key(message: Part | State) -> Key:
-    if isinstance(message, State):
+def _key(message: LogPart | StateTransfer) -> Key:
+    if isinstance(message, StateTransfer):
         return "state", message.generation, message.log.version
     return "part", message.generation, len(message.records)
 
@@ -373,7 +373,7 @@ class LeadThread(_ShardThread):
         return total
 
     def _receive(self, mail: ReceivedMessage) -> None:
-        if not isinstance(mail.message, Part | State):
+        if not isinstance(mail.message, LogPart | StateTransfer):
             super()._receive(mail)
             return
         key = _key(mail.message)
@@ -433,7 +433,7 @@ class FollowerThread(_ShardThread):
                 log.debug("%s is the lead's to hear", type(event).__name__)
 
     def _obey(self, event: ev.Event, now: int) -> None:
-        if isinstance(event, Part | State):
+        if isinstance(event, LogPart | StateTransfer):
             self._stage(self._mail.take(_key(event), self.machine.state.promise))
         if self._interrupts.interrupts(event):
             self._interrupts.taken()
@@ -449,7 +449,7 @@ class FollowerThread(_ShardThread):
             self._lead.tell(Came(event))
         return ()
 
-    def _do(self, effect: ev.Effect) -> ev.Event | None:
+    def _do(self, effect: ev.Prompt) -> ev.Event | None:
         if isinstance(effect, ev.ToPeer | ev.ToCoordinator | ev.WakeAt | ev.RefusePeer):
             return None  # only the lead does this
         return super()._do(effect)
@@ -460,7 +460,7 @@ class FollowerThread(_ShardThread):
         return _next(self._totals, Total, "rank 0").value
 
     def _receive(self, mail: ReceivedMessage) -> None:
-        if isinstance(mail.message, Part | State):
+        if isinstance(mail.message, LogPart | StateTransfer):
             key = _key(mail.message)
             if self._keep(key, mail):
                 self._lead.tell(Mail(key))

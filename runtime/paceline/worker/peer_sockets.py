@@ -27,9 +27,10 @@ import msgspec
 import zmq
 import zmq.utils.garbage  # noqa: F401 (here, so that its exit handler runs after the engine's)
 from paceline_api.decoding import UNDECODABLE
+from paceline_api.times import NS_PER_MS
 from zmq.utils import z85
 
-from paceline.clock import NS_PER_MS, now_ns
+from paceline.clock import now_ns
 from paceline.core import wire
 from paceline.core.messages import PeerMessage
 from paceline.core.protocol.ids import MemberId

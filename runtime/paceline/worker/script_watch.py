@@ -17,7 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.clock import NS_PER_S, now_ns, wall_s
+from paceline_api.times import NS_PER_S
+
+from paceline.clock import now_ns, wall_s
 from paceline.core.messages import STUCK, Away, ScriptError
 from paceline.worker.script_frames import innermost, is_own
 

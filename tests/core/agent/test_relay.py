@@ -51,7 +51,7 @@ class Pod:
     def say(self, message: m.RankMessage | m.Heartbeat, number: int | None = None) -> list[object]:
         who = message.member
         number = self.numbers.get(who, 0) if number is None else number
-        return list(self.relay.hear(who, m.Said(number, message)))
+        return list(self.relay.hear(who, m.RankEnvelope(number, message)))
 
     def greeted(self) -> tuple[m.Register, ...]:
         self.connect()
@@ -138,12 +138,12 @@ def test_a_rank_must_register_first_and_send_only_its_own_messages() -> None:
     pod = Pod(A)
     pod.connect()
     with pytest.raises(ValueError, match="speaks for"):
-        pod.relay.hear(A, m.Said(1, register(B)))
+        pod.relay.hear(A, m.RankEnvelope(1, register(B)))
     other = Relay(4, 1)
     other.open(A)
     [(_, word)] = other.connect()
     with pytest.raises(ValueError, match="has not introduced itself"):
-        other.hear(A, m.Said(word.connection, m.Stopped(GEN, A, 5)))
+        other.hear(A, m.RankEnvelope(word.connection, m.Stopped(GEN, A, 5)))
 
 
 # ---- beats -----------------------------------------------------------------------------------
@@ -241,11 +241,11 @@ def test_figures_are_coalesced_and_flushed_before_the_end() -> None:
     pod = Pod(A)
     pod.greeted()
     for version in range(3):
-        assert pod.say(m.Figures(A, version, {})) == []
-    assert pod.relay.figures() == [m.Figures(A, 2, {})]
+        assert pod.say(m.RankFigures(A, version, {})) == []
+    assert pod.relay.figures() == [m.RankFigures(A, 2, {})]
     assert pod.relay.figures() == []
-    pod.say(m.Figures(A, 3, {}))
+    pod.say(m.RankFigures(A, 3, {}))
     last = m.Stopped(GEN, A, 3)
-    assert pod.say(last) == [m.Figures(A, 3, {}), last]
-    pod.say(m.Figures(A, 4, {}))
-    assert pod.relay.close(A) == [m.Figures(A, 4, {}), m.RankGone(A)]
+    assert pod.say(last) == [m.RankFigures(A, 3, {}), last]
+    pod.say(m.RankFigures(A, 4, {}))
+    assert pod.relay.close(A) == [m.RankFigures(A, 4, {}), m.RankGone(A)]

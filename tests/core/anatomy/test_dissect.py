@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from paceline.core.anatomy.dissect import NS_PER_S, Part, class_of, dissect, summarise
+from paceline.core.anatomy.dissect import Part, class_of, dissect, summarise
 from paceline.core.anatomy.samples import RoundSample, SegmentSample, StepSample
+from paceline_api.times import NS_PER_S
 
 from testing.anatomy_samples import MS, segment
 

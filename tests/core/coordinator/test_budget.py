@@ -120,7 +120,7 @@ def test_1024_ranks_send_less_than_100_kb_per_second() -> None:
     crowd.beat(100_000, crowd.pods)
     beats = crowd.heard_bytes + FRAME_BYTES * 128
     names = [f"a_figure_with_a_long_name_{n}" for n in range(16)]
-    figures = m.Figures(crowd.members[-1], 100_000, dict.fromkeys(names, 12345.678912))
+    figures = m.RankFigures(crowd.members[-1], 100_000, dict.fromkeys(names, 12345.678912))
     of_figures = 1024 * (len(wire.to_json(figures)) + FRAME_BYTES) / rhythm.figures
     per_s = (beats + of_figures) * 1000 / rhythm.ms
     assert per_s < 100_000, per_s

@@ -14,11 +14,12 @@ from paceline.core.coordinator.events import Event
 from paceline.core.coordinator.hearing import COMPLAINTS_MAX
 from paceline.core.coordinator.report import status
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.log_figures import pack_log
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.snapshot import Kept
-from paceline.core.status import Fact, Status
+from paceline.core.status import Fact, LogStatus, Status
 from paceline.local.report import summary
 from paceline.local.timeline import Timeline
 from paceline_api.settings import FailureRuleSettings
@@ -357,7 +358,7 @@ def test_samples_skipped_by_the_script_raise_a_condition() -> None:
     desk.form(A)
     for skipped, holds in ((0.0, False), (96.0, True)):
         facts = {"log.samples_dropped.skipped": skipped}
-        desk.say(m.Figures(A, 3, facts))
+        desk.say(m.RankFigures(A, 3, facts))
         found = [x for x in status(desk.state).conditions if x.reason == "SamplesSkipped"]
         assert bool(found) == holds
         assert all("96 samples" in x.message for x in found)
@@ -933,7 +934,7 @@ def test_the_common_values_of_a_pod_heartbeat_apply_to_all_ranks_it_lists() -> N
     desk.post(coord.FromAgent(m.PodBeat(0, 0, ((0, 0),), at, at, 9)), 30)
     seen = desk.state.roster.rank(A)
     assert (seen.version, seen.heard_ns, desk.state.version) == (9, desk.now, 9)
-    assert (seen.active, seen.doing) == (True, m.Doing(0, -1, 40))
+    assert (seen.beat.active, seen.beat.doing) == (True, m.Doing(0, -1, 40))
 
 
 def test_ranks_of_a_disconnected_pod_are_absent_until_they_register_again() -> None:
@@ -1309,10 +1310,9 @@ def test_the_status_contains_figures_of_each_rank_and_those_of_the_log_once() ->
     desk = Desk()
     desk.pods(0, 1)
     at = desk.form(A, B)
-    shares = {Fact.SHARE + str(who): 1.0 for who in (A, B)}
-    facts = {Fact.GRADIENTS: 7.0, **shares}
+    facts = pack_log(LogStatus(gradients=7, shares={str(who): 1.0 for who in (A, B)}))
     for who in (A, B):
-        desk.say(m.Figures(who, 3, facts))
+        desk.say(m.RankFigures(who, 3, facts))
         desk.say(m.Heartbeat(who, at, at, 3, step_s=0.5))
     found = status(desk.state)
     assert [rank.facts for rank in found.ranks] == [{Fact.STEP_S: 0.5}] * 2
@@ -1350,10 +1350,10 @@ def test_log_figures_come_from_the_rank_that_reports_them_now() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     at = desk.form(A, B)
-    desk.say(m.Figures(A, 5, {"log.gradients": 10.0}))
-    desk.say(m.Figures(B, 9, {"wait_seconds_total": 1.0}))
+    desk.say(m.RankFigures(A, 5, {"log.gradients": 10.0}))
+    desk.say(m.RankFigures(B, 9, {"wait_seconds_total": 1.0}))
     assert status(desk.state).log.gradients == 10
-    desk.say(m.Figures(B, 10, {"log.gradients": 20.0}))
+    desk.say(m.RankFigures(B, 10, {"log.gradients": 20.0}))
     desk.say(beat(A, at, version=11))
     assert status(desk.state).log.gradients == 20
 
@@ -1366,11 +1366,11 @@ def test_log_figures_of_a_dead_rank_are_kept_until_newer_ones_arrive() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     desk.form(A, B)
-    desk.say(m.Figures(A, 66, {"log.gradients": 132.0}))
+    desk.say(m.RankFigures(A, 66, {"log.gradients": 132.0}))
     desk.post(coord.FromAgent(m.RankDead(A, -9, "killed", False)))
     desk.form(B)
     assert status(desk.state).log.gradients == 132
-    desk.say(m.Figures(B, 67, {"log.gradients": 133.0}))
+    desk.say(m.RankFigures(B, 67, {"log.gradients": 133.0}))
     assert status(desk.state).log.gradients == 133
 
 

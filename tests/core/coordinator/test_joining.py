@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator.forming import Wait, beginners
@@ -187,7 +188,8 @@ def test_a_standby_pod_is_drained_before_training_pods() -> None:
     for who in (A, B):
         comes(desk, who)
     roster = desk.state.roster
-    roster.ranks[B].has_state, roster.ranks[B].step_s = True, 0.2
+    roster.ranks[B].has_state = True
+    roster.ranks[B].beat = replace(roster.ranks[B].beat, step_s=0.2)
     assert [pod.slot for pod in pods_to_drain(roster, 1, None)] == [0]
     assert [pod.slot for pod in pods_to_drain(roster, 1, (A,))] == [1]
 

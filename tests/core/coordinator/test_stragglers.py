@@ -103,7 +103,7 @@ class Job:
             self.now_ns += S
             for name, step_s in steps_s.items():
                 who = ranks[name]
-                self.say(m.Figures(who, 1, {"log.round_seconds": 0.1}))
+                self.say(m.RankFigures(who, 1, {"log.round_seconds": 0.1}))
                 self.say(m.Heartbeat(who, gen.id, gen.id, 1, active=True, step_s=step_s))
         return self.coordinator.status(self.now_ns)
 

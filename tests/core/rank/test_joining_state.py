@@ -16,11 +16,11 @@ from testing.makers import go
 RANKS, MS = 4, 10**6
 
 
-def a_joiner() -> tuple[Player, m.State]:
+def a_joiner() -> tuple[Player, m.StateTransfer]:
     """Return a player without state in a group that has it, and the donor's message to it."""
     player = Player(RANKS)
     state = player.state
-    donor = m.State(state.gen_id, state.log.snapshot(), ())
+    donor = m.StateTransfer(state.gen_id, state.log.snapshot(), ())
     state.passive, state.has_state = True, False
     return player, donor
 

@@ -23,7 +23,7 @@ def messages(player: Player, named: MemberId) -> dict[str, m.PeerMessage]:
     words = dict.fromkeys(others, (AnnounceKind.ARRIVE, 0))
     return {
         "ask-state": m.AskState(state.gen_id, named, at_least=0),
-        "state": m.State(state.gen_id, state.log.snapshot(), (named,)),
+        "state": m.StateTransfer(state.gen_id, state.log.snapshot(), (named,)),
         "start": m.Start(compact(state.log, go(state.log), words), (named,)),
     }
 

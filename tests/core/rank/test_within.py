@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.core.messages import Commit, Endpoints, Part, Start
+from paceline.core.messages import Commit, Endpoints, LogPart, Start
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan, Gen, Go, LoggedMetric, Share, Trigger
 from paceline.core.rank import events as ev
@@ -27,7 +27,7 @@ EVENTS: tuple[ev.Event, ...] = (
     ev.Hashed(4, 2**63),
     ev.Found(None, "damaged"),
     Commit(GEN, ME, ((ME, 1, "d"),), ME, (), ((ME, ENDS),)),
-    Part(ID, (GO, GEN)),
+    LogPart(ID, (GO, GEN)),
     Start(GO, (ME,)),
 )
 

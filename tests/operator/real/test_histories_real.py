@@ -44,7 +44,7 @@ FIRST_SEED = int(os.environ.get("PACELINE_HISTORIES_SEED", "0"))
 STEPS = 12
 CONVERGED_S = 90.0
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 class History:

@@ -77,6 +77,7 @@ def ready(plane: ControlPlane, namespace: str) -> str:
     return str(job(plane, namespace).get("status", {}).get("ready", ""))
 
 
+@pytest.mark.exhaustive
 def test_expiring_tokens_do_not_disturb_a_job(
     plane: ControlPlane, namespace: str, desk: Desk, operator: Running, tmp_path: Path
 ) -> None:

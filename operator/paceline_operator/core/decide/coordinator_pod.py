@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from paceline_api.times import NS_PER_S
+
 from paceline_operator.core.changes import Delete
 from paceline_operator.core.decide import backoff, evidence
 from paceline_operator.core.job import Job
@@ -60,7 +62,7 @@ def coordinator_pod(job: Job, seen: Observed, now_s: float, *, over: str = "") -
     found = CoordinatorPod()
     pods = [pod for pod in seen.own(job.uid) if pod.is_coordinator]
     usable: list[Pod] = []
-    node_lost_s = job.settings.elasticity.node_lost_ns / 1e9
+    node_lost_s = job.settings.elasticity.node_lost_ns / NS_PER_S
     for pod in sorted((p for p in pods if p.active), key=lambda p: p.attempt):
         speaks = evidence.answers(pod, seen, now_s)
         loss = evidence.lost(pod, seen, speaks=speaks, node_lost_s=node_lost_s, now_s=now_s)

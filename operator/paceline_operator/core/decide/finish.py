@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from paceline_api.reasons import ConditionType, Reason
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import CleanPodPolicy, FailureAction
 
 from paceline_operator.core.changes import Changes, Delete
@@ -110,10 +111,10 @@ def _deadline(job: Job, now_s: float) -> End | float | None:
     limit_ns = job.settings.active_deadline_ns if job.settings else None
     if limit_ns is None or job.start_s is None:
         return None
-    due_s = job.start_s + limit_ns / 1e9
+    due_s = job.start_s + limit_ns / NS_PER_S
     if now_s < due_s:
         return due_s
-    seconds = limit_ns // 10**9
+    seconds = limit_ns // NS_PER_S
     return End(
         False,
         Reason.DEADLINE_EXCEEDED,
@@ -209,7 +210,7 @@ def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
     ended_s = job.completion_s if job.completion_s is not None else now_s
     spec, settings = job.spec, job.settings
     policy = spec.clean_pod_policy if spec and spec.clean_pod_policy else CleanPodPolicy.RUNNING
-    grace_s = (settings.elasticity.drain_grace_ns / 1e9 if settings else 60.0) + END_MARGIN_S
+    grace_s = (settings.elasticity.drain_grace_ns / NS_PER_S if settings else 60.0) + END_MARGIN_S
     # Workers that were released or informed of the end exit by themselves and keep their logs.
     # Other workers do not know of the end and are deleted at once.
     told = seen.coordinator is not None and seen.coordinator.outcome is not None
@@ -277,5 +278,5 @@ def _shown_since_s(job: Job, seen: Observed, pod: Pod, since_s: float, now_s: fl
         return since_s
     if node.ready:
         return max(since_s, node.ready_again_s)
-    lost_s = job.settings.elasticity.node_lost_ns / 1e9 if job.settings else 60.0
+    lost_s = job.settings.elasticity.node_lost_ns / NS_PER_S if job.settings else 60.0
     return max(since_s, node.not_ready_since_s + lost_s)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from paceline_api.names import worker_name
+from paceline_api.times import NS_PER_S
 
 from paceline_operator.core.changes import Delete
 from paceline_operator.core.coordinator_status import ACTIVE, DRAINING
@@ -45,7 +46,7 @@ def plan(job: Job, seen: Observed, now_s: float) -> Plan:
     workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
     known = int((job.status.get("restarts") or {}).get("replicas") or 0)
     made.replaced = backoff.replaced_so_far(workers, max(known, seen.replaced))
-    node_lost_s = job.settings.elasticity.node_lost_ns / 1e9
+    node_lost_s = job.settings.elasticity.node_lost_ns / NS_PER_S
     heard = evidence.speaking(seen)
     missing_s: dict[str, float] = {}
     for pod in workers:
@@ -240,7 +241,7 @@ def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
     made.keep_running(surplus_s=since_s)
     coordinator = seen.coordinator
     registered = coordinator.registered_pods() if coordinator is not None else None
-    patience_s = job.settings.elasticity.drain_grace_ns / 1e9 + HANDSHAKE_MARGIN_S
+    patience_s = job.settings.elasticity.drain_grace_ns / NS_PER_S + HANDSHAKE_MARGIN_S
     idle = sorted(
         (
             pod

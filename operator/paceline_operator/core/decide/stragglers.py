@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline_api import slow
-from paceline_api.slow import Pace
+from paceline_api.slow import StepTime
 from paceline_api.times import seconds_of
 from paceline_api.types.enums import StragglerResponse
 
@@ -66,7 +66,7 @@ def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdic
         if key in seen.clocks.slow_s:
             before[key] = seen.clocks.slow_s[key]
     judged = slow.judge(
-        [Pace(_key(r), r.step_s if r.state == ACTIVE else 0.0) for r in coordinator.living],
+        [StepTime(_key(r), r.step_s if r.state == ACTIVE else 0.0) for r in coordinator.living],
         settings.straggler,
         round_s=coordinator.round_s,
         since=before,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline_api.reasons import Reason
+from paceline_api.times import NS_PER_S
 
 from paceline_operator.core.changes import Delete
 from paceline_operator.core.job import Job
@@ -70,7 +71,7 @@ def suspend(job: Job, seen: Observed, now_s: float) -> Suspension:
     if trained and keeps and working and asked and not _stopped(seen):
         first_s = seen.clocks.stopping_s if seen.clocks.stopping_s is not None else now_s
         found.stopping_s = first_s
-        due_s = first_s + STOP_S + job.settings.elasticity.drain_grace_ns / 1e9
+        due_s = first_s + STOP_S + job.settings.elasticity.drain_grace_ns / NS_PER_S
         if now_s < due_s:
             found.reason = Reason.SUSPENDING
             found.message = "the job stops at an agreed round and writes a checkpoint"

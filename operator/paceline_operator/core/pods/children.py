@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from paceline_api import names
 from paceline_api.jobfile import JOB_FILE
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Autoscaler
 from paceline_api.types.job import API_VERSION, KIND
 from paceline_api.types.template import TRAINER
@@ -150,7 +151,7 @@ def worker(
     spec["restartPolicy"] = "Never"
     spec.setdefault(
         "terminationGracePeriodSeconds",
-        job.settings.elasticity.drain_grace_ns // 10**9 + GRACE_MARGIN_S,
+        job.settings.elasticity.drain_grace_ns // NS_PER_S + GRACE_MARGIN_S,
     )
     if fabric is not None:
         equip(template, container, fabric)
@@ -216,7 +217,7 @@ def _worker_env(
         _set(names.ENV_PROCS, job.settings.procs_per_replica),
         _set(names.ENV_COORDINATOR, ",".join(urls)),
         _set(names.ENV_RUN_DIR, names.POD_RUN_DIR),
-        _set(names.ENV_DRAIN_GRACE, job.settings.elasticity.drain_grace_ns // 10**9),
+        _set(names.ENV_DRAIN_GRACE, job.settings.elasticity.drain_grace_ns // NS_PER_S),
         _set(names.ENV_METRICS_PORT, job.settings.metrics_port),
     ]
 

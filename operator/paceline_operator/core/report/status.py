@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from paceline_api.names import NOTE_WATCHED, worker_selector
 from paceline_api.reasons import ConditionType
-from paceline_api.times import seconds_of, timestamp
+from paceline_api.times import US_PER_S, seconds_of, timestamp
 from paceline_api.types.status import RANK_STATE_MAX, RANKS_MAX, STRAGGLERS_MAX
 
 from paceline_operator.core.coordinator_status import (
@@ -52,7 +52,6 @@ WATCHED_MAX_S: Final = 300.0
 differ from the operator's by some minutes."""
 FIGURES: Final = ("round", "progress", "ranks")
 """Fields of the status that count as figures."""
-US_PER_S: Final = 1_000_000
 PARTIAL: Final = ("quorum", "deadline", "initiator")
 """Triggers of rounds that did not wait for all ranks."""
 

@@ -21,15 +21,15 @@ from msgspec.structs import replace
 
 from paceline.core.messages import (
     Doing,
-    Figures,
     Heartbeat,
     Introduce,
     Network,
     PodBeat,
+    RankEnvelope,
+    RankFigures,
     RankGone,
     RankMessage,
     Register,
-    Said,
     Saved,
     Stopped,
 )
@@ -59,7 +59,7 @@ class _Line:
     """Last heartbeat since the last beat of the pod; None if there was none."""
     told: Heartbeat | None = None
     """The heartbeat that the coordinator knows from this connection."""
-    figures: Figures | None = None
+    figures: RankFigures | None = None
     """Last figures that were not passed on yet; None if there are none."""
 
 
@@ -175,7 +175,7 @@ class Relay:
 
     # ---- messages -------------------------------------------------------------------------
 
-    def hear(self, member: MemberId, said: Said) -> list[RankMessage]:
+    def hear(self, member: MemberId, said: RankEnvelope) -> list[RankMessage]:
         """Process a message of a rank.
 
         Args:
@@ -203,7 +203,7 @@ class Relay:
         if isinstance(message, Heartbeat):
             line.beat = message
             return []
-        if isinstance(message, Figures):
+        if isinstance(message, RankFigures):
             line.figures = message
             return []
         if isinstance(message, Stopped | Saved) and line.figures is not None:
@@ -225,7 +225,7 @@ class Relay:
         """
         return [x for x in members if x in self._lines and self._lines[x].register is not None]
 
-    def figures(self) -> list[Figures]:
+    def figures(self) -> list[RankFigures]:
         """Return the figures that have come since the last call, in rank order."""
         found = []
         for _, line in sorted(self._lines.items()):

@@ -21,6 +21,7 @@ from typing import Final
 from paceline_api.errors import EXIT_FAILURE
 from paceline_api.failures import ruled
 from paceline_api.settings import FINISH_DEADLINE_S, FailureRuleSettings
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import FailureAction
 
 from paceline.core.agent.exits import (
@@ -43,7 +44,6 @@ from paceline.core.messages import (
 )
 from paceline.core.protocol.ids import GenerationId, MemberId
 
-NS_PER_S: Final = 1_000_000_000
 BACKOFF_NS: Final = NS_PER_S
 """Backoff before the first restart; doubles with each further failure."""
 BACKOFF_MAX_NS: Final = 60 * NS_PER_S

@@ -14,10 +14,10 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
+from paceline_api.times import NS_PER_S
+
 from paceline.core.anatomy.samples import RoundSample, SegmentSample, StepSample
 from paceline.core.collectives.select import CLASS_NAMES, size_class
-
-NS_PER_S: Final = 1e9
 
 
 class Part(StrEnum):

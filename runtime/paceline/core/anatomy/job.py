@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final
 
+from paceline_api.times import NS_PER_S, NS_PER_US, US_PER_S
 from paceline_api.types.enums import Mode
 
 from paceline.core.anatomy.clocks import Clock, Sum, align
-from paceline.core.anatomy.dissect import NS_PER_S, Part, RankAnatomy, summarise
+from paceline.core.anatomy.dissect import Part, RankAnatomy, summarise
 from paceline.core.anatomy.samples import PodSamples, RankSamples, SilentPod, place_of_member
 from paceline.core.protocol.shadow import Hindsight, hindsight
 
-NS_PER_US: Final = 1000
 WORTH: Final = 0.05
 """Smallest share of a step for which a part is mentioned in the advice."""
 SLOWER: Final = 1.15
 """Factor over the median of the other ranks from which a rank counts as slow itself."""
-US_PER_S: Final = 1e6
 NEARLY: Final = 0.9
 """Share of the largest saving from which a mode is advised; among those, the one with the fewest
 late gradients."""

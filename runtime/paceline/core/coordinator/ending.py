@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
+from paceline_api.times import NS_PER_S
+
 from paceline.core import messages as m
 from paceline.core.coordinator import scripts
-from paceline.core.coordinator.events import NS_PER_S, JobEnded, ToAgent
+from paceline.core.coordinator.events import JobEnded, ToAgent
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.timeouts import OVERTIME_NS
 from paceline.core.coordinator.wording import format_clock, named
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.snapshot import Kept
 from paceline.core.status import Outcome
 
-OVERTIME_NS: Final = 10 * NS_PER_S
-"""Time after the release at which running scripts are reported. At most half of the finish
-deadline."""
 STATE_LOST: Final = "StateLost"
 """Reason of the outcome if no living rank has the weights."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from msgspec import Struct
 from paceline_api.rounds import RoundSettings
@@ -13,16 +12,13 @@ from paceline_api.settings import (
     FailureRuleSettings,
     StragglerSettings,
 )
+from paceline_api.times import NS_PER_S
 
 from paceline.core import messages as m
-from paceline.core.coordinator.pace import Pace
+from paceline.core.coordinator.pace import LoadBounds
+from paceline.core.coordinator.timeouts import CONNECT_NS
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Outcome
-
-NS_PER_S = 10**9
-NS_PER_MS = 10**6
-CONNECT_NS: Final = 30 * NS_PER_S
-"""Time limit for a member to connect to the others after COMMIT. If it cannot, it reports that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,7 @@ class Config:
     """Rules of spec.failurePolicy: which failures do not count, and which end the job at once."""
     max_skipped_batches: int = 0
     """Number of batches that may be given up because the script fails with them (R56)."""
-    pace: Pace = Pace()  # noqa: RUF009 - frozen
+    pace: LoadBounds = LoadBounds()  # noqa: RUF009 - frozen
     """Heartbeat and decision intervals (R42)."""
     straggler: StragglerSettings | None = None
     """Rule by which a rank counts as slow, and the response. None: no rank is judged."""

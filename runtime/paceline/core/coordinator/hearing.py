@@ -10,19 +10,17 @@ from paceline_api.types.enums import Pacing
 
 from paceline.core import messages as m
 from paceline.core.coordinator import changing, ending, silence
-from paceline.core.coordinator.events import NS_PER_S, Retire
+from paceline.core.coordinator.events import Retire
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.timeouts import COMPLAINT_MAX_NS, COMPLAINT_NS
 from paceline.core.coordinator.wording import GOES_ON
+from paceline.core.log_figures import unpack_figures
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import Request
 from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept
 
-COMPLAINT_NS: Final = NS_PER_S // 5
-"""Wait after a complaint about a data channel. The evidence of a death usually follows it."""
-COMPLAINT_MAX_NS: Final = 30 * NS_PER_S
-"""Upper bound on the wait after a complaint. It doubles with each generation without a round."""
 COMPLAINTS_MAX: Final = 20
 """Number of generations of the same members that may fail without a round. With the waits in
 between they take seven minutes; a network that recovers does not need as long."""
@@ -54,10 +52,11 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
         seen.heard_ns = c.now_ns
         ending.answer_late(c, message)
         return True
-    silence.heard(c, seen, answers=not isinstance(message, m.Figures))
+    silence.heard(c, seen, answers=not isinstance(message, m.RankFigures))
     match message:
-        case m.Figures():
-            seen.facts, seen.facts_version = message.facts, message.version
+        case m.RankFigures():
+            seen.facts, seen.log = unpack_figures(message.facts)
+            seen.figures_version = message.version
             return unknown
         case m.Prepared():
             return _prepared(c, seen, message) or unknown
@@ -65,7 +64,7 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
             return _started(c, seen, message) or unknown
         case m.Register():
             _register(c, seen, message)
-        case m.Refused():
+        case m.PromiseRefused():
             _refused(c, message)
         case m.Stopped():
             seen.stopped, seen.version = message.id, message.version
@@ -153,11 +152,9 @@ def beats(c: CoordinatorState, pod: m.PodBeat) -> bool:
         before = _read_by_decisions(c, seen)
         beat = changed.get(member)
         if beat is not None:
-            seen.leaving = beat.leaving
-            seen.active, seen.benched, seen.done = beat.active, beat.benched, beat.done
-            seen.step_s, seen.away = beat.step_s, beat.away
+            before_doing, seen.beat, seen.leaving = seen.beat.doing, beat, beat.leaving
             silence.name_a_stuck_script(c, seen)
-            news = silence.works(c, seen, beat) or news
+            news = silence.works(c, seen, before_doing) or news
         at = beat or pod
         seen.version, seen.promise = at.version, at.promise
         committed(c, at.version)
@@ -246,7 +243,7 @@ def _complain(c: CoordinatorState, message: m.Complain) -> None:
     c.want_change(why, within)
 
 
-def _refused(c: CoordinatorState, message: m.Refused) -> None:
+def _refused(c: CoordinatorState, message: m.PromiseRefused) -> None:
     _learn(c, message.promise)
     if message.id == c.proposal < message.promise and c.phase is not Phase.ENDED:
         c.want_change(f"rank {message.member} had promised {message.promise}", 0)

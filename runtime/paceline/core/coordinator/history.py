@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
+from paceline_api.times import NS_PER_S
 
 from paceline.core.protocol.records import Gen
 from paceline.core.status import CHANGES_MAX, HAPPENINGS_MAX, Change, Happening
@@ -54,7 +55,7 @@ class History:
         if self.gap_from_ns is not None and self.changes and version > self.changes[-1].version:
             last = self.changes[-1]
             if last.start_s is not None:
-                gap_s = (now_ns - self.gap_from_ns) / 1e9
+                gap_s = (now_ns - self.gap_from_ns) / NS_PER_S
                 self.changes[-1] = replace(last, gap_s=gap_s)
                 self.gap_from_ns = None
         self.commit_version, self.commit_ns = version, now_ns
@@ -73,7 +74,7 @@ class History:
             wall_s: Wall time in seconds.
         """
         cause_ns = self.cause_ns if self.cause_ns is not None else now_ns
-        agree_s = (now_ns - cause_ns) / 1e9
+        agree_s = (now_ns - cause_ns) / NS_PER_S
         self.changes.append(
             Change(
                 generation=gen.id,
@@ -89,7 +90,7 @@ class History:
     def all_started(self, now_ns: int) -> None:
         """Note that all members have started: the change in progress is over."""
         if self.changes and self.cause_ns is not None:
-            start_s = (now_ns - self.cause_ns) / 1e9
+            start_s = (now_ns - self.cause_ns) / NS_PER_S
             self.changes[-1] = replace(self.changes[-1], start_s=start_s)
         self.cause_ns, self.cause_why = None, ""
 

@@ -11,6 +11,8 @@ coordinator makes the earlier one retire (R3).
 
 from __future__ import annotations
 
+from paceline_api.times import NS_PER_S
+
 from paceline.core.coordinator import (
     agents,
     changing,
@@ -54,7 +56,7 @@ class Coordinator:
             config=config,
             uid=uid,
             now_ns=now_ns,
-            wall_offset_s=wall_s - now_ns / 1e9,
+            wall_offset_s=wall_s - now_ns / NS_PER_S,
             replicas=config.replicas,
             settings=config.settings,
         )

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.core.messages import BeatEvery
+from paceline_api.times import NS_PER_MS, NS_PER_S
 
-NS_PER_MS = 10**6
+from paceline.core.messages import BeatEvery
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LoadBounds:
     """Bounds for a coordinator with a quarter of a core and 100 kB/s of network."""
 
     beat_least_ns: int = 200 * NS_PER_MS
@@ -35,12 +35,12 @@ class Pace:
 
     def beat_ns(self, pods: int) -> int:
         """Return the interval between two beats of a pod, in nanoseconds."""
-        return max(self.beat_least_ns, pods * 10**9 // self.beats_per_s)
+        return max(self.beat_least_ns, pods * NS_PER_S // self.beats_per_s)
 
     def to_agent(self, pods: int, ranks: int) -> BeatEvery:
         """Return the message that tells agents the interval of beats and of figures."""
         interval_ns = self.beat_ns(pods)
-        figures = -(-ranks * 10**9 // (interval_ns * self.figures_per_s))
+        figures = -(-ranks * NS_PER_S // (interval_ns * self.figures_per_s))
         return BeatEvery(interval_ns // NS_PER_MS, max(1, figures))
 
     def freeze_ns(self, pods: int, configured_ns: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from paceline_api.times import NS_PER_MS
+
 from paceline.core.agent.network import worst
 from paceline.core.coordinator import ending, joining, scripts, silence
 from paceline.core.coordinator.roster import KnownRank
@@ -10,7 +12,7 @@ from paceline.core.coordinator.wording import GOES_ON
 from paceline.core.messages import ATTEMPT_STRIDE, Network, pod_of
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import DropReason
-from paceline.core.status import Condition, Fact, RankPhase, RankStatus, Status, log_status
+from paceline.core.status import Condition, Fact, LogStatus, RankPhase, RankStatus, Status
 
 
 def status(c: CoordinatorState) -> Status:
@@ -22,10 +24,10 @@ def status(c: CoordinatorState) -> Status:
     dead = [r for r in ranks if r.state is RankPhase.DEAD]
     # A coordinator that started after the release has no generation but still receives figures. If
     # no member has sent any yet, use those of ranks that have left.
-    told = [s for s in c.roster.ranks.values() if Fact.GRADIENTS in s.facts]
+    reporters = [s for s in c.roster.ranks.values() if s.log is not None]
     furthest = max(
-        [s for s in told if gen is None or s.member in c.index] or told,
-        key=lambda s: s.facts_version,
+        [s for s in reporters if gen is None or s.member in c.index] or reporters,
+        key=lambda s: s.figures_version,
         default=None,
     )
     return Status(
@@ -36,7 +38,7 @@ def status(c: CoordinatorState) -> Status:
         replicas=c.replicas,
         told=c.told,
         procs=c.config.procs,
-        beat_ms=c.config.pace.beat_ns(c.expected_pods) // 1_000_000,
+        beat_ms=c.config.pace.beat_ns(c.expected_pods) // NS_PER_MS,
         inventory=c.roster.inventory.revision if c.roster.inventory else 0,
         settings=c.settings,
         ranks=(*living, *dead),
@@ -44,7 +46,7 @@ def status(c: CoordinatorState) -> Status:
         transport=_transport(c),
         transport_why=c.channel_why,
         carrier=carrier(c),
-        log=log_status(furthest.facts if furthest else {}),
+        log=(furthest.log if furthest else None) or LogStatus(),
         changes=tuple(c.history.changes),
         happenings=tuple(c.history.happenings),
         stragglers=c.stragglers,
@@ -100,7 +102,7 @@ def _rank(c: CoordinatorState, member: MemberId, surplus: set[MemberId]) -> Rank
         pid=seen.pid,
         host=_host(c, seen),
         version=seen.version,
-        silent_ms=(c.now_ns - seen.heard_ns) // 1_000_000 if seen.heard_ns else 0,
+        silent_ms=(c.now_ns - seen.heard_ns) // NS_PER_MS if seen.heard_ns else 0,
         facts=_own(seen),
         carrier=seen.carrier,
         why=seen.dead or seen.suspect or silence.unheard_since(c, seen),
@@ -116,9 +118,8 @@ def _host(c: CoordinatorState, seen: KnownRank) -> str:
 
 
 def _own(seen: KnownRank) -> dict[str, float]:
-    """Return the figures that a rank measured about itself, without those of the log."""
-    facts = {name: value for name, value in seen.facts.items() if not name.startswith(Fact.LOG)}
-    return {**facts, Fact.STEP_S: seen.step_s} if seen.step_s else facts
+    """Return what a rank has measured about itself; its step time comes from its heartbeat."""
+    return {**seen.facts, Fact.STEP_S: seen.beat.step_s} if seen.beat.step_s else seen.facts
 
 
 def _state(c: CoordinatorState, member: MemberId, seen: KnownRank) -> RankPhase:
@@ -131,9 +132,9 @@ def _state(c: CoordinatorState, member: MemberId, seen: KnownRank) -> RankPhase:
     if seen.leaving:
         return RankPhase.DRAINING
     if member in c.index:
-        if seen.active:
+        if seen.beat.active:
             return RankPhase.ACTIVE
-        if seen.benched:
+        if seen.beat.benched:
             return RankPhase.BENCHED
         return RankPhase.JOINING
     return RankPhase.JOINING if seen.ready else RankPhase.STARTING
@@ -150,8 +151,8 @@ def _skipped(c: CoordinatorState) -> int:
     Returns:
         The highest number that any rank reports.
     """
-    name = Fact.DROPPED + DropReason.SKIPPED
-    return int(max((s.facts.get(name, 0.0) for s in c.roster.ranks.values()), default=0.0))
+    logs = (s.log for s in c.roster.ranks.values() if s.log is not None)
+    return max((log.samples_dropped.get(DropReason.SKIPPED, 0) for log in logs), default=0)
 
 
 def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:

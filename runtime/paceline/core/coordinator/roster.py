@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.messages import Away, Doing, Inventory, Network, Register, pod_of
+from paceline.core.messages import Heartbeat, Inventory, Network, Register, pod_of
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.snapshot import Kept
+from paceline.core.status import LogStatus
 
 
 @dataclass(slots=True)
@@ -64,29 +65,24 @@ class KnownRank:
     It cannot be in a generation that this coordinator does not know."""
     kill_asked: bool = False
     """True once its agent was asked to kill it."""
-    doing: Doing | None = None
-    """Work of its communication thread, from its last heartbeat (R35)."""
     promise: GenerationId = NO_GENERATION
     """Highest generation that it has promised, from its last heartbeat (R3)."""
-    active: bool = False
-    """True if it is active, from its last heartbeat."""
-    benched: bool = False
-    """True if it is benched, from its last heartbeat."""
-    done: bool = False
-    """True if its training loop has ended, from its last heartbeat."""
-    step_s: float = 0.0
-    """Median of its recent steps in seconds, from its last heartbeat. The status, the judgment of
-    stragglers and the choice of pods to drain use it."""
-    away: Away | None = None
-    """Start and place of a long absence of its script from step(). None without one, as of its last
-    heartbeat."""
+    beat: Heartbeat = field(init=False)
+    """Its last heartbeat that was listed in a beat of its pod; its `version`, `promise` and `last`
+    may be older than those here."""
     away_told: bool = False
     """True once an Event has named its stuck script."""
     facts: dict[str, float] = field(default_factory=dict)
-    """Last figures of the rank, for the status; measured at `facts_version`."""
-    facts_version: int = 0
+    """What it has measured about itself, by `Fact`, from its last figures."""
+    log: LogStatus | None = None
+    """What its round log says, from its last figures; None if they do not report it."""
+    figures_version: int = 0
+    """Version of its committed state when it sent its last figures."""
     carrier: Network = Network.UNKNOWN
     """Network that carries its data channel to other pods, as reported by its agent."""
+
+    def __post_init__(self) -> None:
+        self.beat = Heartbeat(self.member, NO_GENERATION, NO_GENERATION, 0)
 
     @property
     def present(self) -> bool:

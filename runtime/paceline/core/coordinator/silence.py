@@ -13,28 +13,22 @@ silence.
 
 from __future__ import annotations
 
-from typing import Final
+from paceline_api.times import NS_PER_MS, NS_PER_S
 
 from paceline.core import messages as m
 from paceline.core.coordinator import ending
-from paceline.core.coordinator.events import NS_PER_MS, NS_PER_S, ToAgent, WakeAt
+from paceline.core.coordinator.events import ToAgent, WakeAt
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.timeouts import (
+    GONE_NS,
+    INIT_NS,
+    RESTORE_NS,
+    SLOWEST_BYTES_PER_S,
+    USUAL_TIMES,
+)
 from paceline.core.coordinator.wording import format_clock, named
 from paceline.core.protocol.ids import NO_GENERATION
-
-RESTORE_NS: Final = 600 * NS_PER_S
-"""Upper bound on the time to read a checkpoint."""
-GONE_NS: Final = 500_000_000
-"""Time after which a closed connection makes a rank suspect, if its agent is not connected."""
-INIT_NS: Final = 60 * NS_PER_S
-"""Time from the start of a script after which a missing `pl.init()` is reported. Importing torch
-takes seconds."""
-USUAL_TIMES: Final = 10
-"""Factor over the longest of the last reductions beyond which a reduction is stuck."""
-SLOWEST_BYTES_PER_S: Final = 5_000_000
-"""Assumed minimum rate of a first reduction, in bytes of gradients per second. It also applies to
-other work on all of the state."""
 
 
 def suspect_the_silent(c: CoordinatorState) -> None:
@@ -50,7 +44,7 @@ def suspect_the_silent(c: CoordinatorState) -> None:
     for member, silent_ns in sorted(found):
         seen = c.roster.rank(member)
         seen.mute = c.owes_an_answer(member)
-        _suspect(c, seen, f"silent for {silent_ns / 1e9:.1f} s")
+        _suspect(c, seen, f"silent for {silent_ns / NS_PER_S:.1f} s")
 
 
 def _is_listened_for(c: CoordinatorState, seen: KnownRank) -> bool:
@@ -240,14 +234,14 @@ def name_a_stuck_script(c: CoordinatorState, seen: KnownRank) -> None:
 
     The rank itself ends such a process at the step deadline.
     """
-    if seen.away is not None and not seen.away_told and c.outcome is None:
+    if seen.beat.away is not None and not seen.away_told and c.outcome is None:
         seen.away_told = True
-        c.happened("ScriptStuck", _stuck_script(c, seen, seen.away))
+        c.happened("ScriptStuck", _stuck_script(c, seen, seen.beat.away))
 
 
 def stuck_scripts(c: CoordinatorState) -> str:
     """Describe the scripts that have not come back to step(), with their lines; empty if none."""
-    stuck = [(seen, seen.away) for seen in c.roster.present() if seen.away is not None]
+    stuck = [(seen, seen.beat.away) for seen in c.roster.present() if seen.beat.away is not None]
     return named([_stuck_script(c, seen, away) for seen, away in stuck], "; ")
 
 
@@ -269,17 +263,17 @@ def break_off_the_stuck(c: CoordinatorState) -> None:
     """
     for seen in c.roster.present():
         if seen.member not in c.index and _is_stuck_outside(c, seen):
-            assert seen.doing is not None
+            assert seen.beat.doing is not None
             when = "after the release" if c.phase is Phase.RELEASED else "before its first round"
-            why = f"stuck for {seen.doing.for_ms / 1e3:.1f} s {when}"
+            why = f"stuck for {seen.beat.doing.for_ms / 1e3:.1f} s {when}"
             _suspect_the_stuck(c, seen, why)
     if c.gen is None or c.phase not in (Phase.RUNNING, Phase.RELEASED):
         return
     members = [c.roster.rank(member) for member in c.gen.members]
     bound_ns = c.stuck_ns = _longest_work_ns(c, members)
-    c.long_at_work = {s.member for s in members if _is_long_at_work(c, s.doing)}
+    c.long_at_work = {s.member for s in members if _is_long_at_work(c, s.beat.doing)}
     for seen in members:
-        doing = seen.doing
+        doing = seen.beat.doing
         if doing is None or not seen.present or seen.promise != c.gen.id:
             continue
         if doing.for_ms * NS_PER_MS < bound_ns:
@@ -289,24 +283,23 @@ def break_off_the_stuck(c: CoordinatorState) -> None:
         if c.phase is Phase.RELEASED:  # no PREPARE is sent after the release
             _suspect_the_stuck(c, seen, why)
             continue
-        c.happened("RoundStuck", f"{why}, the bound is {bound_ns / 1e9:.1f} s")
+        c.happened("RoundStuck", f"{why}, the bound is {bound_ns / NS_PER_S:.1f} s")
         c.want_change(why, 0)
         return
 
 
-def works(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
-    """Note the work of a communication thread from a heartbeat (R35).
+def works(c: CoordinatorState, seen: KnownRank, before: m.Doing | None) -> bool:
+    """Note the work of a communication thread from its last heartbeat (R35).
 
     Args:
         c: The state, updated in place.
         seen: The rank.
-        beat: Its heartbeat.
+        before: Its work according to the heartbeat before.
 
     Returns:
         True if `break_off_the_stuck` may now find a rank that it did not find before.
     """
-    before, now = seen.doing, beat.doing
-    seen.doing = now
+    now = seen.beat.doing
     if seen.member not in c.index:
         return _is_stuck_outside(c, seen)
     if c.phase not in (Phase.RUNNING, Phase.RELEASED):
@@ -340,10 +333,10 @@ def _is_stuck_outside(c: CoordinatorState, seen: KnownRank) -> bool:
     """
     waits = seen.has_state or seen.last != NO_GENERATION
     return (
-        seen.doing is not None
+        seen.beat.doing is not None
         and not (waits and c.phase is not Phase.RELEASED)
         and not c.owes_an_answer(seen.member)
-        and seen.doing.for_ms * NS_PER_MS >= _longest_work_ns(c, [seen])
+        and seen.beat.doing.for_ms * NS_PER_MS >= _longest_work_ns(c, [seen])
     )
 
 
@@ -364,7 +357,7 @@ def _longest_work_ns(c: CoordinatorState, members: list[KnownRank]) -> int:
     Returns:
         The freeze timeout plus the estimate, doubled per futile generation.
     """
-    doing = [seen.doing for seen in members if seen.doing is not None]
+    doing = [seen.beat.doing for seen in members if seen.beat.doing is not None]
     usual_ns = max((d.usual_ms for d in doing), default=0) * NS_PER_MS
     payload_bytes = max((d.payload_bytes for d in doing), default=0)
     slow_ns = payload_bytes * NS_PER_S // SLOWEST_BYTES_PER_S

@@ -124,8 +124,8 @@ def pods_to_drain(
         running = bool(ranks) and all(
             r.has_state if members is None else r.member in members for r in ranks
         )
-        busy = not all(r.done for r in ranks)
-        step_s = max((r.step_s for r in ranks), default=0.0)
+        busy = not all(r.beat.done for r in ranks)
+        step_s = max((r.beat.step_s for r in ranks), default=0.0)
         return (running, busy, -step_s, -pod.slot)
 
     return sorted(living, key=order)[:surplus]

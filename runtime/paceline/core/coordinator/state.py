@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from paceline_api.rounds import RoundSettings
+from paceline_api.times import NS_PER_S
 
 from paceline.core import messages as m
 from paceline.core.coordinator.events import Config, Effect, Happened, ToAgent, ToRank
@@ -222,7 +223,7 @@ class CoordinatorState:
     @property
     def wall_s(self) -> float:
         """Wall time of the current event, in seconds since the epoch."""
-        return self.wall_offset_s + self.now_ns / 1e9
+        return self.wall_offset_s + self.now_ns / NS_PER_S
 
     @property
     def stop_asked(self) -> bool:

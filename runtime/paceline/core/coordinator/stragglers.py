@@ -7,20 +7,16 @@ for each time it is a step of the ladder. Replace is carried out by the owner of
 
 from __future__ import annotations
 
-from typing import Final
-
 from paceline_api import slow
 from paceline_api.types.enums import StragglerResponse
 
 from paceline.core import messages as m
-from paceline.core.coordinator.events import NS_PER_S, ToAgent
+from paceline.core.coordinator.events import ToAgent
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.timeouts import JUDGE_NS
 from paceline.core.protocol.ids import MemberId
-from paceline.core.status import Fact, StragglerStatus
-
-JUDGE_NS: Final = NS_PER_S
-"""Interval between two judgments. Heartbeats are at least as frequent in small jobs."""
+from paceline.core.status import StragglerStatus
 
 
 def is_due(c: CoordinatorState) -> bool:
@@ -47,11 +43,11 @@ def judge_now_and_then(c: CoordinatorState) -> None:
         if not seen.dead and seen.member in c.index:
             key = _key(seen.member.slot, seen.member.local, m.pod_of(seen.member)[1])
             ranks[key] = seen
-            steps[key] = seen.step_s if seen.active else 0.0
+            steps[key] = seen.beat.step_s if seen.beat.active else 0.0
     verdict = slow.judge(
-        [slow.Pace(key, step_s) for key, step_s in sorted(steps.items())],
+        [slow.StepTime(key, step_s) for key, step_s in sorted(steps.items())],
         settings,
-        round_s=max((s.facts.get(Fact.ROUND_S, 0.0) for s in ranks.values()), default=0.0),
+        round_s=max((s.log.round_s for s in ranks.values() if s.log), default=0.0),
         since=c.slow_since,
         now_s=c.wall_s,
     )

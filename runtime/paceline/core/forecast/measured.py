@@ -10,8 +10,9 @@ from statistics import fmean, median
 from typing import Final
 
 from paceline_api.rounds import RoundSettings
+from paceline_api.times import NS_PER_S
 
-from paceline.core.anatomy.dissect import NS_PER_S, Part, summarise
+from paceline.core.anatomy.dissect import Part, summarise
 from paceline.core.anatomy.samples import (
     PodSamples,
     RankSamples,

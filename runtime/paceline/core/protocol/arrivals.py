@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import MaxAgePolicy, Mode
 
 from paceline.core.protocol.composition import is_usual
@@ -21,7 +22,7 @@ from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, LoggedMetric, Operation, Share
 from paceline.core.protocol.waits import deadline_ns, grace_ns
 
-BENCH_AFTER_MIN_NS: Final = 60 * 10**9
+BENCH_AFTER_MIN_NS: Final = 60 * NS_PER_S
 """Lower bound on the automatic bench timeout (`bench_after_ns`): 60 s."""
 BENCH_AFTER_ROUNDS: Final = 20
 """Automatic bench timeout, as a number of median rounds."""

@@ -20,6 +20,7 @@ from typing import Final
 
 from msgspec import Struct
 from paceline_api.rounds import RoundSettings
+from paceline_api.times import NS_PER_US
 from paceline_api.types.enums import Mode
 
 from paceline.core.protocol.composition import Composition
@@ -27,7 +28,6 @@ from paceline.core.protocol.waits import deadline_ns, grace_ns, quorum_of
 
 PARTIAL: Final = (Mode.QUORUM, Mode.MAJORITY, Mode.SOLO, Mode.DEADLINE)
 """Modes that the report compares."""
-NS_PER_US: Final = 1000
 
 
 class Hindsight(Struct, frozen=True):

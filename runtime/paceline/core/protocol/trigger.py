@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from typing import Final, NamedTuple
 
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Mode
 
 from paceline.core.protocol.arrivals import Arrivals
@@ -136,7 +137,7 @@ def _or_bench(arrivals: Arrivals, now_ns: int, why: str) -> Decision:
     silent = arrivals.silent()
     names = ", ".join(map(str, silent))
     return Decision(
-        Trigger.BENCH, f"{names} silent for {(now_ns - since) / 1e9:.1f} s", None, silent
+        Trigger.BENCH, f"{names} silent for {(now_ns - since) / NS_PER_S:.1f} s", None, silent
     )
 
 

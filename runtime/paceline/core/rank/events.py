@@ -2,17 +2,20 @@
 
 Messages of peers and of the coordinator (`core.messages`) are events as they are.
 
-The driver, `worker.comm_thread`, carries out the effects of one event in this order:
+A driver carries out the effects of one event in this order:
 
-    1. All effects but Reduce, OpenChannel and Restore, in the order given. So messages leave
-       before the thread blocks in a reduction. OpenChannel already makes the addresses of the
-       peers known here, at its place in the list.
-    2. Reduce, OpenChannel and Restore, which block, in the order given.
+    1. The effects that do not block (`Prompt`), in the order given. So messages leave before the
+       thread blocks in a reduction. OpenChannel already makes the addresses of the peers known
+       here, at its place in the list.
+    2. The effects that may block (`Blocking`), in the order given.
     3. The outcomes of these effects, such as Hashed and Reduced, as new events in that order.
 
-The thread handles no other event in between. Some effects are then still running: Reduce of a
-streamed round, Save, Publish, SendPart, SendState and PassState go on in the background. In the
-simulation nothing blocks, and all effects are carried out in the order given.
+The driver handles no other event in between. Some effects are then still running: Reduce of a
+streamed round, Save, Publish, SendPart, SendState and PassState go on in the background.
+
+There are three drivers: the rank of a job (`worker.comm_thread`), of a simulation and of a
+rehearsal. Each has a `match` over the effects, which mypy reports as incomplete as long as it lacks
+a new one.
 """
 
 from __future__ import annotations
@@ -28,16 +31,16 @@ from paceline.core.messages import (
     Dismiss,
     Fatal,
     Leaving,
-    Part,
+    LogPart,
     PeerMessage,
     Prepare,
     Prepared,
-    Refused,
+    PromiseRefused,
     Register,
     Release,
     Saved,
     Started,
-    State,
+    StateTransfer,
     Stopped,
 )
 from paceline.core.protocol.composition import Weighing
@@ -285,7 +288,17 @@ class ToPeer(Struct, frozen=True):
 class ToCoordinator(Struct, frozen=True):
     """Send a message to the coordinator by way of the agent; does not block."""
 
-    message: Register | Prepared | Refused | Started | Stopped | Saved | Complain | Leaving | Fatal
+    message: (
+        Register
+        | Prepared
+        | PromiseRefused
+        | Started
+        | Stopped
+        | Saved
+        | Complain
+        | Leaving
+        | Fatal
+    )
 
 
 class ChangeBuffers(Struct, frozen=True):
@@ -372,7 +385,7 @@ class SendPart(Struct, frozen=True):
     """Send the records that a member lacks, with the last result if `with_result` (R7)."""
 
     to: MemberId
-    part: Part
+    part: LogPart
     with_result: bool
 
 
@@ -380,14 +393,14 @@ class SendState(Struct, frozen=True):
     """Copy the committed state now and send it in the background."""
 
     to: MemberId
-    state: State
+    state: StateTransfer
 
 
 class PassState(Struct, frozen=True):
     """Forward the received state of the donor unchanged, before it is installed (R45)."""
 
     to: MemberId
-    state: State
+    state: StateTransfer
 
 
 class RefusePeer(Struct, frozen=True):
@@ -453,13 +466,12 @@ class Exit(Struct, frozen=True):
     why: str
 
 
-Effect = (
+Blocking = Reduce | OpenChannel | Restore
+Prompt = (
     ToPeer
     | ToCoordinator
     | ChangeBuffers
-    | OpenChannel
     | CloseChannel
-    | Reduce
     | GiveUp
     | Apply
     | Queue
@@ -470,7 +482,6 @@ Effect = (
     | SendState
     | PassState
     | RefusePeer
-    | Restore
     | Save
     | Publish
     | Unsave
@@ -479,3 +490,4 @@ Effect = (
     | WakeAt
     | Exit
 )
+Effect = Prompt | Blocking

@@ -18,12 +18,12 @@ from paceline.core.messages import (
     Dismiss,
     Endpoints,
     Gathered,
-    Part,
+    LogPart,
     PeerMessage,
     Prepare,
     Release,
     Start,
-    State,
+    StateTransfer,
     WeightsHash,
 )
 from paceline.core.protocol.ids import MemberId
@@ -59,7 +59,7 @@ from paceline.core.rank.events import (
 from paceline.core.rank.state import EARLY_MAX, RankState, Saving
 
 WORD: Final = (Announce, Gathered)
-REPAIR: Final = (Part, State)
+REPAIR: Final = (LogPart, StateTransfer)
 
 
 class Rank:
@@ -162,15 +162,17 @@ class Rank:
         match message:
             case Announce() | Gathered():
                 rounds.on_announce(rank, message)
-            case AskState() | State() | Start() if membership.names_strangers(rank, message):
+            case AskState() | StateTransfer() | Start() if membership.names_strangers(
+                rank, message
+            ):
                 rank.emit(RefusePeer())
             case Start():
                 rounds.on_start(rank, message)
-            case Part():
+            case LogPart():
                 membership.on_part(rank, message)
             case AskState():
                 membership.on_ask_state(rank, message)
-            case State():
+            case StateTransfer():
                 membership.on_state(rank, message)
             case WeightsHash():
                 rounds.on_weights_hash(rank, message)

@@ -13,14 +13,14 @@ from paceline.core.messages import (
     Complain,
     Dismiss,
     Leaving,
-    Part,
+    LogPart,
     Prepare,
     Prepared,
-    Refused,
+    PromiseRefused,
     Release,
     Start,
     Started,
-    State,
+    StateTransfer,
 )
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log, LogError
@@ -63,7 +63,7 @@ def on_order(rank: RankState, order: Order) -> None:
             elif proposal == rank.promise and rank.frozen:
                 rank.tell(_report(rank))  # the coordinator repeats PREPARE over a new connection
             else:
-                rank.tell(Refused(proposal, rank.me, rank.promise))
+                rank.tell(PromiseRefused(proposal, rank.me, rank.promise))
                 if rank.broken and not rank.frozen:
                     # The proposal aborted a reduction before it was read.
                     why = "a reduction was given up for a proposal that came too late"
@@ -84,7 +84,7 @@ def _hear_commit(rank: RankState, order: Commit | CommitChange) -> None:
     if new == rank.promise and rank.frozen:
         _accept(rank, order if isinstance(order, Commit) else changed(rank.commit, order))
     elif new < rank.promise:
-        rank.tell(Refused(new, rank.me, rank.promise))
+        rank.tell(PromiseRefused(new, rank.me, rank.promise))
 
 
 def _answer_released(rank: RankState, order: Order) -> None:
@@ -177,7 +177,7 @@ def _accept(rank: RankState, commit: Commit) -> None:
     if rank.me == commit.holder:
         for member, (index, digest) in behind.items():
             records = rank.log.missing_after(index, digest)
-            part = Part(gen.id, records)
+            part = LogPart(gen.id, records)
             with_result = any(isinstance(r, Go) and not r.void for r in records)
             rank.emit(SendPart(member, part, with_result))
     if not rank.is_member:
@@ -196,8 +196,8 @@ def _accept(rank: RankState, commit: Commit) -> None:
     else:
         _start(rank)
     # Part and State messages that arrived before this COMMIT are handled now (R4).
-    rank.inbox.extend(m for m in rank.early if isinstance(m, Part | State))
-    rank.early = [m for m in rank.early if not isinstance(m, Part | State)]
+    rank.inbox.extend(m for m in rank.early if isinstance(m, LogPart | StateTransfer))
+    rank.early = [m for m in rank.early if not isinstance(m, LogPart | StateTransfer)]
 
 
 def _join_without_state(rank: RankState, commit: Commit) -> None:
@@ -286,7 +286,7 @@ def on_channel(rank: RankState, why: str) -> None:
 # ---- repair --------------------------------------------------------------------------------------
 
 
-def on_part(rank: RankState, part: Part) -> None:
+def on_part(rank: RankState, part: LogPart) -> None:
     """Append the records that this rank lacks, apply the last result, and start (R7).
 
     Args:
@@ -313,7 +313,7 @@ def on_part(rank: RankState, part: Part) -> None:
     _start(rank)
 
 
-def names_strangers(rank: RankState, message: AskState | State | Start) -> bool:
+def names_strangers(rank: RankState, message: AskState | StateTransfer | Start) -> bool:
     """Return True if a peer asks to send something to ranks outside of the group."""
     receivers = (message.member,) if isinstance(message, AskState) else message.onward
     return bool(receivers) and not rank.group.issuperset(receivers)
@@ -337,7 +337,7 @@ def serve(rank: RankState) -> None:
     for member in due:
         del rank.serve[member]
     for member, onward in branches(due):
-        rank.emit(SendState(member, State(rank.gen_id, snapshot, onward)))
+        rank.emit(SendState(member, StateTransfer(rank.gen_id, snapshot, onward)))
 
 
 def _is_whole(rank: RankState) -> bool:
@@ -351,13 +351,13 @@ def _is_whole(rank: RankState) -> bool:
     return opens or rank.main is Main.DONE
 
 
-def pass_on(rank: RankState, state: State) -> None:
+def pass_on(rank: RankState, state: StateTransfer) -> None:
     """Forward a received state to the ranks that it names, even if it is of no use here (R45)."""
     for member, onward in branches(state.onward):
         rank.emit(PassState(member, replace(state, onward=onward)))
 
 
-def on_state(rank: RankState, state: State) -> None:
+def on_state(rank: RankState, state: StateTransfer) -> None:
     """Take the donor's state, which is complete here; only now the old one is discarded (R8)."""
     if rank.frozen or state.generation != rank.gen_id:
         return
@@ -418,7 +418,7 @@ def install(rank: RankState) -> None:
         rank.tell(_started(rank, has_state=True))
 
 
-def _install_last(rank: RankState, state: State) -> None:
+def _install_last(rank: RankState, state: StateTransfer) -> None:
     """Install the state of a script on a rank that GO has made active (S3).
 
     The donor waits in the operation that comes next, and so will the script of this rank. Any other

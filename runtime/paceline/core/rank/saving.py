@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from paceline_api.times import NS_PER_S
+
 from paceline.core.messages import Saved
 from paceline.core.rank.events import Publish, Published, Save, Unsave, WakeAt, Written
 from paceline.core.rank.state import RankState, Stage
 
-FINAL_NS: Final = 600 * 10**9
+FINAL_NS: Final = 600 * NS_PER_S
 """How long a released rank stays for its last checkpoint: 10 minutes."""
 
 

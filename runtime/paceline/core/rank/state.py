@@ -17,7 +17,7 @@ from paceline.core.messages import (
     Gathered,
     PeerMessage,
     Register,
-    State,
+    StateTransfer,
 )
 from paceline.core.protocol.arrivals import Arrivals
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
@@ -217,7 +217,7 @@ class RankState:
     """GO of this round and later ones, by round."""
     reducing: Go | None = None
     """GO of the reduction under way."""
-    arrived_state: State | None = None
+    arrived_state: StateTransfer | None = None
     """State of the donor, kept until no reduction is under way (R15)."""
     round: int = 0
     """Next round that this rank joins."""
@@ -326,7 +326,7 @@ class RankState:
         done = self.pending.leases() | set(self.share.returned if self.share else ())
         return tuple(x for x in held if x not in done)
 
-    def has_state_of(self, message: State) -> bool:
+    def has_state_of(self, message: StateTransfer) -> bool:
         """Return True if this rank no longer needs the tensors of a state message (R45)."""
         known = message.generation == self.gen_id and not self.frozen
         return known and not self.passive and not self.follows

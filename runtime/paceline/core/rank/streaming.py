@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Overlap
 
 from paceline.core.protocol.arrivals import bench_after_ns
@@ -36,7 +37,7 @@ PATIENCE_MIN_NS: Final = 20 * 10**6
 PATIENCE_SHARE: Final = 1.5
 """Timeout of the own batch after GO, as a multiple of its usual time, or of a reduction's if that
 is longer."""
-PATIENCE_MAX_NS: Final = 10 * 10**9
+PATIENCE_MAX_NS: Final = 10 * NS_PER_S
 """Upper bound on the timeout: 10 s. It must be below the time after which ranks that wait inside a
 segment count as stuck (R35)."""
 

@@ -16,10 +16,10 @@ from paceline_api.names import LABEL_JOB, NOTE_WATCHED
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
 from paceline_api.settings import ResolvedJob
-from paceline_api.times import timestamp
+from paceline_api.times import NS_PER_S, timestamp
 from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
 
-from paceline.clock import NS_PER_S, now_ns, wall_s
+from paceline.clock import now_ns, wall_s
 from paceline.core.anatomy.samples import with_steps
 from paceline.jobs.cluster import samples
 from paceline.jobs.cluster.logs import Logs

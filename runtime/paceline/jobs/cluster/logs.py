@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from paceline_api.errors import PacelineError
 from paceline_api.names import worker_selector
-from paceline_api.times import timestamp
+from paceline_api.times import NS_PER_MS, NS_PER_S, timestamp
 from paceline_api.types.template import TRAINER
 
-from paceline.clock import NS_PER_MS, NS_PER_S, now_ns, pause
+from paceline.clock import now_ns, pause
 from paceline.jobs.cluster.patience import RETRY_S, Patience
 from paceline.jobs.cluster.server import NotFoundError, Server
 from paceline.jobs.core import from_cluster

@@ -15,8 +15,9 @@ from urllib.parse import urlencode
 import urllib3
 from kubernetes.client.exceptions import ApiException
 from paceline_api.access.access import Access
+from paceline_api.times import NS_PER_S
 
-from paceline.clock import NS_PER_S, now_ns, pause
+from paceline.clock import now_ns, pause
 from paceline.core.anatomy.steps_token import WRONG_TOKEN
 from paceline.jobs.errors import (
     AwayError,

@@ -15,6 +15,7 @@ from paceline_api.names import (
 )
 from paceline_api.reasons import ConditionType
 from paceline_api.rounds import RoundSettings
+from paceline_api.times import US_PER_S
 
 from paceline.core.messages import ATTEMPT_STRIDE, Network, pod_of
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId, parse_member
@@ -40,7 +41,6 @@ from paceline.jobs.interface import (
 Object = Mapping[str, Any]
 Place = tuple[int, int, int]
 """Slot, number of the process in the slot, attempt of the pod."""
-US_PER_S: Final = 1_000_000
 _ENDS: Final = (RankPhase.FINISHED, RankPhase.DEAD)
 
 _NO_NEWS: Final = (

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
+from paceline_api.times import NS_PER_S
+
 from paceline.core.protocol.ids import parse_member
 from paceline.core.status import place_of
 from paceline.jobs.interface import LogLine
@@ -23,7 +25,6 @@ _STAMPED: Final = re.compile(
 _OF_A_RANK: Final = re.compile(r"\[rank (\d{1,9}\.\d{1,9})(?:\.\d{1,9})?(#\d{1,9})\] ?(.*)", re.S)
 """Prefix of a line that a rank printed. In a group of ranks, all but the first add their number in
 the group (R50)."""
-NS_PER_S: Final = 1_000_000_000
 
 
 def parse_line(raw: str, *, source: str, procs: int) -> LogLine | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-NS_PER_S: Final = 1_000_000_000
+from paceline_api.times import NS_PER_S
+
 TOLD_AFTER_NS: Final = 1 * NS_PER_S
 """Duration of an outage after which it is reported. A server that has broken off a watch may answer
 the next request."""

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 from paceline_api.errors import printable, printable_lines
+from paceline_api.times import NS_PER_S
 
 from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
 
-NS_PER_S: Final = 1_000_000_000
 COLOURS: Final = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92, 94, 91)
 """ANSI foreground colors; ranks with neighboring numbers have different ones."""
 DIM: Final = 2

@@ -22,8 +22,9 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from paceline_api.times import NS_PER_S
 
-from paceline.clock import NS_PER_S, now_ns, pause
+from paceline.clock import now_ns, pause
 from paceline.core.demand import SPARE_LINKS_MAX
 from paceline.scratch import note_shared_memory
 from paceline.transport.base import Group, TransportError

@@ -18,8 +18,9 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
+from paceline_api.times import NS_PER_MS
 
-from paceline.clock import NS_PER_MS, now_ns, pause
+from paceline.clock import now_ns, pause
 from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.schedules import (
     ALGORITHMS,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.clock import NS_PER_S
+from paceline_api.times import NS_PER_S
+
 from paceline.transport.base import Abort, PeerLost, TransportAborted, TransportError
 from paceline.transport.rendezvous import LAST_WORDS_NS
 

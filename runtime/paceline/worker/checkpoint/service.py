@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from paceline_api.jobfile import CheckpointSpec
+from paceline_api.times import NS_PER_S
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import Saving
 from paceline.errors import CheckpointError
@@ -83,9 +84,9 @@ class CheckpointService:
             case ev.Unsave():
                 self._writer.drop()
 
-    def figures(self, saving: Saving) -> dict[str, float]:
-        """Return what checkpoints have cost so far; call it after an answer of the writer."""
-        return self._metrics.follow(saving, self._exposed_s, self._writer.hidden_s)
+    def count(self, saving: Saving) -> None:
+        """Export what checkpoints have cost so far; call it after an answer of the writer."""
+        self._metrics.follow(saving, self._exposed_s, self._writer.hidden_s)
 
     def restore(self, order: ev.Restore) -> ev.Restored:
         """Load a checkpoint as the committed state.

@@ -22,11 +22,12 @@ from typing import Final
 
 import msgspec
 import torch
+from paceline_api.times import NS_PER_S
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from paceline import private_files
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import now_ns
 from paceline.core.protocol.snapshot import LogSnapshot
 from paceline.core.rank.events import Published, Written
 from paceline.errors import CheckpointError

@@ -9,52 +9,57 @@ path stores a few numbers, and the facts are computed at most every REFRESH_NS.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from statistics import median
 from typing import Final
 
-from paceline.clock import NS_PER_S
-from paceline.core.messages import Away, Doing, Figures, Heartbeat
+from paceline_api.times import NS_PER_MS, NS_PER_S, US_PER_S
+
+from paceline.core.log_figures import pack_log
+from paceline.core.messages import Away, Doing, Heartbeat, RankFigures
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.ledger import Ledger, since
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import GivenUp, Go, summed
+from paceline.core.protocol.records import Go, summed
 from paceline.core.protocol.sampling import left_out_per_epoch
 from paceline.core.protocol.shadow import ShadowReport
 from paceline.core.rank.state import Main, RankState
-from paceline.core.status import METRIC_ROUNDS, Fact
-from paceline.worker.metrics.pace import Pace
+from paceline.core.status import METRIC_ROUNDS, Fact, LogStatus, ShadowStatus
+from paceline.worker.metrics.pace import JobSpeed
 
-REFRESH_NS: Final = 150_000_000
+REFRESH_NS: Final = 150 * NS_PER_MS
 """Shortest interval between two computations of the facts, in nanoseconds."""
 RECENT: Final = 32
 """Number of recent steps and arrivals of which medians are taken."""
-US_PER_S: Final = 1e6
 
 
 class HeartbeatFacts:
     """The facts of one rank, as far as they were computed last."""
 
-    def __init__(self) -> None:
-        self.checkpoints: dict[str, float] = {}
-        """Figures of checkpoints, from `worker.metrics.rounds`."""
-        self.carried: dict[str, float] = {}
-        """Number of size classes that each transport moves; empty for a rank alone."""
+    def __init__(self, recorded: Callable[[], dict[str, float]] = dict) -> None:
+        """Create the facts of a rank that has not made a step.
+
+        Args:
+            recorded: Returns the facts that the rank's record holds (`RankRecord.facts`).
+        """
         self.squares: dict[str, float] = {}
         """Figures of `worker.metrics.squares`; empty unless the run is measured for a plan."""
+        self.log: LogStatus | None = None
+        """What the round log said when the facts were computed last; None if another rank reports
+        it."""
+        self._recorded = recorded
         self._facts: dict[str, float] = {}
         """The computed facts. Replaced as a whole, so the link thread may read it at any time."""
         self._refreshed_ns = 0
         self._steps_ns: deque[int] = deque(maxlen=RECENT)
         self._step_s = 0.0
         """Median of `_steps_ns` in seconds, when the facts were computed last."""
-        self._pace = Pace()
+        self._speed = JobSpeed()
         self._lags_us: deque[int] = deque(maxlen=RECENT)
         self._resumed_ns: int | None = None
         self._parked_ns: int | None = None
         self._wait_ns = 0
         self._avoided_ns = 0
-        self._given_up: dict[str, float] = {}
         self._contributed: dict[MemberId, int] = {}
         self._active: dict[MemberId, int] = {}
         """Number of rounds in which each rank was active. The rounds since the set of active ranks
@@ -152,21 +157,25 @@ class HeartbeatFacts:
         self._refreshed_ns = now_ns
         done = _progress(rank.log)
         if done is not None:
-            self._pace.follow(now_ns, done, rank.log.ledger)
-        self.work_out(rank)
+            self._speed.follow(now_ns, done, rank.log.ledger)
+        self.compute(rank)
         return True
 
-    def work_out(self, rank: RankState) -> None:
+    def compute(self, rank: RankState) -> None:
         """Compute the facts now."""
         if self._steps_ns:
             self._step_s = round(median(self._steps_ns) / NS_PER_S, 6)
-        logged = self._logged(rank) if tells_of_the_log(rank) else {}
-        told = self.checkpoints | self.carried | self.squares
-        self._facts = self._measured() | logged | told
-
-    def gave_up(self, why: GivenUp) -> None:
-        """Count a streamed round that this rank gave up, with the reason."""
-        self._given_up[Fact.GIVEN_UP + why] = self._given_up.get(Fact.GIVEN_UP + why, 0.0) + 1
+        facts: dict[str, float] = {
+            Fact.LAG_S: median(self._lags_us) / US_PER_S if self._lags_us else 0.0,
+            Fact.WAIT_S: self._wait_ns / NS_PER_S,
+        }
+        self.log = self._read_log(rank) if reports_the_log(rank) else None
+        if self.log is not None:
+            facts |= pack_log(self.log)
+            epoch = epochs_done(rank.log)
+            if epoch is not None:
+                facts[Fact.EPOCH] = epoch
+        self._facts = facts | self.squares | self._recorded()
 
     def heartbeat(
         self, rank: RankState, doing: Doing | None = None, away: Away | None = None
@@ -197,59 +206,42 @@ class HeartbeatFacts:
             away=away,
         )
 
-    def figures(self, rank: RankState) -> Figures:
+    def figures(self, rank: RankState) -> RankFigures:
         """Return the facts that were computed last, as a message for the coordinator."""
-        return Figures(rank.me, rank.log.version, self._facts)
+        return RankFigures(rank.me, rank.log.version, self._facts)
 
-    def _measured(self) -> dict[str, float]:
-        return {
-            Fact.LAG_S: median(self._lags_us) / US_PER_S if self._lags_us else 0.0,
-            Fact.WAIT_S: self._wait_ns / NS_PER_S,
-            Fact.AVOIDED_S: self._avoided_ns / NS_PER_S,
-            **self._given_up,
-        }
-
-    def _logged(self, rank: RankState) -> dict[str, float]:
+    def _read_log(self, rank: RankState) -> LogStatus:
         log, ledger = rank.log, rank.log.ledger
-        total = ledger.total()
-        facts: dict[str, float] = {
-            Fact.GRADIENTS: float(ledger.contributions),
-            Fact.GRADIENTS_BEFORE: float(ledger.contributions_before),
-            Fact.LEFT_OUT: float(left_out_per_epoch(log.plan)),
-            Fact.APPLIED: float(total.applied),
-            Fact.LATE: float(total.late),
-            Fact.REDEALT: float(total.redealt),
-            Fact.DISCOUNTED: total.discounted,
-            Fact.UPDATES: float(log.updates),
-            Fact.EPOCHS_EXACT: float(ledger.epochs_exact),
-            Fact.EPOCHS_SHORT: float(ledger.epochs_short),
-            Fact.ROUND_S: log.median_round_us / US_PER_S,
-        }
-        facts[Fact.STREAMED] = float(ledger.streamed)
-        for trigger, count in ledger.rounds.items():
-            facts[Fact.ROUNDS + trigger] = float(count)
-        for reason, samples in ledger.dropped.items():
-            facts[Fact.DROPPED + reason] = float(samples)
-        if log.plan.samples and log.plan.epochs:
-            dealt = log.plan.samples - left_out_per_epoch(log.plan)
-            facts[Fact.EPOCH] = (total.applied + total.dropped) / dealt
-        done = _progress(log)
-        if done is not None:
-            facts[Fact.PROGRESS] = done
-            if self._pace.left_s is not None:
-                facts[Fact.LEFT_S] = self._pace.left_s
+        total, progress = ledger.total(), _progress(log)
         self._count_shares()
-        for member in log.members:
-            if self._active.get(member):
-                share = self._contributed.get(member, 0) / self._active[member]
-                facts[Fact.SHARE + str(member)] = share
-        if log.shadow.rounds:
-            facts |= _shadow(log.shadow)
-        facts |= _means(Fact.METRIC, since(ledger.metrics, self._sums[0] if self._sums else {}))
-        facts |= _means(Fact.METRIC_EPOCH, ledger.last_epoch)
-        for name, (value, weight) in ledger.metrics.items():
-            facts |= {Fact.METRIC_SUM + name: value, Fact.METRIC_WEIGHT + name: weight}
-        return facts
+        return LogStatus(
+            rounds={str(trigger): count for trigger, count in ledger.rounds.items()},
+            streamed=ledger.streamed,
+            gradients=ledger.contributions,
+            gradients_before=ledger.contributions_before,
+            samples_left_out=left_out_per_epoch(log.plan),
+            samples_applied=total.applied,
+            samples_late=total.late,
+            samples_dropped={str(reason): count for reason, count in ledger.dropped.items()},
+            samples_redealt=total.redealt,
+            samples_discounted=total.discounted,
+            updates=log.updates,
+            epochs_exact=ledger.epochs_exact,
+            epochs_short=ledger.epochs_short,
+            progress=progress,
+            left_s=self._speed.left_s if progress is not None else None,
+            round_s=log.median_round_us / US_PER_S,
+            avoided_s=self._avoided_ns / NS_PER_S,
+            shares={
+                str(member): self._contributed.get(member, 0) / self._active[member]
+                for member in log.members
+                if self._active.get(member)
+            },
+            shadow=_shadow(log.shadow) if log.shadow.rounds else None,
+            metrics=_means(since(ledger.metrics, self._sums[0] if self._sums else {})),
+            metrics_of_epoch=_means(ledger.last_epoch),
+            metric_sums=dict(ledger.metrics),
+        )
 
 
 def _without(log: Log, go: Go) -> dict[str, tuple[float, float]]:
@@ -263,14 +255,22 @@ def _without(log: Log, go: Go) -> dict[str, tuple[float, float]]:
     }
 
 
-def _means(prefix: str, sums: dict[str, tuple[float, float]]) -> dict[str, float]:
-    """Return the mean of each figure that has a weight, named with the prefix."""
-    return {prefix + name: total / weight for name, (total, weight) in sums.items() if weight}
+def _means(sums: dict[str, tuple[float, float]]) -> dict[str, float]:
+    """Return the mean of each figure that has a weight."""
+    return {name: total / weight for name, (total, weight) in sums.items() if weight}
 
 
-def tells_of_the_log(rank: RankState) -> bool:
+def reports_the_log(rank: RankState) -> bool:
     """Return True on the one rank that reports the log's figures: the lowest active one."""
     return rank.me == min(rank.log.active, default=None)
+
+
+def epochs_done(log: Log) -> float | None:
+    """Return the epochs done so far; None if the data of an epoch are not known."""
+    if not (log.plan.samples and log.plan.epochs):
+        return None
+    total = log.ledger.total()
+    return (total.applied + total.dropped) / (log.plan.samples - left_out_per_epoch(log.plan))
 
 
 def _progress(log: Log) -> float | None:
@@ -282,13 +282,11 @@ def _progress(log: Log) -> float | None:
     return min(1.0, float(log.steps / log.plan.steps)) if log.plan.steps else None
 
 
-def _shadow(report: ShadowReport) -> dict[str, float]:
-    facts: dict[str, float] = {
-        Fact.SHADOW_ROUNDS: float(report.rounds),
-        Fact.SHADOW_FRESH: float(report.fresh),
-        Fact.SHADOW_WAITED_S: report.waited_us / US_PER_S,
-    }
-    for mode, seen in report.modes.items():
-        facts[Fact.SHADOW_SAVED_S + mode] = seen.saved_us / US_PER_S
-        facts[Fact.SHADOW_LATE + mode] = float(seen.late)
-    return facts
+def _shadow(report: ShadowReport) -> ShadowStatus:
+    return ShadowStatus(
+        rounds=report.rounds,
+        fresh=report.fresh,
+        waited_s=report.waited_us / US_PER_S,
+        saved_s={str(mode): seen.saved_us / US_PER_S for mode, seen in report.modes.items()},
+        late={str(mode): seen.late for mode, seen in report.modes.items()},
+    )

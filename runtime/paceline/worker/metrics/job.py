@@ -6,9 +6,7 @@ thread only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from paceline.core.status import Fact
+from paceline.core.status import LogStatus
 from paceline.telemetry.catalog import FIGURE_NAME_BYTES, FIGURES_MAX
 from paceline.telemetry.records import Gauge, RankRecord
 
@@ -18,36 +16,34 @@ class JobMetrics:
 
     def __init__(self, record: RankRecord) -> None:
         self._record = record
-        self._facts = {
-            Fact.PROGRESS: record.gauge("paceline_progress_ratio"),
-            Fact.EPOCH: record.gauge("paceline_epoch_number"),
-            Fact.LEFT_S: record.gauge("paceline_remaining_seconds"),
-        }
+        self._progress = record.gauge("paceline_progress_ratio")
+        self._epoch = record.gauge("paceline_epoch_number")
+        self._left_s = record.gauge("paceline_remaining_seconds")
         self._figures: dict[str, tuple[Gauge, Gauge]] = {}
         """Handles for sum and weight by name, for as many figures as there is space for."""
 
-    def tell(self, facts: Mapping[str, float], logged: Mapping[str, tuple[float, float]]) -> None:
+    def export(self, log: LogStatus, epoch: float | None) -> None:
         """Export progress and the script's figures.
 
         Args:
-            facts: Computed facts; a fact that is missing is cleared.
-            logged: For each of the script's names, the sum of value x weight and the sum of
-                weights.
+            log: What the round log says.
+            epoch: Epochs done so far; None if that is unknown.
         """
-        for fact, gauge in self._facts.items():
-            if fact in facts:
-                gauge.set(facts[fact])
+        shown = (self._progress, log.progress), (self._epoch, epoch), (self._left_s, log.left_s)
+        for gauge, value in shown:
+            if value is not None:
+                gauge.set(value)
             else:
                 gauge.clear()
-        for name, (total, weight) in logged.items():
+        for name, (total, weight) in log.metric_sums.items():
             figure = self._figure(name)
             if figure is not None:
                 figure[0].set(total)
                 figure[1].set(weight)
 
-    def be_silent(self) -> None:
+    def clear(self) -> None:
         """Clear all metrics, because another rank exports them."""
-        for gauge in self._facts.values():
+        for gauge in (self._progress, self._epoch, self._left_s):
             gauge.clear()
         for figure in self._figures.values():
             for gauge in figure:

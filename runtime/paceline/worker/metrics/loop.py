@@ -7,7 +7,8 @@ computing, waiting for leases, and communication that was not hidden.
 
 from __future__ import annotations
 
-from paceline.clock import NS_PER_S
+from paceline_api.times import NS_PER_S
+
 from paceline.core.anatomy.samples import Phase
 from paceline.telemetry.records import RankRecord
 

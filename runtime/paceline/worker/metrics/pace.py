@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from paceline.clock import NS_PER_S
+from paceline_api.times import NS_PER_S
+
 from paceline.core.protocol.ledger import Ledger
 
 MARK_NS: Final = 2 * NS_PER_S
@@ -18,7 +19,7 @@ MARKS: Final = 60
 """Number of marks that are kept; with MARK_NS they span two minutes."""
 
 
-class Pace:
+class JobSpeed:
     """The speed of a job, observed by one rank. Communication thread only."""
 
     def __init__(self) -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from paceline_api.times import NS_PER_S, NS_PER_US, US_PER_S
 from paceline_api.types.enums import Mode
 
-from paceline.clock import NS_PER_S
 from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import CLASS_NAMES, Method
+from paceline.core.messages import RankFigures
 from paceline.core.protocol.bits import chosen
 from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import MemberId
@@ -23,23 +24,19 @@ from paceline.core.protocol.records import GivenUp, Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import Main, RankState, Saving
-from paceline.core.status import Fact
-from paceline.refusals import PROCESS, Entry, Reason
+from paceline.refusals import PROCESS
 from paceline.telemetry.records import Counter, Gauge, RankRecord
-from paceline.worker.metrics.heartbeat import HeartbeatFacts, tells_of_the_log
+from paceline.worker.metrics.heartbeat import HeartbeatFacts, epochs_done
 from paceline.worker.metrics.job import JobMetrics
 from paceline.worker.metrics.membership import MembershipMetrics
 from paceline.worker.metrics.waits import AvoidedWaiting
-
-US_PER_S = 1e6
-NS_PER_US = 1000
 
 
 class RoundMetrics:
     """One rank's metrics of rounds; see the module for the threads that call it."""
 
     def __init__(self, record: RankRecord, me: MemberId) -> None:
-        self.facts = HeartbeatFacts()
+        self.facts = HeartbeatFacts(record.facts)
         self._job = JobMetrics(record)
         self._membership = MembershipMetrics(record)
         self._avoided = AvoidedWaiting(me)
@@ -68,7 +65,6 @@ class RoundMetrics:
         self._carrier: Method | None = None
         """The method to which `_carried` belongs."""
         self._refused_in_all = 0
-        self._refused_seen: dict[tuple[Entry, Reason], int] = {}
         self._make_handles(record)
 
     def _make_handles(self, record: RankRecord) -> None:
@@ -134,22 +130,27 @@ class RoundMetrics:
     def refresh(self, rank: RankState, now_ns: int) -> None:
         """Export what may be computed now, since the communication thread is about to wait."""
         if PROCESS.total != self._refused_in_all:
-            self._tell_refused()
+            self._export_refusals()
         if self.facts.refresh(rank, now_ns):
-            self.tell(rank)
+            self._export_job(rank)
 
-    def _tell_refused(self) -> None:
+    def _export_refusals(self) -> None:
         self._refused_in_all = PROCESS.total
         for labels, count in PROCESS.counts().items():
-            self._refused(*labels).add(count - self._refused_seen.get(labels, 0))
-            self._refused_seen[labels] = count
+            self._refused(*labels).raise_to(count)
 
-    def tell(self, rank: RankState) -> None:
+    def last_figures(self, rank: RankState) -> RankFigures:
+        """Compute and export all facts now, and return them as a message."""
+        self.facts.compute(rank)
+        self._export_job(rank)
+        return self.facts.figures(rank)
+
+    def _export_job(self, rank: RankState) -> None:
         """Export the figures of the whole job, or clear them if another rank exports them."""
-        if tells_of_the_log(rank):
-            self._job.tell(self.facts.figures(rank).facts, rank.log.ledger.metrics)
+        if self.facts.log is not None:
+            self._job.export(self.facts.log, epochs_done(rank.log))
         else:
-            self._job.be_silent()
+            self._job.clear()
 
     def copied(self, begun_ns: int, ended_ns: int) -> None:
         """Count a copy of the weights into the model."""
@@ -177,8 +178,6 @@ class RoundMetrics:
         self._choices += [self._sums(c.transport, c.travels_as, c.bits) for c in conducts]
         for choice in self._choices:
             choice.set(1.0)
-        names = [Fact.CARRIED + method.transport for method in methods]
-        self.facts.carried = {name: float(names.count(name)) for name in names}
         for name, regret_s in zip(CLASS_NAMES, regrets_s, strict=False):
             self._regret_of(name).set(regret_s)
 
@@ -228,7 +227,6 @@ class RoundMetrics:
         self._rounds_of(self._mode, Trigger.VOID).add()
         if own is not None:
             self._given_up(own).add()
-            self.facts.gave_up(own)
 
     def carried(self, method: Method, payload_bytes: int, begun_ns: int, ended_ns: int) -> None:
         """Count a buffer that the data channel has summed. Communication or data thread."""
@@ -359,37 +357,23 @@ class CheckpointMetrics:
 
     def __init__(self, record: RankRecord) -> None:
         self._version = record.gauge("paceline_checkpoint_rounds")
-        self._exposed = record.counter("paceline_checkpoint_exposed_seconds_total")
-        self._hidden = record.counter("paceline_checkpoint_hidden_seconds_total")
+        self._exposed_s = record.counter("paceline_checkpoint_exposed_seconds_total")
+        self._hidden_s = record.counter("paceline_checkpoint_hidden_seconds_total")
         self._results = cache(lambda r: record.counter("paceline_checkpoints_total", result=r))
-        self._seen: dict[str, float] = {}
 
-    def follow(self, saving: Saving, exposed_s: float, hidden_s: float) -> dict[str, float]:
+    def follow(self, saving: Saving, exposed_s: float, hidden_s: float) -> None:
         """Export the totals of this rank so far.
 
         Args:
             saving: The results.
             exposed_s: Seconds for which the communication thread copied.
             hidden_s: Seconds for which the writer worked beside training.
-
-        Returns:
-            The totals as facts.
         """
-        facts: dict[str, float] = {
-            Fact.SAVED: float(saving.written),
-            Fact.SAVE_FAILED: float(saving.failed),
-            Fact.SAVE_SKIPPED: float(saving.skipped),
-            Fact.SAVE_EXPOSED_S: exposed_s,
-            Fact.SAVE_HIDDEN_S: hidden_s,
-        }
-        self._exposed.add(exposed_s - self._seen.get(Fact.SAVE_EXPOSED_S, 0.0))
-        self._hidden.add(hidden_s - self._seen.get(Fact.SAVE_HIDDEN_S, 0.0))
-        results = {"written": Fact.SAVED, "failed": Fact.SAVE_FAILED, "skipped": Fact.SAVE_SKIPPED}
-        for result, fact in results.items():
-            if more := facts[fact] - self._seen.get(fact, 0.0):
-                self._results(result).add(more)
+        self._exposed_s.raise_to(exposed_s)
+        self._hidden_s.raise_to(hidden_s)
+        totals = {"written": saving.written, "failed": saving.failed, "skipped": saving.skipped}
+        for result, total in totals.items():
+            if total:
+                self._results(result).raise_to(total)
         if saving.published is not None:
-            self._version.set(float(saving.published))
-            facts[Fact.SAVED_VERSION] = float(saving.published)
-        self._seen = facts
-        return facts
+            self._version.set(saving.published)

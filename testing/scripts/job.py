@@ -60,14 +60,20 @@ def run_paceline(
     for slot in range(ranks):
         streams = sorted(logs.glob(f"{slot}-*.stdout"), key=lambda p: p.stat().st_mtime_ns)
         last = streams[-1] if streams else None
-        texts = ("", "") if last is None else (
-            last.read_text(),
-            last.with_suffix(".stderr").read_text(),
+        texts = (
+            ("", "")
+            if last is None
+            else (
+                last.read_text(),
+                last.with_suffix(".stderr").read_text(),
+            )
         )
         found.append(Rank(code, *texts))
     return Result(tuple(found), out), said
 
 
 if __name__ == "__main__":
-    result, text = run_paceline(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[4:], Path(sys.argv[3]))
+    result, text = run_paceline(
+        Path(sys.argv[1]), int(sys.argv[2]), sys.argv[4:], Path(sys.argv[3])
+    )
     sys.stdout.write(json.dumps([result.codes, text, result.story], indent=1))

@@ -1,6 +1,6 @@
 """Start a script in a rank of a job, with its stdout and stderr in files of their own.
 
-    python redirected.py FOLDER SCRIPT [arguments]
+python redirected.py FOLDER SCRIPT [arguments]
 """
 
 import os

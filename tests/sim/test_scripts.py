@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from paceline.core.protocol.places import Spot
 from paceline.core.protocol.records import Gen
 from paceline.core.rank import membership

@@ -142,9 +142,9 @@ class ScriptThread(CommThread):
     def _give_back(self, buffers: list[torch.Tensor]) -> None:
         parts = parts_of(buffers)
         free = self._spare.setdefault(parts, [])
-        if len(free) < 2:  # noqa: PLR2004 (the present operation's and the last one's)
+        if len(free) < 2:
             free.append(buffers)
-        if len(self._spare) > 8:  # noqa: PLR2004 (a script makes few kinds of operations)
+        if len(self._spare) > 8:
             self._spare.pop(next(iter(self._spare)))
 
     def _apply(self, go: Go, weighing: Weighing, *, hash_due: bool) -> ev.Event | None:
@@ -258,8 +258,6 @@ def parts_of(buffers: list[torch.Tensor]) -> tuple[tuple[str, int], ...]:
     return tuple((str(each.dtype).removeprefix("torch."), each.numel()) for each in buffers)
 
 
-def operation_of(
-    name: str, spot: Spot, buffers: list[torch.Tensor], *, opens: bool
-) -> Operation:
+def operation_of(name: str, spot: Spot, buffers: list[torch.Tensor], *, opens: bool) -> Operation:
     """Return the description of an operation that all ranks compare."""
     return Operation(name, *spot, opens, parts_of(buffers))

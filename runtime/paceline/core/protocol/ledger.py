@@ -86,9 +86,7 @@ class Ledger:
         self._count(plan, share.leases, applied=True)
         self._add_metrics(share.metrics)
 
-    def applied_ordinary(
-        self, made: Composition, plan: DataPlan, *, is_call: bool = False
-    ) -> None:
+    def applied_ordinary(self, made: Composition, plan: DataPlan, *, is_call: bool = False) -> None:
         """Count one fresh contribution of each ordinary rank of a round, unless it was a call."""
         if is_call:
             self.applied_quiet(made.ordinary)

@@ -65,7 +65,7 @@ def name_of(op: Any) -> str:
 def shape_of(tensors: Tensors) -> str:
     """Return types and shapes of tensors for people, such as `float32[2, 3]`."""
     texts = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors]
-    return ", ".join(texts if len(texts) < 4 else [*texts[:2], f"... {len(texts)} tensors"])  # noqa: PLR2004
+    return ", ".join(texts if len(texts) < 4 else [*texts[:2], f"... {len(texts)} tensors"])
 
 
 def finished(value: object) -> Work:
@@ -182,7 +182,9 @@ class JobBackend(Backend):
 
     # ---- gathers ------------------------------------------------------------------------------
 
-    def allgather(self, outputs: Sequence[list[torch.Tensor]], inputs: Tensors, _: Any = None) -> Work:
+    def allgather(
+        self, outputs: Sequence[list[torch.Tensor]], inputs: Tensors, _: Any = None
+    ) -> Work:
         """Collect a tensor of each rank on all ranks."""
         for own, parts in zip(inputs, outputs, strict=True):
             for part, found in zip(parts, self._all("all_gather", [own], [own]), strict=True):

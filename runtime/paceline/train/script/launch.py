@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch.distributed import TCPStore
 
-from paceline.core.status import place_of
 from paceline.environment import RankSettings
 from paceline.errors import DismissedError, UsageError
 from paceline.train.mistakes import explain_errors

@@ -147,9 +147,7 @@ class Buckets:
         flats = [b.float() if b.dtype in HALVES else b.detach() for b in buffers]
         opens = self._passes.before_backward()
         samples = self._passes.samples()
-        result = self._engine.operate(
-            BACKWARD, flats, samples=samples, opens=opens, where=where()
-        )
+        result = self._engine.operate(BACKWARD, flats, samples=samples, opens=opens, where=where())
         self._passes.after_backward()
         for buffer, total in zip(buffers, result.sums, strict=True):
             if buffer.dtype in HALVES:

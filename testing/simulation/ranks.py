@@ -95,7 +95,7 @@ class SimRank:
         self.queue: dict[int, Sum] = {}
         self.weights: Sum = {}
         self.accumulated: Sum = {}
-        self.staged: dict[object, tuple[Sum, Sum]] = {}
+        self.staged: dict[object, Copies] = {}
         self.part_result: Sum | None = None
         # The communication thread.
         self.group: m.Commit | None = None

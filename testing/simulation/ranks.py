@@ -21,6 +21,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
 
+from testing.simulation.links import Copies
 from testing.simulation.sums import FLAG, Label, Sum, add, scaled
 from testing.simulation.world import MS
 

@@ -26,8 +26,8 @@ from paceline.core.rank import events as ev
 from paceline.transport.base import HOST, Transport
 from paceline.worker.comm_thread import CommThread
 from paceline.worker.state.bit_sums import hash_of
-from paceline.worker.state.committed import Bytes
 from paceline.worker.state.codec import Decoder, Encoder, as_tensor, read_header
+from paceline.worker.state.committed import Bytes
 from paceline.worker.state.flat import bytes_of, fill_from_bytes
 
 KEPT_BYTES_MAX: Final = 1 << 20

@@ -324,9 +324,7 @@ class JobBackend(Backend):
         result = self._operate(call, [buffer])
         return gathered(result.sums[0].to(likes[0].device), self._slots, likes)
 
-    def _from_root(
-        self, call: str, own: Tensors | None, likes: Tensors
-    ) -> list[torch.Tensor]:
+    def _from_root(self, call: str, own: Tensors | None, likes: Tensors) -> list[torch.Tensor]:
         """Return the tensors of one rank on all ranks."""
         size = sum(words_of(like.numel(), like.dtype) for like in likes)
         buffer = torch.zeros(1 + size, dtype=torch.float32, device=likes[0].device)

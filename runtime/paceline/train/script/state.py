@@ -136,9 +136,9 @@ class States:
                 optimizers.append(each)
             elif issubclass(kind, LRScheduler | ReduceLROnPlateau):
                 schedulers.append(each)
-            elif issubclass(kind, torch.amp.GradScaler):
-                others.append(each)
-            elif kind in kinds and id(each) not in inside:
+            elif issubclass(kind, torch.amp.GradScaler) or (
+                kind in kinds and id(each) not in inside
+            ):
                 others.append(each)
         found: Found = {}
         keys: dict[int, str] = {}

@@ -5,11 +5,30 @@ python redirected.py FOLDER SCRIPT [arguments]
 
 import os
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from paceline.train.script.launch import main
+from paceline.worker.script_engine import ScriptEngine
 
 MEMBER = "PACELINE_MEMBER"
+
+
+PAUSE = "SCRIPT_PAUSE_MS"
+"""Variable with a pause before each operation, so that a fault meets a short script."""
+
+
+def pause(ms: float) -> None:
+    """Make each operation of the script wait before it begins."""
+    operate = ScriptEngine.operate
+
+    def slowly(engine: ScriptEngine, *given: Any, **named: Any) -> Any:
+        if not engine.operations.path.follows:
+            time.sleep(ms / 1000)
+        return operate(engine, *given, **named)
+
+    setattr(ScriptEngine, "operate", slowly)  # noqa: B010
 
 
 def redirect(folder: Path) -> None:
@@ -23,4 +42,6 @@ def redirect(folder: Path) -> None:
 
 if __name__ == "__main__":
     redirect(Path(sys.argv[1]))
+    if PAUSE in os.environ:
+        pause(float(os.environ[PAUSE]))
     sys.exit(main(sys.argv[2:]))

@@ -78,7 +78,7 @@ class ScriptEngine(Engine):
             self._transport.begin(devices)
         except TransportError as error:
             raise PacelineError(str(error)) from error
-        plan = DataPlan(script=self.slots)
+        plan = DataPlan(slots=self.slots)
         self._call(ev.Begin("", plan, 1, data=self._transport.address))
         self._loop.began(now_ns())
         if self._script is not None:
@@ -199,6 +199,12 @@ class ScriptEngine(Engine):
         known = self.operations.path.here in self.operations.path.kept
         result = self.operate(name, buffers, opens=self.opens_here(), where=where)
         return result, not known
+
+    def pause(self, seconds: float) -> None:
+        """Wait before a call is made again; ends early when the job is over."""
+        with self._lock:
+            self._watch()
+            self._lock.wait_for(lambda: self._end is not None, seconds)
 
     def lowest_slot(self) -> int:
         """Return the lowest slot that takes part in operations now."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from types import FrameType
@@ -371,7 +370,7 @@ class JobBackend(Backend):
             if is_new:
                 if not tries:
                     log.warning("%s waits for %d ranks that are replaced", name, result.missing)
-                time.sleep(TRY_S)
+                engine.pause(TRY_S)
         log.warning("%s goes on without %d ranks", name, result.missing)
         engine.given_up = result.missing
         return result

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import runpy
 import signal
 import socket
@@ -23,8 +24,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import paceline.agent.__main__ as agent_entry
 import paceline.coordinator.__main__ as coordinator_entry
+import torch
 from paceline.agent import shim
 from paceline.agent.launch import LaunchPlan, plan_rank, shim_argv
 from paceline.cli import replay
@@ -187,6 +190,10 @@ def script(argv: Sequence[str]) -> int:
 
 def python(*words: str) -> int:
     """Run `python SCRIPT WORDS` without a job."""
+    # Each Python starts from a random state of its own, so this one does not keep its parent's.
+    random.seed()
+    numpy.random.seed()
+    torch.seed()
     return script(["python", *words])
 
 

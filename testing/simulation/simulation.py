@@ -187,7 +187,7 @@ class Simulation:
         restarts = pod.restarts.get(local, -1) + 1
         pod.restarts[local] = restarts
         me = MemberId(slot, local, attempt * m.ATTEMPT_STRIDE + restarts)
-        rank = self.ranks[me] = SimRank(self, me)
+        rank = self.ranks[me] = self.make_rank(me)
         pod.living.append(me)
         self.links.from_agent(pod, m.RankStarted(me, slot))
 
@@ -199,6 +199,10 @@ class Simulation:
         self.after(self.rng.uniform(0, 20), lambda: pod.act(initialise))
         self.after(self.rng.uniform(21, 60), rank.start_script)
         self.after(pod.beat_ms, lambda: self._beat(pod, rank))
+
+    def make_rank(self, me: MemberId) -> SimRank:
+        """Return a new rank process."""
+        return SimRank(self, me)
 
     def connect(self, pod: SimPod, name: str) -> None:
         """Connect a pod's agent to a coordinator, unless it is not up yet or cut off."""

@@ -102,6 +102,8 @@ class Gathered(Struct, frozen=True, tag="gathered", omit_defaults=True):
     """User metrics, summed over the ordinary members."""
     words: tuple[Word, ...] = ()
     """The announcements of all other members."""
+    operation: Share | None = None
+    """Share of the first ordinary member, for its operation, in the job of a script."""
 
 
 class Start(Struct, frozen=True, tag="start"):

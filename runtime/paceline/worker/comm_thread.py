@@ -79,7 +79,7 @@ INTERRUPTING: Final = (Prepare, Release, Dismiss)
 """Orders that abort what the communication thread is blocked in."""
 WRITER: Final = (ev.Written, ev.Published)
 """Answers of the checkpoint writer."""
-PARKED: Final = (ev.Begin, ev.Step, ev.Want, ev.Flush, ev.Unrest)
+PARKED: Final = (ev.Begin, ev.Step, ev.Want, ev.Flush, ev.Need, ev.Unrest)
 """Events after which the main thread is parked until Resume."""
 STAGED_MAX: Final = 2
 """Upper bound on the staged states of generations that this rank has not promised. Such a state may
@@ -403,7 +403,7 @@ class CommThread:
                 self.tensors.reducer.stop()
                 self._take_outcome()  # what was reduced before the order counts
             self._interrupts.taken()
-        if isinstance(event, ev.Step):
+        if isinstance(event, ev.Step) and self.tensors is not None:
             event = self._reducer.finish(event)
             if self.squares is not None:
                 self.squares.own(event, self._gradients)
@@ -433,7 +433,7 @@ class CommThread:
                     self._meet(effect.commit)
             elif (event_after := self._do(effect)) is not None:
                 follow.append(event_after)
-        if isinstance(event, ev.Step):
+        if isinstance(event, ev.Step) and self.tensors is not None:
             self._reducer.complete()
             self._catch_up()
         if self.tensors is not None:

@@ -168,7 +168,7 @@ class Engine:
             save_every=every,
         )
         self._state = machine.state
-        kind = CommThread
+        kind = self._thread_class()
         if rendezvous.lines:
             kind = FollowerThread if self.shard else LeadThread
         self._comm = kind(
@@ -208,6 +208,10 @@ class Engine:
             self._follow_agent()
         self._comm.start()
         self._comm.link.start()
+
+    def _thread_class(self) -> type[CommThread]:
+        """Return the class of the communication thread of a rank that is no part of a group."""
+        return CommThread
 
     def _follow_agent(self) -> None:
         """Report this rank to the agent, and start the thread that reads the agent's orders."""
@@ -603,11 +607,15 @@ class Engine:
         self._version, self._progress = reply.version, reply.progress
         self._under_way = reply.under_way
         self._stopped = self._stopped or reply.stopped
-        assert self._gradients is not None
-        self._gradients.streams.adopt_commit()
+        self._adopt()
         if self._script is not None:
             self._script.left()
         return reply
+
+    def _adopt(self) -> None:
+        """Let the main thread's device streams wait for what the communication thread queued."""
+        assert self._gradients is not None
+        self._gradients.streams.adopt_commit()
 
     def _script_came(self) -> None:
         if self._script is not None:

@@ -354,7 +354,7 @@ def _who_starts_over(c: CoordinatorState, commit: m.Commit) -> None:
     """
     gen = commit.gen
     new = [x for x in gen.members if not c.reports[x].has_state]
-    if not new or not gen.version or any(_plan_ends(c, x) for x in new):
+    if not new or not gen.version or any(_plan_ends(c, x) or _runs_script(c, x) for x in new):
         return
     names = ", ".join(map(str, new))
     c.starts_over = (
@@ -388,6 +388,12 @@ def _plan_ends(c: CoordinatorState, member: MemberId) -> bool:
     """Return True if the member's data plan has an end, or if no plan of it is known."""
     register = c.roster.rank(member).register
     return register is None or register.plan is None or register.plan.ends
+
+
+def _runs_script(c: CoordinatorState, member: MemberId) -> bool:
+    """Return True if the member's script steps its own optimizers, and finds its place itself."""
+    register = c.roster.rank(member).register
+    return register is not None and register.plan is not None and register.plan.script > 0
 
 
 def _resumed(c: CoordinatorState, kept: Kept) -> None:

@@ -284,8 +284,9 @@ def form(
     odd = _fingerprints_differ(members, registers, best.member)
     if odd is not None:
         return odd
-    # No round was committed yet: all members take part from the first one (R26).
-    fresh = best.version == best.started
+    # No round was committed yet: all members take part from the first one (R26). A script that
+    # joins has to catch up first (S3).
+    fresh = best.version == best.started and not _script_ranks(registers[best.member])
     active = members if fresh else _awake(stay, set(members_of(best.benched)) - promoted)
     left_out = tuple(
         LeftOut(m, "leave" if m in leave else dead.get(m) or "silent")
@@ -490,7 +491,14 @@ def _first(
     lowest = members[0]
     if settings.pacing is Pacing.AUTO:
         settings = replace(settings, pacing=registers[lowest].pacing)
-    with_state = tuple(m for m in members if reports[m].checkpoint == kept) if kept else (lowest,)
+    if script_ranks := _script_ranks(registers[lowest]):
+        if len(members) < script_ranks:
+            return Wait(f"{len(members)} of {script_ranks} ranks of the script have begun")
+        with_state = members
+    elif kept:
+        with_state = tuple(m for m in members if reports[m].checkpoint == kept)
+    else:
+        with_state = (lowest,)
     gen = Gen(
         id=proposal,
         members=members,
@@ -504,6 +512,11 @@ def _first(
     joiners = set(members) - set(with_state)
     commit = _commit(gen, with_state[0], (), with_state[0], joiners, registers)
     return replace(commit, restore=kept)
+
+
+def _script_ranks(register: Register) -> int:
+    """Return with how many ranks a script begins that steps its own optimizers, else 0 (S1)."""
+    return register.plan.script if register.plan is not None else 0
 
 
 def _fingerprints_differ(

@@ -19,7 +19,7 @@ from paceline_api.types.enums import MaxAgePolicy, Mode
 from paceline.core.protocol.composition import is_usual
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import AnnounceKind, LoggedMetric, Share
+from paceline.core.protocol.records import AnnounceKind, LoggedMetric, Operation, Share
 from paceline.core.protocol.waits import deadline_ns, grace_ns
 
 BENCH_AFTER_MIN_NS: Final = 60 * NS_PER_S
@@ -70,6 +70,11 @@ class Arrivals:
         streamed round (R34)."""
         self.ready: set[MemberId] = set()
         """Passive ranks that announced READY, so that GO may make them active."""
+        self.operation: Operation | None = None
+        """Operation that the first rank waits in; None in a job that steps the optimizer."""
+        self.differs: tuple[Share, Share] | None = None
+        """Shares of two ranks that wait in different operations; None if there are none."""
+        self._first: Share | None = None
         self._metrics: dict[str, tuple[float, float]] = {}
         self._notable = 0
         """Number of active ranks with something to apply or to record."""
@@ -94,11 +99,24 @@ class Arrivals:
             at_ns: Time at which it arrived.
             share: What the rank announced.
         """
+        if share.operation is not None:
+            self.compare(share)
         if share.member in self.log.places and is_usual(self.log, kind, share):
             self.hear_usual(kind, at_ns, share.member)
             self.add_metrics(share.metrics)
         else:
             self._hear(share.member, Arrival(kind, at_ns, share))
+
+    def compare(self, share: Share) -> None:
+        """Note the operation that a rank waits in, and whether it is that of the others (S3).
+
+        Args:
+            share: What the rank announced, with its operation.
+        """
+        if self._first is None:
+            self._first, self.operation = share, share.operation
+        elif share.operation != self.operation and self.differs is None:
+            self.differs = self._first, share
 
     def hear_usual(self, kind: AnnounceKind, at_ns: int, member: MemberId) -> None:
         """Record ARRIVE or COMING of an ordinary rank or IDLE of a quiet one, without metrics."""
@@ -180,6 +198,19 @@ class Arrivals:
     def missing(self) -> int:
         """Number of active ranks for which the round may still wait."""
         return len(self.log.active) - self.here
+
+    @property
+    def awaited(self) -> int:
+        """Number of missing ranks that the round has to wait for in any mode.
+
+        A rank of a script that was admitted gets its state at an operation where scripts can begin.
+        Until then the others go on without it (S9).
+        """
+        operation, lacking = self.operation, len(self.log.active) - len(self.log.with_state)
+        if operation is None or operation.opens or not 0 < self.missing <= lacking:
+            return self.missing
+        has_state = set(self.log.with_state)
+        return sum(member in has_state for member in self.silent())
 
     @property
     def all_coming(self) -> bool:

@@ -18,7 +18,13 @@ from msgspec.structs import replace
 
 from paceline.core.protocol.bits import chosen, pack_bits, pack_offsets, unpack_offsets
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import AnnounceKind, DataPlan, Go, Share
+from paceline.core.protocol.records import (
+    AnnounceKind,
+    DataPlan,
+    Go,
+    Operation,
+    Share,
+)
 from paceline.core.protocol.sampling import leases_per_epoch
 
 
@@ -44,12 +50,20 @@ class Before(Protocol):
         """Return the oldest lease of each of `members`, in their order; each must hold one."""
 
 
-def ordinary_share(log: Before, member: MemberId) -> Share | None:
-    """Return the share that the log predicts for an active rank, or None if it holds no lease."""
+def ordinary_share(
+    log: Before, member: MemberId, operation: Operation | None = None
+) -> Share | None:
+    """Return the share that the log predicts for an active rank, or None if it holds no lease.
+
+    Args:
+        log: Log that ends before the round.
+        member: The rank.
+        operation: Operation that it waits in, in the job of a script.
+    """
     leases = log.held(member)[:1] if log.plan.samples else ()
     if log.plan.samples and not leases:
         return None
-    samples = _samples(log.plan, leases)[0] if leases else log.usual.get(member, 1)
+    samples = _samples(log.plan, leases)[0] if leases else _usual(log, member, operation)
     return Share(
         member,
         upto=log.upto.get(member, 0) + 1,
@@ -57,7 +71,7 @@ def ordinary_share(log: Before, member: MemberId) -> Share | None:
         oldest=log.fresh_from,
         fresh=True,
         samples=samples,
-        unit=samples,
+        unit=1 if log.plan.script else samples,
         leases=leases,
     )
 
@@ -81,15 +95,18 @@ def is_usual(log: Before, kind: AnnounceKind, share: Share) -> bool:
     Args:
         log: Log that ends before the round.
         kind: Kind of the announcement.
-        share: What the rank announced. Its metrics may be any, because GO sums them apart.
+        share: What the rank announced. Its metrics may be any, because GO sums them apart, and so
+            may its operation, because GO names the one that all ranks wait in.
 
     Returns:
         True for ARRIVE or COMING with the ordinary share, and for IDLE with the quiet one.
     """
     if kind in (AnnounceKind.ARRIVE, AnnounceKind.COMING):
-        told = ordinary_share(log, share.member)
-        if told is not None and share.metrics:
-            told = replace(told, metrics=share.metrics)
+        told = ordinary_share(log, share.member, share.operation)
+        if told is not None and (share.metrics or share.operation is not None):
+            told = replace(
+                told, metrics=share.metrics, operation=share.operation, where=share.where
+            )
         return told == share
     return kind is AnnounceKind.IDLE and quiet_share(log, share.member) == share
 
@@ -160,17 +177,23 @@ def read(log: Before, go: Go) -> Composition:
         leases = log.first_leases(ordinary)
         samples = _samples(log.plan, leases)
     else:
-        leases, usual = [], log.usual
-        samples = [usual.get(m, 1) for m in ordinary]
+        leases = []
+        samples = [_usual(log, m, go.operation) for m in ordinary]
     return Composition(
         go=go,
         oldest=log.fresh_from,
         ordinary=ordinary,
         leases=leases,
         samples=samples,
+        units=[1] * len(samples) if log.plan.script else samples,
         upto=[upto.get(m, 0) + 1 for m in ordinary],
         quiet=tuple(quiet_share(log, m) for m in quiet),
     )
+
+
+def _usual(log: Before, member: MemberId, operation: Operation | None) -> int:
+    """Return the predicted samples of a step of a script that feeds itself; a call has none."""
+    return 0 if operation is not None and operation.is_call else log.usual.get(member, 1)
 
 
 def _samples(plan: DataPlan, leases: Sequence[int]) -> list[int]:
@@ -243,7 +266,9 @@ class Composition:
     leases: list[int]
     """Lease of each ordinary rank; empty if the script feeds itself."""
     samples: list[int]
-    """Samples of each ordinary rank. The unit of its buffer is the same number."""
+    """Samples of each ordinary rank."""
+    units: list[int]
+    """Unit of the buffer of each ordinary rank: its samples, or 1 for an operation of a script."""
     upto: list[int]
     """Sequence number of the contribution of each ordinary rank."""
     quiet: tuple[Share, ...]
@@ -334,7 +359,7 @@ class Composition:
             oldest=self.oldest,
             fresh=True,
             samples=samples,
-            unit=samples,
+            unit=self.units[at],
             leases=(self.leases[at],) if self.leases else (),
             offset_us=self.offsets_us[at],
         )

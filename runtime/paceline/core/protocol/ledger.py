@@ -55,15 +55,18 @@ class Ledger:
     _epoch_ends: bool = False
     """True if the round that is being counted finishes an epoch."""
 
-    def applied(self, share: Share, fresh_from: int, plan: DataPlan) -> None:
+    def applied(
+        self, share: Share, fresh_from: int, plan: DataPlan, *, is_call: bool = False
+    ) -> None:
         """Count a share that GO lists.
 
         Args:
             share: What one rank had in the round.
             fresh_from: Oldest version on which a gradient of the round counts as fresh.
             plan: What is dealt.
+            is_call: True if the round was a call of the script, which is no contribution.
         """
-        self.contributions += share.count
+        self.contributions += 0 if is_call else share.count
         dropped = sum(drop.samples for drop in share.drops)
         late = share.samples if share.count and not share.fresh else 0
         if share.fresh and share.oldest < fresh_from:
@@ -75,7 +78,7 @@ class Ledger:
         totals.late += late
         totals.dropped += dropped
         totals.discounted += share.samples * (1.0 - share.discount)
-        totals.rounds += bool(share.count)
+        totals.rounds += bool(share.count) and not is_call
         self.samples += share.samples
         for drop in share.drops:
             self.dropped[drop.reason] = self.dropped.get(drop.reason, 0) + drop.samples
@@ -83,8 +86,12 @@ class Ledger:
         self._count(plan, share.leases, applied=True)
         self._add_metrics(share.metrics)
 
-    def applied_ordinary(self, made: Composition, plan: DataPlan) -> None:
-        """Count one fresh contribution of each ordinary rank of a round."""
+    def applied_ordinary(self, made: Composition, plan: DataPlan, *, is_call: bool = False) -> None:
+        """Count one fresh contribution of each ordinary rank of a round, unless it was a call."""
+        if is_call:
+            self.applied_quiet(made.ordinary)
+            self._add_metrics(made.go.metrics)
+            return
         by_member = self.by_member
         for member, samples in zip(made.ordinary, made.samples, strict=True):
             totals = by_member.get(member)

@@ -319,9 +319,11 @@ class Log:
 
     def _weigh(self, made: Composition) -> Weighing:
         go = made.go
+        if self.plan.script:
+            return self._weigh_operation(made)
         listed = [s for s in go.listed if s.count]
         samples = sum(made.samples) + sum(s.samples for s in listed)
-        units = {s.unit for s in listed}.union(made.samples)
+        units = {s.unit for s in listed}.union(made.units)
         first = self.accumulated == 0
         accumulated = self.accumulated + samples
         count = self.accumulated_count + go.contributing
@@ -360,6 +362,24 @@ class Log:
             progress=gain,
         )
 
+    @staticmethod
+    def _weigh_operation(made: Composition) -> Weighing:
+        """Weigh an operation of a script: each rank that takes part has the weight of one (S5)."""
+        operation = made.go.operation
+        samples = sum(made.samples) + sum(s.samples for s in made.listed if s.count)
+        is_step = operation is not None and not operation.is_call
+        return Weighing(
+            contributors=made.contributors,
+            unit=1,
+            equal=True,
+            samples=samples,
+            first=True,
+            step=is_step,
+            divisor=float(max(1, len(made.contributors))),
+            scheduler_steps=0,
+            progress=ONE if is_step else Fraction(0),
+        )
+
     def stops_with(self, go: Go) -> bool:
         """Return True if the version that `go` makes is the final one (R17)."""
         if (go.request and go.request.stop) or any(share.stop for share in go.listed):
@@ -377,6 +397,8 @@ class Log:
         return self.deal.exhausted(self.plan, but_for=gone)
 
     def _steps_of(self, go: Go) -> Fraction:
+        if go.operation is not None and go.operation.is_call:
+            return Fraction(0)
         made = self.read(go).gradients + sum(len(share.drops) for share in go.listed)
         return ONE if made == len(self.active) else Fraction(made, len(self.active))
 
@@ -461,7 +483,11 @@ class Log:
         self.stopping = self.stopping or self.stopped_by is not None
         self._append_usual(made)
         if go.listed:
-            self._append_listed(go.listed)
+            self._append_listed(go)
+        if self.plan.script and len(self.with_state) != len(self.active):
+            # A rank that was admitted without a state takes part once it has it (S3).
+            named = {*self.with_state, *made.ordinary, *(s.member for s in go.listed)}
+            self.with_state = tuple(sorted(named))
         if go.admitted or go.benched:
             self._change_active(go)
         if go.request:
@@ -502,7 +528,8 @@ class Log:
         if not active:
             raise LogError("the last active rank was benched")
         self.active = tuple(sorted(active))
-        self.with_state = tuple(sorted({*self.with_state, *go.admitted}))
+        if not self.plan.script:
+            self.with_state = tuple(sorted({*self.with_state, *go.admitted}))
         self.resting &= active
         self.done &= active
         for member in go.admitted:
@@ -521,7 +548,8 @@ class Log:
         ordinary = made.ordinary
         if made.leases:
             self.deal.remove_first_of(ordinary)
-        self.ledger.applied_ordinary(made, self.plan)
+        is_call = made.go.operation is not None and made.go.operation.is_call
+        self.ledger.applied_ordinary(made, self.plan, is_call=is_call)
         if self.resting:
             self.resting = self.resting.difference(ordinary)
         if self.done:
@@ -533,12 +561,13 @@ class Log:
         for member in quiet:
             self.heard[member] = max(self.version, self.heard[member])
 
-    def _append_listed(self, listed: tuple[Share, ...]) -> None:
-        places = self.places
+    def _append_listed(self, go: Go) -> None:
+        places, listed = self.places, go.listed
+        is_call = go.operation is not None and go.operation.is_call
         for share in listed:
             if share.member not in places:
                 raise LogError(f"{share.member} is named in round {self.version} but not active")
-            self._append_share(share)
+            self._append_share(share, is_call=is_call)
         rests = {share.member for share in listed if share.resting}
         done = {share.member for share in listed if share.done}
         if rests or self.resting:
@@ -546,7 +575,7 @@ class Log:
         if done or self.done:
             self.done = self.done.difference(s.member for s in listed) | done
 
-    def _append_share(self, share: Share) -> None:
+    def _append_share(self, share: Share, *, is_call: bool) -> None:
         member = share.member
         for lease in share.leases:
             self.deal.remove(member, lease)
@@ -554,14 +583,14 @@ class Log:
             for lease in drop.leases:
                 self.deal.remove(member, lease)
         self.deal.give_back(member, share.returned)
-        self.ledger.applied(share, self.fresh_from, self.plan)
+        self.ledger.applied(share, self.fresh_from, self.plan, is_call=is_call)
         # An idle rank may come back from evaluating before this round is committed.
         other = self.version if share.idle else share.base
         base = self.fresh_from + 1 if share.fresh else other
         self.heard[member] = max(base, self.heard[member])
         if share.upto > self.upto.get(member, 0):
             self.upto[member] = share.upto
-        one = share.count == 1 and not self.plan.samples
+        one = share.count == 1 and not self.plan.samples and not is_call
         if one and share.samples != self.usual.get(member, 1):
             self.usual[member] = share.samples
 

@@ -44,6 +44,15 @@ class DataPlan(Struct, frozen=True):
     steps: int = 0
     """Number of steps (`Log.steps`) after which the job of a script that feeds itself ends; 0 for
     no such end."""
+    slots: int | UnsetType = UNSET
+    """Number of ranks with which a script begins that steps its own optimizers (S1). Each round is
+    then an operation of the script (docs/design/scripts.md). Where it is unset, because the job
+    steps the optimizer, the bytes are those of a release that did not know the field."""
+
+    @property
+    def script(self) -> int:
+        """Number of slots of a script that steps its own optimizers; 0 for any other."""
+        return self.slots or 0
 
     @property
     def ends(self) -> bool:
@@ -130,6 +139,38 @@ def summed(metrics: Iterable[LoggedMetric]) -> tuple[LoggedMetric, ...]:
     return tuple(LoggedMetric(name, *sums[name]) for name in sorted(sums))
 
 
+class Operation(Struct, frozen=True, omit_defaults=True, array_like=True):
+    """What the ranks of a script sum in one round: a backward pass, or a collective call (S3)."""
+
+    name: str
+    """BACKWARD, or the call with its arguments, such as `all_reduce(sum, float32[3])`."""
+    place: int = 0
+    """Part of the script in which it is: even between two passes over the loader, odd in one."""
+    number: int = 0
+    """Number of the operation within its place."""
+    opens: bool = True
+    """True if a script that joins can begin here: at a point, or at the first operation since a
+    batch was taken."""
+    parts: tuple[tuple[str, int], ...] = ()
+    """Type and number of elements of each buffer that is summed. A rank without the script's
+    tensors contributes zeros of these sizes."""
+
+    @property
+    def is_call(self) -> bool:
+        """Return True if this is a collective call of the script."""
+        return self.name != BACKWARD
+
+    def __str__(self) -> str:
+        """Return the name, and for a backward pass the number of elements."""
+        if self.is_call:
+            return self.name
+        return f"backward() of {sum(count for _, count in self.parts)} parameters"
+
+
+BACKWARD: Final = "backward"
+"""Name of the operation that averages the gradients of a backward pass."""
+
+
 class Share(Struct, frozen=True, omit_defaults=True):
     """Contribution of one rank to a round. GO names only ranks that announced something."""
 
@@ -172,6 +213,10 @@ class Share(Struct, frozen=True, omit_defaults=True):
     """
     metrics: tuple[LoggedMetric, ...] = ()
     """User metrics of the contributions."""
+    operation: Operation | None = None
+    """Operation of a script that the rank waits in; None in a job that steps the optimizer."""
+    where: str = ""
+    """File and line of the script at which it called the operation."""
 
 
 class Benched(Struct, frozen=True):
@@ -269,6 +314,9 @@ class Go(Struct, frozen=True, tag="go", omit_defaults=True):
     before_us: int = 0
     """Duration of the previous round on the starter, commit to commit, if it was streamed;
     otherwise 0."""
+    operation: Operation | None = None
+    """Operation of a script that this round carries out. None in a job that steps the optimizer,
+    and in a round in which no rank waits in an operation."""
 
     @property
     def contributing(self) -> int:

@@ -54,7 +54,7 @@ def decide(
         Why the round starts, or why it does not and when to ask again.
     """
     log, fresh, idle = arrivals.log, len(arrivals.fresh), arrivals.idle
-    if not arrivals.missing:
+    if not arrivals.awaited:
         if fresh == len(log.active):
             return Decision(Trigger.ALL, f"all {fresh} arrived")
         if fresh >= arrivals.quorum:
@@ -128,8 +128,8 @@ def _condition_met(arrivals: Arrivals, now_ns: int) -> Decision:
 
 def _or_bench(arrivals: Arrivals, now_ns: int, why: str) -> Decision:
     """Wait, or start the round without the silent ranks once they were silent too long (R13)."""
-    if not arrivals.here:
-        return Decision(None, why)  # never bench the last active rank
+    if not arrivals.here or arrivals.log.plan.script:
+        return Decision(None, why)  # never bench the last active rank, nor one of a script (S13)
     since = arrivals.latest_ns
     due = since + arrivals.bench_after_ns
     if now_ns < due:

@@ -47,7 +47,7 @@ from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.pending import BufferName, BufferOp
 from paceline.core.protocol.progress import Progress
-from paceline.core.protocol.records import DataPlan, GivenUp, Go, LoggedMetric
+from paceline.core.protocol.records import DataPlan, GivenUp, Go, LoggedMetric, Operation
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 
 # ---- events: the main thread ---------------------------------------------------------------------
@@ -92,6 +92,10 @@ class Step(Struct, frozen=True, tag=True):
     """User metrics of the step."""
     foreign: bool = False
     """True if the gradient was computed on other weights, before this rank had those of the job."""
+    operation: Operation | None = None
+    """Operation of a script, whose tensors the driver has; None for a gradient in GRAD."""
+    where: str = ""
+    """File and line of the script at which it called the operation."""
 
 
 class Coming(Struct, frozen=True, tag=True):
@@ -120,6 +124,13 @@ class Flush(Struct, frozen=True, tag=True):
     """The main thread waits until no gradient of this rank is under way (R36).
 
     This is for jobs with a pipeline. The main thread blocks until Resume.
+    """
+
+
+class Need(Struct, frozen=True, tag=True):
+    """A script that follows has come to what the job has not completed (S3).
+
+    Its rank asks to be made active. The main thread blocks until Resume, when it has the state.
     """
 
 
@@ -237,6 +248,7 @@ Event = (
     | Want
     | Skip
     | Flush
+    | Need
     | Rest
     | Unrest
     | Finish

@@ -141,11 +141,16 @@ class Collector:
         coming: dict[MemberId, tuple[AnnounceKind, int]] = {}
         words: list[Word] = []
         figures: list[LoggedMetric] = []
+        first: Share | None = None
+        """Share of the first ordinary rank that waits in an operation."""
         for member, (kind, at_ns, share, is_told) in self._held.items():
             age_us = (now_ns - at_ns) // 1000
             if is_told and kind is AnnounceKind.COMING:
                 coming[member] = AnnounceKind.ARRIVE, age_us
+            elif is_told and first is not None and share.operation != first.operation:
+                words.append(Word(kind, share, age_us))
             elif is_told:
+                first = first or (share if share.operation is not None else None)
                 usual[member] = kind, age_us
                 figures += share.metrics
             else:
@@ -166,6 +171,7 @@ class Collector:
             coming_ages,
             summed(figures),
             tuple(words),
+            first,
         )
 
 
@@ -187,5 +193,7 @@ def hear_all(arrivals: Arrivals, message: Gathered, group: Sequence[MemberId], a
     for member, when_ns in zip(chosen(message.coming, group), coming_ns, strict=True):
         arrivals.hear_usual(AnnounceKind.COMING, when_ns, member)
     arrivals.add_metrics(message.metrics)
+    if message.operation is not None:
+        arrivals.compare(message.operation)
     for word in message.words:
         arrivals.hear(word.kind, at_ns - word.age_us * 1000, word.share)

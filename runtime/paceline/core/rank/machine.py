@@ -41,6 +41,7 @@ from paceline.core.rank.events import (
     Flush,
     Found,
     Hashed,
+    Need,
     NotRestored,
     Published,
     Reduced,
@@ -115,7 +116,17 @@ class Rank:
                 rounds.on_reduced(rank, event)
             case Start():
                 self._peer(event)
-            case Begin() | Want() | Skip() | Flush() | Rest() | Unrest() | Finish() | Drain():
+            case (
+                Begin()
+                | Want()
+                | Skip()
+                | Flush()
+                | Need()
+                | Rest()
+                | Unrest()
+                | Finish()
+                | Drain()
+            ):
                 script.on_script(rank, event)
             case Coming():
                 script.on_coming(rank, event)

@@ -203,7 +203,7 @@ def _accept(rank: RankState, commit: Commit) -> None:
 def _join_without_state(rank: RankState, commit: Commit) -> None:
     """Become a joiner; its old state is kept until the donor's is complete (R8)."""
     _bring_nothing(rank)
-    rank.passive = True
+    rank.passive, rank.follows = True, False
     rank.round = commit.gen.version
     forget_queue(rank, commit)
     rank.emit(OpenChannel(commit))
@@ -328,6 +328,8 @@ def serve(rank: RankState) -> None:
     """Send the donor's state to the joiners for whom its version is new enough (R15)."""
     if not rank.serve or rank.frozen or rank.needs_part or rank.passive or not rank.started:
         return
+    if rank.log.plan.script and not _is_whole(rank):
+        return
     due = sorted(m for m, at_least in rank.serve.items() if rank.log.version >= at_least)
     if not due:
         return
@@ -336,6 +338,17 @@ def serve(rank: RankState) -> None:
         del rank.serve[member]
     for member, onward in branches(due):
         rank.emit(SendState(member, StateTransfer(rank.gen_id, snapshot, onward)))
+
+
+def _is_whole(rank: RankState) -> bool:
+    """Return True if the script's state is whole, and another script can begin with it (S9).
+
+    It is while the script waits in the operation that is next. A script that has ended serves as
+    well: its rank stays until the job is over (S14).
+    """
+    operation = rank.operation
+    opens = operation is not None and operation.opens and rank.waits_for == rank.log.version
+    return opens or rank.main is Main.DONE
 
 
 def pass_on(rank: RankState, state: StateTransfer) -> None:
@@ -349,7 +362,7 @@ def on_state(rank: RankState, state: StateTransfer) -> None:
     if rank.frozen or state.generation != rank.gen_id:
         return
     pass_on(rank, state)
-    if rank.passive:
+    if rank.passive or rank.follows:
         rank.arrived_state = state
         install(rank)
 
@@ -370,6 +383,9 @@ def install(rank: RankState) -> None:
     if state is None or rank.reducing is not None:
         return
     rank.arrived_state = None
+    if rank.follows:
+        _install_last(rank, state)
+        return
     base = state.log.version
     if base > rank.round and rank.broken:
         return  # the reduction failed here but not at the donor: a change follows
@@ -393,10 +409,24 @@ def install(rank: RankState) -> None:
         raise LogError(f"state of version {base} does not reach round {rank.round}")
     rank.queue.clear()
     rank.passive = False
-    rank.has_state = True
+    # The state of a script is a first copy, from which nothing is trained (S3).
+    rank.follows = rank.log.plan.script > 0
+    rank.has_state = not rank.follows
     rank.opened_ns = rank.now_ns
     rank.emit(InstallState(tuple(queued)))
-    if rank.started:
+    if rank.started and rank.has_state:
+        rank.tell(_started(rank, has_state=True))
+
+
+def _install_last(rank: RankState, state: StateTransfer) -> None:
+    """Install the state of a script on a rank that GO has made active (S3).
+
+    The donor waits in the operation that comes next, and so will the script of this rank. Any other
+    state is a first copy that came twice.
+    """
+    if rank.is_active and state.log.digest == rank.log.digest:
+        rank.follows, rank.has_state = False, True
+        rank.emit(InstallState(()))
         rank.tell(_started(rank, has_state=True))
 
 

@@ -82,6 +82,8 @@ def announce(rank: RankState) -> None:
         holds=rank.holds,
     )
     rank.do(ops)
+    if kind is AnnounceKind.ARRIVE and rank.operation is not None:
+        share = replace(share, operation=rank.operation, where=rank.where)
     rank.share = _with_standing(rank, share, kind)
     if kind is AnnounceKind.PENDING:
         rank.announced_pending = True
@@ -193,7 +195,11 @@ def consider_start(rank: RankState) -> None:
         return  # nothing can start the round before the first announcement
     if not log.active or rank.starter != rank.me:
         return
-    go = _next_go(rank, _arrivals(rank), streaming.spread_ns(rank))
+    arrivals = _arrivals(rank)
+    if arrivals.differs is not None:
+        _fail_for_different_calls(rank, *arrivals.differs)
+        return
+    go = _next_go(rank, arrivals, streaming.spread_ns(rank))
     if go is None:
         return
     grid, alone = rank.grid, Start(go)
@@ -205,6 +211,17 @@ def consider_start(rank: RankState) -> None:
     for member, onward in ways.items():
         rank.send(member, Start(go, onward) if onward else alone)
     on_go(rank, go)
+
+
+def _fail_for_different_calls(rank: RankState, one: Share, other: Share) -> None:
+    """End the job, because two ranks wait in different operations of their scripts (S3)."""
+    if rank.fatal is None:
+        rank.fail(
+            "CallsDiffer",
+            f"rank {one.member} is in {one.operation} at {one.where}, and rank {other.member} in "
+            f"{other.operation} at {other.where}: all ranks must make the same calls in the same "
+            "order",
+        )
 
 
 def _next_go(rank: RankState, arrivals: Arrivals, spread_ns: int) -> Go | None:
@@ -258,7 +275,8 @@ def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
         if share is None:
             usual[member] = kind, offset_us
         else:
-            listed.append(replace(share, offset_us=rounded(offset_us)))
+            offset_us = rounded(offset_us)
+            listed.append(replace(share, offset_us=offset_us, operation=None, where=""))
     go = Go(
         generation=log.id,
         round=log.version,
@@ -275,6 +293,7 @@ def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
         wait_us=(rank.now_ns - first_ns) // 1000,
         round_us=0 if decision.streamed else (rank.now_ns - rank.opened_ns) // 1000,
         before_us=rank.before_ns // 1000 if log.after_streamed else 0,
+        operation=arrivals.operation,
     )
     go = compact(log, go, usual)
     every = log.settings.buffers_every
@@ -402,6 +421,8 @@ def after_commit(rank: RankState, go: Go) -> None:
     rank.do(rank.pending.drop_revoked(rank.owns, grad_in_use=rank.main is Main.RUN))
     if rank.main is Main.RUN and any(b.member == rank.me for b in go.benched):
         rank.pending.void = True  # the batch in hand is dropped when it ends (R13)
+    if go.admitted and rank.log.plan.script:
+        _serve_admitted(rank, go)
     rank.round = rank.log.version
     rank.before_ns, rank.opened_ns = rank.now_ns - rank.opened_ns, rank.now_ns
     rank.announced = rank.announced_pending = False
@@ -409,6 +430,13 @@ def after_commit(rank: RankState, go: Go) -> None:
     rank.arrivals = rank.collector = None
     for old in [r for r in rank.words if r < rank.log.version]:
         del rank.words[old]
+
+
+def _serve_admitted(rank: RankState, go: Go) -> None:
+    """Let the lowest rank with the script's state send it to those that GO has made active (S3)."""
+    has_state = set(rank.log.with_state)
+    if next((m for m in rank.log.active if m in has_state), None) == rank.me:
+        rank.serve.update(dict.fromkeys(go.admitted, rank.log.version))
 
 
 def _lift(rank: RankState) -> None:

@@ -21,6 +21,7 @@ from paceline.core.rank.events import (
     Finish,
     Flush,
     Held,
+    Need,
     Rest,
     Resume,
     Skip,
@@ -30,7 +31,7 @@ from paceline.core.rank.events import (
 )
 from paceline.core.rank.state import NOTHING, Main, RankState
 
-ScriptEvent = Begin | Want | Skip | Flush | Rest | Unrest | Finish | Drain
+ScriptEvent = Begin | Want | Skip | Flush | Need | Rest | Unrest | Finish | Drain
 
 
 def on_script(rank: RankState, event: ScriptEvent) -> None:
@@ -54,9 +55,10 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
             if rank.owns(lease) and lease not in rank.pending.leases():
                 rank.pending.drops.append(Drop(DropReason.SKIPPED, samples, (lease,)))
                 rank.pending.produced += samples
-        case Flush():
+        case Flush() | Need():
             _put_down(rank, Main.PARKED)
             rank.waits_for, rank.hands_on = NOTHING, False
+            rank.needs = isinstance(event, Need)
         case Rest():
             _put_down(rank, Main.REST)
         case Unrest():
@@ -123,6 +125,7 @@ def on_step(rank: RankState, step: Step) -> None:
     rank.main = Main.PARKED
     rank.waits_for = rank.main_version + rank.log.settings.pipeline
     rank.hands_on = bool(rank.log.settings.pipeline)
+    rank.operation, rank.where = step.operation, step.where
     rank.facts.steps += 1
     pending = rank.pending
     pending.add(
@@ -163,7 +166,11 @@ def wake(rank: RankState, *, between_rounds: bool) -> None:
     """
     drop_given_up(rank)
     show_leases(rank)
-    if rank.main not in (Main.PARKED, Main.WANT) or rank.passive or not rank.has_state:
+    if rank.main not in (Main.PARKED, Main.WANT) or rank.passive:
+        return
+    if rank.follows and not rank.needs:
+        _resume(rank, fresh=False)  # it has begun, and what the others have done can be repeated
+    if not rank.has_state:
         return
     if rank.log.stopped and not rank.needs_part:
         _resume(rank, fresh=_was_fresh(rank))
@@ -237,7 +244,7 @@ def _was_fresh(rank: RankState) -> bool:
 def _resume(rank: RankState, *, fresh: bool) -> None:
     rank.main = Main.RUN
     rank.main_version = rank.log.version
-    rank.waits_for = NOTHING
+    rank.waits_for, rank.operation, rank.needs = NOTHING, None, False
     under_way = waits_for_the_one_before(rank)
     progress = progress_of(rank.log)
     rank.emit(Resume(rank.log.version, fresh, rank.log.stopped, progress, under_way))

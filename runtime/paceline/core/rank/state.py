@@ -23,7 +23,7 @@ from paceline.core.protocol.arrivals import Arrivals
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.pending import BufferOp, Pending
-from paceline.core.protocol.records import Go, Request, Share
+from paceline.core.protocol.records import Go, Operation, Request, Share
 from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.tree import TREE_ABOVE, Grid
 from paceline.core.rank.events import (
@@ -149,6 +149,9 @@ class RankState:
     passive: bool = False
     """True for a member without state: it joins reductions, queues sums and waits for the donor
     (R15)."""
+    follows: bool = False
+    """True for a rank of a script that has the log but not the state: its script is on its way to
+    where the others are (S3)."""
     started: bool = False
     """True if the data channel of the generation is open."""
     fatal: Fatal | None = None
@@ -176,6 +179,12 @@ class RankState:
     under_way: int = -1
     """Round whose fresh gradient is announced and is in LATE while the main thread goes on, with a
     pipeline (R36). NOTHING if there is none, or it has missed that round."""
+    needs: bool = False
+    """True if the script that follows cannot go on without the state."""
+    operation: Operation | None = None
+    """Operation of the script in which the main thread is PARKED; None otherwise."""
+    where: str = ""
+    """File and line of the script at which it called this operation."""
     hands_on: bool = False
     """True if the main thread is PARKED in a step() that goes on once its gradient is under way."""
     draining: bool = False
@@ -319,7 +328,8 @@ class RankState:
 
     def has_state_of(self, message: StateTransfer) -> bool:
         """Return True if this rank no longer needs the tensors of a state message (R45)."""
-        return message.generation == self.gen_id and not self.frozen and not self.passive
+        known = message.generation == self.gen_id and not self.frozen
+        return known and not self.passive and not self.follows
 
     @property
     def wants_to_leave(self) -> bool:

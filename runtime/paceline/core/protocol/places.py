@@ -1,0 +1,133 @@
+"""Where a script is in its program, and what it may do there while its rank follows (S3, S4, S9).
+
+A script is in one *place* after the other: at a point (even numbers), then in a pass over the
+training loader (odd numbers). Its operations are numbered within a place. So `Spot` names the same
+operation on all ranks, also on one that started later.
+
+A rank that joins starts its script at the first line, while the others are somewhere else. Until
+it has come to where they are, it *follows*: it repeats the calls whose results were kept, goes
+through a pass that is over with one batch and by itself, and asks for the state when it comes to
+what the job has not completed. The state is loaded at the spot where the donor's was taken, so
+nothing is done twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Spot(NamedTuple):
+    """The place of an operation in the program of a script, and its number there."""
+
+    place: int
+    number: int
+
+    @property
+    def is_at_point(self) -> bool:
+        """Return True if the operation is between two passes over the loader."""
+        return self.place % 2 == 0
+
+
+BEFORE: Final = Spot(-1, 0)
+"""Spot before the first operation."""
+END: Final = Spot(2**31, 0)
+"""Spot of a script that has ended."""
+
+
+class Act(StrEnum):
+    """What a script does at a spot."""
+
+    TAKE_PART = "take part"
+    """Make the operation, or the pass, with the others."""
+    REPEAT = "repeat"
+    """Take the result that was kept."""
+    SKIP = "skip"
+    """Give one batch: the others have finished this pass."""
+    ALONE = "alone"
+    """Make the operation with this rank alone: the pass is over, and what it computes is replaced
+    by the state."""
+    LOAD = "load"
+    """Load the state that was received, then take part."""
+    ASK = "ask"
+    """Wait until the rank is active and has the state, then decide again."""
+    LOST = "lost"
+    """The others have gone past this spot, and its result was not kept: the rank cannot join."""
+
+
+@dataclass(slots=True)
+class Path(Generic[T]):
+    """The way of one script through its program; `T` is what an operation returns."""
+
+    here: Spot = Spot(0, 0)  # noqa: RUF009 - immutable
+    """Operation that the script makes next."""
+    follows: bool = False
+    """True until the script is where the others are."""
+    done: Spot = BEFORE
+    """Last operation that the job has completed."""
+    kept: dict[Spot, T] = field(default_factory=dict)
+    """Results of operations at points."""
+    state: Spot | None = None
+    """Operation in which the donor waited when it sent its state; None before it has come."""
+    skips: bool = False
+    """True while the script goes through a pass that is over."""
+
+    def operation(self) -> Act:
+        """Return what the script does now that it has come to its next operation."""
+        if not self.follows:
+            return Act.TAKE_PART
+        if self.skips:
+            return Act.ALONE
+        if self.state == self.here:
+            return Act.LOAD
+        if self.here in self.kept:
+            return Act.REPEAT
+        if self.state is not None or self.here <= self.done:
+            return Act.LOST
+        return Act.ASK
+
+    def begin_pass(self) -> Act:
+        """Enter a pass over the loader, and return what the script does there."""
+        self.here = Spot(self.here.place + 1, 0)
+        return self.in_pass()
+
+    def in_pass(self) -> Act:
+        """Return what the script does in the pass that it is in, before it takes a batch."""
+        if not self.follows:
+            return Act.TAKE_PART
+        job = self.done if self.state is None else self.state
+        if job.place > self.here.place:
+            self.skips = True
+            return Act.SKIP
+        if self.state is None:
+            return Act.ASK
+        return Act.LOAD if job.place == self.here.place else Act.LOST
+
+    def end_pass(self) -> None:
+        """Leave the pass: the script is at a point again."""
+        self.skips = False
+        self.here = Spot(self.here.place + 1, 0)
+
+    def load(self) -> None:
+        """Go on where the donor was: the state is loaded."""
+        assert self.state is not None
+        self.here, self.state, self.follows = self.state, None, False
+
+    def made(self) -> None:
+        """Count the operation that the script has made, or repeated."""
+        self.here = Spot(self.here.place, self.here.number + 1)
+
+    def completed(self, spot: Spot, result: T, *, keep: bool) -> None:
+        """Record an operation that the job has completed.
+
+        Args:
+            spot: The operation.
+            result: What it returned.
+            keep: True if the result is small enough to be kept; results in passes never are.
+        """
+        self.done = spot
+        if keep and spot.is_at_point:
+            self.kept[spot] = result

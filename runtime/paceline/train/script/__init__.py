@@ -1,0 +1,1 @@
+"""Training scripts for torchrun, unchanged (docs/design/scripts.md)."""

@@ -1,0 +1,185 @@
+"""Runs a training script in a rank of a job, as torchrun would run it (S1, S2, S16)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from paceline.environment import RankSettings
+from paceline.errors import DismissedError, UsageError
+from paceline.train.mistakes import explain_errors
+from paceline.train.script.backend import register
+from paceline.train.script.models import Models
+from paceline.train.script.passes import Passes
+from paceline.train.script.state import States
+from paceline.worker.operations import ScriptState
+from paceline.worker.script_engine import EXIT_AGAIN, LeftBehindError, ScriptEngine
+
+log = logging.getLogger("paceline.rank")
+
+
+class Launched:
+    """The script of this process, and what the job does around it."""
+
+    def __init__(self, settings: RankSettings | None) -> None:
+        self.engine = engine = ScriptEngine(settings)
+        self._settings = settings
+        self.passes = Passes(engine)
+        self.models = Models(engine, self.passes)
+        self.states = States(self.models, self.passes)
+        self._started = False
+        engine.opens_here = self.passes.opens
+        engine.on_load = self.states.load
+        engine.operations.read_state = self.states.read
+        engine.operations.weights = self.models.parameters
+        self.models.on_adopted = self._adopted
+        self.passes.on_skipped = self._skipped
+        self.models.install()
+        self.passes.install()
+        self.slot = engine.place
+        register(self, self.slot, engine.slots)
+
+    def start(self) -> None:
+        """Join the job when the script makes its first process group (S3)."""
+        if self._started:
+            return
+        self._started = True
+        self.engine.start(_devices())
+        received = self.engine.operations.received
+        if self.engine.operations.path.follows and received is not None:
+            self.states.begin_to_follow(received)
+
+    def _adopted(self, index: int) -> None:
+        received: ScriptState | None = self.engine.operations.received
+        if received is not None:
+            self.states.load_model(received, index)
+
+    def _skipped(self) -> None:
+        received = self.engine.operations.received
+        if received is not None:
+            self.states.load_models(received)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that torchrun sets, for this rank."""
+        engine, settings = self.engine, self._settings
+        local = settings is None or settings.local
+        number = self.slot if local else settings.member.local  # type: ignore[union-attr]
+        spec = engine.spec
+        beside = engine.slots if local or spec is None else spec.procs
+        job = settings.job if settings is not None else "alone"
+        return {
+            "RANK": str(self.slot),
+            "LOCAL_RANK": str(number),
+            "WORLD_SIZE": str(engine.slots),
+            "LOCAL_WORLD_SIZE": str(beside),
+            "GROUP_RANK": "0" if local else str(settings.member.slot),  # type: ignore[union-attr]
+            "GROUP_WORLD_SIZE": str(engine.slots // beside),
+            "ROLE_RANK": str(self.slot),
+            "ROLE_WORLD_SIZE": str(engine.slots),
+            "ROLE_NAME": "default",
+            "TORCHELASTIC_RUN_ID": job,
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+
+    def run(self, script: str, arguments: Sequence[str], *, is_module: bool = False) -> int:
+        """Run the script to its end, then wait for the end of the job.
+
+        Args:
+            script: Path of the script, or the name of a module.
+            arguments: Arguments of the script.
+            is_module: True to run a module, as `python -m` does.
+
+        Returns:
+            The exit code of this process.
+        """
+        # A store of its own: nobody has to wait for the server of slot 0.
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.environ.update(self.environment())
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port))
+        sys.argv = [script, *arguments]
+        try:
+            if is_module:
+                sys.path.insert(0, str(Path.cwd()))
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                sys.path.insert(0, str(Path(script).resolve().parent))
+                runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                sys.stderr.write(f"{end.code}\n")
+            if code:
+                return code
+        except LeftBehindError as error:
+            if not self.engine.operations.path.follows or self.engine.was_active:
+                sys.stderr.write(f"paceline: {error}; this rank starts its script again\n")
+                return EXIT_AGAIN
+            # Another start would end here as well, so the job goes on without this slot.
+            sys.stderr.write(
+                f"paceline: this rank cannot join: {error}; hint: a loop without a DataLoader "
+                "says `step = paceline.step()` at its top, so that a rank that joins knows where "
+                "to begin\n"
+            )
+            self.engine.end()
+            return 0
+        except DismissedError:
+            return 0
+        return self._end()
+
+    def _end(self) -> int:
+        if not self._started:
+            if self.engine.slots > 1:
+                raise UsageError(
+                    f"the script ended without a process group, on {self.engine.slots} ranks: each "
+                    "has trained by itself",
+                    hint="call torch.distributed.init_process_group() and wrap the model in "
+                    "DistributedDataParallel; or run it with --replicas 1",
+                )
+            self.start()
+        self.engine.end()
+        return 0
+
+
+def _devices() -> list[torch.device]:
+    if torch.cuda.is_available():
+        return [torch.device("cuda", torch.cuda.current_device())]
+    return [torch.device("cpu")]
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a script in a rank; `words` is its path, or `-m` and a module, and its arguments.
+
+    Args:
+        words: The command line.
+
+    Returns:
+        The exit code of this process.
+
+    Raises:
+        UsageError: There is no script in the command line.
+    """
+    is_module = bool(words) and words[0] == "-m"
+    words = words[1:] if is_module else words
+    if not words:
+        raise UsageError("no script to run", hint="paceline launch train.py [its arguments]")
+    explain_errors(lambda *_: None)
+    settings = RankSettings.from_environment(os.environ)
+    launched = Launched(settings)
+    explain_errors(launched.engine.failed)
+    try:
+        return launched.run(words[0], words[1:], is_module=is_module)
+    finally:
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,185 @@
+"""The state of a script: what a rank that joins needs to go on where the others are (S6, S8, S15).
+
+It is read while the main thread waits in an operation, and loaded by the main thread of the rank
+that joins. Models are those that DDP has wrapped. Optimizers, schedulers, GradScalers and averaged
+copies of a model are found among the objects of the process by what they hold, and are matched by
+their class, by the names of their parameters, and by their order.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+
+from paceline.core.protocol.places import Spot
+from paceline.errors import PacelineError
+from paceline.train.script.models import Models
+from paceline.train.script.passes import Passes
+from paceline.worker.operations import ScriptState
+from paceline.worker.state.codec import Decoder, Encoder
+
+log = logging.getLogger("paceline.rank")
+
+Found = dict[str, Any]
+"""Objects with `state_dict()` and `load_state_dict()`, by a key that is equal on all ranks."""
+
+
+class States:
+    """Reads and loads the state of the script in this process."""
+
+    def __init__(self, models: Models, passes: Passes) -> None:
+        self._models, self._passes = models, passes
+        self.kept: dict[str, Any] = {}
+        """Objects that the script has given to `pl.keep`."""
+        self._left_out: set[str] = set()
+
+    # ---- reading ------------------------------------------------------------------------------
+
+    def read(self) -> tuple[Any, list[torch.Tensor]]:
+        """Return the state as JSON and tensors. The main thread waits in an operation."""
+        encoder: Encoder[torch.Tensor] = Encoder(lambda tensor: tensor.detach())
+        models = [
+            encoder.encode(dict(_tensors(ddp.module)), "a model") for ddp in self._models.adopted
+        ]
+        others = {}
+        for key, each in self._find().items():
+            try:
+                others[key] = encoder.encode(dict(each.state_dict()), key)
+            except PacelineError as error:
+                self._leave_out(key, error)
+        passes = self._passes
+        header = {
+            "models": models,
+            "others": others,
+            "training": sorted(passes.training),
+            "epochs": sorted(passes.epochs.items()),
+            "cursor": passes.cursor,
+            "steps": passes.steps,
+            "spans": sorted((index, list(spot)) for index, spot in self._models.spans.items()),
+        }
+        return header, encoder.buffers
+
+    def _leave_out(self, key: str, error: PacelineError) -> None:
+        if key not in self._left_out:
+            self._left_out.add(key)
+            log.warning("the state of %s does not go to ranks that join: %s", key, error.message)
+
+    # ---- loading ------------------------------------------------------------------------------
+
+    def begin_to_follow(self, received: ScriptState) -> None:
+        """Take from a first copy what a script needs on its way to where the others are."""
+        header, passes = received.header, self._passes
+        passes.training = set(header["training"])
+        passes.epochs = {int(place): int(epoch) for place, epoch in header["epochs"]}
+        self._models.spans = {index: Spot(*spot) for index, spot in header["spans"]}
+
+    def load_models(self, received: ScriptState) -> None:
+        """Load the weights of all models again, after a pass that this rank made alone."""
+        for index in range(len(self._models.adopted)):
+            self.load_model(received, index)
+
+    def load_model(self, received: ScriptState, index: int) -> None:
+        """Load the weights of one model, if the state has them."""
+        models = received.header["models"]
+        if index < len(models):
+            self._load_tensors(Decoder(received.buffers), models[index], index)
+
+    def load(self, received: ScriptState) -> None:
+        """Load the whole state. Main thread, at the spot where the donor's was read."""
+        self.begin_to_follow(received)
+        header, decoder = received.header, Decoder(received.buffers)
+        self._passes.cursor, self._passes.steps = header["cursor"], header["steps"]
+        for index, model in enumerate(header["models"][: len(self._models.adopted)]):
+            self._load_tensors(decoder, model, index)
+        own = self._find()
+        for key, state in header["others"].items():
+            if key in own:
+                own[key].load_state_dict(decoder.decode(state, self._device()))
+            else:
+                log.warning("this rank has no %s, whose state the job has", key)
+
+    def _load_tensors(self, decoder: Decoder, model: Any, index: int) -> None:
+        told: Mapping[str, torch.Tensor] = decoder.decode(model, self._device())
+        with torch.no_grad():
+            for name, tensor in _tensors(self._models.adopted[index].module):
+                if name in told and told[name].shape == tensor.shape:
+                    tensor.copy_(told[name])
+
+    def _device(self) -> torch.device:
+        for ddp in self._models.adopted:
+            for parameter in ddp.parameters():
+                return parameter.device
+        return torch.device("cpu")
+
+    # ---- finding ------------------------------------------------------------------------------
+
+    def _find(self) -> Found:
+        names = {
+            id(parameter): f"{index}.{name}"
+            for index, ddp in enumerate(self._models.adopted)
+            for name, parameter in ddp.module.named_parameters()
+        }
+        inside = {id(m) for ddp in self._models.adopted for m in ddp.modules()}
+        kinds = {AveragedModel, *(type(ddp.module) for ddp in self._models.adopted)}
+        optimizers: list[Optimizer] = []
+        schedulers, others = [], []
+        for each in gc.get_objects():
+            kind = type(each)  # isinstance() would ask lazy objects for their class
+            if issubclass(kind, Optimizer):
+                optimizers.append(each)
+            elif issubclass(kind, LRScheduler | ReduceLROnPlateau):
+                schedulers.append(each)
+            elif issubclass(kind, torch.amp.GradScaler) or (
+                kind in kinds and id(each) not in inside
+            ):
+                others.append(each)
+        found: Found = {}
+        keys: dict[int, str] = {}
+        for optimizer in optimizers:
+            parameters = [names.get(id(p), "") for g in optimizer.param_groups for p in g["params"]]
+            if any(parameters) or not names:
+                first = f"{parameters[0]}+{len(parameters)}" if parameters else "nothing"
+                keys[id(optimizer)] = _add(found, f"{type(optimizer).__name__}({first})", optimizer)
+        for scheduler in schedulers:
+            owner = keys.get(id(scheduler.optimizer))
+            if owner is not None:
+                _add(found, f"{type(scheduler).__name__} of {owner}", scheduler)
+        for each in _outermost(others):
+            _add(found, type(each).__name__, each)
+        for name, each in self.kept.items():
+            found[f"kept {name}"] = each
+        return found
+
+
+def _outermost(objects: Iterable[Any]) -> list[Any]:
+    """Return the objects without the modules that are part of another one of them."""
+    listed = list(objects)
+    parts = {
+        id(part)
+        for each in listed
+        if isinstance(each, torch.nn.Module)
+        for part in each.modules()
+        if part is not each
+    }
+    return [each for each in listed if id(each) not in parts]
+
+
+def _add(found: Found, key: str, each: Any) -> str:
+    """Add an object under a key that no other has, and return the key."""
+    number = 1
+    while (name := f"{key} #{number}") in found:
+        number += 1
+    found[name] = each
+    return name
+
+
+def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return parameters and buffers of a module by name."""
+    return [*module.named_parameters(), *module.named_buffers()]

@@ -1,0 +1,265 @@
+"""Communication thread of a rank whose script steps its own optimizers (docs/design/scripts.md).
+
+A round is an operation of the script: the main thread brings flat buffers, this thread sums them
+over the data channel, and the main thread takes the sums. There are no gradients, weights and
+optimizers here. The state of a script is read only while its main thread waits in an operation,
+through the function that `train.script` has set.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from paceline.clock import now_ns
+from paceline.core.messages import StateTransfer
+from paceline.core.protocol.composition import Weighing
+from paceline.core.protocol.places import END, Path, Spot
+from paceline.core.protocol.records import Go, Operation
+from paceline.core.rank import events as ev
+from paceline.transport.base import HOST, Transport
+from paceline.worker.comm_thread import CommThread
+from paceline.worker.state.bit_sums import hash_of
+from paceline.worker.state.codec import Decoder, Encoder, as_tensor, read_header
+from paceline.worker.state.committed import Bytes
+from paceline.worker.state.flat import bytes_of, fill_from_bytes
+
+KEPT_BYTES_MAX: Final = 1 << 20
+"""Upper bound on the result of a call that is kept for ranks that join later."""
+KEPT_TOTAL_MAX: Final = 64 << 20
+"""Upper bound on all kept results together. What comes after it cannot be repeated."""
+NOTHING: Final = (("float32", 1),)
+"""Buffers of a round in which no script waits in an operation. Its sum only shows that all ranks
+have taken part."""
+
+
+class Result(NamedTuple):
+    """What an operation returned."""
+
+    sums: list[torch.Tensor]
+    """The sums, one flat tensor for each part."""
+    contributors: int
+    """Number of ranks that took part."""
+    missing: int
+    """Number of slots that did not take part and whose scripts have not ended."""
+
+
+@dataclass
+class ScriptState:
+    """The state of a script, as the donor sends it and a rank that joins receives it."""
+
+    header: Any
+    """JSON of `train.script.state`."""
+    buffers: list[Bytes]
+
+
+@dataclass
+class Operations:
+    """What the main thread and the communication thread of a script share; guarded by `lock`."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    path: Path[Result] = field(default_factory=Path)
+    source: list[torch.Tensor] = field(default_factory=list)
+    """Buffers of the operation in which the main thread waits."""
+    result: Result | None = None
+    """Result of that operation; None before it is complete."""
+    received: ScriptState | None = None
+    """State of the donor that was received last."""
+    kept_bytes: int = 0
+    read_state: Callable[[], tuple[Any, list[torch.Tensor]]] = lambda: (None, [])
+    """Returns the script's state, as JSON and tensors. Called while the main thread waits in an
+    operation."""
+    weights: Callable[[], list[torch.Tensor]] = list
+    """Returns the trained parameters, for the hash that ranks compare."""
+
+    def completed(self, go: Go, result: Result) -> None:
+        """Record an operation that the job has completed. Communication thread."""
+        operation = go.operation
+        if operation is None:
+            return
+        size = sum(each.nbytes for each in result.sums)
+        keep = operation.is_call and size <= KEPT_BYTES_MAX
+        keep = keep and self.kept_bytes + size <= KEPT_TOTAL_MAX
+        spot = Spot(operation.place, operation.number)
+        if keep and spot.is_at_point:
+            self.kept_bytes += size
+            result = result._replace(sums=[each.cpu().clone() for each in result.sums])
+        self.path.completed(spot, result, keep=keep)
+
+
+class ScriptThread(CommThread):
+    """Runs the state machine of a rank whose script steps its own optimizers."""
+
+    operations: Operations
+    transport: Transport
+    device: torch.device = HOST
+
+    def begin_with(self, operations: Operations, transport: Transport) -> None:
+        """Give the thread what it needs. Main thread, before the first event."""
+        self.operations, self.transport = operations, transport
+        self._scratch: list[torch.Tensor] = []
+        self._last: list[torch.Tensor] = []
+        """Sums of the operation before, until the next one is complete (R7)."""
+        self._spare: dict[tuple[tuple[str, int], ...], list[list[torch.Tensor]]] = {}
+        """Buffers that are free, by the parts that they are for."""
+        self._results: dict[int, Result] = {}
+        """Results of rounds that this rank completed as a passive member."""
+
+    # ---- rounds -------------------------------------------------------------------------------
+
+    def _reduce(self, effect: ev.Reduce) -> ev.Event | None:
+        self._catch_up()
+        self._metrics.reducing(effect.go, self.machine.state, now_ns())
+        operation, begun_ns = effect.go.operation, now_ns()
+        parts = operation.parts if operation is not None else NOTHING
+        scratch = self._take_buffers(parts)
+        if effect.source is None:
+            for each in scratch:
+                each.zero_()
+        else:
+            source = self.operations.source
+            if len(source) != len(scratch):
+                scratch[0].zero_()
+            else:
+                torch._foreach_copy_(scratch, source)
+        failed = self._channel.sum(scratch)
+        if failed is not None:
+            return failed  # an abandoned call may still write to the buffers: they are given up
+        self._scratch = scratch
+        self._later.append(partial(self._metrics.reduced, now_ns()))
+        return ev.Reduced(now_ns() - begun_ns)
+
+    def _take_buffers(self, parts: tuple[tuple[str, int], ...]) -> list[torch.Tensor]:
+        free = self._spare.get(parts)
+        if free:
+            return free.pop()
+        return [self.transport.zeros(n, getattr(torch, dtype), self.device) for dtype, n in parts]
+
+    def _give_back(self, buffers: list[torch.Tensor]) -> None:
+        parts = parts_of(buffers)
+        free = self._spare.setdefault(parts, [])
+        if len(free) < 2:
+            free.append(buffers)
+        if len(self._spare) > 8:
+            self._spare.pop(next(iter(self._spare)))
+
+    def _apply(self, go: Go, weighing: Weighing, *, hash_due: bool) -> ev.Event | None:
+        begun_ns = now_ns()
+        value = None
+        if hash_due and not self.machine.state.follows:
+            # The script has made this version's step by the end of its next operation at the
+            # latest, so the weights are those of the version before.
+            value = hash_of([each.reshape(-1) for each in self.operations.weights()] or [_ZERO])
+        self._took(go, self._scratch, weighing)
+        now, rank = now_ns(), self.machine.state
+        self._later.append(partial(self._metrics.applied, go, rank, now, now - begun_ns))
+        return None if value is None else ev.Hashed(self.machine.state.log.version, value)
+
+    def _took(self, go: Go, sums: list[torch.Tensor], weighing: Weighing) -> None:
+        if self._last:
+            self._give_back(self._last)
+        self._last, self._scratch = sums, []
+        log = self.machine.state.log
+        contributors = len(weighing.contributors)
+        result = Result(sums, contributors, log.plan.script - contributors - len(log.done))
+        with self.operations.lock:
+            self.operations.result = result
+            self.operations.completed(go, result)
+
+    # ---- effects ------------------------------------------------------------------------------
+
+    def _do(self, effect: ev.Prompt) -> ev.Event | None:
+        match effect:
+            case ev.ChangeBuffers():
+                return None
+            case ev.Queue(go=go):
+                if go.operation is not None and go.operation.is_call:
+                    # The log is not known yet, and so neither is who was missing.
+                    self._results[go.round] = Result([x.clone() for x in self._scratch], 0, 0)
+            case ev.DropQueue(generation=generation):
+                self._results.clear()
+                self._staged = {g: s for g, s in self._staged.items() if g == generation}
+            case ev.InstallPart(go=go, weighing=weighing):
+                self._install_part(go, weighing)
+            case ev.InstallState(queued=queued):
+                self._install(queued)
+            case ev.SendPart(to=to, part=part, with_result=with_result):
+                sums = [bytes_of(as_tensor(x)) for x in self._last] if with_result else []
+                self._peers.send_bulk(to, part, sums)
+            case ev.Resume():
+                self._main.resumed(effect)
+            case ev.Exit():
+                self._main.exited(effect)
+            case _:
+                return super()._do(effect)
+        return None
+
+    def _install_part(self, go: Go, weighing: Weighing) -> None:
+        operation = go.operation
+        parts = operation.parts if operation is not None else NOTHING
+        sums = self._take_buffers(parts)
+        for each, data in zip(sums, self._part, strict=True):
+            fill_from_bytes(each, data)
+        self._took(go, sums, weighing)
+
+    def _state_for_joiners(self, _: StateTransfer) -> list[Bytes]:
+        """Return the state of the script, which waits in an operation or has ended."""
+        operations, operation = self.operations, self.machine.state.operation
+        spot = END if operation is None else Spot(operation.place, operation.number)
+        encoder: Encoder[torch.Tensor] = Encoder(as_tensor)
+        with operations.lock:
+            kept = [
+                [list(at), r.contributors, r.missing, encoder.encode(r.sums, "a kept result")]
+                for at, r in operations.path.kept.items()
+            ]
+            done = list(operations.path.done)
+        script, tensors = operations.read_state()
+        first = len(encoder.buffers)
+        header = {"spot": list(spot), "done": done, "kept": kept, "first": first, "script": script}
+        buffers = [*encoder.buffers, *(as_tensor(each) for each in tensors)]
+        return [json.dumps(header).encode(), *(bytes_of(each) for each in buffers)]
+
+    def _install(self, queued: tuple[tuple[Go, Weighing], ...]) -> None:
+        header, *buffers = self._staged.pop(self.machine.state.gen_id)
+        self._staged.clear()
+        told = read_header(bytes(header))
+        decoder = Decoder(buffers)
+        with self.operations.lock:
+            path = self.operations.path
+            if self.machine.state.follows:
+                path.follows, path.state = True, None
+            else:
+                path.state = Spot(*told["spot"])
+            for at, contributors, missing, sums in told["kept"]:
+                path.kept[Spot(*at)] = Result(decoder.decode(sums, HOST), contributors, missing)
+            path.done = Spot(*told["done"])
+            self.operations.received = ScriptState(told["script"], buffers[told["first"] :])
+            plan = self.machine.state.log.plan
+            for go, weighing in queued:
+                result = self._results.get(go.round)
+                count = len(weighing.contributors)
+                if result is not None:
+                    result = result._replace(contributors=count, missing=plan.script - count)
+                    self.operations.completed(go, result)
+                elif go.operation is not None:
+                    path.done = Spot(go.operation.place, go.operation.number)
+        self._results.clear()
+
+
+_ZERO: Final = torch.zeros(1)
+
+
+def parts_of(buffers: list[torch.Tensor]) -> tuple[tuple[str, int], ...]:
+    """Return data type and number of elements of each buffer, as in `Operation.parts`."""
+    return tuple((str(each.dtype).removeprefix("torch."), each.numel()) for each in buffers)
+
+
+def operation_of(name: str, spot: Spot, buffers: list[torch.Tensor], *, opens: bool) -> Operation:
+    """Return the description of an operation that all ranks compare."""
+    return Operation(name, *spot, opens, parts_of(buffers))

@@ -1,0 +1,237 @@
+"""The engine of a rank whose script steps its own optimizers (docs/design/scripts.md)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+from paceline_api.jobfile import JobFile
+
+from paceline.clock import now_ns
+from paceline.core.protocol.places import Act, Spot
+from paceline.core.protocol.records import DataPlan
+from paceline.core.rank import events as ev
+from paceline.core.status import place_of
+from paceline.environment import RankSettings
+from paceline.errors import DismissedError, PacelineError
+from paceline.transport.base import HOST, TransportError
+from paceline.transport.variables import restore_variables
+from paceline.worker import short_sockets
+from paceline.worker.comm_thread import CommThread
+from paceline.worker.engine import WATCH_S, Engine
+from paceline.worker.operations import (
+    Operations,
+    Result,
+    ScriptState,
+    ScriptThread,
+    operation_of,
+)
+
+EXIT_AGAIN: Final = 75
+"""Exit code of a rank that has to run its script from the first line again (EX_TEMPFAIL)."""
+
+
+class LeftBehindError(PacelineError):
+    """Raised where the others have gone past the script of this rank, which has to start again."""
+
+
+class ScriptEngine(Engine):
+    """Takes part in a job with the operations of a script. Main thread, unless stated otherwise."""
+
+    def __init__(self, settings: RankSettings | None) -> None:
+        self.operations = Operations()
+        self.opens_here: Callable[[], bool] = lambda: True
+        """Returns `Operation.opens` of the next call."""
+        self.on_load: Callable[[ScriptState], None] = lambda _: None
+        """Loads a state into the script."""
+        self.was_active = False
+        """True once this rank has taken part in an operation."""
+        self.given_up = 0
+        """Number of missing slots that no call waits for any more."""
+        super().__init__(settings)
+
+    def _thread_class(self) -> type[CommThread]:
+        return ScriptThread
+
+    @property
+    def slots(self) -> int:
+        """Number of slots of the job, which the script knows as WORLD_SIZE (S1)."""
+        return self._spec.replicas * self._spec.procs if self._spec else 1
+
+    def start(self, devices: Sequence[torch.device] = (HOST,)) -> None:
+        """Join the job, and block until the first generation has formed (S3).
+
+        On a rank that joins later it returns as soon as the script may follow the others.
+
+        Args:
+            devices: Devices of the tensors that the script will sum.
+
+        Raises:
+            PacelineError: The transport cannot serve these devices.
+        """
+        thread = self._comm
+        assert isinstance(thread, ScriptThread)
+        thread.begin_with(self.operations, self._transport)
+        try:
+            self._transport.begin(devices)
+        except TransportError as error:
+            raise PacelineError(str(error)) from error
+        plan = DataPlan(slots=self.slots)
+        self._call(ev.Begin("", plan, 1, data=self._transport.address))
+        self._loop.began(now_ns())
+        if self._script is not None:
+            self._script.start()
+
+    def operate(
+        self,
+        name: str,
+        buffers: list[torch.Tensor],
+        *,
+        samples: int = 0,
+        opens: bool = True,
+        where: str = "",
+    ) -> Result:
+        """Sum buffers over the ranks, and block until they are summed everywhere.
+
+        Args:
+            name: The operation with its arguments; the same on all ranks.
+            buffers: Flat tensors of a floating-point type.
+            samples: Number of samples in a gradient; 0 for a call.
+            opens: True if a script that joins can begin at this operation.
+            where: File and line of the script, for errors.
+
+        Returns:
+            The sums. Their memory is used again after the next operation.
+
+        Raises:
+            LeftBehindError: The others have completed the operation without this rank.
+        """
+        operations = self.operations
+        while True:
+            with operations.lock:
+                spot, act = operations.path.here, operations.path.operation()
+                if act is Act.REPEAT:
+                    result = operations.path.kept[spot]
+                    operations.path.made()
+                    return result
+            if act is Act.ALONE:
+                operations.path.made()
+                return Result([each.clone() for each in buffers], 1, 0)
+            if act is Act.LOST:
+                raise LeftBehindError(f"operation {spot} is over, and its result was not kept")
+            if act is Act.ASK:
+                self.ask()
+                continue
+            if act is Act.LOAD:
+                self.load()
+            if (done := self._take_part(name, spot, buffers, samples, opens, where)) is not None:
+                return done
+
+    def _take_part(
+        self,
+        name: str,
+        spot: Spot,
+        buffers: list[torch.Tensor],
+        samples: int,
+        opens: bool,
+        where: str,
+    ) -> Result | None:
+        operations = self.operations
+        with operations.lock:
+            operations.source, operations.result = buffers, None
+        operation = operation_of(name, spot, buffers, opens=opens)
+        begun_ns = now_ns()
+        resume = self._call(ev.Step((), samples, 1, operation=operation, where=where))
+        with operations.lock:
+            result, operations.source = operations.result, []
+            if result is not None:
+                operations.path.made()
+                self.was_active = True
+        if result is None and resume.stopped:
+            raise DismissedError(0)
+        if samples:
+            self._loop.stepped(
+                *(begun_ns, now_ns()), fresh=True, version=resume.version, samples=samples
+            )
+        return result
+
+    def ask(self) -> None:
+        """Ask for the state, and block until it has been received (S3)."""
+        self._call(ev.Need())
+
+    def load(self) -> ScriptState:
+        """Go on where the donor was; the caller loads what is returned into the script."""
+        with self.operations.lock:
+            received = self.operations.received
+            self.operations.path.load()
+        assert received is not None
+        self.on_load(received)
+        return received
+
+    @property
+    def spec(self) -> JobFile | None:
+        """The job; None without one."""
+        return self._spec
+
+    @property
+    def is_alone(self) -> bool:
+        """Return True if the script goes through a pass that is over: its calls are its own."""
+        return self.operations.path.skips
+
+    @property
+    def is_at_point(self) -> bool:
+        """Return True if the script is between two passes over its loader."""
+        return self.operations.path.here.is_at_point
+
+    def call(self, name: str, buffers: list[torch.Tensor], where: str) -> tuple[Result, bool]:
+        """Make a collective call of the script.
+
+        Args:
+            name: The call with its arguments.
+            buffers: Flat tensors of a floating-point type.
+            where: File and line of the script.
+
+        Returns:
+            The result, and False if it was repeated on a rank that follows.
+        """
+        known = self.operations.path.here in self.operations.path.kept
+        result = self.operate(name, buffers, opens=self.opens_here(), where=where)
+        return result, not known
+
+    def pause(self, seconds: float) -> None:
+        """Wait before a call is made again; ends early when the job is over."""
+        with self._lock:
+            self._watch()
+            self._lock.wait_for(lambda: self._end is not None, seconds)
+
+    def lowest_slot(self) -> int:
+        """Return the lowest slot that takes part in operations now."""
+        log = self._state.log
+        has_state = [m for m in log.with_state if m in log.places] or list(log.active)
+        return place_of(min(has_state), self._spec.procs if self._spec else 1)
+
+    def _adopt(self) -> None:
+        """Do nothing: the sums are complete when the main thread goes on."""
+
+    def end(self) -> bool:
+        """Block until the job is over, after the script has ended.
+
+        Until then this rank can still send its state to others (S14).
+
+        Returns:
+            True if the job is complete; False if it is over without this rank.
+        """
+        if self._script is not None:
+            self._script.close()
+        self._comm.post(ev.Finish())
+        with self._lock:
+            while self._end is None:
+                self._watch()
+                self._lock.wait(WATCH_S)
+        sys.setswitchinterval(self._switch_interval_s)
+        restore_variables()
+        if self._settings is not None:
+            short_sockets.restore(str(self._settings.scratch))
+        return self._end.finished

@@ -1,0 +1,286 @@
+"""Simulated ranks whose script steps its own optimizers (docs/design/scripts.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.places import END, Act, Path, Spot
+from paceline.core.protocol.records import BACKWARD, DataPlan, Go, Operation
+from paceline.core.rank import events as ev
+from paceline.core.rank.state import Main
+
+from testing.simulation.faults import Fault, plant
+from testing.simulation.ranks import SimRank
+from testing.simulation.simulation import Simulation
+from testing.simulation.sums import Label, Sum, add
+from testing.simulation.world import World
+
+PARTS = (("float32", 4),)
+
+
+@dataclass
+class ScriptWorld(World):
+    """A job whose scripts all run one program: a list of places, points and passes in turn."""
+
+    program: tuple[int, ...] = (2, 3, 1, 3, 1)
+    """Calls at each point, and batches in each pass."""
+    calls_in_pass: int = 0
+    """Calls after each batch."""
+    start_ms: tuple[float, float] = (0, 60)
+    """Time that a script needs before its first operation."""
+    uneven: bool = False
+    """True if slot 0 has one batch less in the last pass, which no call follows."""
+    stray: int = 0
+    """Slot whose script calls `barrier` where the others call `all_reduce`; 0 for none."""
+
+    @property
+    def plan(self) -> DataPlan:
+        """Plan of a script, which deals nothing."""
+        return DataPlan(slots=self.replicas * self.procs)
+
+
+class Copied(NamedTuple):
+    """The state of a script that waits in an operation."""
+
+    weights: Sum
+    model: Sum
+    done: Spot
+    spot: Spot
+    kept: dict[Spot, Sum]
+
+
+@dataclass
+class Values:
+    """What each operation returned anywhere: one value (the first property of scripts)."""
+
+    of: dict[Spot, dict[SimRank, Sum]] = field(default_factory=dict)
+    loaded: list[Spot] = field(default_factory=list)
+    """Spots at which a rank loaded the state of a donor."""
+    ended: dict[int, int] = field(default_factory=dict)
+    """Slot -> number of scripts that reached their end."""
+
+    def check(self, spot: Spot, result: Sum, rank: SimRank) -> None:
+        """Check that an operation returns on this rank what it returned elsewhere.
+
+        A rank that died may have been the only one that completed its last operation, and the
+        others then make it without that rank.
+        """
+        known = self.of.setdefault(spot, {})
+        for other, value in known.items():
+            same = value == result or not other.alive
+            assert same, f"{rank.me} got {result} in {spot}, {other.me} {value}"
+        known[rank] = result
+
+
+Wait = tuple[str, object]
+Program = Generator[Wait, Sum | None, None]
+
+
+class ScriptRank(SimRank):
+    """One rank process with a script that follows the contract of DDP."""
+
+    values: Values
+
+    def begin(self) -> None:
+        """Prepare the script; called once by the simulation."""
+        self.path: Path[Sum] = Path()
+        self.model: Sum = {}
+        """The script's own weights: what it has added up, result by result."""
+        self.copied: Copied | None = None
+        self.last: Sum = {}
+        self.was_left_out = False
+        self.value: Sum | None = None
+        self.script: Program = self.program()
+
+    # ---- the script ---------------------------------------------------------------------------
+
+    def program(self) -> Program:
+        """Run the program of the world once, from its first line."""
+        world = self.sim.world
+        assert isinstance(world, ScriptWorld)
+        for place, length in enumerate(world.program):
+            if place % 2 == 0:
+                for _ in range(length):
+                    yield "sleep", self.sim.rng.uniform(0, 5)
+                    stray = world.stray > 0 and self.me.slot == world.stray
+                    yield from self.operation("barrier" if stray else "all_reduce", samples=0)
+                continue
+            act = self.path.begin_pass()
+            while act is Act.ASK:
+                yield "need", None
+                act = self.path.in_pass()
+            assert act is not Act.LOST, f"{self.me} is lost in pass {place}"
+            if act is not Act.SKIP:
+                if act is Act.LOAD:
+                    self.load()
+                per_batch = 1 + world.calls_in_pass
+                short = world.uneven and self.me.slot == 0 and place == len(world.program) - 1
+                for _ in range(self.path.here.number // per_batch, length - short):
+                    yield "sleep", self.sim.rng.uniform(*world.step_ms)
+                    yield from self.operation(BACKWARD, samples=world.batch)
+                    for _ in range(world.calls_in_pass):
+                        yield from self.operation("all_gather", samples=0, opens=False)
+            self.path.end_pass()
+
+    def operation(self, name: str, samples: int, *, opens: bool = True) -> Program:
+        """Make one operation, or repeat it while the rank follows."""
+        here = self.path.here
+        while True:
+            act = self.path.operation()
+            if act is Act.ASK:
+                yield "need", None
+                continue
+            if act is Act.LOST:
+                assert self.was_left_out, f"{self.me} is lost at {here}: {self.path}"
+                yield "lost", None
+            if act is Act.LOAD:
+                self.load()
+            if act is Act.REPEAT:
+                result = self.path.kept[here]
+                break
+            answer = yield "operation", Operation(name, *here, opens, PARTS), samples  # type: ignore[misc]
+            if answer is not None:
+                result = answer
+                if name == BACKWARD:
+                    add(self.model, result)
+                break
+            # The others went on without this rank, which now follows them from here.
+            self.was_left_out = True
+        self.values.check(here, result, self)
+        self.path.made()
+
+    def load(self) -> None:
+        """Load the donor's state at the spot where it was taken."""
+        assert self.copied is not None
+        self.model = dict(self.copied.model)
+        self.path.load()
+        self.values.loaded.append(self.path.here)
+
+    def start_script(self) -> None:
+        """Start the process group; the script begins when the group does."""
+        self.begin()
+        self.post(ev.Begin("", self.sim.world.plan, 1))
+
+    def _resume(self, effect: ev.Resume) -> None:
+        self.resumed.append(effect)
+        if effect.stopped and not self.state.has_state:
+            return
+        value, self.value = self.value, None
+        self.sim.after(0.01, lambda: self.go_on(value))
+
+    def go_on(self, value: Sum | None = None) -> None:
+        """Let the script go on until it next waits."""
+        if not self.running:
+            return
+        if self.stopped or self.hung:
+            self.sim.after(20, lambda: self.go_on(value))
+            return
+        try:
+            what, *words = self.script.send(value)
+        except StopIteration:
+            self.values.ended[self.me.slot] = self.values.ended.get(self.me.slot, 0) + 1
+            self.post(ev.Finish())
+            return
+        if what == "sleep":
+            (ms,) = words
+            assert isinstance(ms, float)
+            self.sim.after(ms, self.go_on)
+        elif what == "need":
+            self.post(ev.Need())
+        elif what == "lost":
+            self.sim.kill(self.me, why="starts again", restart=True)
+        else:
+            operation, samples = words
+            assert isinstance(operation, Operation)
+            assert isinstance(samples, int)
+            self.labels += 1
+            label = Label(self.me, self.labels)
+            self.grad = {**self.grad, label: Fraction(samples)}
+            self.sim.checkers.produced(label, -1, samples, finite=True)
+            self.post(ev.Step((), samples, 1, operation=operation, where="train.py:1"))
+
+    # ---- memory -------------------------------------------------------------------------------
+
+    def note(self, go: Go, result: Sum) -> None:
+        """Keep the result of an operation that the job has completed."""
+        if go.operation is not None:
+            spot = Spot(go.operation.place, go.operation.number)
+            self.path.completed(spot, result, keep=go.operation.is_call)
+
+    def _carry_out(self, effect: ev.Effect) -> ev.Event | None:
+        match effect:
+            case ev.Apply(go=go, weighing=weighing):
+                self._take_result(go, self.result)
+                self.sim.checkers.committed(self, go, weighing)
+            case ev.InstallPart(go=go, weighing=weighing):
+                assert self.part_result is not None
+                self._take_result(go, self.part_result)
+                self.sim.checkers.committed(self, go, weighing)
+            case ev.InstallState(queued=queued):
+                copied = self.staged.pop(self.state.gen_id)
+                assert isinstance(copied, Copied)
+                if not self.state.follows:
+                    self.weights, self.copied = dict(copied.weights), copied
+                    self.path.state = copied.spot
+                else:
+                    self.path.follows, self.path.state = True, None
+                    self.model = dict(copied.model)
+                self.path.kept.update(copied.kept)
+                self.path.done = copied.done
+                for go, _ in queued:
+                    self.note(go, self.queue[go.round])
+                self.queue.clear()
+            case ev.SendPart(to=to, part=part, with_result=with_result):
+                self.sim.links.send_part(self.me, to, part, self.last if with_result else None)
+            case ev.SendState(to=to, state=state):
+                self.sim.links.send_state(self.me, to, state, self.copy())
+            case _:
+                return super()._carry_out(effect)
+        return None
+
+    def _take_result(self, go: Go, result: Sum) -> None:
+        self.last = result
+        is_step = go.operation is not None and not go.operation.is_call
+        if is_step and not self.state.follows:
+            self.weights = dict(self.weights)
+            add(self.weights, result)
+        self.value = result
+        self.note(go, result)
+
+    def copy(self) -> Copied:
+        """Return the state for a joiner: the script waits in an operation, or has ended."""
+        operation = self.state.operation
+        assert operation is not None or self.state.main is Main.DONE
+        assert self.model == self.weights, f"{self.me} sends a state in the middle of a step"
+        spot = END if operation is None else Spot(operation.place, operation.number)
+        path = self.path
+        return Copied(dict(self.weights), dict(self.model), path.done, spot, dict(path.kept))
+
+
+class ScriptSimulation(Simulation):
+    """One history of a job whose scripts step their own optimizers."""
+
+    def __init__(self, world: ScriptWorld, seed: int) -> None:
+        super().__init__(world, seed)
+        self.values = Values()
+
+    def make_rank(self, me: MemberId) -> SimRank:
+        """Return a new rank process with such a script."""
+        rank = ScriptRank(self, me)
+        rank.values = self.values
+        return rank
+
+
+def run_script(world: ScriptWorld, seed: int, what: list[Fault]) -> ScriptSimulation:
+    """Run one history to its end; raises BrokenPromiseError with its story if a promise breaks."""
+    sim = ScriptSimulation(world, seed)
+    sim.start()
+    plant(sim, what)
+    sim.run()
+    if sim.finished:
+        sim.checkers.at_end()
+    return sim

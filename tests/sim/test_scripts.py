@@ -1,0 +1,120 @@
+"""Scripts that step their own optimizers, in jobs that lose and gain ranks (S1-S14)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.core.protocol.places import Spot
+from paceline.core.protocol.records import Gen
+from paceline.core.rank import membership
+from paceline.core.rank.state import RankState
+
+from testing.simulation.faults import Fault, Kind
+from testing.simulation.histories import bounded, faults, seeds
+from testing.simulation.scripts import ScriptWorld, run_script
+from testing.simulation.simulation import BrokenPromiseError
+
+ENDS = {"Complete"}
+KINDS = (
+    *(Kind.KILL, Kind.KILL, Kind.LOSE, Kind.ORPHAN, Kind.CRASH, Kind.TWIN, Kind.JOIN),
+    *(Kind.DRAIN, Kind.RECONNECT, Kind.CUT, Kind.BREAK, Kind.FREEZE),
+)
+VERDICTS = {"StateLost", "Interrupted"}
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> ScriptWorld:
+    """Draw a program and the job that runs it."""
+    points, passes = st.sampled_from([0, 1, 3]), st.sampled_from([1, 2, 5])
+    program = [draw(points)]
+    for _ in range(draw(st.integers(1, 3))):
+        program += [draw(passes), draw(points)]
+    return ScriptWorld(
+        replicas=draw(st.sampled_from([1, 2, 3, 4])),
+        procs=draw(st.sampled_from([1, 1, 2])),
+        program=tuple(program),
+        calls_in_pass=draw(st.sampled_from([0, 0, 1, 2])),
+        uneven=draw(st.booleans()),
+    )
+
+
+@bounded(100)
+@given(worlds(), seeds)
+def test_a_script_without_faults_takes_every_batch_on_every_slot(
+    world: ScriptWorld, seed: int
+) -> None:
+    sim = run_script(world, seed, [])
+    assert sim.outcomes <= ENDS
+    assert len(sim.finished) == world.replicas * world.procs
+
+
+@bounded(300)
+@given(worlds(), seeds, faults(*KINDS, most=3))
+@pytest.mark.long
+def test_every_operation_has_one_value_under_any_faults(
+    world: ScriptWorld, seed: int, what: list[Fault]
+) -> None:
+    """The checks of `ScriptRank` and the invariants of all jobs hold in each history."""
+    sim = run_script(world, seed, what)
+    assert sim.finished or sim.outcomes & VERDICTS, sim.story()
+
+
+WITH_A_KILL = [(seed, Fault(60 + seed * 37 % 300, Kind.KILL, 100, seed)) for seed in range(20)]
+
+
+def loads(seed: int, fault: Fault) -> list[Spot]:
+    """Return the spots at which a replacement loaded the state, in a history with one kill."""
+    world = ScriptWorld(replicas=3, program=(2, 3, 12, 3, 1), calls_in_pass=seed % 2)
+    return run_script(world, seed, [fault]).values.loaded
+
+
+def all_loads() -> list[Spot]:
+    return [spot for seed, fault in WITH_A_KILL for spot in loads(seed, fault)]
+
+
+def test_a_replacement_repeats_what_is_over_and_loads_the_state_where_the_others_are() -> None:
+    spots = all_loads()
+    assert any(spot.is_at_point and spot.place for spot in spots)
+    assert any(not spot.is_at_point and spot.number for spot in spots)
+
+
+def test_a_state_sent_in_the_middle_of_a_step_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The donor waits in the operation that comes next; without this rule histories fail."""
+    monkeypatch.setattr(membership, "_is_whole", lambda _: True)
+    with pytest.raises(BrokenPromiseError):
+        all_loads()
+
+
+def test_a_replacement_made_active_with_its_first_copy_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first copy is older than the state; training from it gives other weights."""
+    install = membership.install
+
+    def keep_first(rank: RankState) -> None:
+        install(rank)
+        if rank.follows:
+            rank.follows, rank.has_state = False, True
+
+    monkeypatch.setattr(membership, "install", keep_first)
+    with pytest.raises(BrokenPromiseError):
+        all_loads()
+
+
+@pytest.mark.parametrize("tree_above", [64, 0])
+def test_ranks_in_different_calls_fail_the_job_with_both_lines(tree_above: int) -> None:
+    world = ScriptWorld(replicas=3, program=(1, 2, 1), tree_above=tree_above, stray=1)
+    sim = run_script(world, 0, [])
+    assert sim.outcomes == {"CallsDiffer"}
+    ended = next(c.outcome for c in sim.all_coordinators if c.outcome is not None)
+    for text in ("all_reduce", "barrier", "train.py:1", "rank 1.0#0", "same calls in the same"):
+        assert text in ended.message
+
+
+def test_the_first_generation_waits_for_all_ranks() -> None:
+    """Ranks know the number of slots before they start, and divide their data by it (S1)."""
+    sim = run_script(ScriptWorld(replicas=3, procs=2), 3, [Fault(30, Kind.KILL, 100, 4)])
+    history = sim.checkers.history(sim.finished[0].state.log.digest)
+    first = next(record for record in history if isinstance(record, Gen))
+    assert len(first.active) == len(first.with_state) == 6

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,13 +51,28 @@ OPEN: Final[set[ForkedCall]] = set()
 
 
 class ForkedCall:
-    """A call with an interface like `Popen`, and one text pipe for stdout and stderr."""
+    """A call with an interface like `Popen`, and one text pipe for its output."""
 
     def __init__(
-        self, words: Sequence[str], folder: Path, env: Mapping[str, str], program: str = "call"
+        self,
+        words: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str],
+        program: str = "call",
+        *,
+        errors: Path | None = None,
     ) -> None:
-        """Start the call; `program` is a function of `processes.forked`, `call` is `paceline`."""
+        """Start the call.
+
+        Args:
+            words: its arguments.
+            folder: working directory.
+            env: its whole environment.
+            program: function of `processes.forked` that it runs; `call` is `paceline`.
+            errors: file for stderr; None sends it into the pipe of stdout.
+        """
         out_read, out_write = os.pipe()
+        err_write = os.dup(out_write) if errors is None else os.open(errors, os.O_CREAT | os.O_RDWR)
         told_read, told_write = os.pipe()
         self._keeper = fork_server.ask(
             the_fork_server().name,
@@ -65,12 +80,12 @@ class ForkedCall:
             arguments=[f"testing.processes.forked:{program}", list(words)],
             env=env,
             cwd=str(folder),
-            fds={1: out_write, 2: out_write, 3: told_write},
+            fds={1: out_write, 2: err_write, 3: told_write},
             limit_s=START_S,
         )
         self._gone = os.pidfd_open(self._keeper)
-        os.close(out_write)
-        os.close(told_write)
+        for fd in (out_write, err_write, told_write):
+            os.close(fd)
         self._out, self._told = out_read, os.fdopen(told_read, "rb", buffering=0)
         self._said = b""
         self.pid = int(self._told.readline())
@@ -100,6 +115,13 @@ class ForkedCall:
                     self._out = -1
         self.wait(max(0.0, until - time.monotonic()))
         return self._said.decode(errors="replace"), None
+
+    def lines(self) -> Iterator[str]:
+        """Yield each line of the output as it comes, until its end; use it in one thread only."""
+        out, self._out = self._out, -1
+        with os.fdopen(out, errors="replace") as said:
+            for line in said:
+                yield line.rstrip("\n")
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the call's own process if it runs."""

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.choice import Where
-from paceline.cli.output import Output, console, print_data, say
+from paceline.cli.output import Output, console, is_printed_as_data, say
 from paceline.cli.planned import Planned, planned
 from paceline.cli.run import EXIT_INTERRUPTED, working_dir_of
 from paceline.cli.verbs import seconds
@@ -95,9 +95,7 @@ def plan(wanted: Wanted, output: Output | None) -> int:
     )
     made = plans.make(asked, book)
     plan_file.write(path, books.show(book, (line.forecast for line in made.lines), wall_s()))
-    if output is not None and output.is_data:
-        print_data(made, output)
-    else:
+    if not is_printed_as_data(made, output):
         _print(made, wide=output is Output.WIDE)
     return 0
 

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+import typer
 from paceline_api.bounded import read_file
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, JobFileError, PacelineError
@@ -40,8 +41,10 @@ LEFT_S: Final = 5.0
 its stderr open."""
 
 
-def replay(run_dir: Path) -> int:
-    """Repeat a recorded run; return 0 if its final weights are the same, otherwise 1."""
+def replay(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run made with --record.")],
+) -> int:
+    """Run a recorded job again in one process; the weights must come out the same."""
     try:
         run_dir = check(run_dir).resolve()
         spec = read_job_file(run_dir / JOB_FILE)

@@ -54,9 +54,18 @@ from paceline.jobs.interface import (
     Until,
 )
 from paceline.local import control, detached, index, steps
-from paceline.local.last_status import STATUS, LastStatusError, read_last_status
-from paceline.local.printed import PRINTED
-from paceline.local.rundir import LOCK, RUNS, WHAT_RUNS, check, numbered, with_function
+from paceline.local.rundir import (
+    LOCK,
+    PRINTED,
+    RUNS,
+    STATUS,
+    WHAT_RUNS,
+    LastStatusError,
+    check,
+    numbered,
+    read_last_status,
+    with_function,
+)
 from paceline.private_files import check_folder
 
 Found = TypeVar("Found")

@@ -20,7 +20,24 @@ from paceline_api.errors import PacelineError
 
 from paceline.cli import verbs
 from paceline.cli.choice import RULE, Where
-from paceline.cli.options import FormatOption, JobFile, OutputOption, Overrides, add, complete_job
+from paceline.cli.init import init
+from paceline.cli.launch import launch
+from paceline.cli.options import (
+    FormatOption,
+    IsModule,
+    Mode,
+    Name,
+    OutputOption,
+    Overrides,
+    Procs,
+    ProgramFile,
+    Quorum,
+    Words,
+    add,
+    changes,
+    complete_job,
+)
+from paceline.cli.program import Program
 from paceline.cli.replay import replay
 from paceline.cli.report import report
 from paceline.cli.status import status
@@ -58,8 +75,27 @@ def options(
 
 
 def run(
-    file: JobFile,
-    replicas: Annotated[int | None, typer.Option(help="Instead of spec.replicas.", min=1)] = None,
+    file: ProgramFile,
+    words: Words = None,
+    is_module: IsModule = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--replicas",
+            "--nproc-per-node",
+            "--nproc_per_node",
+            help="Instead of spec.replicas; 1 for a script.",
+            min=1,
+        ),
+    ] = None,
+    procs: Procs = None,
+    mode: Mode = None,
+    quorum: Quorum = None,
+    name: Name = None,
+    nnodes: Annotated[
+        str, typer.Option(metavar="1", help="As of torchrun: this machine is the only one.")
+    ] = "1",
+    standalone: Annotated[bool, typer.Option("--standalone", help="As of torchrun: it is.")] = True,
     overrides: Overrides = None,
     inject: Annotated[
         list[str] | None,
@@ -85,14 +121,20 @@ def run(
     output: FormatOption = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Run a job on this machine: every replica an agent, every rank a process."""
+    """Run a script, or the job of a file, on this machine: every rank is a process.
+
+    `torchrun --nproc-per-node 4 train.py --lr 3` is `paceline run --replicas 4 train.py --lr 3`.
+    """
     # Imported here, because all that runs a job takes longer to import than most commands take.
     from paceline.cli import run as runs
 
     order = runs.Order(
-        file,
-        replicas=replicas,
-        overrides=overrides or [],
+        Program.of(file, words, is_module=is_module),
+        nodes=nnodes,
+        is_size_given=replicas is not None,
+        overrides=changes(
+            overrides, replicas=replicas, procs=procs, mode=mode, quorum=quorum, name=name
+        ),
         inject=inject or [],
         run_dir=run_dir,
         quiet=quiet,
@@ -158,7 +200,18 @@ def plan(
 
 
 for _command in (
-    *(run, validate, verbs.submit, status, verbs.logs, verbs.wait, verbs.scale, verbs.suspend),
+    *(
+        run,
+        launch,
+        init,
+        validate,
+        verbs.submit,
+        status,
+        verbs.logs,
+        verbs.wait,
+        verbs.scale,
+        verbs.suspend,
+    ),
     *(verbs.resume, verbs.delete, verbs.events, verbs.explain, replay, report, plan, version),
 ):
     add(app, _command)

@@ -55,7 +55,15 @@ def init(
 ) -> int:
     """Write the job file of a script, for `paceline run`, `submit` and kubectl."""
     program = within_folder(Program.of(file, words, is_module=is_module))
-    fields = changes(overrides, replicas=replicas, procs=procs, mode=mode, quorum=quorum, name=name)
+    fields = changes(
+        program,
+        overrides,
+        replicas=replicas,
+        procs=procs,
+        mode=mode,
+        quorum=quorum,
+        name=name,
+    )
     made = program.script_job(LAUNCH, image or default_image(), gpus)
     job = made.job(fields)
     if dockerfile and image is None:

@@ -95,7 +95,9 @@ def run(
     nnodes: Annotated[
         str, typer.Option(metavar="1", help="As of torchrun: this machine is the only one.")
     ] = "1",
-    standalone: Annotated[bool, typer.Option("--standalone", help="As of torchrun: it is.")] = True,
+    standalone: Annotated[  # noqa: ARG001
+        bool, typer.Option("--standalone", help="As of torchrun: accepted, and always so.")
+    ] = False,
     overrides: Overrides = None,
     inject: Annotated[
         list[str] | None,
@@ -121,19 +123,23 @@ def run(
     output: FormatOption = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Run a script, or the job of a file, on this machine: every rank is a process.
-
-    `torchrun --nproc-per-node 4 train.py --lr 3` is `paceline run --replicas 4 train.py --lr 3`.
-    """
+    """Run a script as torchrun does, or the job of a file, with every rank a process here."""
     # Imported here, because all that runs a job takes longer to import than most commands take.
     from paceline.cli import run as runs
 
+    program = Program.of(file, words, is_module=is_module)
     order = runs.Order(
-        Program.of(file, words, is_module=is_module),
+        program,
         nodes=nnodes,
         is_size_given=replicas is not None,
         overrides=changes(
-            overrides, replicas=replicas, procs=procs, mode=mode, quorum=quorum, name=name
+            program,
+            overrides,
+            replicas=replicas,
+            procs=procs,
+            mode=mode,
+            quorum=quorum,
+            name=name,
         ),
         inject=inject or [],
         run_dir=run_dir,
@@ -200,19 +206,9 @@ def plan(
 
 
 for _command in (
-    *(
-        run,
-        launch,
-        init,
-        validate,
-        verbs.submit,
-        status,
-        verbs.logs,
-        verbs.wait,
-        verbs.scale,
-        verbs.suspend,
-    ),
-    *(verbs.resume, verbs.delete, verbs.events, verbs.explain, replay, report, plan, version),
+    *(run, launch, init, validate, verbs.submit, status, verbs.logs, verbs.wait, verbs.scale),
+    *(verbs.suspend, verbs.resume, verbs.delete, verbs.events, verbs.explain),
+    *(replay, report, plan, version),
 ):
     add(app, _command)
 

@@ -17,7 +17,7 @@ from paceline_api.errors import PacelineError
 
 from paceline.cli.choice import RULE, Where, cluster
 from paceline.cli.output import Format, Output
-from paceline.cli.program import ProgramCommand
+from paceline.cli.program import Program, ProgramCommand
 from paceline.jobs.local import LocalJobs
 
 
@@ -137,9 +137,7 @@ ProgramFile = Annotated[
 Script = Annotated[str, typer.Argument(help="Script for torchrun.", metavar="SCRIPT.PY")]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(
-        help="All words after a script belong to it, as they are.", metavar="[ARGUMENTS]"
-    ),
+    typer.Argument(help="All words after a script belong to it, as they are.", metavar="ARGUMENTS"),
 ]
 IsModule = Annotated[
     bool, typer.Option("--module", "-m", help="The script is the name of a module, as for python.")
@@ -173,6 +171,7 @@ FormatOption = Annotated[
 
 
 def changes(
+    program: Program,
     overrides: list[str] | None,
     *,
     replicas: int | None = None,
@@ -183,7 +182,11 @@ def changes(
 ) -> list[str]:
     """Return the options that stand for one field of a job, and those of --set, which come last.
 
+    A script trains in mode Full, where a quorum has no meaning. So --quorum asks for mode Quorum,
+    and the rules of a job decide.
+
     Args:
+        program: What is run.
         overrides: Values of --set.
         replicas: Value of --replicas.
         procs: Value of --procs.
@@ -194,6 +197,8 @@ def changes(
     Returns:
         Changes, as `path=value`.
     """
+    if quorum is not None and program.is_script:
+        mode = mode or "Quorum"
     fields = {
         "spec.replicas": replicas,
         "spec.procsPerReplica": procs,

@@ -63,9 +63,6 @@ class ProgramCommand(TyperCommand):
 
         Returns:
             Words that no parameter took.
-
-        Raises:
-            ScriptError: An option that the command does not have stands before the script.
         """
         ctx.allow_interspersed_args = False
         ctx.ignore_unknown_options = True
@@ -74,21 +71,26 @@ class ProgramCommand(TyperCommand):
         first = options.get("file")
         if isinstance(first, str) and first.startswith("-") and first != "-" and "--" not in args:
             if any(word.endswith(".py") for word in (*rest, *(options.get("words") or ()))):
-                raise _misplaced(first, self.name or "", args)
+                _refuse_misplaced(first, self.name or "", args)
         elif isinstance(first, str) and not options.get("is_module") and is_job_file(first):
             ctx.allow_interspersed_args = True
         return super().parse_args(ctx, args)
 
 
-def _misplaced(option: str, command: str, args: Sequence[str]) -> ScriptError:
+def _refuse_misplaced(option: str, command: str, args: Sequence[str]) -> None:
+    """Refuse an option before the script that the command does not have.
+
+    Raises:
+        ScriptError: Always.
+    """
     name = option.partition("=")[0]
     if name.replace("_", "-") in _OF_TORCHRUN:
-        return ScriptError(
+        raise ScriptError(
             f"{name} is an option of torchrun, which `paceline {command}` does not need",
             hint="leave it out: the ranks find each other through the job's coordinator",
         )
     script = next(word for word in args if word.endswith(".py"))
-    return ScriptError(
+    raise ScriptError(
         f"{name} is no option of `paceline {command}`",
         hint=f"arguments of the script come after it: paceline {command} {script} {option} ...; "
         f"`paceline {command} -h` lists the options that come before it",

@@ -75,7 +75,8 @@ class Order:
 def detach(order: Order) -> int:
     """Start the run as a detached process; return the exit code 0 once it is running."""
     # Nobody watches the output, so it needs neither a table nor lines.
-    _check_order(order)
+    _check_nodes(order)
+    _warn_of_one_rank(order)
     entry = detached.start(replace(order, quiet=True).words(), Path())
     if order.output is not None:
         print_data(LocalJobs().status(entry.run_dir), order.output)
@@ -100,8 +101,7 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
     Raises:
         SpecError: The job is suspended by its spec, or --record does not support it.
     """
-    if ready_fd is None:
-        _check_order(order)
+    _check_nodes(order)
     program, base = order.program, order.program.folder
     job = _beside(resolve(program.job(LAUNCH_HERE, order.overrides, image=HERE)), base)
     if job.suspend:
@@ -132,6 +132,8 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
     working_dir = working_dir_of(job, base)
     check_script(job.trainer.command, working_dir)
     check_loopback()
+    if ready_fd is None:
+        _warn_of_one_rank(order)
     with checkpoint_folder.locked(Path(job.checkpoint.path) if job.checkpoint else None):
         folder = make_run_dir(job.name, order.run_dir)
         result = asyncio.run(_run(job, folder, working_dir, faults, order, ready_fd))
@@ -142,14 +144,11 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
     return _exit_code(result)
 
 
-def _check_order(order: Order) -> None:
-    """Check what the command line asks for, and tell a user who may have meant something else.
-
-    Args:
-        order: The arguments of the command.
+def _check_nodes(order: Order) -> None:
+    """Check that the command line asks for this machine only.
 
     Raises:
-        ScriptError: More than one machine is asked for.
+        ScriptError: It asks for more machines.
     """
     if order.nodes not in ("1", "1:1"):
         raise ScriptError(
@@ -157,8 +156,17 @@ def _check_order(order: Order) -> None:
             hint="leave it out; `paceline submit` runs a job in a cluster, and "
             "docs/how-to/several-machines.md says what else there is",
         )
+
+
+def _warn_of_one_rank(order: Order) -> None:
+    """Tell a user whose script has one rank how to start more.
+
+    Args:
+        order: The arguments of the command.
+    """
     program = order.program
-    if order.is_size_given or not program.is_script:
+    chosen = any("replicas" in change.lower() for change in order.overrides)
+    if order.is_size_given or chosen or not program.is_script:
         return
     if misread := misread_options(program, SIZES):
         say(
@@ -167,7 +175,7 @@ def _check_order(order: Order) -> None:
             f"{program.file}",
             to_stderr=True,
         )
-    elif not order.quiet and not any("replicas" in change for change in order.overrides):
+    elif not order.quiet:
         say(
             "hint: one rank, as torchrun without options; --replicas N before the script for more",
             to_stderr=True,

@@ -63,8 +63,16 @@ def submit(
     output: OutputOption = None,
 ) -> int:
     """Start a job in a cluster, of a file or a script. Here `paceline run --detach` does."""
-    fields = changes(overrides, replicas=replicas, procs=procs, mode=mode, quorum=quorum, name=name)
     program = Program.of(file, words, is_module=is_module)
+    fields = changes(
+        program,
+        overrides,
+        replicas=replicas,
+        procs=procs,
+        mode=mode,
+        quorum=quorum,
+        name=name,
+    )
     files: dict[str, str] = {}
     if program.is_script:
         if with_script:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from paceline.cli import launch
 from paceline.cli.main import main
 from paceline.function.packed import BYTES_MAX
 from paceline.jobs.core.script_job import default_image
@@ -100,7 +99,7 @@ def test_a_module_runs_detached_and_the_other_verbs_know_its_job(
         assert "job train runs as process" in said
         say.call("wait", "runs/train-1", "--timeout", f"{LIMIT_S:.0f}s")
         assert "rank 0 of 1 got ['--lr', '3']" in say.call("logs", "runs/train-1")
-        assert "Complete" in say.call("explain", "runs/train-1")
+        assert "It is complete" in say.call("explain", "runs/train-1")
     finally:
         say.close()
 
@@ -213,7 +212,7 @@ def test_launch_becomes_the_launcher_with_all_words(
     folder: Path, paceline: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     became: list[list[str]] = []
-    monkeypatch.setattr(launch.os, "execv", lambda _, argv: became.append(argv))
+    monkeypatch.setattr(os, "execv", lambda _, argv: became.append(argv))
     assert paceline("launch", "train.py", "--lr", "3", "-h") == (0, "")
     assert paceline("launch", "-m", "train", "--help") == (0, "")
     begin = [sys.executable, "-m", LAUNCH_MODULE]

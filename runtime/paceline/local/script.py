@@ -25,6 +25,7 @@ def missing_script(command: Sequence[str], folder: Path) -> str:
     """
     if launched := launched_script(command):
         option, script = ("-m", "") if launched[0] == "-m" else ("", launched[0])
+        script = script.replace("$$", "$")
     elif command and PurePath(command[0]).name.startswith("python"):
         option, script = python_runs(command)
     else:

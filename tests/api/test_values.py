@@ -211,7 +211,7 @@ def test_collective_fields_resolve_to_settings(override: str, name: str, value: 
     assert getattr(settings(f"spec.collective.{override}").collective, name) == value
 
 
-def test_the_trainer_command_is_expanded_and_leaves_double_dollars_to_the_agent() -> None:
+def test_the_trainer_command_is_expanded_as_the_kubelet_does() -> None:
     trainer = settings(
         "spec.template.spec.containers[0].command=[python, $(HERE)/a.py]",
         "spec.template.spec.containers[0].args=[--n, $(N), $(UNKNOWN), $$(N)]",

@@ -79,7 +79,8 @@ between faults.
 | `PACELINE_RUN_DIR` | folder of the run, for results; not set outside of a job |
 | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT` | a process group of one rank, \
 for scripts written for DDP: 0 and 1 on each rank; `pl.rank()` and `pl.size()` are the job's. \
-`LOCAL_RANK` is the index of the rank in its replica |
+`LOCAL_RANK` is the index of the rank in its replica. A script of `paceline launch` has those of \
+torchrun |
 """
 
 
@@ -101,7 +102,10 @@ def markdown() -> str:
 def _command(name: str, command: Any) -> list[str]:
     options = [each for each in command.params if each.param_type_name == "option"]
     arguments = [_name(each) for each in command.params if each.param_type_name == "argument"]
-    words = " ".join([name, *arguments, *(["[OPTIONS]"] if options else [])])
+    # A script's own words come last; options may follow any other argument.
+    last = ["[OPTIONS]"] if options else []
+    takes_words = any(each.nargs == -1 for each in command.params)
+    words = " ".join([name, *last, *arguments] if takes_words else [name, *arguments, *last])
     lines = [f"## paceline {name}", "", f"    paceline {words}", "", command.help, ""]
     if command.params:
         lines += ["| | |", "|---|---|"]
@@ -113,7 +117,8 @@ def _command(name: str, command: Any) -> list[str]:
 
 def _name(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return str(parameter.metavar or parameter.name.upper())
+        name = str(parameter.metavar or parameter.name.upper())
+        return f"[{name}]..." if parameter.nargs == -1 else name
     value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
     return "/".join([*parameter.opts, *parameter.secondary_opts]) + value
 

@@ -156,10 +156,12 @@ def _trainer(container: Container) -> Trainer:
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Return `text` with $(NAME) replaced from `env`, as a kubelet does it.
+    """Return `text` with $(NAME) replaced from `env`, as a kubelet does it, but with $$ left.
+
+    The agent, which knows more names, expands the text once more and makes $$ a dollar sign.
 
     Args:
-        text: The text. An unknown name stays as it is, and $$(NAME) means $(NAME).
+        text: The text. An unknown name and $$(NAME) stay as they are.
         env: Values of the variables.
 
     Returns:
@@ -168,7 +170,7 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 
     def fill(match: re.Match[str]) -> str:
         if match.group(0) == "$$":
-            return "$"
+            return "$$"
         return env.get(match.group(1), match.group(0))
 
     return _REFERENCE.sub(fill, text)

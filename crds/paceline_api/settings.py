@@ -116,7 +116,10 @@ class FailureRuleSettings:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """The command of a rank: the container `trainer`, with $(NAME) expanded as a kubelet does."""
+    """The command of a rank: the container `trainer`, with $(NAME) expanded as far as it is known.
+
+    The agent expands it once more and makes $$ a dollar sign.
+    """
 
     command: tuple[str, ...]
     """Program and all arguments: `command` and `args` of the container."""

@@ -36,6 +36,7 @@ from paceline.cli.main import main as command_line
 from paceline.control.client import ControlClient
 from paceline.local import detached
 from paceline.local.processes import Child, LineReader, adopt_orphans
+from paceline_api.rules.launchers import launched_script
 
 from testing.processes import fork_server
 from testing.processes.fork_server_shim import ENV_FORK_SERVER
@@ -115,13 +116,14 @@ class DetachedRun:
 
         Args:
             server: name of the fork server.
-            argv: command of the run; its last two words are `--ready-fd` and a descriptor.
+            argv: command of the run, with `run --ready-fd` and a descriptor in it.
             cwd: its working directory.
             pass_fds: that descriptor.
         """
         [ready] = pass_fds
         (stdin, job), (output, stdout), (self._status, status) = (os.pipe() for _ in range(3))
-        words = [*argv[argv.index("run") : -1], str(READY_FD)]
+        at = argv.index("--ready-fd")
+        words = ["run", "--ready-fd", str(READY_FD), *argv[at + 2 :]]
         fork_server.ask(
             server,
             "testing.processes.forked:keep",
@@ -220,11 +222,16 @@ def become_rank(name: str, key: str, agent_pid: int) -> int:
     shim._join_group(group)
     os.environ.update(wanted["env"])
     shim._enter(line, wanted["dir"], wanted["umask"])
-    if not _is_script(wanted["argv"]):
+    launched = launched_script(wanted["argv"])
+    if not launched and not _is_script(wanted["argv"]):
         shim._execute(line, wanted["argv"])
     line.detach()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # any Python does this at its start
         signal.signal(number, signal.SIG_IGN)
+    if launched:
+        from paceline.train.script import launch  # only ranks with such a script need all of it
+
+        return launch.main(launched)
     return script(wanted["argv"])
 
 

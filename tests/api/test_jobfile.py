@@ -63,7 +63,7 @@ def test_an_agent_ignores_values_that_only_a_newer_coordinator_understands(tmp_p
     content["job"]["collective"]["mode"] = "Telepathy"
     file.write_text(json.dumps(content | {"new": 1}))
     assert read_job_file(file).procs == 2
-    with pytest.raises(JobFileError, match=r"no resolved job: .*Telepathy"):
+    with pytest.raises(JobFileError, match=r"not a resolved job: .*Telepathy"):
         read_resolved_job(file)
 
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes import client as k8s
-from paceline.client.making import COMMAND, default_image, function_job, job_name
+from paceline.client.making import COMMAND, function_job
 from paceline.jobs.core.carried import config_map, with_function
+from paceline.jobs.core.script_job import default_image, job_name
 from paceline_api.errors import InvalidJobError, SpecError
 from paceline_api.names import JOB_NAME_MAX
 from paceline_api.reading.load import job_from_mapping

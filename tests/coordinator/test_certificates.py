@@ -74,6 +74,7 @@ async def status_of(url: str, tls: ssl.SSLContext, path: str, token: str) -> int
         finally:
             # Otherwise the transport of a refused connection outlives the event loop.
             await connector.close(abort_ssl=True)
+            await asyncio.sleep(0.01)
 
 
 async def _status_of(http: aiohttp.ClientSession, path: str) -> int:

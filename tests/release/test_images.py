@@ -254,7 +254,7 @@ def test_an_unusable_base_is_refused_with_the_reason(
     assert "is not of" in said(small_image.base_tar(tmp_path / "b.tar", machine=8))
     with tarfile.open(tmp_path / "c.tar", "w"):
         pass
-    assert "no root file system" in said(tmp_path / "c.tar")
+    assert "not a root file system" in said(tmp_path / "c.tar")
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     assert "this is linux of riscv64; leave them out" in said(tmp_path / "c.tar")
 

@@ -174,7 +174,7 @@ def test_the_same_commit_gives_the_same_files(made: Path, tmp_path: Path) -> Non
 def test_an_unusable_signing_key_is_refused(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("no key")
-    for path, said in ((wrong, "no private key"), (tmp_path / "none.pem", "cannot be read")):
+    for path, said in ((wrong, "not a private key"), (tmp_path / "none.pem", "cannot be read")):
         with pytest.raises(ReleaseError, match=said):
             release.read_key(path)
 

@@ -21,6 +21,10 @@ LAUNCHERS: Final = (
     *("prterun", "srun", "torchrun"),
 )
 """Programs that start ranks of their own, which would train without each other."""
+PROGRAM: Final = "paceline"
+"""Name of the command line, whose verb `launch` runs a training script unchanged."""
+LAUNCH_MODULE: Final = "paceline.train.script.launch"
+"""The module that the verb `launch` runs."""
 DEPTH_MAX: Final = 8
 """Upper bound on the nesting of shells that is examined."""
 
@@ -191,6 +195,30 @@ def python_runs(command: Sequence[str]) -> tuple[str, str]:
         elif word[:2] not in ("--", "-W", "-X") and (found := re.search("[cm]", word)):
             return f"-{found[0]}", word[found.end() :] or next(rest, "")
     return "", ""
+
+
+def launched_script(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the script that `paceline launch` runs unchanged in a rank, with its arguments.
+
+    Args:
+        command: The words of the command: `paceline launch`, or Python that runs the same module.
+
+    Returns:
+        Path of the script, or `-m` and a module, and its arguments. Empty for any other command.
+    """
+    name = PurePath(command[0]).name if command else ""
+    rest: Sequence[str] = ()
+    if name == PROGRAM:
+        rest = command[1:]
+    elif name.startswith("python"):
+        option, module = python_runs(command)
+        if option != "-m" or module not in (PROGRAM, LAUNCH_MODULE):
+            return ()
+        at = next(index for index, word in enumerate(command) if word.endswith(module))
+        rest = command[at + 1 :]
+        if module == LAUNCH_MODULE or rest[:1] == ["-m"] or "".join(rest[:1]).endswith(".py"):
+            return tuple(rest)
+    return tuple(rest[1:]) if rest[:1] and rest[0] == "launch" else ()
 
 
 def _commands_of_shell(words: Sequence[str]) -> Iterator[list[str]]:

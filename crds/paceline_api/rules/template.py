@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from paceline_api.names import PREFIX, RESERVED_ENV, RESERVED_ENV_PREFIXES, is_reserved_env
-from paceline_api.rules.launchers import LAUNCHERS, launcher_in
+from paceline_api.rules.launchers import LAUNCHERS, PROGRAM, launched_script, launcher_in
 from paceline_api.rules.rule import Rule, Violation
+from paceline_api.types.enums import Mode
 from paceline_api.types.job import TrainingJob
 from paceline_api.types.template import TRAINER
 
@@ -57,6 +58,39 @@ def _starts_no_ranks(job: TrainingJob) -> Iterator[Violation]:
                 f"{_CONTAINERS}[{index}].command",
                 "starts ranks itself, which would train without each other",
             )
+
+
+_RUNS_A_SCRIPT_CEL: Final = (
+    f"(c.name == '{TRAINER}' && has(c.command) && size(c.command) > 1 && "
+    f"(c.command[0] == '{PROGRAM}' || c.command[0].endsWith('/{PROGRAM}')) && "
+    "c.command[1] == 'launch')"
+)
+
+
+def runs_unchanged_script(job: TrainingJob) -> bool:
+    """Return True if the ranks run a training script unchanged, by `paceline launch`."""
+    trainer = job.spec.template.trainer()
+    command = (*(trainer.command or ()), *(trainer.args or ())) if trainer else ()
+    return bool(launched_script(command))
+
+
+def _scripts_run_in_full(job: TrainingJob) -> Iterator[Violation]:
+    collective = job.spec.collective
+    mode = collective.mode if collective else None
+    if mode is not Mode.FULL and runs_unchanged_script(job):
+        if mode is None:
+            yield Violation(
+                problem="is missing; without it the mode is Quorum, and a script that "
+                "`paceline launch` runs unchanged trains in mode Full only"
+            )
+        else:
+            yield Violation(str(mode))
+
+
+def _scripts_have_whole_models(job: TrainingJob) -> Iterator[Violation]:
+    model = job.spec.parallelism.model if job.spec.parallelism else None
+    if (model or 1) > 1 and runs_unchanged_script(job):
+        yield Violation(model)
 
 
 def _names_differ(job: TrainingJob) -> Iterator[Violation]:
@@ -122,11 +156,31 @@ TEMPLATE_RULES: Final = (
     Rule(
         path=_CONTAINERS,
         problem=f"gives container {TRAINER} a command that starts ranks itself",
-        hint='name the script itself, such as ["python", "train.py"]: Paceline starts it once for '
-        "each rank, procsPerReplica times in each worker",
+        hint='name the script itself, such as ["paceline", "launch", "train.py"] for a script that '
+        "torchrun starts: Paceline starts it once for each rank, procsPerReplica times in each "
+        "worker",
         check=_starts_no_ranks,
         cel=f"self.template.spec.containers.all(c, c.name != '{TRAINER}' || !has(c.command) || "
         f"size(c.command) == 0 || !({_LAUNCHED_CEL}))",
+    ),
+    Rule(
+        path="spec.collective.mode",
+        problem="does not go with a script that `paceline launch` runs unchanged: after backward() "
+        "its gradients are the average of all ranks, so every round waits for all",
+        hint="set it to Full; for the other modes, use Paceline's own optimizer and loader in the "
+        "script and start it with python (docs/porting.md)",
+        check=_scripts_run_in_full,
+        cel="(has(self.collective) && has(self.collective.mode) && self.collective.mode == "
+        f"'Full') || !self.template.spec.containers.exists(c, {_RUNS_A_SCRIPT_CEL})",
+    ),
+    Rule(
+        path="spec.parallelism.model",
+        problem="does not go with a script that `paceline launch` runs unchanged",
+        hint="remove it, or use Paceline's own API in the script and start it with python "
+        "(docs/porting.md)",
+        check=_scripts_have_whole_models,
+        cel="!has(self.parallelism) || !has(self.parallelism.model) || self.parallelism.model == 1 "
+        f"|| !self.template.spec.containers.exists(c, {_RUNS_A_SCRIPT_CEL})",
     ),
     Rule(
         path=_CONTAINERS,

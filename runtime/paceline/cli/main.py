@@ -20,7 +20,24 @@ from paceline_api.errors import PacelineError
 
 from paceline.cli import verbs
 from paceline.cli.choice import RULE, Where
-from paceline.cli.options import FormatOption, JobFile, OutputOption, Overrides, add, complete_job
+from paceline.cli.init import init
+from paceline.cli.launch import launch
+from paceline.cli.options import (
+    FormatOption,
+    IsModule,
+    Mode,
+    Name,
+    OutputOption,
+    Overrides,
+    Procs,
+    ProgramFile,
+    Quorum,
+    Words,
+    add,
+    changes,
+    complete_job,
+)
+from paceline.cli.program import Program
 from paceline.cli.replay import replay
 from paceline.cli.report import report
 from paceline.cli.status import status
@@ -59,10 +76,29 @@ def options(
 
 
 def run(
-    file: JobFile,
+    file: ProgramFile,
+    words: Words = None,
+    is_module: IsModule = False,
     replicas: Annotated[
-        int | None, typer.Option(help="Number of replicas. Default: spec.replicas.", min=1)
+        int | None,
+        typer.Option(
+            "--replicas",
+            "--nproc-per-node",
+            "--nproc_per_node",
+            help="Instead of spec.replicas; 1 for a script.",
+            min=1,
+        ),
     ] = None,
+    procs: Procs = None,
+    mode: Mode = None,
+    quorum: Quorum = None,
+    name: Name = None,
+    nnodes: Annotated[
+        str, typer.Option(metavar="1", help="As of torchrun: this machine is the only one.")
+    ] = "1",
+    standalone: Annotated[  # noqa: ARG001
+        bool, typer.Option("--standalone", help="As of torchrun: accepted, and always so.")
+    ] = False,
     overrides: Overrides = None,
     inject: Annotated[
         list[str] | None,
@@ -94,14 +130,24 @@ def run(
     output: FormatOption = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Run a job on this machine, with a process for each rank."""
+    """Run a script as torchrun does, or the job of a file, with every rank a process here."""
     # Imported here, because all that runs a job takes longer to import than most commands take.
     from paceline.cli import run as runs
 
+    program = Program.of(file, words, is_module=is_module)
     order = runs.Order(
-        file,
-        replicas=replicas,
-        overrides=overrides or [],
+        program,
+        nodes=nnodes,
+        is_size_given=replicas is not None,
+        overrides=changes(
+            program,
+            overrides,
+            replicas=replicas,
+            procs=procs,
+            mode=mode,
+            quorum=quorum,
+            name=name,
+        ),
         inject=inject or [],
         run_dir=run_dir,
         quiet=quiet,
@@ -171,8 +217,9 @@ def plan(
 
 
 for _command in (
-    *(run, validate, verbs.submit, status, verbs.logs, verbs.wait, verbs.scale, verbs.suspend),
-    *(verbs.resume, verbs.delete, verbs.events, verbs.explain, replay, report, plan, version),
+    *(run, launch, init, validate, verbs.submit, status, verbs.logs, verbs.wait, verbs.scale),
+    *(verbs.suspend, verbs.resume, verbs.delete, verbs.events, verbs.explain),
+    *(replay, report, plan, version),
 ):
     add(app, _command)
 

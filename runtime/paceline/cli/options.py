@@ -17,13 +17,15 @@ from paceline_api.errors import PacelineError
 
 from paceline.cli.choice import RULE, Where, cluster
 from paceline.cli.output import Format, Output
+from paceline.cli.program import Program, ProgramCommand
 from paceline.jobs.local import LocalJobs
 
 
 def add(app: typer.Typer, command: Callable[..., int]) -> None:
     """Add a command to the command line, under the name of the function.
 
-    The help of a command for a `job` ends with the rule for where a job is looked for.
+    The help of a command for a `job` ends with the rule for where a job is looked for. A command
+    with `words` takes a script, and all words after the script are its arguments.
 
     Args:
         app: The command line.
@@ -42,7 +44,10 @@ def add(app: typer.Typer, command: Callable[..., int]) -> None:
         raise typer.Exit(command(**given))
 
     setattr(call, "__signature__", own.replace(parameters=parameters))  # noqa: B010
-    app.command(epilog=RULE if "job" in own.parameters else None)(call)
+    app.command(
+        cls=ProgramCommand if "words" in own.parameters else None,
+        epilog=RULE if "job" in own.parameters else None,
+    )(call)
 
 
 # ---- shell completion; it prints no errors, because the user has not run a command yet ---------
@@ -128,6 +133,31 @@ Job = Annotated[
     ),
 ]
 JobFile = Annotated[Path, typer.Argument(help="YAML file with a TrainingJob.", metavar="JOB.YAML")]
+ProgramFile = Annotated[
+    str,
+    typer.Argument(
+        help="Script for torchrun, or a job file: .yaml, .yml, .json, or - for stdin.",
+        metavar="SCRIPT.PY|JOB.YAML",
+    ),
+]
+Script = Annotated[str, typer.Argument(help="Script for torchrun.", metavar="SCRIPT.PY")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(help="All words after a script belong to it, as they are.", metavar="ARGUMENTS"),
+]
+IsModule = Annotated[
+    bool, typer.Option("--module", "-m", help="The script is the name of a module, as for python.")
+]
+Procs = Annotated[
+    int | None, typer.Option(help="Ranks of each replica: spec.procsPerReplica.", min=1)
+]
+Mode = Annotated[str | None, typer.Option(help="spec.collective.mode; Full for a script.")]
+Quorum = Annotated[
+    str | None, typer.Option(metavar="N|N%", help="spec.collective.quorum, for mode Quorum.")
+]
+Name = Annotated[str | None, typer.Option(help="Of the job; else made from that of the script.")]
+Image = Annotated[str | None, typer.Option(help="Image of a pod, with Paceline and the script.")]
+Gpus = Annotated[int, typer.Option(help="GPUs of each replica; each of its ranks has one.", min=0)]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -149,3 +179,43 @@ FormatOption = Annotated[
         "--output", "-o", help="Output format for programs, on stdout.", metavar="json|yaml"
     ),
 ]
+
+
+def changes(
+    program: Program,
+    overrides: list[str] | None,
+    *,
+    replicas: int | None = None,
+    procs: int | None = None,
+    mode: str | None = None,
+    quorum: str | None = None,
+    name: str | None = None,
+) -> list[str]:
+    """Return the options that stand for one field of a job, and those of --set, which come last.
+
+    A script trains in mode Full, where a quorum has no meaning. So --quorum asks for mode Quorum,
+    and the rules of a job decide.
+
+    Args:
+        program: What is run.
+        overrides: Values of --set.
+        replicas: Value of --replicas.
+        procs: Value of --procs.
+        mode: Value of --mode.
+        quorum: Value of --quorum.
+        name: Value of --name.
+
+    Returns:
+        Changes, as `path=value`.
+    """
+    if quorum is not None and program.is_script:
+        mode = mode or "Quorum"
+    fields = {
+        "spec.replicas": replicas,
+        "spec.procsPerReplica": procs,
+        "spec.collective.mode": mode,
+        "spec.collective.quorum": quorum,
+        "metadata.name": name,
+    }
+    given = [f"{path}={value}" for path, value in fields.items() if value is not None]
+    return [*given, *(overrides or ())]

@@ -75,7 +75,7 @@ def plan(wanted: Wanted, output: Output | None) -> int:
     if wanted.measure:
         if subject.file is None:
             raise _not_of_a_file(subject)
-        for found in _measure(job, working_dir_of(job, subject.file), limit_s):
+        for found in _measure(job, working_dir_of(job, subject.file.parent), limit_s):
             if found is None:
                 return EXIT_INTERRUPTED
             book = books.enter(book, [found])

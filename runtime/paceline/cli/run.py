@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from paceline_api.errors import EXIT_FAILURE, SpecError
-from paceline_api.reading.load import load_job
 from paceline_api.resolve import resolve
+from paceline_api.rules.launchers import LAUNCH_MODULE, launched_script
 from paceline_api.settings import ResolvedJob
 
 from paceline.cli.output import Format, print_data, say
+from paceline.cli.program import SIZES, Program, ScriptError, misread_options
 from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
 from paceline.jobs.local import LocalJobs
@@ -36,12 +38,23 @@ EXIT_INTERRUPTED: Final = 130
 """Exit code of a program that Ctrl-C ended, as a shell reports it."""
 
 
+LAUNCH_HERE: Final = (sys.executable, "-m", LAUNCH_MODULE)
+"""Beginning of the command of a rank: this Python, as torchrun does, and not the one in PATH."""
+HERE: Final = "none"
+"""Image of the job of a script on this machine, where images have no meaning."""
+LATE_SIZES: Final = (*SIZES, "--procs")
+"""Options that are easily written among the script's instead of before it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """The arguments of `paceline run`."""
 
-    file: Path = field(kw_only=False)
-    replicas: int | None
+    program: Program = field(kw_only=False)
+    nodes: str = "1"
+    """Number of machines, as of torchrun."""
+    is_size_given: bool = False
+    """True if the user has chosen a number of replicas."""
     overrides: Sequence[str]
     inject: Sequence[str]
     run_dir: Path | None
@@ -52,17 +65,18 @@ class Order:
 
     def words(self) -> list[str]:
         """Return the arguments as words of a command line."""
-        words = [str(self.file)]
-        words += [] if self.replicas is None else ["--replicas", str(self.replicas)]
-        words += [word for override in self.overrides for word in ("--set", override)]
+        words = [word for override in self.overrides for word in ("--set", override)]
         words += [word for fault in self.inject for word in ("--inject", fault)]
         words += [] if self.run_dir is None else ["--run-dir", str(self.run_dir)]
-        return words + ["--quiet"] * self.quiet + ["--record"] * self.record
+        words += ["--quiet"] * self.quiet + ["--record"] * self.record
+        return words + self.program.words()
 
 
 def detach(order: Order) -> int:
     """Start the run as a detached process; return the exit code 0 once it is running."""
     # Nobody watches the output, so it needs neither a table nor lines.
+    _check_nodes(order)
+    _warn_of_one_rank(order)
     entry = detached.start(replace(order, quiet=True).words(), Path())
     if order.output is not None:
         print_data(LocalJobs().status(entry.run_dir), order.output)
@@ -87,10 +101,9 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
     Raises:
         SpecError: The job is suspended by its spec, or --record does not support it.
     """
-    file, overrides, run_dir = order.file, order.overrides, order.run_dir
-    if order.replicas is not None:
-        overrides = [*overrides, f"spec.replicas={order.replicas}"]
-    job = _beside_file(resolve(load_job(file, overrides)), file)
+    _check_nodes(order)
+    program, base = order.program, order.program.folder
+    job = _beside(resolve(program.job(LAUNCH_HERE, order.overrides, image=HERE)), base)
     if job.suspend:
         raise SpecError(
             "spec.suspend",
@@ -105,21 +118,68 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
             "does not go with --record: a replay computes each rank alone",
             hint="leave --record out",
         )
+    if order.record and launched_script(job.trainer.command):
+        raise SpecError(
+            "spec.template.spec.containers[trainer].command",
+            "paceline launch",
+            "does not go with --record: a replay knows the rounds of Paceline's own optimizer only",
+            hint="leave --record out",
+        )
     faults = tuple(parse_faults(SEPARATOR.join(order.inject)))
     replicas = _check_faults(job, faults)
     check_room(job, replicas, Room.of_this_machine())
     check_shared_memory(job, replicas, shared_memory_bytes())
-    working_dir = working_dir_of(job, file)
+    working_dir = working_dir_of(job, base)
     check_script(job.trainer.command, working_dir)
     check_loopback()
+    if ready_fd is None:
+        _warn_of_one_rank(order)
     with checkpoint_folder.locked(Path(job.checkpoint.path) if job.checkpoint else None):
-        folder = make_run_dir(job.name, run_dir)
+        folder = make_run_dir(job.name, order.run_dir)
         result = asyncio.run(_run(job, folder, working_dir, faults, order, ready_fd))
     if order.output is not None:
         print_data(LocalJobs().status(str(folder)), order.output)
     if result.removed:
         shutil.rmtree(folder, ignore_errors=True)
     return _exit_code(result)
+
+
+def _check_nodes(order: Order) -> None:
+    """Check that the command line asks for this machine only.
+
+    Raises:
+        ScriptError: It asks for more machines.
+    """
+    if order.nodes not in ("1", "1:1"):
+        raise ScriptError(
+            f"--nnodes {order.nodes}: `paceline run` runs a job on one machine",
+            hint="leave it out; `paceline submit` runs a job in a cluster, and "
+            "docs/how-to/several-machines.md says what else there is",
+        )
+
+
+def _warn_of_one_rank(order: Order) -> None:
+    """Tell a user whose script has one rank how to start more.
+
+    Args:
+        order: The arguments of the command.
+    """
+    program = order.program
+    chosen = any("replicas" in change.lower() for change in order.overrides)
+    if order.is_size_given or chosen or not program.is_script:
+        return
+    if misread := misread_options(program, LATE_SIZES):
+        say(
+            f"warning: {misread[0]} stands after {program.file}, so the script gets it\n"
+            f"hint: options of Paceline come before the script: paceline run {misread[0]} ... "
+            f"{program.file}",
+            to_stderr=True,
+        )
+    elif not order.quiet:
+        say(
+            "hint: one rank, as torchrun without options; --replicas N before the script for more",
+            to_stderr=True,
+        )
 
 
 async def _run(
@@ -205,40 +265,39 @@ def _check_faults(job: ResolvedJob, faults: tuple[Fault, ...]) -> int:
     return most
 
 
-def _beside_file(job: ResolvedJob, file: Path) -> ResolvedJob:
-    """Return the job with spec.checkpoint.path relative to the job file made absolute.
+def _beside(job: ResolvedJob, base: Path) -> ResolvedJob:
+    """Return the job with a relative spec.checkpoint.path made absolute.
 
     A second run of the same file then finds the checkpoints of the first one.
 
     Args:
         job: The job.
-        file: Path of its job file.
+        base: Folder of its job file, or the folder in which its script was started.
 
     Returns:
         The job.
     """
     if job.checkpoint is None:
         return job
-    path = (file.parent / job.checkpoint.path).resolve()
+    path = (base / job.checkpoint.path).resolve()
     return replace(job, checkpoint=replace(job.checkpoint, path=str(path)))
 
 
-def working_dir_of(job: ResolvedJob, file: Path) -> Path:
+def working_dir_of(job: ResolvedJob, base: Path) -> Path:
     """Return the folder in which the ranks run on this machine.
 
     Args:
         job: The job.
-        file: Path of its job file.
+        base: Folder of its job file, or the folder in which its script was started.
 
     Returns:
-        The container's workingDir, resolved against the folder of the job file, which is the
-        default.
+        The container's workingDir, resolved against `base`, which is the default.
 
     Raises:
         SpecError: There is no such folder.
     """
     given = job.trainer.working_dir
-    folder = (file.parent / (given or ".")).resolve()
+    folder = (base / (given or ".")).resolve()
     if not folder.is_dir():
         raise SpecError(
             "spec.template.spec.containers[trainer].workingDir",

@@ -12,34 +12,89 @@ from typing import Annotated
 
 import typer
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, PacelineError, show_value
-from paceline_api.reading.load import load_job
+from paceline_api.names import POD_RUN_DIR
 from paceline_api.times import NS_PER_S
 from paceline_api.types.durations import parse_duration
 
 from paceline.cli.choice import Where, choose, choose_one, cluster
-from paceline.cli.options import Job, JobFile, OutputOption, Overrides
+from paceline.cli.options import (
+    Gpus,
+    Image,
+    IsModule,
+    Job,
+    Mode,
+    Name,
+    OutputOption,
+    Overrides,
+    Procs,
+    ProgramFile,
+    Quorum,
+    Words,
+    changes,
+)
 from paceline.cli.output import Output, console, is_printed_as_data, say
+from paceline.cli.program import Program, ScriptError
 from paceline.cli.status import follow as follow_status
 from paceline.clock import wall_s
 from paceline.jobs.core import rendering
+from paceline.jobs.core.script_job import LAUNCH, default_image
 from paceline.jobs.interface import COMPLETE, JobStatus, Selection, Until
 
 
 def submit(
-    file: JobFile,
+    file: ProgramFile,
     where: Where,
+    words: Words = None,
+    is_module: IsModule = False,
+    replicas: Annotated[
+        int | None, typer.Option(help="Number of replicas. Default: spec.replicas.", min=1)
+    ] = None,
+    procs: Procs = None,
+    mode: Mode = None,
+    quorum: Quorum = None,
+    name: Name = None,
+    image: Image = None,
+    gpus: Gpus = 0,
+    with_script: Annotated[
+        bool, typer.Option("--with-script", help="Send the script, so that no image needs it.")
+    ] = False,
     overrides: Overrides = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Watch the job until it has ended.")
     ] = False,
     output: OutputOption = None,
 ) -> int:
-    """Start a job in a cluster. To start one on this machine: `paceline run --detach`."""
-    job = load_job(file, overrides or [])
+    """Start a job in a cluster, of a file or a script. Here `paceline run --detach` does."""
+    program = Program.of(file, words, is_module=is_module)
+    fields = changes(
+        program,
+        overrides,
+        replicas=replicas,
+        procs=procs,
+        mode=mode,
+        quorum=quorum,
+        name=name,
+    )
+    files: dict[str, str] = {}
+    if program.is_script:
+        if with_script:
+            program, files = program.sent(POD_RUN_DIR)
+        elif image is None:
+            raise ScriptError(
+                f"no image is named that has {program.file} in it",
+                hint="name one with --image, or send the script along with --with-script; "
+                "`paceline init --dockerfile` writes what makes an image",
+            )
+    elif image is not None or gpus or with_script:
+        raise ScriptError(
+            "--image, --gpus and --with-script are for a script, and this is a job file",
+            hint="write them into the file, or change its fields with --set",
+        )
+    job = program.job(LAUNCH, fields, image or default_image(), gpus)
     if where.namespace is None:
         where = Where(job.metadata.namespace, where.context, where.kubeconfig)
     jobs = cluster(where)
-    found = jobs.submit(job, folder=file.parent)
+    found = jobs.submit(job, folder=program.folder, function=files)
     if not is_printed_as_data(found, output):
         say(f"job {found.name} is submitted to {jobs.where}")
     return exit_code(follow_status(jobs, found.name, output)) if watch else 0

@@ -14,10 +14,11 @@ from paceline_api.reading.load import job_from_mapping
 from paceline_api.types.job import TrainingJob
 
 from paceline.client.job import Job
-from paceline.client.making import SUFFIX_CHARS, function_job, job_name
+from paceline.client.making import SUFFIX_CHARS, function_job
 from paceline.function.pack import pack
 from paceline.jobs import places
 from paceline.jobs.core import rendering
+from paceline.jobs.core.script_job import job_name
 from paceline.jobs.interface import JobEvent, Jobs, JobStatus, Selection, Until
 
 

@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any, Final
 
 from paceline_api.errors import SpecError
-from paceline_api.names import JOB_NAME_MAX
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.types.job import API_VERSION, KIND, TrainingJob
 from paceline_api.types.model import Model
 from paceline_api.types.template import TRAINER, PodTemplate
 from pydantic.alias_generators import to_camel
 
+from paceline.jobs.core.script_job import default_image
+
 COMMAND: Final = ["python3", "-m", "paceline.function.start"]
 SUFFIX_CHARS: Final = 5
-
-
-def default_image() -> str:
-    """Return the name of the image that the target `worker` builds, at this version."""
-    return f"paceline/worker:{version('paceline')}"
-
-
-def job_name(function: str, suffix: str) -> str:
-    """Return the name of a function as a valid job name that ends with `suffix`.
-
-    A random suffix makes each call of `train` create a job of its own.
-
-    Args:
-        function: Name of the function.
-        suffix: Lower-case letters and digits.
-
-    Returns:
-        At most `JOB_NAME_MAX` characters.
-    """
-    words = re.sub(r"[^a-z0-9]+", "-", function.lower()).strip("-")
-    words = words if words[:1].isalpha() else f"job-{words}".rstrip("-")
-    return f"{words[: JOB_NAME_MAX - len(suffix) - 1].rstrip('-')}-{suffix}"
 
 
 def function_job(

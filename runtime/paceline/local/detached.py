@@ -57,7 +57,7 @@ def start(words: Sequence[str], folder: Path, job: bytes = b"") -> Entry:
     read_end, write_end = os.pipe()
     with open(read_end, "rb") as ready:  # noqa: PTH123
         process = subprocess.Popen(
-            [sys.executable, "-m", "paceline", "run", *words, "--ready-fd", str(write_end)],
+            [sys.executable, "-m", "paceline", "run", "--ready-fd", str(write_end), *words],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from paceline_api.errors import SpecError
-from paceline_api.rules.launchers import python_runs
+from paceline_api.rules.launchers import launched_script, python_runs
 
 FIELD: Final = "spec.template.spec.containers[trainer].command"
 
@@ -23,9 +23,13 @@ def missing_script(command: Sequence[str], folder: Path) -> str:
         Empty if the script exists, and for anything else that a command may be: a module, a
         program, a name with a variable.
     """
-    if not command or not PurePath(command[0]).name.startswith("python"):
+    if launched := launched_script(command):
+        option, script = ("-m", "") if launched[0] == "-m" else ("", launched[0])
+        script = script.replace("$$", "$")
+    elif command and PurePath(command[0]).name.startswith("python"):
+        option, script = python_runs(command)
+    else:
         return ""
-    option, script = python_runs(command)
     is_told = not option and script.endswith(".py") and "$(" not in script
     return script if is_told and not (folder / script).is_file() else ""
 

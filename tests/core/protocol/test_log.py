@@ -183,10 +183,10 @@ def test_missing_after_returns_the_records_that_a_member_lacks() -> None:
     log.append(Gen(GenerationId(1, "a", 2), log.members, log.members, log.members, 0))
     log.append(go(log, fresh(log, 0), fresh(log, 1)))
     assert len(log.missing_after(*end)) == 2
-    with pytest.raises(LogError, match="no prefix"):
+    with pytest.raises(LogError, match="not a prefix"):
         log.missing_after(end[0], "another")
     log.append(go(log, fresh(log, 0, 2), fresh(log, 1, 2)))
-    with pytest.raises(LogError, match="no prefix"):
+    with pytest.raises(LogError, match="not a prefix"):
         log.missing_after(*end)
 
 

@@ -1,0 +1,309 @@
+"""Scripts for torchrun as arguments of `paceline`: run, launch, init, submit, and every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from paceline.cli import program
+from paceline.cli.main import main
+from paceline.function.packed import BYTES_MAX
+from paceline.jobs.core.script_job import default_image
+from paceline_api.rules.launchers import LAUNCH_MODULE, launched_script
+
+from testing.jobs.scripted_server import JOBS, ScriptedServer
+from testing.jobs.terminal import LIMIT_S, Terminal
+from testing.processes.runs import forked_paceline
+
+SCRIPT = """\
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(4, 2)).sum().backward()
+optimizer.step()
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "got", sys.argv[1:])
+dist.destroy_process_group()
+"""
+Call = Callable[..., tuple[int, str]]
+CONFIG_MAPS = "/api/v1/namespaces/team/configmaps"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+@pytest.fixture
+def paceline(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    def call(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["paceline", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return int(end.value.code or 0), out + err
+
+    return call
+
+
+@pytest.fixture
+def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
+    made = ScriptedServer()
+    monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig(folder)))
+    created = {"metadata": {"name": "train", "namespace": "team", "uid": "u"}, "spec": {}}
+    made.answers["POST", JOBS] = 201, created
+    made.answers["POST", CONFIG_MAPS] = 201, {}
+    yield made
+    made.close()
+
+
+@pytest.mark.processes
+def test_a_script_gets_all_words_after_it_and_the_ranks_of_torchrun(folder: Path) -> None:
+    words = ["--replicas", "7", "--set", "a=b", "--", "-o", "$(HOME)", "a b"]
+    options = ["--nproc-per-node", "2", "--standalone", "--nnodes=1", "--name", "mine"]
+    code, said = forked_paceline(folder, "run", *options, "--quiet", "train.py", *words)
+    assert code == 0, said
+    assert "job mine: Complete" in said
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 got {words}" in said
+    assert "hint:" not in said
+    job = json.loads((folder / "runs/mine-1/job.json").read_text())
+    assert job["command"][:3] == [sys.executable, "-m", LAUNCH_MODULE]
+
+
+@pytest.mark.processes
+def test_a_module_runs_detached_and_the_other_verbs_know_its_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": "", "HOME": str(folder)}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    say = Terminal(folder, {**os.environ, **own})
+    try:
+        said = say.call("run", "--detach", "--replicas", "1", "-m", "train", "--lr", "3")
+        assert "job train runs as process" in said
+        say.call("wait", "runs/train-1", "--timeout", f"{LIMIT_S:.0f}s")
+        assert "rank 0 of 1 got ['--lr', '3']" in say.call("logs", "runs/train-1")
+        assert "It is complete" in say.call("explain", "runs/train-1")
+    finally:
+        say.close()
+
+
+@pytest.mark.processes
+def test_a_job_file_made_by_init_runs_and_options_may_follow_it(folder: Path) -> None:
+    code, said = forked_paceline(folder, "init", "--replicas", "3", "train.py", "--lr", "3")
+    assert code == 0, said
+    code, said = forked_paceline(folder, "run", "job.yaml", "--replicas", "2", "--quiet")
+    assert code == 0, said
+    assert "rank 1 of 2 got ['--lr', '3']" in said
+
+
+MISTAKES = {
+    "a missing script": (["run", "none.py"], "there is no script none.py in", "relative to"),
+    "a script without suffix": (["run", "train"], "there is no script train", "train.py"),
+    "a job file without suffix": (["run", "job"], "a job file without the suffix", "job.yaml"),
+    "a folder": (["run", "src"], "src in {here} is a folder", "src/a.py"),
+    "a script for a shell": (["run", "a.sh"], "for a shell", "command"),
+    "a notebook": (["run", "a.ipynb"], "a notebook", "nbconvert"),
+    "options of the script before it": (
+        ["run", "--lr", "3", "train.py"],
+        "--lr is no option of `paceline run`",
+        "come after it",
+    ),
+    "options of torchrun": (
+        ["run", "--master_port=29501", "train.py"],
+        "--master_port is an option of torchrun",
+        "leave it out",
+    ),
+    "several machines": (["run", "--nnodes", "2", "train.py"], "--nnodes 2", "paceline submit"),
+    "another mode": (
+        ["run", "--mode", "Majority", "train.py"],
+        'spec.collective.mode: "Majority"',
+        "docs/porting.md",
+    ),
+    "a quorum": (
+        ["run", "--replicas", "4", "--quorum", "3", "train.py"],
+        'spec.collective.mode: "Quorum"',
+        "docs/porting.md",
+    ),
+    "a shared model": (
+        [*("run", "--procs", "2", "--set", "spec.parallelism.model=2"), "train.py"],
+        "spec.parallelism.model: 2",
+        "docs/porting.md",
+    ),
+    "a record": (["run", "--record", "train.py"], "--record", "leave --record out"),
+    "a missing module": (["run", "-m", "none.such"], "there is no module none", "python -m"),
+    "a path as module": (["run", "-m", "train.py"], "is a path", "leave out -m"),
+    "words after a job file": (["run", "job.yaml", "x"], "'x' after the job file", "command"),
+    "a rank of a job file": (["launch", "job.yaml"], "is a job file", "paceline run job.yaml"),
+    "a rank without script": (["launch", "none.py"], "there is no script", "relative to"),
+    "a job file of a job file": (["init", "job.yaml"], "is a job file already", "script"),
+    "a script elsewhere": (["init", "/bin/true"], "is not below", "folder of the script"),
+    "a cluster without image": (["submit", "train.py"], "no image is named", "--with-script"),
+    "an image for a job file": (["submit", "--image", "x", "job.yaml"], "--image", "--set"),
+    "a module in a ConfigMap": (["submit", "--with-script", "-m", "train"], "a module", "--image"),
+    "a script of two files": (["submit", "--with-script", "two.py"], "imports train", "image"),
+    "a large script": (["submit", "--with-script", "large.py"], f"{BYTES_MAX:,}", "image"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_refused_by_name(mistake: str, folder: Path, paceline: Call) -> None:
+    (folder / "src").mkdir()
+    (folder / "src/a.py").touch()
+    (folder / "job").write_text("apiVersion: paceline.dev/v1alpha1\n")
+    (folder / "job.yaml").touch()
+    (folder / "two.py").write_text("import train\n")
+    (folder / "large.py").write_text("#" * (BYTES_MAX + 1))
+    for name in ("a.sh", "a.ipynb"):
+        (folder / name).touch()
+    words, problem, hint = MISTAKES[mistake]
+    code, said = paceline(*words)
+    assert code == 2, said
+    error, _, told = said.partition("\nhint: ")
+    assert error.startswith("error: ")
+    assert problem.format(here=folder) in error
+    assert hint in told
+    assert not (folder / "runs").exists()
+
+
+def test_a_command_without_a_mode_is_refused(folder: Path, paceline: Call) -> None:
+    paceline("init", "train.py")
+    job = yaml.safe_load((folder / "job.yaml").read_text())
+    del job["spec"]["collective"]
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    code, said = paceline("validate", "job.yaml")
+    assert code == 2
+    assert "spec.collective.mode: is missing" in said
+
+
+def test_a_size_after_the_script_is_warned_of(
+    folder: Path, paceline: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.local.detached.start", _not_started)
+    _, said = paceline("run", "--detach", "train.py", "3", "--replicas=4")
+    assert "warning: --replicas stands after train.py, so the script gets it" in said
+    _, said = paceline("run", "--detach", "train.py")
+    assert "hint: one rank" in said
+    _, said = paceline("run", "--detach", "--replicas", "1", "train.py")
+    assert "hint: " not in said
+
+
+@pytest.mark.parametrize("size", [["--replicas", "4"], ["--nproc-per-node=4"]])
+def test_a_size_directly_behind_the_script_is_that_of_the_job(size: list[str]) -> None:
+    words = ["--quiet", "train.py", *size, "--lr", "3", "--replicas", "9"]
+    moved = program._with_size_first(words, "train.py")
+    assert moved == ["--quiet", *size, "train.py", "--lr", "3", "--replicas", "9"]
+
+
+def _not_started(*_: object) -> None:
+    raise SystemExit(0)
+
+
+def test_launch_becomes_the_launcher_with_all_words(
+    folder: Path, paceline: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, argv: became.append(argv))
+    assert paceline("launch", "train.py", "--lr", "3", "-h") == (0, "")
+    assert paceline("launch", "-m", "train", "--help") == (0, "")
+    begin = [sys.executable, "-m", LAUNCH_MODULE]
+    assert became[0] == [*begin, "train.py", "--lr", "3", "-h"]
+    assert became[1] == [*begin, "-m", "train", "--help"]
+
+
+def test_init_writes_a_job_and_a_dockerfile_and_replaces_nothing(
+    folder: Path, paceline: Call
+) -> None:
+    (folder / "requirements.txt").write_text("numpy\n")
+    words = ["init", "--replicas", "4", "--gpus", "2", "--dockerfile", "train.py", "--lr", "3"]
+    code, said = paceline(*words)
+    assert code == 0, said
+    spec = yaml.safe_load((folder / "job.yaml").read_text())["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert (spec["replicas"], spec["collective"]) == (4, {"mode": "Full"})
+    assert container["command"] == ["paceline", "launch", "train.py", "--lr", "3"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    assert f"docker build -t {container['image']} ." in said
+    dockerfile = (folder / "Dockerfile").read_text()
+    assert f"ARG WORKER={default_image()}" in dockerfile
+    assert "requirements.txt" in dockerfile
+    assert paceline("validate", "job.yaml") == (0, "job.yaml: job train is valid\n")
+
+    (folder / "job.yaml").unlink()
+    code, said = paceline(*words)
+    assert (code, "Dockerfile exists already" in said) == (2, True)
+    assert not (folder / "job.yaml").exists()
+    assert paceline("init", "--force", *words[1:])[0] == 0
+    code, said = paceline("init", "--file", "other.yaml", "train.py")
+    assert code == 0
+    assert "name yours with --image" in said
+
+
+def test_submit_makes_the_job_of_a_script(
+    folder: Path, paceline: Call, server: ScriptedServer
+) -> None:
+    words = ["--image", "x", "--gpus", "8", "--replicas", "4", "train.py", "--lr", "3"]
+    code, said = paceline("submit", *words)
+    assert code == 0, said
+    (body,) = server.bodies["POST", JOBS]
+    (container,) = body["spec"]["template"]["spec"]["containers"]
+    assert body["metadata"]["name"] == "train"
+    assert body["spec"]["replicas"] == 4
+    assert container["image"] == "x"
+    assert container["command"] == ["paceline", "launch", "train.py", "--lr", "3"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+
+
+def test_submit_sends_a_script_in_a_config_map(
+    folder: Path, paceline: Call, server: ScriptedServer
+) -> None:
+    code, said = paceline("submit", "--with-script", "train.py", "--lr", "3")
+    assert code == 0, said
+    (config_map,) = server.bodies["POST", CONFIG_MAPS]
+    (job,) = server.bodies["POST", JOBS]
+    assert config_map["data"] == {"train.py": SCRIPT}
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (mount,) = container["volumeMounts"]
+    assert container["image"] == default_image()
+    place = f"{mount['mountPath']}/train.py"
+    assert container["command"] == ["paceline", "launch", place, "--lr", "3"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["paceline", "launch", "train.py", "-x"], ("train.py", "-x")),
+        (["/opt/bin/paceline", "launch", "-m", "a.b"], ("-m", "a.b")),
+        (["python3", "-m", "paceline", "launch", "train.py"], ("train.py",)),
+        (["python", "-m", "paceline", "train.py"], ("train.py",)),
+        (["python", "-u", "-m", LAUNCH_MODULE, "train.py", "1"], ("train.py", "1")),
+        (["python", "-m", "paceline", "run", "job.yaml"], ()),
+        (["paceline", "run", "train.py"], ()),
+        (["paceline"], ()),
+        (["python", "train.py"], ()),
+        (["python"], ()),
+        ([], ()),
+    ],
+)
+def test_a_command_that_launches_a_script_is_recognized(
+    command: list[str], words: tuple[str, ...]
+) -> None:
+    assert launched_script(command) == words

@@ -47,6 +47,7 @@ STAGES = (
         "local",
         "cli",
         "examples",
+        "scripts",
         "system",
     ),
     *("cluster", "operator/real", "nodes"),

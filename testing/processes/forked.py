@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import runpy
 import signal
 import socket
@@ -23,6 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import paceline.agent.__main__ as agent_entry
 import paceline.coordinator.__main__ as coordinator_entry
 from paceline.agent import shim
@@ -186,7 +188,9 @@ def script(argv: Sequence[str]) -> int:
 
 
 def python(*words: str) -> int:
-    """Run `python SCRIPT WORDS` without a job."""
+    """Run `python SCRIPT WORDS` without a job, from a random state of its own as any Python."""
+    random.seed()
+    numpy.random.seed()
     return script(["python", *words])
 
 

@@ -54,10 +54,25 @@ class ForkedCall:
     """A call with an interface like `Popen`, and one text pipe for stdout and stderr."""
 
     def __init__(
-        self, words: Sequence[str], folder: Path, env: Mapping[str, str], program: str = "call"
+        self,
+        words: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str],
+        program: str = "call",
+        files: tuple[int, int] | None = None,
     ) -> None:
-        """Start the call; `program` is a function of `processes.forked`, `call` is `paceline`."""
+        """Start the call.
+
+        Args:
+            words: arguments of the program.
+            folder: working directory.
+            env: whole environment.
+            program: function of `processes.forked`; `call` is `paceline`.
+            files: open descriptors that become stdout and stderr instead of the pipe. The caller
+                closes them.
+        """
         out_read, out_write = os.pipe()
+        stdout, stderr = files or (out_write, out_write)
         told_read, told_write = os.pipe()
         self._keeper = fork_server.ask(
             the_fork_server().name,
@@ -65,7 +80,7 @@ class ForkedCall:
             arguments=[f"testing.processes.forked:{program}", list(words)],
             env=env,
             cwd=str(folder),
-            fds={1: out_write, 2: out_write, 3: told_write},
+            fds={1: stdout, 2: stderr, 3: told_write},
             limit_s=START_S,
         )
         self._gone = os.pidfd_open(self._keeper)

@@ -1,0 +1,71 @@
+"""The table of training scripts that run unchanged under torchrun and under Paceline.
+
+The rows are in table.yaml. Tests run them, and the table of the documents is made of them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import yaml
+
+PROGRAMS: Final = Path(__file__).resolve().parents[2] / "tests/scripts/programs"
+SHARED: Final = frozenset({"figures.py"})
+"""Modules in the folder of the scripts that scripts import."""
+ROWS: Final = Path(__file__).with_name("table.yaml")
+
+
+class Expectation(StrEnum):
+    """What a run under Paceline in mode Full is expected to show."""
+
+    EQUAL = "equal"
+    """The bits of torchrun at 2 ranks, and numbers within `TOLERANCE` at more."""
+    REFUSED = "refused"
+    """An error that names the line of the script."""
+
+
+TOLERANCE: Final = 1e-6
+"""Largest difference at more than 2 ranks, where the order of a sum may differ."""
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One script with the arguments of its runs."""
+
+    script: str
+    habit: str
+    runs: tuple[tuple[str, ...], ...] = ((),)
+    """Arguments of runs that follow one another on one folder."""
+    ranks: tuple[int, ...] = (2, 4)
+    expect: Expectation = Expectation.EQUAL
+    reason: str = ""
+    """Why the script is refused."""
+    compiles: bool = False
+    """True if the script uses torch.compile."""
+    in_short: bool = False
+    """True if `make test` runs the script too."""
+
+    @property
+    def path(self) -> Path:
+        """Path of the script."""
+        return PROGRAMS / self.script
+
+    @property
+    def name(self) -> str:
+        """Name of the row for test ids: the script, and the arguments of its only run."""
+        words = self.runs[0] if len(self.runs) == 1 else ()
+        return "".join([self.script.removesuffix(".py"), *words])
+
+
+def tolerance(ranks: int) -> float:
+    """Return how far numbers of Paceline may be from those of torchrun."""
+    return 0.0 if ranks <= 2 else TOLERANCE
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """Return all rows of the table in its order."""
+    return msgspec.convert(yaml.safe_load(ROWS.read_text()), tuple[Row, ...])

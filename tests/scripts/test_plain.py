@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from testing.scripts.compare import compare
 from testing.scripts.plain import ENVIRONMENT, NotOverError, Rank, Result, run_plain
+from testing.scripts.table import PROGRAMS
 
 pytestmark = pytest.mark.processes
 
@@ -20,13 +22,9 @@ TORCHRUN_S = 240.0
 DIFFERENT = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
 """Variables with another value in each run."""
 SURROUNDINGS = """\
-import json, os, random, sys
+import json, os, random, runpy, sys
 import torch
-import torch.distributed as dist
 
-dist.init_process_group("gloo")
-mine = torch.rand(3) + dist.get_rank()
-dist.all_reduce(mine)
 seen = {
     "argv": sys.argv,
     "path": sys.path[0],
@@ -35,16 +33,18 @@ seen = {
     "main": sys.modules["__main__"].__name__,
     "threads": torch.get_num_threads(),
     "seed": torch.initial_seed(),
-    "mean": [value.hex() for value in mine.tolist()],
+    "numbers": [value.hex() for value in torch.rand(3).tolist()],
     "environment": dict(os.environ),
     "drawn": random.random(),
 }
 print(json.dumps(seen))
-with open(f"{sys.argv[-1]}/rank-{dist.get_rank()}.txt", "w") as file:
-    file.write(f"{mine.sum().item().hex()}\\n")
 print("a warning", file=sys.stderr)
-dist.destroy_process_group()
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
+"""Script that prints what a rank sees, and then runs another script."""
+PROGRAM = [str(PROGRAMS / "imagenet.py"), "--epochs", "2"]
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -59,7 +59,7 @@ def run_torchrun(script: Path, ranks: int, out: Path, logs: Path) -> Result:
     size = ["--standalone", "--nproc-per-node", str(ranks)]
     streams = ["--redirects", "3", "--log-dir", str(logs)]
     done = subprocess.run(
-        [TORCHRUN, *size, *streams, script, "--steps", "2", "--out", out],
+        [TORCHRUN, *size, *streams, script, *PROGRAM, "--out", out],
         timeout=TORCHRUN_S,
         capture_output=True,
         text=True,
@@ -74,24 +74,29 @@ def run_torchrun(script: Path, ranks: int, out: Path, logs: Path) -> Result:
     return Result(tuple(Rank(0, *both) for both in texts), out)
 
 
-def test_ranks_of_a_plain_run_see_what_those_of_torchrun_see(tmp_path: Path) -> None:
+def apart(result: Result) -> tuple[list[dict[str, Any]], Result]:
+    """Return what each rank saw, and the result without that."""
+    texts = [rank.stdout.split("\n", 1) for rank in result.ranks]
+    ranks = (Rank(0, rest, "") for _, rest in texts)
+    return [json.loads(seen) for seen, _ in texts], Result(tuple(ranks), result.out)
+
+
+def test_a_plain_run_equals_one_of_torchrun(tmp_path: Path) -> None:
     script = written(tmp_path, SURROUNDINGS)
     real = run_torchrun(script, 2, tmp_path / "real", tmp_path / "logs")
-    plain = run_plain(script, 2, ["--steps", "2"], tmp_path / "plain")
+    plain = run_plain(script, 2, PROGRAM, tmp_path / "plain")
     assert plain.codes == real.codes, plain.story
-    assert [rank.stderr.splitlines()[-1] for rank in plain.ranks] == ["a warning"] * 2
-    for one, other in zip(real.ranks, plain.ranks, strict=True):
-        seen, ours = json.loads(one.stdout), json.loads(other.stdout)
-        before, here = seen.pop("environment"), ours.pop("environment")
-        assert before.keys() == here.keys()
-        changed = {name for name in before if before[name] != here[name]}
-        assert changed <= DIFFERENT
-        assert set(ENVIRONMENT) <= before.keys()
-        assert seen.pop("drawn") != ours.pop("drawn"), "Python draws a seed of its own"
-        assert seen.pop("argv")[:-1] == ours.pop("argv")[:-1]
-        assert seen == ours
-    assert compare(real, plain)[0].startswith("stdout"), "the files are the same"
-    assert not [line for line in compare(real, plain) if not line.startswith("stdout")]
+    assert all("a warning\n" in rank.stderr for rank in (*plain.ranks, *real.ranks))
+    (before, of_torchrun), (here, of_plain) = apart(real), apart(plain)
+    assert compare(of_torchrun, of_plain) == []
+    for theirs, ours in zip(before, here, strict=True):
+        variables, own = theirs.pop("environment"), ours.pop("environment")
+        assert variables.keys() == own.keys()
+        assert {name for name in own if own[name] != variables[name]} <= DIFFERENT
+        assert set(ENVIRONMENT) <= variables.keys()
+        assert theirs.pop("drawn") != ours.pop("drawn"), "Python draws a seed of its own"
+        assert theirs.pop("argv")[:-1] == ours.pop("argv")[:-1]
+        assert theirs == ours
 
 
 def test_a_rank_that_fails_ends_the_others_as_under_torchrun(tmp_path: Path) -> None:

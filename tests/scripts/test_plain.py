@@ -60,6 +60,7 @@ def run_torchrun(script: Path, ranks: int, out: Path, logs: Path) -> Result:
     streams = ["--redirects", "3", "--log-dir", str(logs)]
     done = subprocess.run(
         [TORCHRUN, *size, *streams, script, *PROGRAM, "--out", out],
+        env=dict(os.environ),  # without the variables that readline adds behind Python's back
         timeout=TORCHRUN_S,
         capture_output=True,
         text=True,
@@ -81,6 +82,7 @@ def apart(result: Result) -> tuple[list[dict[str, Any]], Result]:
     return [json.loads(seen) for seen, _ in texts], Result(tuple(ranks), result.out)
 
 
+@pytest.mark.exhaustive  # three processes that import torch: 15 s of CPU time
 def test_a_plain_run_equals_one_of_torchrun(tmp_path: Path) -> None:
     script = written(tmp_path, SURROUNDINGS)
     real = run_torchrun(script, 2, tmp_path / "real", tmp_path / "logs")

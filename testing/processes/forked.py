@@ -27,6 +27,7 @@ from typing import Any
 import numpy
 import paceline.agent.__main__ as agent_entry
 import paceline.coordinator.__main__ as coordinator_entry
+import torch
 from paceline.agent import shim
 from paceline.agent.launch import LaunchPlan, plan_rank, shim_argv
 from paceline.cli import replay
@@ -188,9 +189,11 @@ def script(argv: Sequence[str]) -> int:
 
 
 def python(*words: str) -> int:
-    """Run `python SCRIPT WORDS` without a job, from a random state of its own as any Python."""
+    """Run `python SCRIPT WORDS` without a job."""
+    # Each Python starts from a random state of its own, so this one does not keep its parent's.
     random.seed()
     numpy.random.seed()
+    torch.seed()
     return script(["python", *words])
 
 

@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from testing.processes.forked_call import ForkedCall
 

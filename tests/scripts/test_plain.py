@@ -23,7 +23,7 @@ DIFFERENT = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
 """Variables with another value in each run."""
 SURROUNDINGS = """\
 import json, os, random, runpy, sys
-import torch
+import numpy, torch
 
 seen = {
     "argv": sys.argv,
@@ -32,10 +32,8 @@ seen = {
     "file": __file__,
     "main": sys.modules["__main__"].__name__,
     "threads": torch.get_num_threads(),
-    "seed": torch.initial_seed(),
-    "numbers": [value.hex() for value in torch.rand(3).tolist()],
     "environment": dict(os.environ),
-    "drawn": random.random(),
+    "drawn": [random.random(), numpy.random.random(), torch.rand(1).item()],
 }
 print(json.dumps(seen))
 print("a warning", file=sys.stderr)
@@ -60,6 +58,7 @@ def run_torchrun(script: Path, ranks: int, out: Path, logs: Path) -> Result:
     streams = ["--redirects", "3", "--log-dir", str(logs)]
     done = subprocess.run(
         [TORCHRUN, *size, *streams, script, *PROGRAM, "--out", out],
+        env=dict(os.environ),  # without the variables that readline adds behind Python's back
         timeout=TORCHRUN_S,
         capture_output=True,
         text=True,
@@ -81,6 +80,7 @@ def apart(result: Result) -> tuple[list[dict[str, Any]], Result]:
     return [json.loads(seen) for seen, _ in texts], Result(tuple(ranks), result.out)
 
 
+@pytest.mark.exhaustive  # three processes that import torch: 15 s of CPU time
 def test_a_plain_run_equals_one_of_torchrun(tmp_path: Path) -> None:
     script = written(tmp_path, SURROUNDINGS)
     real = run_torchrun(script, 2, tmp_path / "real", tmp_path / "logs")
@@ -89,14 +89,17 @@ def test_a_plain_run_equals_one_of_torchrun(tmp_path: Path) -> None:
     assert all("a warning\n" in rank.stderr for rank in (*plain.ranks, *real.ranks))
     (before, of_torchrun), (here, of_plain) = apart(real), apart(plain)
     assert compare(of_torchrun, of_plain) == []
+    draws: list[list[float]] = []
     for theirs, ours in zip(before, here, strict=True):
         variables, own = theirs.pop("environment"), ours.pop("environment")
         assert variables.keys() == own.keys()
         assert {name for name in own if own[name] != variables[name]} <= DIFFERENT
         assert set(ENVIRONMENT) <= variables.keys()
-        assert theirs.pop("drawn") != ours.pop("drawn"), "Python draws a seed of its own"
+        draws.append([*theirs.pop("drawn"), *ours.pop("drawn")])
         assert theirs.pop("argv")[:-1] == ours.pop("argv")[:-1]
         assert theirs == ours
+    drawn = [number for both in draws for number in both]
+    assert len(set(drawn)) == len(drawn), "each process starts from a seed of its own"
 
 
 def test_a_rank_that_fails_ends_the_others_as_under_torchrun(tmp_path: Path) -> None:

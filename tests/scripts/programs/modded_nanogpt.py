@@ -22,6 +22,7 @@ rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 dist.init_process_group(backend="gloo")
 dist.barrier()
 master_process = rank == 0
+torch.manual_seed(100 + rank)
 
 
 def orthogonalize(matrix, steps=4):

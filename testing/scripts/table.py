@@ -42,7 +42,11 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ranks: tuple[int, ...] = (2, 4)
     expect: Expectation = Expectation.EQUAL
     reason: str = ""
-    """Why the script is refused."""
+    """Why the script is refused, in words of the error."""
+    tolerance: float = TOLERANCE
+    """Largest difference from torchrun at more than 2 ranks."""
+    rounding: str = ""
+    """Why results at more than 2 ranks differ by more than `TOLERANCE`."""
     compiles: bool = False
     """True if the script uses torch.compile."""
     in_short: bool = False
@@ -59,10 +63,9 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         words = self.runs[0] if len(self.runs) == 1 else ()
         return "".join([self.script.removesuffix(".py"), *words])
 
-
-def tolerance(ranks: int) -> float:
-    """Return how far numbers of Paceline may be from those of torchrun."""
-    return 0.0 if ranks <= 2 else TOLERANCE
+    def tolerance_at(self, ranks: int) -> float:
+        """Return how far numbers of Paceline may be from those of torchrun."""
+        return 0.0 if ranks <= 2 else self.tolerance
 
 
 @cache

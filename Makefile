@@ -10,7 +10,7 @@ LANES ?= $(shell expr $$(nproc) + 1)
 IMAGES ?= operator worker
 
 .DEFAULT_GOAL := help
-.PHONY: docs help install demo monitor test test-all durations test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify version release clean
+.PHONY: docs recording help install demo monitor test test-all durations test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify version release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -45,16 +45,16 @@ soak-cluster: cluster-programs ## HISTORIES=200 random histories of jobs on a re
 		$(PYTEST) tests/operator/real/test_histories_real.py
 
 bench-operator: cluster-programs ## requests, seconds, CPU of jobs; SIZES="1x8 1x64 100x8"
-	@$(BIN)/python -m benchmarks.operator_requests --sizes $${SIZES:-1x8 1x64 100x8}
+	@$(BIN)/python -m benchmarks operator --sizes $${SIZES:-1x8 1x64 100x8}
 
 bench-memory: install ## MiB of the operator while many jobs train; JOBS="100 300 1000"
-	@$(BIN)/python -m benchmarks.operator_memory --jobs $${JOBS:-100 300 1000}
+	@$(BIN)/python -m benchmarks operator-memory --jobs $${JOBS:-100 300 1000}
 
 rehearse: install ## P=1024 ranks on this machine, all real but the training; figures and limits
-	@$(BIN)/python -m benchmarks.rehearsal $(or $(P),1024)
+	@$(BIN)/python -m benchmarks rehearsal --ranks $(or $(P),1024)
 
 large: install ## RANKS=40 torch ranks on this machine: digits, one killed, one replica joins
-	@$(BIN)/python -m benchmarks.large $(or $(RANKS),40)
+	@$(BIN)/python -m benchmarks large --ranks $(or $(RANKS),40)
 
 soak: install ## the full fault matrix and on: SOAK_SECONDS=3600 for so long, SOAK_SEED=0 to begin with
 	@SOAK_SECONDS=$(or $(SOAK_SECONDS),3600) SOAK_SEED=$(or $(SOAK_SEED),0) \
@@ -81,11 +81,14 @@ format: install ## put the code into form
 generate: install ## rewrite the files that are derived from the code
 	@$(BIN)/python scripts/check.py --generate
 
-docs: install ## the documentation as a site, into site/; a dead link or a page without a place is an error
-	@$(BIN)/python -m scripts.site && echo "site/index.html"
+docs: install ## the documentation as a site, into site/, strictly; VERSIONS=FOLDER: also beside other versions
+	@$(BIN)/python -m scripts.site $(if $(VERSIONS),--versions "$(VERSIONS)") && echo "site/index.html"
+
+recording: install ## docs/pictures/run.svg and docs/report.png anew, from a run of the first example
+	@$(BIN)/python -m scripts.recording
 
 verify: generate test ## like test, and the generated files are committed
-	@git diff --exit-code --stat -- crds/manifests docs/pictures docs/reference docs/testing.md
+	@git diff --exit-code --stat -- crds/manifests docs README.md
 
 version: install ## which it is; VERSION=1.2.3 changes it wherever it stands
 	@$(BIN)/python -m scripts.version $(VERSION)

@@ -1,75 +1,89 @@
-"""Run several benchmarks, or all of them, with one fork server: `python -m benchmarks [b0 b1 ...]`.
+"""Run benchmarks: `python -m benchmarks NAME... [options]`; `-h` after a name lists its options.
 
-Without names, all benchmarks run except the rivals, which download gigabytes of other systems and
-take hours. With `--smoke`, the rivals run as well.
+Without names, those of SUITE run with one command, except the rivals, which download gigabytes of
+other systems and take hours. With `--smoke`, the rivals run as well.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
+from itertools import takewhile
 from typing import Final
 
-from benchmarks import (
-    anatomy,
-    b0_latency,
-    b1_hyperplane,
-    b2_allreduce,
-    b2_busy,
-    b5_straggler,
-    b6_even,
-    b7_blocks,
-    b8_recovery,
-    b9_checkpoint,
-    b10_ddp,
-    b11_wire,
-    b12_levels,
-    loads,
-    loads_digits,
-)
-from benchmarks.command import Benchmark, options, parser
-from benchmarks.lab import Lab
-from benchmarks.rivals import bench as rivals
+from benchmarks.harness import RESULTS, SMOKE_ROUNDS, Benchmark, common_parser
 
-ALL: Final[dict[str, Benchmark]] = {
-    "b0": b0_latency.run,
-    "b1": b1_hyperplane.run,
-    "b2": b2_allreduce.run,
-    "b2b": b2_busy.run,
-    "b5": b5_straggler.run,
-    "b6": b6_even.run,
-    "b7": b7_blocks.run,
-    "b8": b8_recovery.run,
-    "b9": b9_checkpoint.run,
-    "b10": b10_ddp.run,
-    "b11": b11_wire.run,
-    "b12": b12_levels.run,
-    "anatomy": anatomy.run,
-    "loads": loads.run,
-    "loads-digits": loads_digits.run,
-    "rivals": rivals.run,
+SUITE: Final = {
+    "b0": "b0_latency",
+    "b1": "b1_hyperplane",
+    "b2": "b2_allreduce",
+    "b2b": "b2_busy",
+    "b5": "b5_straggler",
+    "b6": "b6_even",
+    "b7": "b7_blocks",
+    "b8": "b8_recovery",
+    "b9": "b9_checkpoint",
+    "b10": "b10_ddp",
+    "b11": "b11_wire",
+    "b12": "b12_levels",
+    "hybrid": "hybrid",
+    "anatomy": "anatomy",
+    "loads": "loads",
+    "loads-digits": "loads_digits",
+    "rivals": "rivals.bench",
 }
-"""Benchmarks by the name that the command line accepts, in the order in which they run."""
+"""Modules by the name that the command line accepts, in the order in which they run."""
+FURTHER: Final = {
+    "api-clients": "api_clients",
+    "heads": "heads",
+    "large": "large",
+    "operator": "operator_requests",
+    "operator-memory": "operator_memory",
+    "pipeline": "pipeline",
+    "protocol": "protocol",
+    "rehearsal": "rehearsal.bench",
+    "telemetry": "telemetry",
+}
+"""Benchmarks that run only if they are named."""
 
 
-def main() -> int:
+def load(name: str) -> Benchmark:
+    """Import a benchmark by its name on the command line."""
+    module = importlib.import_module(f"benchmarks.{(SUITE | FURTHER)[name]}")
+    found: Benchmark = module.run
+    return found
+
+
+def main(argv: list[str]) -> int:
     """Run the benchmarks that the command line names.
+
+    Args:
+        argv: Names, then options.
 
     Returns:
         The exit code: 0 if all checks of all reports hold, else 1.
     """
-    arguments = parser(__doc__)
-    arguments.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}")
-    parsed = arguments.parse_args()
-    unknown = [name for name in parsed.names if name not in ALL]
-    if unknown:
-        arguments.error(f"there is no benchmark {unknown[0]}; known: {', '.join(ALL)}")
-    given = options(parsed)
+    names = list(takewhile(lambda word: not word.startswith("-"), argv))
+    known = ", ".join(SUITE | FURTHER)
+    parser = common_parser(f"python -m benchmarks NAME... [options]; names: {known}")
+    if unknown := [name for name in names if name not in SUITE | FURTHER]:
+        parser.error(f"there is no benchmark {unknown[0]}; known: {known}")
+    smoke = "--smoke" in argv
+    chosen = names or [name for name in SUITE if smoke or name != "rivals"]
+    benchmarks = [load(name) for name in chosen]
+    for each in benchmarks:
+        each.add_arguments(parser)
+    given = parser.parse_args(argv[len(names) :])
+    if given.publish is not None and given.smoke:
+        parser.error("--publish: figures of --smoke mean nothing")
+    folder = given.out if given.publish is None else RESULTS
+    rounds = SMOKE_ROUNDS if given.smoke else given.rounds
     worst = 0
-    with Lab() as lab:
-        for name in parsed.names or [name for name in ALL if given.smoke or name != "rivals"]:
-            worst = max(worst, ALL[name](lab, given).publish(given.out))
+    for each in benchmarks:
+        report = each.measure(smoke=given.smoke, rounds=rounds, stretch=given.stretch, given=given)
+        worst = max(worst, report.publish(folder, given.publish or ""))
     return worst
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

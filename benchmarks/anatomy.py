@@ -31,11 +31,10 @@ from paceline.core.forecast.model import streamed_s
 from paceline.core.status import Fact
 
 from benchmarks import network
-from benchmarks import report as r
 from benchmarks.b10_ddp import SETTLE_S, Load, emulated, link_bits, transformer
-from benchmarks.command import Options, main
+from benchmarks.harness import Report, benchmark, middle, percent, spread
 from benchmarks.lab import Lab, Phase, Plan, Ran
-from benchmarks.rounds import same_weights
+from benchmarks.rounds import check_job
 
 PARTS: Final = "abc"
 FORWARD: Final = 1 / 3
@@ -224,13 +223,14 @@ class Place:
 
     lab: Lab
     link: network.Link | None
-    given: Options
+    smoke: bool
+    repetitions: int
 
     @property
     def load(self) -> Load:
         """Emulated load of two workers with one process each."""
-        load = emulated(2, self.given.smoke)
-        if self.given.smoke:
+        load = emulated(2, self.smoke)
+        if self.smoke:
             sizes = {"elements": 1 << 14}
         else:
             sizes = {"layers": 8, "elements": 500_000, "forward_ms": 8, "backward_ms": 16}
@@ -244,7 +244,7 @@ class Place:
     @property
     def rounds(self) -> int:
         """Number of repetitions."""
-        return 1 if self.given.smoke else self.given.rounds
+        return 1 if self.smoke else self.repetitions
 
     def set_link(self, workers: int, share: float) -> None:
         """Set the shared bucket to the speed of all workers together with a link each.
@@ -297,9 +297,9 @@ class Row:
 
     def middle(self, name: str) -> float:
         """Return the median of a figure over the repetitions."""
-        return r.middle(getattr(seen, name) for seen in self.found)
+        return middle(getattr(seen, name) for seen in self.found)
 
-    def add_to(self, out: r.Report) -> None:
+    def add_to(self, out: Report) -> None:
         """Add this row, and the details of its repetitions, to the report."""
 
         def ms(seconds: float | None) -> float | str:
@@ -309,19 +309,12 @@ class Row:
         out.rows.append(
             (
                 *(self.part, self.what, f"{self.middle('c'):.2f}", self.middle("samples_per_s")),
-                *(ms(self.middle("step_s")), r.percent(r.spread(x.step_s for x in self.found))),
+                *(ms(self.middle("step_s")), percent(spread(x.step_s for x in self.found))),
                 *(ms(self.middle(name)) for name in parts),
                 *(ms(self.put_in_s or None), ms(self.added_s), ms(self.formula_s)),
             )
         )
-        out.details[f"{self.part}: {self.what}"] = [asdict(seen) for seen in self.found]
-
-
-def check(out: r.Report, ran: Ran, where: str) -> None:
-    """Add the check for equal weights and the result hash of a job to the report."""
-    equal = f"{where}: equal weights on all ranks"
-    out.checks[equal] = out.checks.get(equal, True) and same_weights(ran)
-    out.hashes[where] = r.one_hash([out.hashes.get(where, ""), ran.probes[0]["hash"]])
+        out.samples[f"{self.part}: {self.what}"] = [asdict(seen) for seen in self.found]
 
 
 # ---- part a: the knobs -------------------------------------------------------------------------
@@ -360,13 +353,13 @@ def short(load: Load) -> Load:
     return replace(load, config={**load.config, "layers": 2})
 
 
-def part_a(out: r.Report, place: Place) -> None:
+def part_a(out: Report, place: Place) -> None:
     """Measure workers, processes, batch sizes and threads."""
     rows: dict[str, Row] = {}
     for _ in range(place.rounds):
-        for setup in setups(place.given.smoke):
+        for setup in setups(place.smoke):
             real = setup.knob == "threads"
-            load = short(transformer(place.given.smoke)) if real else place.load
+            load = short(transformer(place.smoke)) if real else place.load
             place.set_link(setup.workers, SHARE)
             turns = [
                 Phase(f"{setup.knob} {value}", PHASE_S, knobs={setup.knob: value})
@@ -374,7 +367,7 @@ def part_a(out: r.Report, place: Place) -> None:
             ]
             ran = place.job(load, turns, workers=setup.workers, procs=setup.procs)
             size = f"{setup.workers} x {setup.procs}"
-            check(out, ran, f"part a, {size}, {'threads' if real else 'batch'}")
+            check_job(out, ran, f"part a, {size}, {'threads' if real else 'batch'}", counted=False)
             for at, value in enumerate(setup.values, 1):
                 batch = load.config["sentences"] if real else value
                 what = f"{size}, {setup.knob} {value}"
@@ -392,10 +385,10 @@ def part_a(out: r.Report, place: Place) -> None:
 # ---- part b: late ranks ------------------------------------------------------------------------
 
 
-def part_b(out: r.Report, place: Place) -> None:
+def part_b(out: Report, place: Place) -> None:
     """Measure late ranks and compare them with the formulas."""
     late_ms = place.computing_ms
-    for share in SHARES[1:2] if place.given.smoke else SHARES:
+    for share in SHARES[1:2] if place.smoke else SHARES:
         place.set_link(2, share)
         phases = [
             Phase(where or "nobody", PHASE_S, knobs={"late": where, "late_ms": late_ms})
@@ -403,7 +396,7 @@ def part_b(out: r.Report, place: Place) -> None:
             for where in LATE
         ]
         ran = place.job(place.load, phases)
-        check(out, ran, f"part b, C={share:g}")
+        check_job(out, ran, f"part b, C={share:g}", counted=False)
         blocks = [seen(ran, at, BATCH) for at in range(1, len(phases) + 1)]
         found = {where: blocks[at :: len(LATE)] for at, where in enumerate(LATE)}
         base = Row("b", f"C={share:g}, nobody is late", found[""])
@@ -413,7 +406,7 @@ def part_b(out: r.Report, place: Place) -> None:
         much = late_ms / 1000 / computing_s
         for where in LATE[1:]:
             rows = found[where]
-            added = r.middle(a.step_s - b.step_s for a, b in zip(rows, found[""], strict=True))
+            added = middle(a.step_s - b.step_s for a, b in zip(rows, found[""], strict=True))
             Row(
                 *("b", f"C={share:g}, late in front of its {where}", rows),
                 put_in_s=late_ms / 1000,
@@ -424,13 +417,13 @@ def part_b(out: r.Report, place: Place) -> None:
             hidden = 1 - added / (late_ms / 1000)
             if where == "last segment":
                 most = min(1.0, bound(c, n) / much) + WITHIN
-                out.bars.append(r.Bar(f"{text} hidden", hidden, most, at_least=False))
+                out.at_most(f"{text} hidden", hidden, most)
             else:
-                out.bars.append(r.Bar(f"{text} paid", 1 - hidden, 1 - WITHIN))
+                out.at_least(f"{text} paid", 1 - hidden, 1 - WITHIN)
             slept = f"part b, C={share:g}, {where}: the last rank was late in every step"
             out.checks[slept] = all(x.late_s >= late_ms / 1000 for x in rows)
         out.notes.append(
-            f"part b, C={share:g}: {n} segments, {r.percent(base.middle('streamed'))} of the "
+            f"part b, C={share:g}: {n} segments, {percent(base.middle('streamed'))} of the "
             f"rounds streamed; hidden at most {1000 * computing_s * bound(c, n):.0f} ms"
         )
 
@@ -438,7 +431,7 @@ def part_b(out: r.Report, place: Place) -> None:
 # ---- part c: the gaps ----------------------------------------------------------------------------
 
 
-def part_c(out: r.Report, place: Place) -> None:
+def part_c(out: Report, place: Place) -> None:
     """Measure background work in the gap between two updates."""
     place.set_link(2, GAP_SHARE)
     phases = [
@@ -450,7 +443,7 @@ def part_c(out: r.Report, place: Place) -> None:
         for what, much in WORKS
     ]
     ran = place.job(place.load, phases)
-    check(out, ran, "part c")
+    check_job(out, ran, "part c", counted=False)
     blocks = [seen(ran, at, BATCH) for at in range(1, len(phases) + 1)]
     base = Row("c", "nothing beside it", blocks[:: len(WORKS)])
     base.add_to(out)
@@ -461,7 +454,7 @@ def part_c(out: r.Report, place: Place) -> None:
         Row(
             *("c", f"{what}, {much:g} of the computing", rows),
             put_in_s=put_in_s,
-            added_s=r.middle(a.step_s - b.step_s for a, b in zip(rows, base.found, strict=True)),
+            added_s=middle(a.step_s - b.step_s for a, b in zip(rows, base.found, strict=True)),
             formula_s=computing_s * paid(what, put_in_s / computing_s, c, n),
         ).add_to(out)
     out.checks["part c: rank 0 had work beside its steps"] = ran.probes[0]["worked"] > 0
@@ -474,7 +467,7 @@ def part_c(out: r.Report, place: Place) -> None:
     checkpoint_row(out, place)
 
 
-def checkpoint_row(out: r.Report, place: Place) -> None:
+def checkpoint_row(out: Report, place: Place) -> None:
     """Measure a checkpoint in one job and add its row to the report.
 
     The steps during a checkpoint are compared with those by which it is on the disk.
@@ -483,14 +476,14 @@ def checkpoint_row(out: r.Report, place: Place) -> None:
     seconds = 2 * EVERY * (1 + GAP_SHARE) * place.computing_ms / 1000
     phases = [Phase("saving", SETTLE_S + seconds)] * place.rounds
     ran = place.job(place.load, phases, spec=saving)
-    check(out, ran, "part c, a checkpoint")
+    check_job(out, ran, "part c, a checkpoint", counted=False)
     by_age: dict[int, list[float]] = {}
     for at in range(1, len(phases) + 1):
         for pod in cut(ran.pods(at), *counted(ran, at)):
             for sample in (s for rank in pod.ranks for s in rank.steps):
                 took_s = (sample.resumed_ns - sample.began_ns) / 1e9
                 by_age.setdefault(sample.version % EVERY, []).append(took_s)
-    usual_s = r.middle(s for at in UNTOUCHED for s in by_age.get(at, []))
+    usual_s = middle(s for at in UNTOUCHED for s in by_age.get(at, []))
     added_s = sum(fmean(took) - usual_s for at, took in by_age.items() if at not in UNTOUCHED)
     facts = json.loads((ran.folder / "status.json").read_text())["ranks"][0]["facts"]
     written = max(1.0, facts.get(Fact.SAVED, 0.0))
@@ -511,29 +504,23 @@ def checkpoint_row(out: r.Report, place: Place) -> None:
     )
 
 
-def run(_: Lab, given: Options) -> r.Report:
-    """Run the study in a lab of its own, inside the emulated network, and return its report."""
-    out = r.Report(
-        "anatomy",
-        "The anatomy of a step in Full, emulated device and link; ms per step",
-        (
-            *("part", "what", "C", "samples/s", "step ms", "spread"),
-            *("computing", "blocked", "exposed", "hidden", "gap"),
-            *("put in", "added", "formula"),
-        ),
-        smoke=given.smoke,
-    )
+@benchmark(
+    "The anatomy of a step in Full, emulated device and link; ms per step",
+    (
+        *("part", "what", "C", "samples/s", "step ms", "spread"),
+        *("computing", "blocked", "exposed", "hidden", "gap"),
+        *("put in", "added", "formula"),
+    ),
+    {"--parts": {"default": PARTS, "metavar": "LETTERS", "help": f"of {PARTS[0]} to {PARTS[-1]}"}},
+)
+def run(out: Report) -> None:
+    """Run the study in a lab of its own, inside the emulated network."""
     lacking = network.missing()
     with ExitStack() as stack:
         link = None if lacking else stack.enter_context(network.own_network())
-        place = Place(stack.enter_context(Lab()), link, given)
+        place = Place(stack.enter_context(Lab(out.stretch)), link, out.smoke, out.rounds)
         if lacking:
             out.notes.append(f"the link is loopback as it is: this machine lacks {lacking}")
         for name, part in {"a": part_a, "b": part_b, "c": part_c}.items():
-            if name in (given.parts or PARTS):
+            if name in out.given.parts:
                 part(out, place)
-    return out
-
-
-if __name__ == "__main__":
-    main(run, __doc__)

@@ -9,14 +9,21 @@ much as its mean, so this mode gets many more rounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from benchmarks import report as r
-from benchmarks.command import Options, main
-from benchmarks.lab import Lab, Phase, Plan, Ran
-from benchmarks.rounds import Stretch, by_name, same_weights, stretches, waits_s
+from benchmarks.harness import (
+    Report,
+    benchmark,
+    middle,
+    percent,
+    ratios,
+    spread,
+    with_spread,
+)
+from benchmarks.lab import Phase, Plan, Ran
+from benchmarks.rounds import by_name, check_job, stretches, waits_s
 
 STAGGER_MS = 10
 ELEMENTS = 1024
@@ -32,15 +39,14 @@ BAR_SPREAD = 0.15
 
 @dataclass(frozen=True)
 class Entry:
-    """One mode of the table. `limit` maps P to the mean wait in units of the stagger."""
+    """One mode of the table at one number of ranks."""
 
-    name: str
-    collective: Callable[[int], dict[str, Any]]
-    limit: Callable[[int], float]
-    quorum: Callable[[int], int]
-    """Function from P to the number of fresh ranks that the mode promises."""
+    collective: dict[str, Any]
+    limit: float
+    """Mean wait in staggers if rounds cost nothing."""
+    quorum: int
+    """Number of fresh ranks that the mode promises."""
     drawn: bool = False
-    found: dict[int, Any] = field(default_factory=dict)
 
 
 def wait_for(last: int, ranks: int) -> float:
@@ -48,155 +54,88 @@ def wait_for(last: int, ranks: int) -> float:
     return sum(last - i for i in range(last + 1)) / ranks
 
 
-def entries() -> list[Entry]:
-    """Return the modes of the table, in order."""
-    return [
-        Entry("Full", lambda _: {"mode": "Full"}, lambda p: wait_for(p - 1, p), lambda p: p),
-        Entry(
-            "Quorum(P/2)",
-            lambda p: {"mode": "Quorum", "quorum": p // 2},
-            lambda p: wait_for(p // 2 - 1, p),
-            lambda p: p // 2,
+def entries(p: int) -> dict[str, Entry]:
+    """Return the modes of the table for P ranks by name."""
+    quorum = {"mode": "Quorum"}
+    drawn = {"mode": "Majority", "randomInitiator": True}
+    # The minimum of the deadline is met earlier, so the deadline decides.
+    deadline_ms = STAGGER_MS * p // 2 + STAGGER_MS // 2
+    deadline = {"mode": "Deadline", "deadline": f"{deadline_ms}ms", "quorum": p // 4}
+    return {
+        "Full": Entry({"mode": "Full"}, wait_for(p - 1, p), p),
+        "Quorum(P/2)": Entry({**quorum, "quorum": p // 2}, wait_for(p // 2 - 1, p), p // 2),
+        "Quorum(3P/4)": Entry(
+            {**quorum, "quorum": 3 * p // 4}, wait_for(3 * p // 4 - 1, p), 3 * p // 4
         ),
-        Entry(
-            "Quorum(3P/4)",
-            lambda p: {"mode": "Quorum", "quorum": 3 * p // 4},
-            lambda p: wait_for(3 * p // 4 - 1, p),
-            lambda p: 3 * p // 4,
-        ),
-        Entry(
-            "Majority(drawn)",
-            lambda _: {"mode": "Majority", "randomInitiator": True},
-            lambda p: sum(wait_for(i, p) for i in range(p)) / p,
-            lambda _: 1,
-            drawn=True,
-        ),
-        Entry("Solo", lambda _: {"mode": "Solo"}, lambda _: 0.0, lambda _: 1),
-        Entry(
-            "Deadline(P/2)",
-            # The minimum is met earlier, so the deadline decides.
-            lambda p: {
-                "mode": "Deadline",
-                "deadline": f"{STAGGER_MS * p // 2 + STAGGER_MS // 2}ms",
-                "quorum": p // 4,
-            },
-            lambda p: wait_for(p // 2, p) + 0.5 * (p // 2 + 1) / p,
-            lambda p: p // 4,
-        ),
-    ]
+        "Majority(drawn)": Entry(drawn, fmean(wait_for(i, p) for i in range(p)), 1, drawn=True),
+        "Solo": Entry({"mode": "Solo"}, 0.0, 1),
+        "Deadline(P/2)": Entry(deadline, wait_for(p // 2, p) + 0.5 * (p // 2 + 1) / p, p // 4),
+    }
 
 
 def plan(ranks: int, rounds: int, *, drawn_iterations: int) -> Plan:
     """Return the job for one number of ranks, with `rounds` passes through all modes."""
     period_ms = STAGGER_MS * ranks + SLACK_MS.get(ranks, 60)
     phases = [
-        Phase(
-            entry.name,
-            (drawn_iterations if entry.drawn else ITERATIONS) * period_ms / 1000,
-            entry.collective(ranks),
-        )
+        Phase(name, (drawn_iterations if e.drawn else ITERATIONS) * period_ms / 1000, e.collective)
         for _ in range(rounds)
-        for entry in entries()
+        for name, e in entries(ranks).items()
     ]
     config = {"elements": ELEMENTS, "period_ms": period_ms, "stagger_ms": STAGGER_MS}
-    return Plan(
-        "latency.py",
-        ranks,
-        phases,
-        config,
-        collective={"grace": "0s", "mode": "Full"},
-        one_pod=True,
-    )
+    collective = {"grace": "0s", "mode": "Full"}
+    return Plan("steps.py", ranks, phases, config, collective=collective, one_pod=True)
 
 
-def mean_wait_ms(ran: Ran, stretch: Stretch) -> float:
-    """Return the mean wait of all ranks in the rounds of a stretch."""
-    waits = waits_s(ran, stretch)
-    return 1000 * sum(waits) / len(waits)
-
-
-def add_rows(out: r.Report, ran: Ran, ranks: int) -> None:
+def add_rows(out: Report, ran: Ran, ranks: int) -> None:
     """Add the rows, bars, checks and notes for one number of ranks to the report."""
     groups = by_name(stretches(ran, skip=1))
-    full = [mean_wait_ms(ran, s) for s in groups["Full"]]
-    for entry in entries():
-        found = groups[entry.name]
-        waits = [mean_wait_ms(ran, s) for s in found]
-        ratios = [a / b for a, b in zip(full, waits, strict=True)]
+    waits_ms = {
+        name: [1000 * fmean(waits_s(ran, stretch)) for stretch in found]
+        for name, found in groups.items()
+    }
+    for name, entry in entries(ranks).items():
+        found, waits = groups[name], waits_ms[name]
+        over = ratios(waits_ms["Full"], waits)
         fresh = [c["fresh"] for s in found for c in s.commits]
-        half = sum(1 for f in fresh if f < ranks // 2) / len(fresh)
-        broken = sum(1 for f in fresh if f < entry.quorum(ranks))
-        limit = STAGGER_MS * entry.limit(ranks)
         out.rows.append(
             (
-                ranks,
-                entry.name,
-                r.middle(waits),
-                limit,
-                r.percent(r.spread(waits)),
-                r.middle(ratios),
-                r.percent(r.spread(ratios)),
-                sum(fresh) / len(fresh),
-                r.percent(half),
-                r.middle(s.gradients_per_s for s in found),
-                r.middle(s.rounds_per_s for s in found),
+                *(ranks, name, middle(waits), STAGGER_MS * entry.limit, percent(spread(waits))),
+                *(*with_spread(over), fmean(fresh)),
+                percent(sum(f < ranks // 2 for f in fresh) / len(fresh)),
+                middle(s.gradients_per_s for s in found),
+                middle(s.rounds_per_s for s in found),
             )
         )
-        out.checks[f"P={ranks} {entry.name}: no round with less than its quorum"] = broken == 0
+        out.samples[f"P={ranks} {name}: mean wait ms"] = waits
+        promised = all(f >= entry.quorum for f in fresh)
+        out.checks[f"P={ranks} {name}: no round with less than its quorum"] = promised
         if entry.drawn and not out.smoke:
-            out.bars.append(
-                r.Bar(
-                    f"P={ranks}: spread of {entry.name}",
-                    r.spread(waits),
-                    BAR_SPREAD,
-                    at_least=False,
-                )
-            )
-        if ranks == 32 and entry.name == "Quorum(P/2)":
-            out.bars.append(
-                r.Bar("P=32: Full's mean wait over that of Quorum(16)", r.middle(ratios), BAR_RATIO)
-            )
-    reductions = [
-        (end - begin) / 1e6 for probe in ran.probes for _, begin, end in probe["reductions"]
-    ]
-    memory = r.middle(p.get("own_mib", 0.0) for p in ran.probes)
-    shared = r.middle(p.get("share_mib", 0.0) for p in ran.probes)
+            out.at_most(f"P={ranks}: spread of {name}", spread(waits), BAR_SPREAD)
+        if ranks == 32 and name == "Quorum(P/2)":
+            text = "P=32: Full's mean wait over that of Quorum(16)"
+            out.at_least(text, middle(over), BAR_RATIO)
+    reductions_ms = [(end - begin) / 1e6 for p in ran.probes for _, begin, end in p["reductions"]]
     out.notes.append(
-        f"P={ranks}: {memory:.0f} MiB of own pages per rank ({shared:.0f} MiB with its share of "
-        f"common ones); a reduction of {4 * ELEMENTS // 1024} KiB takes "
-        f"{r.middle(reductions):.1f} ms (median over ranks)"
+        f"P={ranks}: {middle(p.get('own_mib', 0.0) for p in ran.probes):.0f} MiB of own pages per "
+        f"rank; a reduction of {4 * ELEMENTS // 1024} KiB takes {middle(reductions_ms):.1f} ms"
     )
 
 
-def run(lab: Lab, given: Options) -> r.Report:
-    """Run B0 and return its report."""
-    sizes = (4,) if given.smoke else (8, 16, 32)
-    out = r.Report(
-        "b0_latency",
-        "B0: waiting in a round, rank i late by 10 ms x i, grace 0",
-        (
-            *("P", "mode", "mean wait ms", "limit ms", "spread", "Full/mode", "its spread"),
-            *("fresh", "rounds below P/2", "gradients/s", "rounds/s"),
-        ),
-        smoke=given.smoke,
-    )
-    for ranks in sizes:
-        drawn = ITERATIONS if given.smoke else DRAWN_ITERATIONS
-        ran = lab.run(plan(ranks, given.rounds, drawn_iterations=drawn))
+@benchmark(
+    "B0: waiting in a round, rank i late by 10 ms x i, grace 0",
+    (
+        *("P", "mode", "mean wait ms", "limit ms", "spread", "Full/mode", "its spread"),
+        *("fresh", "rounds below P/2", "gradients/s", "rounds/s"),
+    ),
+)
+def run(out: Report) -> None:
+    """Run B0."""
+    for ranks in (4,) if out.smoke else (8, 16, 32):
+        drawn = ITERATIONS if out.smoke else DRAWN_ITERATIONS
+        ran = out.lab.run(plan(ranks, out.rounds, drawn_iterations=drawn))
         add_rows(out, ran, ranks)
-        out.checks[f"P={ranks}: equal weights on all ranks"] = same_weights(ran)
-        # Each gradient is one in every element, so the weights count the gradients.
-        counted = {probe["applied"] for probe in ran.probes}
-        out.checks[f"P={ranks}: the weights hold every applied gradient once"] = counted == {
-            ran.log["gradients"]
-        }
-        out.hashes[f"P={ranks}"] = ran.probes[0]["hash"]
+        check_job(out, ran, f"P={ranks}")
     out.notes.append(
         "gradients/s and rounds/s are those of the arrival pattern, which has a fixed period: they "
         "show that each mode applies the same work"
     )
-    return out
-
-
-if __name__ == "__main__":
-    main(run, __doc__)

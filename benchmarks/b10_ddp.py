@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -30,13 +31,20 @@ from typing import Any, Final
 
 from paceline.core.forecast.model import streamed_s
 from paceline.worker.state.flat import SEGMENT_BYTES
-from paceline_api.types.collective import Collective
 
 from benchmarks import network
-from benchmarks import report as r
-from benchmarks.command import Options, main
+from benchmarks.harness import (
+    Report,
+    benchmark,
+    interleave,
+    middle,
+    one_hash,
+    percent,
+    ratios,
+    spread,
+)
 from benchmarks.lab import Lab, Phase, Plan, Ran
-from benchmarks.rounds import Stretch, same_weights, stretches
+from benchmarks.rounds import Stretch, check_job, same_weights, stretches
 from testing.temporary import temporary_folder
 
 PARTS: Final = "abcde"
@@ -178,7 +186,7 @@ class Block:
             ]
             for steps in ranks
         ]
-        return cls(max(map(r.middle, rounds)), max(map(fmean, rounds)))
+        return cls(max(map(middle, rounds)), max(map(fmean, rounds)))
 
 
 # ---- blocks --------------------------------------------------------------------------------------
@@ -316,7 +324,7 @@ def compare(
 
 
 def add_rows(
-    out: r.Report, load: Load, found: Compared, *, link: str = "-", wanted: float = 0.0
+    out: Report, load: Load, found: Compared, *, link: str = "-", wanted: float = 0.0
 ) -> None:
     """Add the rows, bars and checks of one load to the report.
 
@@ -326,37 +334,46 @@ def add_rows(
     limit = known.limit(load.pieces)
     start = (load.part, load.ranks, link, f"{known.share:.2f}")
     where = f"part {load.part}, P={load.ranks}" + (f", C={wanted:g}" if wanted else "")
-    systems = {"DDP": [(block, block) for block in found.ddp], **found.own}
-    for name, pairs in systems.items():
-        values = [own.middle for own, _ in pairs]
-        ms, over = r.middle(values), [own.middle / ddp.middle for own, ddp in pairs]
-        out.rows.append(
-            (
-                *start,
-                name,
-                ms,
-                r.percent(r.spread(values)),
-                r.middle(over),
-                f"{min(over):.2f} to {max(over):.2f}",
-                r.middle(own.mean / ddp.mean for own, ddp in pairs),
-                limit,
-                limit / ms,
-            )
-        )
-        out.details[f"{where}, {name}"] = [asdict(own) for own, _ in pairs]
-        if name == "DDP":
-            continue
-        text = f"{where}, {name}: step over DDP's"
-        out.bars.append(r.Bar(text, r.middle(over), load.bar, at_least=False))
+    add_row(out, (*start, "DDP"), found.ddp, found.ddp, limit)
+    out.samples[f"{where}, DDP"] = list(map(asdict, found.ddp))
+    for name, pairs in found.own.items():
+        own, ddp = map(list, zip(*pairs, strict=True))
+        ms, over = add_row(out, (*start, name), own, ddp, limit)
+        out.samples[f"{where}, {name}"] = list(map(asdict, own))
+        out.at_most(f"{where}, {name}: step over DDP's", over, load.bar)
         if load.part == "a":
-            out.bars.append(r.Bar(f"{where}, {name}: of what is possible", limit / ms, BAR_LIMIT))
+            out.at_least(f"{where}, {name}: of what is possible", limit / ms, BAR_LIMIT)
     out.notes.append(
         f"{where}: computing {known.compute:.4g} ms, optimizer {known.optimizer:.3g}, a plain "
         f"reduction {known.reduce:.4g}; DDP with {settings(known.setting)}"
     )
     out.checks[f"{where}: equal weights on all ranks"] = found.equal
-    out.hashes[where] = r.one_hash(found.hashes)
-    out.details[where] = asdict(known)
+    out.hashes[where] = one_hash(found.hashes)
+    out.samples[where] = asdict(known)
+
+
+def add_row(
+    out: Report, start: tuple[Any, ...], own: list[Block], base: list[Block], limit: float
+) -> tuple[float, float]:
+    """Add the row of one system.
+
+    Args:
+        out: The report.
+        start: First cells of the row.
+        own: Blocks of the system.
+        base: Block of the baseline in front of each of them.
+        limit: Least possible step in ms.
+
+    Returns:
+        Median step in ms, and median ratio to the baseline.
+    """
+    values = [block.middle for block in own]
+    over = ratios(values, [block.middle for block in base])
+    means = ratios([block.mean for block in own], [block.mean for block in base])
+    ms = middle(values)
+    cells = (ms, percent(spread(values)), middle(over), f"{min(over):.2f} to {max(over):.2f}")
+    out.rows.append((*start, *cells, middle(means), limit, limit / ms))
+    return ms, middle(over)
 
 
 def settings(setting: Mapping[str, Any]) -> str:
@@ -392,57 +409,55 @@ def stretched(load: Load, turns: Turns, share: float = min(SHARES)) -> tuple[Loa
     return replace(load, config={**load.config, **longer}), times
 
 
-def part_a(out: r.Report, turns: Turns, given: Options, link: network.Link) -> None:
+def part_a(out: Report, turns: Turns, link: network.Link) -> None:
     """Measure the emulated device on links of three speeds."""
-    for ranks in (2,) if given.smoke else (2, 4):
-        load = emulated(ranks, given.smoke)
+    for ranks in (2,) if out.smoke else (2, 4):
+        load = emulated(ranks, out.smoke)
         link.unlimit()
-        load, times = (load, 1) if given.smoke else stretched(load, turns)
+        load, times = (load, 1) if out.smoke else stretched(load, turns)
         if times > 1:
             out.notes.append(
                 f"part a, P={ranks}: layers {times} times longer than 4 and 8 ms, so that the "
                 "cores can move the bytes"
             )
-        for share in SHARES[-1:] if given.smoke else SHARES:
+        for share in SHARES[-1:] if out.smoke else SHARES:
             bits = link_bits(load, share)
             link.limit(bits)
             found = compare(
-                *(turns, load, turns.measure(load), repetitions(given)),
-                TRANSPORTS[:1] if given.smoke else TRANSPORTS,
+                *(turns, load, turns.measure(load), repetitions(out)),
+                TRANSPORTS[:1] if out.smoke else TRANSPORTS,
             )
             add_rows(out, load, found, link=f"{bits / 1e9:.3g} Gbit/s", wanted=share)
     link.unlimit()
 
 
-def part_bc(out: r.Report, turns: Turns, given: Options, load: Load) -> None:
+def part_bc(out: Report, turns: Turns, load: Load) -> None:
     """Measure a load that computes, without an emulated link."""
     found = compare(
-        *(turns, load, turns.measure(load), repetitions(given)),
-        WITHIN[1:] if given.smoke else WITHIN,
+        *(turns, load, turns.measure(load), repetitions(out)),
+        WITHIN[1:] if out.smoke else WITHIN,
     )
     add_rows(out, load, found)
 
 
-def part_d(out: r.Report, turns: Turns, given: Options, link: network.Link) -> None:
+def part_d(out: Report, turns: Turns, link: network.Link) -> None:
     """Measure streamed and unstreamed rounds in Quorum while a rank is slow or late."""
-    ranks, share = 2 if given.smoke else 4, SHARES[1]
-    load = emulated(ranks, given.smoke)
-    load, times = (load, 1) if given.smoke else stretched(load, turns, share)
+    ranks, share = 2 if out.smoke else 4, SHARES[1]
+    load = emulated(ranks, out.smoke)
+    load, times = (load, 1) if out.smoke else stretched(load, turns, share)
     if times > 1:
         out.notes.append(f"part d: layers and lateness {times} times longer than 4, 8 and 300 ms")
     link.limit(link_bits(load, share))
     known = turns.measure(load)
-    late_ms = LATE_MS // 10 if given.smoke else LATE_MS
+    late_ms = LATE_MS // 10 if out.smoke else LATE_MS
     for late in LATENESS:
         config = {**load.config, "watch_rounds": True, "late": late, "late_ms": late_ms * times}
         watched = replace(load, config=config, block_s=8 * load.block_s)
-        learning_s = 0.4 if given.smoke else VOID_AFTER * (known.expected + late_ms * times) / 1000
+        learning_s = 0.4 if out.smoke else VOID_AFTER * (known.expected + late_ms * times) / 1000
         warm = Phase("first", learning_s, {**MODES["Quorum(75%)"], **OVERLAPS[-1]})
-        for transport in TRANSPORTS[:1] if given.smoke else TRANSPORTS:
+        for transport in TRANSPORTS[:1] if out.smoke else TRANSPORTS:
             phases = [
-                {**MODES["Quorum(75%)"], **how}
-                for _ in range(repetitions(given))
-                for how in OVERLAPS
+                {**MODES["Quorum(75%)"], **how} for _ in range(repetitions(out)) for how in OVERLAPS
             ]
             names = [f"{i} {how['overlap']}" for i, how in enumerate(phases)]
             modes = dict(zip(names, phases, strict=True))
@@ -451,45 +466,38 @@ def part_d(out: r.Report, turns: Turns, given: Options, link: network.Link) -> N
     link.unlimit()
 
 
-def part_e(out: r.Report, turns: Turns, given: Options, link: network.Link) -> None:
+def part_e(out: Report, turns: Turns, link: network.Link) -> None:
     """Measure a pipeline and streamed rounds in Full; jobs of both take turns."""
-    load = emulated(2, given.smoke)
-    load, times = (load, 1) if given.smoke else stretched(load, turns)
+    load = emulated(2, out.smoke)
+    load, times = (load, 1) if out.smoke else stretched(load, turns)
     if times > 1:
         out.notes.append(f"part e: layers {times} times longer than 4 and 8 ms")
-    for share in PIPELINE_SHARES[:1] if given.smoke else PIPELINE_SHARES:
+    for share in PIPELINE_SHARES[:1] if out.smoke else PIPELINE_SHARES:
         bits = link_bits(load, share)
         link.limit(bits)
         known = turns.measure(load)
-        blocks: dict[int, list[Block]] = {0: [], 1: []}
-        equal = True
-        for _ in range(repetitions(given)):
-            for pipeline, found in blocks.items():
-                piped = replace(load, collective={**load.collective, "pipeline": pipeline})
-                block, ran = turns.paceline_blocks(piped, known, "mpi", {"Full": MODES["Full"]})
-                found.append(block["Full"])
-                equal = equal and same_weights(ran)
+        equal: list[bool] = []
+
+        def block(pipeline: int, known: Measured = known, equal: list[bool] = equal) -> Block:
+            piped = replace(load, collective={**load.collective, "pipeline": pipeline})
+            blocks, ran = turns.paceline_blocks(piped, known, "mpi", {"Full": MODES["Full"]})
+            equal.append(same_weights(ran))
+            return blocks["Full"]
+
+        sides = {str(pipeline): partial(block, pipeline) for pipeline in (0, 1)}
+        found = interleave(repetitions(out), sides)
         # At best, a step takes the longer of computing and reduction.
-        limits = known.limit(load.pieces), known.compute * max(1.0, known.share) + known.optimizer
-        for (pipeline, found), limit in zip(blocks.items(), limits, strict=True):
-            values = [block.middle for block in found]
-            over = [a.middle / b.middle for a, b in zip(found, blocks[0], strict=True)]
+        piped_ms = known.compute * max(1.0, known.share) + known.optimizer
+        limits = {"0": known.limit(load.pieces), "1": piped_ms}
+        for pipeline, own in found.items():
             start = ("e", load.ranks, f"{bits / 1e9:.3g} Gbit/s", f"{known.share:.2f}")
-            ms = r.middle(values)
-            means = [a.mean / b.mean for a, b in zip(found, blocks[0], strict=True)]
-            out.rows.append(
-                (
-                    *(*start, f"mpi, Full, pipeline {pipeline} (over pipeline 0)"),
-                    *(ms, r.percent(r.spread(values)), r.middle(over)),
-                    *(f"{min(over):.2f} to {max(over):.2f}", r.middle(means)),
-                    *(limit, limit / ms),
-                )
-            )
-        out.checks[f"part e, C={share:g}: equal weights on all ranks"] = equal
+            name = f"mpi, Full, pipeline {pipeline} (over pipeline 0)"
+            add_row(out, (*start, name), own, found["0"], limits[pipeline])
+        out.checks[f"part e, C={share:g}: equal weights on all ranks"] = all(equal)
     link.unlimit()
 
 
-def add_late_rows(out: r.Report, ran: Ran, late: str, transport: str, ranks: int) -> None:
+def add_late_rows(out: Report, ran: Ran, late: str, transport: str, ranks: int) -> None:
     """Add the rows, bars and checks of one job of part d to the report."""
     where = f"part d, P={ranks}, {transport}, {late}"
     groups: dict[str, list[Stretch]] = {}
@@ -498,68 +506,50 @@ def add_late_rows(out: r.Report, ran: Ran, late: str, transport: str, ranks: int
     for overlap, blocks in groups.items():
         rates = [block.rounds_per_s for block in blocks]
         start = ("d", ranks, late, "-", f"{transport}, overlap {overlap}")
-        out.rows.append((*start, 1000 / r.middle(rates), r.percent(r.spread(rates)), *["-"] * 5))
-    pairs = list(zip(groups["Auto"], groups["Never"], strict=True))
-    rounds = r.middle(a.rounds_per_s / b.rounds_per_s for a, b in pairs)
-    gradients = r.middle(a.gradients_per_s / b.gradients_per_s for a, b in pairs)
-    text = f"{where}: streamed over unstreamed"
-    out.bars.append(r.Bar(f"{text}, rounds/s", rounds, BAR_UNSTREAMED))
-    out.bars.append(r.Bar(f"{text}, gradients/s", gradients, BAR_UNSTREAMED))
-    streamed = [c for block in groups["Auto"] for c in block.commits]
-    void = sum(c["trigger"] == "void" for c in streamed) / max(1, len(streamed))
-    out.bars.append(r.Bar(f"{where}: share of void rounds", void, BAR_VOID, at_least=False))
-    out.checks[f"{where}: equal weights on all ranks"] = same_weights(ran)
-    out.hashes[where] = ran.probes[0]["hash"]
+        out.rows.append((*start, 1000 / middle(rates), percent(spread(rates)), *["-"] * 5))
+    streamed, unstreamed = groups["Auto"], groups["Never"]
+    for what in ("rounds_per_s", "gradients_per_s"):
+        own, base = ([getattr(block, what) for block in g] for g in (streamed, unstreamed))
+        text = f"{where}: streamed over unstreamed, {what.replace('_per_', '/')}"
+        out.at_least(text, middle(ratios(own, base)), BAR_UNSTREAMED)
+    commits = [c for block in streamed for c in block.commits]
+    void = sum(c["trigger"] == "void" for c in commits) / max(1, len(commits))
+    out.at_most(f"{where}: share of void rounds", void, BAR_VOID)
+    check_job(out, ran, where, counted=False)
 
 
-def repetitions(given: Options) -> int:
+def repetitions(out: Report) -> int:
     """Return the number of repetitions of each block."""
-    return 1 if given.smoke else given.rounds
+    return 1 if out.smoke else out.rounds
 
 
-@contextmanager
-def workplace(emulating: bool) -> Iterator[tuple[Turns, network.Link | None]]:
-    """Open a lab, in a network namespace of its own if `emulating`.
-
-    Yields:
-        The runner of blocks, and the link; the link is None without a namespace.
-    """
-    with ExitStack() as stack:
-        link = stack.enter_context(network.own_network()) if emulating else None
-        lab = stack.enter_context(Lab())
-        scratch = stack.enter_context(temporary_folder())
-        yield Turns(lab, scratch), link
-
-
-def run(_: Lab, given: Options) -> r.Report:
-    """Run B10 in a lab of its own, inside the emulated network, and return its report."""
-    out = r.Report(
-        "b10_ddp",
-        "B10: beside torch DDP on gloo, nobody slow; ms per step",
-        (
-            *("part", "P", "link", "C", "system", "step ms", "spread"),
-            *("over DDP", "its range", "means", "limit ms", "limit / step"),
-        ),
-        smoke=given.smoke,
-    )
-    parts = [part for part in PARTS if part in (given.parts or PARTS)]
+@benchmark(
+    "B10: beside torch DDP on gloo, nobody slow; ms per step",
+    (
+        *("part", "P", "link", "C", "system", "step ms", "spread"),
+        *("over DDP", "its range", "means", "limit ms", "limit / step"),
+    ),
+    {"--parts": {"default": PARTS, "metavar": "LETTERS", "help": f"of {PARTS[0]} to {PARTS[-1]}"}},
+)
+def run(out: Report) -> None:
+    """Run B10 in a lab of its own, inside the emulated network."""
     lacking = network.missing()
-    with workplace(not lacking) as (turns, link):
-        for part in parts:
-            if part in "ade" and link is None:
+    emulating: dict[str, Callable[[Report, Turns, network.Link], None]] = {
+        "a": part_a,
+        "d": part_d,
+        "e": part_e,
+    }
+    with ExitStack() as stack:
+        link = None if lacking else stack.enter_context(network.own_network())
+        lab, scratch = (
+            stack.enter_context(Lab(out.stretch)),
+            stack.enter_context(temporary_folder()),
+        )
+        turns = Turns(lab, scratch)
+        for part in sorted(set(PARTS) & set(out.given.parts)):
+            if part not in emulating:
+                part_bc(out, turns, {"b": transformer, "c": tiny}[part](out.smoke))
+            elif link is None:
                 out.notes.append(f"part {part} was not measured: this machine lacks {lacking}")
-            elif part == "d" and "overlap" not in Collective.model_fields:
-                out.notes.append("part d was not measured: rounds are not streamed")
-            elif part == "a" and link is not None:
-                part_a(out, turns, given, link)
-            elif part == "d" and link is not None:
-                part_d(out, turns, given, link)
-            elif part == "e" and link is not None:
-                part_e(out, turns, given, link)
             else:
-                part_bc(out, turns, given, {"b": transformer, "c": tiny}[part](given.smoke))
-    return out
-
-
-if __name__ == "__main__":
-    main(run, __doc__)
+                emulating[part](out, turns, link)

@@ -13,18 +13,26 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 from paceline.core.collectives.schedules import ALGORITHMS, RING
 from paceline.core.collectives.select import HIERARCHICAL
 
 from benchmarks import network
-from benchmarks import report as r
-from benchmarks.command import Options, main
-from benchmarks.lab import SCRIPTS, Lab
+from benchmarks.harness import (
+    Report,
+    benchmark,
+    interleave,
+    middle,
+    one_hash,
+    percent,
+    share,
+    spread,
+)
+from benchmarks.jobs import script
 from benchmarks.reducers import Crew, crews, right
 
 BITS_PER_S: Final = 8 * 10**9
@@ -44,14 +52,12 @@ ONCE: Final = 1.02
 acknowledgements."""
 
 
-def run(_: Lab, given: Options) -> r.Report:
-    """Run B12 and return its report."""
-    out = r.Report(
-        "b12_levels",
-        f"B12: one level and two, {BITS_PER_S / 1e9:.0f} Gbit/s between two machines",
-        ("KiB", "system", "ms", "p95", "spread", "share of the link", "bytes over it"),
-        smoke=given.smoke,
-    )
+@benchmark(
+    f"B12: one level and two, {BITS_PER_S / 1e9:.0f} Gbit/s between two machines",
+    ("KiB", "system", "ms", "p95", "spread", "share of the link", "bytes over it"),
+)
+def run(out: Report) -> None:
+    """Run B12."""
     lacking = network.missing()
     with ExitStack() as stack:
         machines: Sequence[network.Machine] = ()
@@ -60,46 +66,46 @@ def run(_: Lab, given: Options) -> r.Report:
         else:
             machines = stack.enter_context(network.two_machines(BITS_PER_S))
         (crew,) = stack.enter_context(crews(("levels",), RANKS, machines))
-        for kib in KIB[:1] if given.smoke else KIB:
-            add_rows(out, crew, machines, kib, given)
-    return out
+        for kib in KIB[:1] if out.smoke else KIB:
+            add_rows(out, crew, machines, kib)
+    out.hashes["sums"] = one_hash([str(out.checks)])
 
 
-def add_rows(
-    out: r.Report, crew: Crew, machines: Sequence[network.Machine], kib: int, given: Options
-) -> None:
+def add_rows(out: Report, crew: Crew, machines: Sequence[network.Machine], kib: int) -> None:
     """Measure all systems at one size in turn, and add their rows, bars and checks."""
-    calls = 3 if given.smoke else CALLS[kib]
-    found: dict[str, list[list[float]]] = {}
-    sent: dict[str, list[float]] = {}
+    calls = 3 if out.smoke else CALLS[kib]
     sums = []
-    for _ in range(given.rounds):
-        for how in (*ONE_LEVEL, *TWO_LEVELS):
-            before = [machine.sent_bytes() for machine in machines]
-            took = crew.reduce(how, kib << 8, calls)
-            after = [machine.sent_bytes() for machine in machines]
-            found.setdefault(how, []).append(took.us)
-            once = (calls + 1) * (kib << 10)
-            most = max((b - a for a, b in zip(before, after, strict=True)), default=0)
-            sent.setdefault(how, []).append(most / once)
-            sums.append(right(took, RANKS))
-        if machines:
-            found.setdefault(PLAIN, []).append(plain_us(machines, kib << 10, calls))
+
+    def reduce(how: str) -> tuple[list[float], float]:
+        before = [machine.sent_bytes() for machine in machines]
+        took = crew.reduce(how, kib << 8, calls)
+        after = [machine.sent_bytes() for machine in machines]
+        most = max((b - a for a, b in zip(before, after, strict=True)), default=0)
+        sums.append(right(took, RANKS))
+        return took.us, most / ((calls + 1) * (kib << 10))
+
+    def plain() -> tuple[list[float], float]:
+        return plain_us(machines, kib << 10, calls), 1.0
+
+    sides: dict[str, Callable[[], tuple[list[float], float]]] = {
+        how: partial(reduce, how) for how in (*ONE_LEVEL, *TWO_LEVELS)
+    }
+    if machines:
+        sides[PLAIN] = plain
+    found = interleave(out.rounds, sides)
     link_us = (kib << 10) * 8 / BITS_PER_S * 1e6
     for how, rounds in found.items():
-        middles = [r.middle(one) for one in rounds]
-        every = [us / 1e3 for one in rounds for us in one]
-        times = (r.middle(middles) / 1e3, r.share(every, 0.95), r.percent(r.spread(middles)))
-        share = link_us / r.middle(middles)
-        crossed = r.middle(sent[how]) if how in sent else 1.0
-        out.rows.append((kib, how, *times, share, crossed))
-        out.details[f"{kib} KiB {how}: us per round"] = middles
+        middles = [middle(us) for us, _ in rounds]
+        p95_ms = share([us / 1e3 for one, _ in rounds for us in one], 0.95)
+        of_link, crossed = link_us / middle(middles), middle(most for _, most in rounds)
+        cells = (middle(middles) / 1e3, p95_ms, percent(spread(middles)), of_link, crossed)
+        out.rows.append((kib, how, *cells))
+        out.samples[f"{kib} KiB {how}: us per round"] = middles
         if how in TWO_LEVELS and kib == KIB[-1] and machines:
-            out.bars.append(r.Bar(f"{how}, 16 MiB: share of the link", share, BAR))
+            out.at_least(f"{how}, 16 MiB: share of the link", of_link, BAR)
             text = f"{how}, 16 MiB: times the buffer over the link, per direction"
-            out.bars.append(r.Bar(text, crossed, ONCE, at_least=False))
+            out.at_most(text, crossed, ONCE)
     out.checks[f"{kib} KiB: every rank has the sum"] = all(sums)
-    out.hashes[f"{kib} KiB"] = r.one_hash([str(out.checks)])
 
 
 def plain_us(machines: Sequence[network.Machine], size: int, calls: int) -> list[float]:
@@ -116,7 +122,7 @@ def plain_us(machines: Sequence[network.Machine], size: int, calls: int) -> list
     ends: list[subprocess.Popen[str]] = []
     with ExitStack() as stack:
         for machine, role in zip(machines, ("listen", "connect"), strict=True):
-            command = [*machine.enter, sys.executable, str(SCRIPTS / "exchange.py")]
+            command = [*machine.enter, *script("exchange.py")]
             command += [role, machines[0].host, str(size), str(calls)]
             end = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -127,7 +133,3 @@ def plain_us(machines: Sequence[network.Machine], size: int, calls: int) -> list
         port = ends[0].stdout.readline()
         said = [ends[1].communicate(port, PLAIN_S)[0], ends[0].communicate(timeout=PLAIN_S)[0]]
     return [max(pair) for pair in zip(*map(json.loads, said), strict=True)]
-
-
-if __name__ == "__main__":
-    main(run, __doc__)

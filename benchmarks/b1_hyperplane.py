@@ -10,14 +10,24 @@ cost nothing.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report as r
-from benchmarks.command import Options, main
-from benchmarks.lab import ROOT, Lab, Phase, Plan, Ran
-from benchmarks.rounds import NS, same_weights
+from benchmarks.harness import (
+    Report,
+    benchmark,
+    interleave,
+    middle,
+    percent,
+    ratios,
+    spread,
+    with_spread,
+)
+from benchmarks.jobs import ROOT
+from benchmarks.lab import Phase, Plan, Ran
+from benchmarks.rounds import NS, check_job
 from testing.temporary import temporary_folder
 
 SCALE = 4
@@ -59,24 +69,27 @@ class Size:
     delays_ms: tuple[int, ...]
 
 
-@dataclass
-class Runs:
-    """Figures of one mode with one delay, one value per run."""
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one run."""
 
-    rounds_per_s: list[float] = field(default_factory=list)
-    gradients_per_s: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    fresh: list[float] = field(default_factory=list)
+    rounds_per_s: float
+    gradients_per_s: float
+    fresh: float
+    loss: float
 
-    def add(self, ran: Ran) -> None:
+    @classmethod
+    def of(cls, ran: Ran) -> Figures:
         """Read the figures of a run from its first rank."""
         first = ran.probes[0]
         commits = [c for c in first["commits"] if first["began"] < c["at"] <= first["until"]]
         seconds = (commits[-1]["at"] - commits[0]["at"]) / NS
-        self.rounds_per_s.append((len(commits) - 1) / seconds)
-        self.gradients_per_s.append(sum(c["gradients"] for c in commits[1:]) / seconds)
-        self.fresh.append(sum(c["fresh"] for c in commits) / len(commits))
-        self.losses.append(first["loss"])
+        return cls(
+            (len(commits) - 1) / seconds,
+            sum(c["gradients"] for c in commits[1:]) / seconds,
+            sum(c["fresh"] for c in commits) / len(commits),
+            first["loss"],
+        )
 
 
 def plan(size: Size, mode: str, delay_ms: int, folder: Path) -> Plan:
@@ -129,90 +142,57 @@ def limit(mode: str, delay_ms: int, ranks: int) -> tuple[float, float]:
     return 1 / step_s, ranks / (step_s + delay_s / ranks)
 
 
-def add_rows(out: r.Report, runs: dict[tuple[str, int], Runs], size: Size) -> None:
+def add_rows(out: Report, runs: dict[tuple[str, int], list[Figures]], size: Size) -> None:
     """Add the rows and bars of all modes and delays to the report."""
     for (mode, delay_ms), found in runs.items():
         full = runs["Full", delay_ms]
-        rounds = [a / b for a, b in zip(found.rounds_per_s, full.rounds_per_s, strict=True)]
-        gradients = [
-            a / b for a, b in zip(found.gradients_per_s, full.gradients_per_s, strict=True)
-        ]
-        losses = [a / b for a, b in zip(found.losses, full.losses, strict=True)]
+        own = {name: [asdict(f)[name] for f in found] for name in asdict(found[0])}
+        over = {name: ratios(own[name], [asdict(f)[name] for f in full]) for name in own}
         limits = limit(mode, delay_ms, size.ranks)
+        rounds = own["rounds_per_s"]
         out.rows.append(
             (
-                f"+{delay_ms} ms / {SCALE}",
-                mode,
-                r.middle(found.rounds_per_s),
-                limits[0],
-                r.percent(r.spread(found.rounds_per_s)),
-                r.middle(rounds),
-                r.percent(r.spread(rounds)),
-                r.middle(found.gradients_per_s),
-                limits[1],
-                r.middle(gradients),
-                r.middle(found.fresh),
-                r.middle(found.losses),
-                r.middle(losses),
+                *(f"+{delay_ms} ms / {SCALE}", mode, middle(rounds), limits[0]),
+                *(percent(spread(rounds)), *with_spread(over["rounds_per_s"])),
+                *(middle(own["gradients_per_s"]), limits[1], middle(over["gradients_per_s"])),
+                *(middle(own["fresh"]), middle(own["loss"]), middle(over["loss"])),
             )
         )
-        if mode == "Full" or (mode, delay_ms) not in BARS:
-            continue
-        wanted = BARS[mode, delay_ms]
-        out.bars.append(
-            r.Bar(
-                f"+{delay_ms} ms, {mode} over Full, rounds/s ({BAR_SHARE:.0%} of {wanted})",
-                r.middle(rounds),
-                BAR_SHARE * wanted,
-            )
-        )
-        out.bars.append(
-            r.Bar(
-                f"+{delay_ms} ms, {mode}: loss at equal time over Full's",
-                r.middle(losses),
-                BAR_LOSS,
-                at_least=False,
-            )
-        )
+        out.samples[f"+{delay_ms} ms, {mode}"] = own
+        if (wanted := BARS.get((mode, delay_ms))) is not None:
+            text = f"+{delay_ms} ms, {mode} over Full, rounds/s ({BAR_SHARE:.0%} of {wanted})"
+            out.at_least(text, middle(over["rounds_per_s"]), BAR_SHARE * wanted)
+            text = f"+{delay_ms} ms, {mode}: loss at equal time over Full's"
+            out.at_most(text, middle(over["loss"]), BAR_LOSS)
 
 
-def run(lab: Lab, given: Options) -> r.Report:
-    """Run B1 and return its report."""
-    if given.smoke:
+@benchmark(
+    "B1: hyperplane regression, one random rank late in each step",
+    (
+        *("delay", "mode", "rounds/s", "limit", "spread", "over Full", "its spread"),
+        *("gradients/s", "limit", "over Full", "fresh", "loss", "over Full's"),
+    ),
+)
+def run(out: Report) -> None:
+    """Run B1."""
+    size = Size(RANKS, 32_768, 8_192, SECONDS, DELAYS_MS)
+    if out.smoke:
         size = Size(4, 2048, 256, 1.2, (400,))
-    else:
-        size = Size(RANKS, 32_768, 8_192, SECONDS, DELAYS_MS)
-    out = r.Report(
-        "b1_hyperplane",
-        f"B1: hyperplane regression, {size.ranks} ranks, one random rank late in each step, times "
-        f"divided by {SCALE}, judged after {size.seconds:g} s",
-        (
-            *("delay", "mode", "rounds/s", "limit", "spread", "over Full", "its spread"),
-            *("gradients/s", "limit", "over Full", "fresh", "loss", "over Full's"),
-        ),
-        smoke=given.smoke,
-    )
-    runs = {(mode, delay): Runs() for delay in size.delays_ms for mode in MODES}
-    hashes: list[str] = []
-    equal = kept = True
+    out.title += f", {size.ranks} ranks, times divided by {SCALE}, judged after {size.seconds:g} s"
+    kept = "every run was judged at its time"
     with temporary_folder() as scratch:
         draw_points(size, scratch)
-        for _ in range(1 if given.smoke else given.rounds):
-            for (mode, delay_ms), found in runs.items():
-                ran = lab.run(plan(size, mode, delay_ms, scratch))
-                found.add(ran)
-                equal = equal and same_weights(ran)
-                kept = kept and bool(ran.probes[0]["kept"])
-                hashes.append(ran.probes[0]["hash"])
-    add_rows(out, runs, size)
-    out.checks["equal weights on all ranks, in every run"] = equal
-    out.checks["every run was judged at its time"] = kept
-    out.hashes["all runs"] = r.one_hash(hashes)
+
+        def one(mode: str, delay_ms: int) -> Figures:
+            ran = out.lab.run(plan(size, mode, delay_ms, scratch))
+            check_job(out, ran, "all runs", counted=False)
+            out.checks[kept] = out.checks.get(kept, True) and bool(ran.probes[0]["kept"])
+            return Figures.of(ran)
+
+        sides = {f"{m}|{d}": partial(one, m, d) for d in size.delays_ms for m in MODES}
+        found = interleave(1 if out.smoke else out.rounds, sides)
+    keys = ((mode, delay) for delay in size.delays_ms for mode in MODES)
+    add_rows(out, dict(zip(keys, found.values(), strict=True)), size)
     out.notes.append(
         f"batch {BATCH} per rank, {size.points:,} points in {size.dimensions:,} dimensions, SGD"
     )
-    return out
-
-
-if __name__ == "__main__":
-    main(run, __doc__)

@@ -20,15 +20,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import product
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from paceline.core.collectives.schedules import ALGORITHMS
 
-from benchmarks import report as r
-from benchmarks.command import Options, main
-from benchmarks.lab import Lab
+from benchmarks.harness import (
+    Report,
+    benchmark,
+    interleave,
+    middle,
+    number,
+    one_hash,
+    percent,
+    share,
+    spread,
+    with_spread,
+)
 from benchmarks.reducers import Crew, crews, right
 from benchmarks.rivals import crew as rivals
 from benchmarks.rivals import rivals as known
@@ -51,139 +60,102 @@ NAMES: Final = (AWAKE, "Open MPI", "Intel MPI", "DeepSpeed's shared memory")
 ELSEWHERE: Final = [rival for rival in known.ALL if rival.name in NAMES]
 
 
-def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
-    """Run B2 and return its report."""
-    out = r.Report(
-        "b2_allreduce",
-        "B2: one reduction beside the rivals",
-        ("P", "KiB", "system", "us", "p95", "spread", "limit us", "best rival / this"),
-        smoke=given.smoke,
-    )
+@benchmark(
+    "B2: one reduction beside the rivals",
+    ("P", "KiB", "system", "us", "p95", "spread", "limit us", "best rival / this"),
+    {"--cache": {"type": Path, "default": None, "help": "folder of the rivals' environments"}},
+)
+def run(out: Report) -> None:
+    """Run B2."""
     with temporary_folder() as scratch:
-        for ranks in (2,) if given.smoke else (2, 4, 8):
-            Table(out, ranks, given, scratch).make()
-    return out
+        for ranks in (2,) if out.smoke else (2, 4, 8):
+            with (
+                crews(("paceline", "rivals"), ranks) as (own, here),
+                elsewhere(out, ranks, scratch) as others,
+            ):
+                measure(out, own, here, others)
 
 
-class Table:
-    """Rows of one number of ranks."""
-
-    def __init__(self, out: r.Report, ranks: int, given: Options, scratch: Path) -> None:
-        self._out, self._ranks, self._given = out, ranks, given
-        self._scratch = scratch
-        self._us: dict[tuple[int, str], list[list[float]]] = {}
-        """Microseconds of the calls of each round, by KiB and system."""
-        self._rates: list[float] = []
-        """Bytes per second, read and written, when all ranks copy together; one per round."""
-        self._sums: list[str] = []
-        self._wrong: list[str] = []
-
-    def make(self) -> None:
-        """Measure all systems in turn and add their rows, checks and bars to the report."""
-        with crews(("paceline", "rivals"), self._ranks) as (own, here), self._elsewhere() as others:
-            facts = {**own.ask("describe")[0], **here.ask("describe")[0]}
-            for _ in range(self._given.rounds):
-                self._rates.append(sum(own.ask("bandwidth", COPY_ELEMENTS)))
-                for kib in KIB[:2] if self._given.smoke else KIB:
-                    self._take_turns(kib, own, here, others)
-        self._tell(f"{facts['loop']}; {facts['mpi']}")
-        if not self._given.smoke:
-            self._judge()
-
-    @contextmanager
-    def _elsewhere(self) -> Iterator[dict[str, rivals.Crew]]:
-        """Start the rivals of other environments; yield those that could be started."""
-        cache = self._given.cache or default_cache()
-        with ExitStack() as stack:
-            present: dict[str, rivals.Crew] = {}
-            for number, rival in enumerate(ELSEWHERE):
-                try:
-                    python = interpreter(rival.environment, cache, smoke=self._given.smoke)
-                    folder = self._scratch / f"{self._ranks}-{number}"
-                    made = rivals.crew(rival, self._ranks, python, folder)
-                    present[rival.name] = stack.enter_context(made)
-                except (NotBuiltError, rivals.CrewError) as why:
-                    self._absent(rival.name, why)
-            yield present
-
-    def _absent(self, name: str, why: Exception) -> None:
-        """Add a row that says why a rival was not measured."""
-        self._out.rows.append((self._ranks, "-", name, str(why).splitlines()[0], *["-"] * 4))
-
-    def _take_turns(self, kib: int, own: Crew, here: Crew, others: dict[str, rivals.Crew]) -> None:
-        """Run one round of one size on all systems."""
-        calls = 3 if self._given.smoke else CALLS[kib]
-        for how in (*OWN, *HERE):
-            took = (own if how in OWN else here).reduce(how, kib << 8, calls)
-            self._note(kib, OWN.get(how, how), took.us, right(took, self._ranks))
-        for name in list(others):
+@contextmanager
+def elsewhere(out: Report, ranks: int, scratch: Path) -> Iterator[dict[str, rivals.Crew]]:
+    """Start the rivals of other environments; yield those that could be started."""
+    cache = out.given.cache or default_cache()
+    with ExitStack() as stack:
+        present: dict[str, rivals.Crew] = {}
+        for at, rival in enumerate(ELSEWHERE):
             try:
-                self._note(kib, name, *others[name].reduce(kib << 8, calls))
-            except rivals.CrewError as why:
-                others.pop(name)
-                self._absent(name, why)
+                python = interpreter(rival.environment, cache, smoke=out.smoke)
+                made = rivals.crew(rival, ranks, python, scratch / f"{ranks}-{at}")
+                present[rival.name] = stack.enter_context(made)
+            except (NotBuiltError, rivals.CrewError) as why:
+                absent(out, ranks, rival.name, why)
+        yield present
 
-    def _note(self, kib: int, name: str, took_us: list[float], is_right: bool) -> None:
-        self._us.setdefault((kib, name), []).append(took_us)
-        self._sums.append(f"{kib} {name} {is_right}")
-        if not is_right:
-            self._wrong.append(f"{name}, {kib} KiB")
 
-    def _limit_us(self, kib: int) -> float:
-        """Return the memory's limit on a reduction of this size."""
-        return 2 * self._ranks * (kib << 10) / r.middle(self._rates) * 1e6
+def absent(out: Report, ranks: int, name: str, why: Exception) -> None:
+    """Add a row that says why a rival was not measured."""
+    out.rows.append((ranks, "-", name, str(why).splitlines()[0], *["-"] * 4))
 
-    def _middle_us(self, kib: int, name: str) -> float:
-        return r.middle(r.middle(one) for one in self._us[kib, name])
 
-    def _best_us(self, kib: int, name: str) -> float | None:
-        """Return the time of the best rival that begins a call in the same way, or None."""
-        beside = NAMES[1:] if name in NAMES else HERE
-        return min(
-            (self._middle_us(*key) for key in self._us if key in product([kib], beside)),
-            default=None,
-        )
+def measure(out: Report, own: Crew, here: Crew, others: dict[str, rivals.Crew]) -> None:
+    """Measure all systems at one number of ranks in turn, and add their rows to the report."""
+    ranks, silent, wrong = own.ranks, set[str](), set[str]()
 
-    def _tell(self, facts: str) -> None:
-        """Add the rows, checks, hashes and notes of this number of ranks to the report."""
-        out, ranks = self._out, self._ranks
-        for (kib, name), rounds in self._us.items():
-            middles = [r.middle(one) for one in rounds]
-            p95 = r.share([us for one in rounds for us in one], 0.95)
-            middle_us, spread = r.middle(middles), r.percent(r.spread(middles))
-            best_us = self._best_us(kib, name)
-            ratio = best_us / middle_us if best_us else "-"
-            out.rows.append((ranks, kib, name, middle_us, p95, spread, self._limit_us(kib), ratio))
-            out.details[f"P={ranks} {kib} KiB {name}: us per round"] = middles
-        out.checks[f"P={ranks}: every system has the sum on every rank"] = not self._wrong
-        out.hashes[f"P={ranks}"] = r.one_hash(sorted(set(self._sums)))
-        rate, spread = r.middle(self._rates) / 1e9, r.percent(r.spread(self._rates))
-        out.notes.append(
-            f"P={ranks}: copying {rate:.1f} GB/s read and written, all ranks together (spread "
-            f"{spread}); Paceline's loop: {facts}" + "".join(f"; wrong: {w}" for w in self._wrong)
-        )
+    def checked(name: str, us: list[float], is_right: bool) -> list[float]:
+        wrong.update([] if is_right else [name])
+        return us
 
-    def _judge(self) -> None:
-        """Add the bars of this number of ranks to the report."""
-        for kib, name in self._us:
+    def near(crew: Crew, how: str, kib: int, calls: int) -> list[float]:
+        took = crew.reduce(how, kib << 8, calls)
+        return checked(how, took.us, right(took, ranks))
+
+    def far(name: str, kib: int, calls: int) -> list[float]:
+        if name in silent:
+            return []
+        try:
+            return checked(name, *others[name].reduce(kib << 8, calls))
+        except rivals.CrewError as why:
+            silent.add(name)
+            absent(out, ranks, name, why)
+            return []
+
+    facts = {**own.ask("describe")[0], **here.ask("describe")[0]}
+    copies: list[float] = []
+    for kib in KIB[:2] if out.smoke else KIB:
+        calls = 3 if out.smoke else CALLS[kib]
+        sides = {name: partial(near, own, how, kib, calls) for how, name in OWN.items()}
+        sides |= {name: partial(near, here, name, kib, calls) for name in HERE}
+        sides |= {name: partial(far, name, kib, calls) for name in others}
+        rounds = {name: us for name, us in interleave(out.rounds, sides).items() if all(us)}
+        copies.append(sum(own.ask("bandwidth", COPY_ELEMENTS)))
+        limit_us = 2 * ranks * (kib << 10) / middle(copies) * 1e6
+        us = {name: middle(map(middle, taken)) for name, taken in rounds.items()}
+        for name, taken in rounds.items():
+            beside = [us[other] for other in group(name) if other in us]
+            best = min(beside) / us[name] if beside else None
+            p95 = share([one for calls_us in taken for one in calls_us], 0.95)
+            cells = (us[name], p95, percent(spread(map(middle, taken))), limit_us)
+            out.rows.append((ranks, kib, name, *cells, "-" if best is None else best))
+            out.samples[f"P={ranks} {kib} KiB {name}: us per round"] = list(map(middle, taken))
             if name in (SHM, AWAKE) and kib >= 1024:
-                self._judge_large(kib, name)
-        for kib in (kib for kib in KIB if kib <= 16):
-            shm_us = self._middle_us(kib, SHM)
-            rivals_us = {"gloo, which does not spin": self._middle_us(kib, "gloo")}
-            if self._ranks == 4:
-                rivals_us["MPI_Allreduce"] = self._middle_us(kib, "MPI_Allreduce")
-            for rival, us in rivals_us.items():
-                text = f"P={self._ranks}, {kib} KiB: {SHM} / {rival}"
-                self._out.bars.append(r.Bar(text, shm_us / us, 2.0, at_least=False))
+                where = f"P={ranks}, {kib} KiB"
+                if best is not None:
+                    out.at_least(f"{where}: best rival / {name}", best, 2.0)
+                out.at_least(f"{where}: memory's limit / {name}", limit_us / us[name], 0.9)
+        if kib <= 16 and not out.smoke:
+            for rival in ("gloo", *(["MPI_Allreduce"] if ranks == 4 else [])):
+                text = f"P={ranks}, {kib} KiB: {SHM} / {rival}"
+                out.at_most(text, us[SHM] / us[rival], 2.0)
+    out.checks[f"P={ranks}: every system has the sum on every rank"] = not wrong
+    out.hashes[f"P={ranks}"] = one_hash(sorted(wrong))
+    rate, range_ = with_spread([rate / 1e9 for rate in copies])
+    out.notes.append(
+        f"P={ranks}: copying {number(rate)} GB/s read and written, all ranks together (spread "
+        f"{range_}); Paceline's loop: {facts['loop']}; {facts['mpi']}"
+        + "".join(f"; wrong: {name}" for name in sorted(wrong))
+    )
 
-    def _judge_large(self, kib: int, name: str) -> None:
-        what, took_us = f"P={self._ranks}, {kib} KiB", self._middle_us(kib, name)
-        if best_us := self._best_us(kib, name):
-            self._out.bars.append(r.Bar(f"{what}: best rival / {name}", best_us / took_us, 2.0))
-        limit = self._limit_us(kib) / took_us
-        self._out.bars.append(r.Bar(f"{what}: memory's limit / {name}", limit, 0.9))
 
-
-if __name__ == "__main__":
-    main(run, __doc__)
+def group(name: str) -> tuple[str, ...]:
+    """Return the rivals that begin a call in the same way: awake, or out of a wait."""
+    return NAMES[1:] if name in NAMES else HERE

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import report as r
-from benchmarks.command import Options, main
-from benchmarks.lab import Lab, Phase, Plan
-from benchmarks.rounds import by_name, same_weights, stretches
+from benchmarks.harness import Report, benchmark, middle, percent, ratios, spread, with_spread
+from benchmarks.lab import Phase, Plan
+from benchmarks.rounds import by_name, check_job, stretches
 
 STEP_MS = 100
 SECONDS = 5.0
@@ -39,60 +38,41 @@ def plan(ranks: int, rounds: int, *, seconds: float) -> Plan:
     return Plan("steps.py", ranks, phases, config, collective={"mode": "Full"}, one_pod=True)
 
 
-def run(lab: Lab, given: Options) -> r.Report:
-    """Run B5 and return its report."""
-    ranks = 3 if given.smoke else 8
-    out = r.Report(
-        "b5_straggler",
-        f"B5: one of {ranks} ranks takes {2 * STEP_MS} ms per step, the others {STEP_MS} ms",
-        (
-            *("mode", "rounds/s", "limit", "spread", "over Full", "its spread"),
-            *("gradients/s", "limit", "over Full", "its spread"),
-        ),
-        smoke=given.smoke,
-    )
-    ran = lab.run(plan(ranks, given.rounds, seconds=1.6 if given.smoke else SECONDS))
+@benchmark(
+    f"B5: one of eight ranks takes {2 * STEP_MS} ms per step, the others {STEP_MS} ms",
+    (
+        *("mode", "rounds/s", "limit", "spread", "over Full", "its spread"),
+        *("gradients/s", "limit", "over Full", "its spread"),
+    ),
+)
+def run(out: Report) -> None:
+    """Run B5."""
+    ranks = 3 if out.smoke else 8
+    ran = out.lab.run(plan(ranks, out.rounds, seconds=1.6 if out.smoke else SECONDS))
     groups = by_name(stretches(ran))
     per_s = 1000 / STEP_MS
-    full_limit, quorum_limit = (per_s / 2, ranks * per_s / 2), (per_s, (ranks - 0.5) * per_s)
-    full = groups["Full"]
+    limits = {"Full": (per_s / 2, ranks * per_s / 2)}
+    bars = {"rounds/s": BAR_ROUNDS, "gradients/s": BAR_GRADIENTS}
+    full: dict[str, list[float]] = {}
     for name, found in groups.items():
-        limits = full_limit if name == "Full" else quorum_limit
-        rounds = [a.rounds_per_s / b.rounds_per_s for a, b in zip(found, full, strict=True)]
-        gradients = [
-            a.gradients_per_s / b.gradients_per_s for a, b in zip(found, full, strict=True)
-        ]
-        out.rows.append(
-            (
-                name,
-                r.middle(s.rounds_per_s for s in found),
-                limits[0],
-                r.percent(r.spread(s.rounds_per_s for s in found)),
-                r.middle(rounds),
-                r.percent(r.spread(rounds)),
-                r.middle(s.gradients_per_s for s in found),
-                limits[1],
-                r.middle(gradients),
-                r.percent(r.spread(gradients)),
-            )
-        )
-        if name != "Full":
-            out.bars.append(r.Bar(f"{name} over Full, rounds/s", r.middle(rounds), BAR_ROUNDS))
-            out.bars.append(
-                r.Bar(f"{name} over Full, gradients/s", r.middle(gradients), BAR_GRADIENTS)
-            )
-    out.checks["equal weights on all ranks"] = same_weights(ran)
-    counted = {probe["applied"] for probe in ran.probes}
-    if not given.smoke:  # thirds are not exact in binary
-        out.checks["the weights hold every applied gradient once"] = counted == {
-            ran.log["gradients"]
+        figures = {
+            "rounds/s": [s.rounds_per_s for s in found],
+            "gradients/s": [s.gradients_per_s for s in found],
         }
+        full = full or figures
+        row: list[object] = [name]
+        for limit, (what, values) in zip(
+            limits.get(name, (per_s, (ranks - 0.5) * per_s)), figures.items(), strict=True
+        ):
+            over = ratios(values, full[what])
+            row += [middle(values), limit]
+            row += [percent(spread(values))] if what == "rounds/s" else []
+            row += with_spread(over)
+            if name != "Full":
+                out.at_least(f"{name} over Full, {what}", middle(over), bars[what])
+        out.rows.append(tuple(row))
+        out.samples[name] = figures
+    check_job(out, ran, "the job", counted=not out.smoke)  # thirds are not exact in binary
     out.notes.append(
         "the default grace is not for a rank that is still at an older step: it costs nothing"
     )
-    out.hashes["the weights"] = ran.probes[0]["hash"]
-    return out
-
-
-if __name__ == "__main__":
-    main(run, __doc__)

@@ -13,18 +13,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from benchmarks import report as r
-from benchmarks.command import Options, main
-from benchmarks.lab import Lab, Phase, Plan, Ran
-from benchmarks.rounds import (
-    Stretch,
-    by_name,
-    go_to_reduced_s,
-    own_step_s,
-    parts_ms,
-    same_weights,
-    stretches,
-)
+from benchmarks.harness import Report, benchmark, middle, percent, share, spread
+from benchmarks.lab import Phase, Plan, Ran
+from benchmarks.rounds import by_name, check_job, go_to_reduced_s, own_step_s, stretches
 
 STEP_MS = 20
 SECONDS = 1.6
@@ -52,104 +43,57 @@ def plan(
     return Plan("steps.py", ranks, phases, config, collective={"mode": "Full"}, one_pod=True)
 
 
-def add_rows(out: r.Report, ran: Ran, ranks: int, kinds: tuple[str, ...], quorum: object) -> None:
+def add_rows(out: Report, ran: Ran, ranks: int, kinds: tuple[str, ...], quorum: object) -> None:
     """Add the rows, bars and notes of one job to the report."""
     groups = by_name(stretches(ran))
     go_ms = {
         name: [1000 * x for s in found for x in go_to_reduced_s(ran, s)]
         for name, found in groups.items()
     }
+    where = f"{ranks} ranks, Quorum({quorum})"
     for kind in kinds:
-        full = groups[f"{kind} Full"]
+        full = [s.rounds_per_s for s in groups[f"{kind} Full"]]
         for mode in ("Full", "Quorum"):
-            found = groups[f"{kind} {mode}"]
-            costs = [cost(a, b) for a, b in zip(full, found, strict=True)]
-            spent = go_ms[f"{kind} {mode}"]
+            name = f"{kind} {mode}"
+            found, spent_ms = groups[name], go_ms[name]
+            rates = [s.rounds_per_s for s in found]
+            costs = [a / b - 1 for a, b in zip(full, rates, strict=True)]
             out.rows.append(
                 (
-                    ranks,
-                    kind,
-                    mode if mode == "Full" else f"Quorum({quorum})",
-                    r.middle(s.rounds_per_s for s in found),
-                    1 / r.middle(own_step_s(ran, s) for s in found),
-                    r.percent(r.spread(s.rounds_per_s for s in found)),
-                    r.middle(s.gradients_per_s for s in found),
-                    f"{100 * r.middle(costs):.1f} %",
+                    *(ranks, kind, mode if mode == "Full" else f"Quorum({quorum})"),
+                    *(middle(rates), 1 / middle(own_step_s(ran, s) for s in found)),
+                    *(percent(spread(rates)), middle(s.gradients_per_s for s in found)),
+                    f"{100 * middle(costs):.1f} %",
                     f"{100 * min(costs):.1f} to {100 * max(costs):.1f} %",
-                    r.middle(spent),
-                    r.share(spent, 0.95),
+                    *(middle(spent_ms), share(spent_ms, 0.95)),
                 )
             )
-            parts = [parts_ms(ran, s) for s in found]
-            middle = {part: r.middle(p[part] for p in parts) for part in parts[0]}
-            out.details[f"P={ranks} {kind} {mode}: ms"] = middle
-            if mode == "Quorum":
-                listed = ", ".join(f"{part} {value:.2f}" for part, value in middle.items())
-                out.notes.append(f"{ranks} ranks, {kind}, Quorum, ms: {listed}")
-            if mode == "Quorum" and kind == "sleep":
-                out.bars.append(
-                    r.Bar(
-                        f"{ranks} ranks, Quorum({quorum}): cost against Full in rounds/s",
-                        r.middle(costs),
-                        BAR_COST,
-                        at_least=False,
-                    )
-                )
-        if kind != "sleep":
+            out.samples[f"P={ranks} {name}"] = {"rounds/s": rates, "cost": costs}
+        if kind == "sleep":
+            out.at_most(f"{where}: cost against Full in rounds/s", middle(costs), BAR_COST)
+        else:
             # In Full, all main threads are parked at GO. In Quorum(1), one of two is in a step.
-            idle, busy = go_ms["sleep Quorum"], go_ms[f"{kind} Quorum"]
-            out.bars.append(
-                r.Bar(
-                    f"{ranks} ranks, 1 MiB, Quorum({quorum}): ms that a {kind} main thread adds to "
-                    "GO -> reduced, median",
-                    r.middle(busy) - r.middle(idle),
-                    BAR_ADDED_MS,
-                    at_least=False,
-                )
-            )
-            out.notes.append(
-                f"{ranks} ranks, {kind}, Quorum: p95 of GO -> reduced {r.share(busy, 0.95):.2f}, "
-                f"asleep {r.share(idle, 0.95):.2f} ms"
-            )
+            added = middle(go_ms[f"{kind} Quorum"]) - middle(go_ms["sleep Quorum"])
+            text = f"{where}, 1 MiB: ms that a {kind} main thread adds to GO -> reduced, median"
+            out.at_most(text, added, BAR_ADDED_MS)
 
 
-def cost(full: Stretch, other: Stretch) -> float:
-    """Return by which fraction Full commits more rounds per second than the other mode."""
-    return full.rounds_per_s / other.rounds_per_s - 1
-
-
-def run(lab: Lab, given: Options) -> r.Report:
-    """Run B6 and return its report."""
-    out = r.Report(
-        "b6_even",
-        f"B6: nobody is slow, {STEP_MS} ms per step, gradients of {4 * ELEMENTS // 1024} KiB",
-        (
-            *("P", "main thread", "mode", "rounds/s", "limit", "spread", "gradients/s"),
-            *("cost", "its range", "GO->reduced ms", "p95"),
-        ),
-        smoke=given.smoke,
-    )
-    jobs: list[tuple[int, tuple[str, ...], object]] = [(2, KINDS, 1)]
-    if not given.smoke:
-        jobs.insert(0, (8, ("sleep",), "75%"))
-    for ranks, kinds, quorum in jobs:
-        seconds = 0.7 if given.smoke else SECONDS
-        ran = lab.run(plan(ranks, kinds, given.rounds, quorum=quorum, seconds=seconds))
+@benchmark(
+    f"B6: nobody is slow, {STEP_MS} ms per step, gradients of {4 * ELEMENTS // 1024} KiB",
+    (
+        *("P", "main thread", "mode", "rounds/s", "limit", "spread", "gradients/s"),
+        *("cost", "its range", "GO->reduced ms", "p95"),
+    ),
+)
+def run(out: Report) -> None:
+    """Run B6."""
+    jobs: list[tuple[int, tuple[str, ...], object]] = [(8, ("sleep",), "75%"), (2, KINDS, 1)]
+    for ranks, kinds, quorum in jobs[1:] if out.smoke else jobs:
+        seconds = 0.7 if out.smoke else SECONDS
+        ran = out.lab.run(plan(ranks, kinds, out.rounds, quorum=quorum, seconds=seconds))
         add_rows(out, ran, ranks, kinds, quorum)
-        out.checks[f"P={ranks}: equal weights on all ranks"] = same_weights(ran)
-        counted = {probe["applied"] for probe in ran.probes}
-        out.checks[f"P={ranks}: the weights hold every applied gradient once"] = counted == {
-            ran.log["gradients"]
-        }
-        out.hashes[f"P={ranks}"] = ran.probes[0]["hash"]
-    cores = os.cpu_count() or 1
+        check_job(out, ran, f"P={ranks}")
     out.notes.append(
-        f"{cores} cores: the busy kinds are measured with 2 ranks, "
-        + ("one per core" if cores >= 2 else "which share one core")
-        + "; the limit of rounds/s is what the main thread does between two calls of step()"
+        f"{os.cpu_count()} cores: the busy kinds are measured with 2 ranks; the limit of rounds/s "
+        "is what the main thread does between two calls of step()"
     )
-    return out
-
-
-if __name__ == "__main__":
-    main(run, __doc__)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import report as r
-from benchmarks.command import Options, main
-from benchmarks.lab import Lab, Phase, Plan
-from benchmarks.rounds import by_name, same_weights, stretches
+from benchmarks.harness import Report, benchmark, middle
+from benchmarks.lab import Phase, Plan
+from benchmarks.rounds import by_name, check_job, stretches
 
 STEP_MS = 8
 SLOW_MS = 60
@@ -22,6 +21,7 @@ SECONDS = 2.0
 LEARNT = 0.05
 """Largest error of a block that counts as learned, as a share of the error at the start."""
 CONTROL = "Quorum, late dropped"
+RANKS = 4
 
 
 def modes(ranks: int) -> dict[str, dict[str, Any]]:
@@ -55,62 +55,41 @@ def plan(ranks: int, rounds: int, *, seconds: float) -> Plan:
     return Plan("blocks.py", ranks, phases, config, collective={"mode": "Full"}, one_pod=True)
 
 
-def run(lab: Lab, given: Options) -> r.Report:
-    """Run B7 and return its report."""
-    ranks = 4
-    out = r.Report(
-        "b7_blocks",
-        f"B7: each of {ranks} ranks alone holds the data of one block; one takes {SLOW_MS} ms per "
-        f"step, the others {STEP_MS} ms",
-        (
-            *("mode", "error of the slow rank's block", "worst of the others", "worst run"),
-            *("learnt", "gradients of the slow rank", "limit", "rounds/s", "gradients/s"),
-        ),
-        smoke=given.smoke,
-    )
-    ran = lab.run(plan(ranks, given.rounds, seconds=1.0 if given.smoke else SECONDS))
-    found = stretches(ran)
-    names = list(modes(ranks))
-    by_mode = {
-        name: [
+@benchmark(
+    f"B7: each of {RANKS} ranks alone holds the data of one block; one takes {SLOW_MS} ms per "
+    f"step, the others {STEP_MS} ms",
+    (
+        *("mode", "error of the slow rank's block", "worst of the others", "worst run"),
+        *("learnt", "gradients of the slow rank", "limit", "rounds/s", "gradients/s"),
+    ),
+)
+def run(out: Report) -> None:
+    """Run B7."""
+    ran = out.lab.run(plan(RANKS, out.rounds, seconds=1.0 if out.smoke else SECONDS))
+    names = list(modes(RANKS))
+    for at, (name, group) in enumerate(by_name(stretches(ran)).items()):
+        errors = [
             [float(probe["errors"][str(problem)]) for probe in ran.probes]
-            for problem in range(i, len(ran.phases), len(names))
+            for problem in range(at, len(ran.phases), len(names))
         ]
-        for i, name in enumerate(names)
-    }
-    for name, group in by_name(found).items():
-        slow = [e[-1] for e in by_mode[name]]
-        others = [max(e[:-1]) for e in by_mode[name]]
+        slow, others = [e[-1] for e in errors], [max(e[:-1]) for e in errors]
         worst = max(*slow, *others)
-        own = [sum(c["by"].get(f"0.{ranks - 1}#0", 0) for c in s.commits) for s in group]
+        own = [sum(c["by"].get(f"0.{RANKS - 1}#0", 0) for c in s.commits) for s in group]
         out.rows.append(
             (
-                name,
-                r.middle(slow),
-                r.middle(others),
-                worst,
-                "yes" if worst <= LEARNT else "NO",
-                r.middle(own),
-                r.middle(s.seconds * 1000 / SLOW_MS for s in group),
-                r.middle(s.rounds_per_s for s in group),
-                r.middle(s.gradients_per_s for s in group),
+                *(name, middle(slow), middle(others), worst, "yes" if worst <= LEARNT else "NO"),
+                *(middle(own), middle(s.seconds * 1000 / SLOW_MS for s in group)),
+                *(middle(s.rounds_per_s for s in group), middle(s.gradients_per_s for s in group)),
             )
         )
-        out.details[f"{name}: gradients of the slow rank"] = own
-        out.details[f"{name}: errors"] = by_mode[name]
+        out.samples[name] = {"gradients of the slow rank": own, "errors": errors}
         if name == CONTROL:
-            out.checks["the control does not learn the slow rank's block"] = r.middle(slow) > 0.5
-        elif not given.smoke:
+            out.checks["the control does not learn the slow rank's block"] = middle(slow) > 0.5
+        elif not out.smoke:
             out.checks[f"{name} learns every block"] = worst <= LEARNT
+    check_job(out, ran, "the job", counted=False)
     out.notes.append(
         "limit: the gradients that the slow rank can make in the time that was looked at. A late "
         "one is computed before the one before it is applied, so errors shrink faster than by "
         f"{RATE:g} per gradient, as with momentum"
     )
-    out.checks["equal weights on all ranks"] = same_weights(ran)
-    out.hashes["the weights"] = ran.probes[0]["hash"]
-    return out
-
-
-if __name__ == "__main__":
-    main(run, __doc__)

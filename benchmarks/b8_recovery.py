@@ -13,17 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report as r
 from benchmarks import systems
-from benchmarks.command import Options, main
-from benchmarks.lab import Lab
+from benchmarks.harness import Report, benchmark, interleave, middle
 from benchmarks.network import free_port
 from benchmarks.rounds import NS
-from benchmarks.systems import DIE_AT, Line, Run
+from benchmarks.systems import DIE_AT, Line, SystemRun
 from testing.temporary import temporary_folder
 
 STEP_MS = 30
@@ -52,7 +51,7 @@ class Found:
     def attempt(self, run: Callable[..., None], *given: Any) -> None:
         """Run a system once; a timeout costs it this round and does not end the benchmark."""
         try:
-            run(*given, self)
+            run(*given, found=self)
         except TimeoutError as error:
             self.failures.append(str(error))
 
@@ -72,11 +71,11 @@ def gaps_s(lines: list[Line]) -> list[float]:
     return [(b.ns - a.ns) / NS for a, b in pairwise(lines)]
 
 
-def after_death(run: Run) -> Callable[[list[Line]], bool]:
+def after_death(run: SystemRun) -> Callable[[list[Line]], bool]:
     """Return a predicate: after the kill, all processes have taken part again for AFTER_S.
 
     Returns:
-        Function for `Run.wait`.
+        Function for `SystemRun.wait`.
     """
 
     def enough(lines: list[Line]) -> bool:
@@ -104,7 +103,7 @@ def _whole(later: list[Line], ranks: int) -> list[Line]:
     return [line for line in later[begin:] if line.taking_part >= ranks]
 
 
-def judge(run: Run, found: Found, *, restarts_all: bool) -> None:
+def judge(run: SystemRun, found: Found, *, restarts_all: bool) -> None:
     """Read the figures of a run with a kill and add them to those of its system.
 
     `restarts_all` is True for a system that restarts all workers, and so repeats steps.
@@ -115,7 +114,7 @@ def judge(run: Run, found: Found, *, restarts_all: bool) -> None:
     progress = firsts(lines)
     before = [line for line in progress if line.ns <= death["ns"]]
     later = [line for line in progress if line.ns > death["ns"]]
-    usual = r.middle(gaps_s(before[-25:]))
+    usual = middle(gaps_s(before[-25:]))
     # Skip the step that the survivors still finished with the victim's gradient.
     resumed = next(
         (
@@ -149,9 +148,9 @@ def _is_new(before: Line, line: Line, death_ns: int) -> bool:
 # ---- one run of each system ----------------------------------------------------------------------
 
 
-def paceline(folder: Path, backend: str, ranks: int, found: Found) -> None:
+def paceline(folder: Path, ranks: int, backend: str, found: Found) -> None:
     """Run Paceline once with a kill and add its figures."""
-    run = Run(folder, STEP_MS, WIDTH, ranks)
+    run = SystemRun(folder, STEP_MS, WIDTH, ranks)
     try:
         systems.start_paceline(run, backend)
         run.wait(after_death(run), "recovery")
@@ -168,7 +167,7 @@ def paceline(folder: Path, backend: str, ranks: int, found: Found) -> None:
 
 def torchrun(folder: Path, ranks: int, found: Found) -> None:
     """Run torchrun once with a kill and add its figures."""
-    run = Run(folder, STEP_MS, WIDTH, ranks)
+    run = SystemRun(folder, STEP_MS, WIDTH, ranks)
     try:
         systems.start_torchrun(run)
         run.wait(after_death(run), "recovery")
@@ -177,9 +176,9 @@ def torchrun(folder: Path, ranks: int, found: Found) -> None:
     judge(run, found, restarts_all=True)
 
 
-def torchrun_join(folder: Path, found: Found) -> None:
+def torchrun_join(folder: Path, _: int, found: Found) -> None:
     """Let one node train and another one join, and add the pause that this costs."""
-    run = Run(folder, STEP_MS, WIDTH, 2)
+    run = SystemRun(folder, STEP_MS, WIDTH, 2)
     port = free_port()
     (folder / "death.json").write_text("{}")  # no process is to die
     try:
@@ -190,15 +189,15 @@ def torchrun_join(folder: Path, found: Found) -> None:
     finally:
         run.end()
     progress = firsts(run.lines())
-    found.join_s.append(max(gaps_s(progress)) - r.middle(gaps_s(progress)))
+    found.join_s.append(max(gaps_s(progress)) - middle(gaps_s(progress)))
 
 
-def torchft(folder: Path, python: str, ranks: int, found: Found) -> None:
+def torchft(folder: Path, ranks: int, python: str, found: Found) -> None:
     """Run torchft once with a kill and add its figures.
 
     This function restarts the dead replica at once, as its user's scheduler would have to.
     """
-    run = Run(folder, STEP_MS, WIDTH, ranks)
+    run = SystemRun(folder, STEP_MS, WIDTH, ranks)
     port = free_port()
     try:
         systems.start_lighthouse(run, python, port)
@@ -225,83 +224,70 @@ def row(name: str, found: Found) -> tuple[Any, ...]:
     def cell(values: list[float]) -> str:
         if not values:
             return "-"
-        return f"{r.middle(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+        return f"{middle(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
     return (
         name,
         cell(found.stall_s),
         cell(found.whole_s),
         cell(found.join_s),
-        r.middle(found.repeated) if found.repeated else "-",
+        middle(found.repeated) if found.repeated else "-",
         cell(found.detected_s),
-        1000 * r.middle(found.step_s) if found.step_s else "-",
+        1000 * middle(found.step_s) if found.step_s else "-",
         len(found.failures),
     )
 
 
-def add_bars(out: r.Report, found: dict[str, Found]) -> None:
+def add_bars(out: Report, found: dict[str, Found]) -> None:
     """Add the bars for Paceline's stalls and joins, and the comparison with torchrun's stalls."""
     for name in ("Paceline, mpi", "Paceline, gloo"):
         mine = found[name]
         beyond = [a - b for a, b in zip(mine.stall_s, mine.detected_s, strict=False)]
-        out.bars += [
-            r.Bar(
-                f"{name}: s from detection to progress, worst of the rounds",
-                max(beyond, default=99.0),
-                BAR_STALL_S,
-                at_least=False,
-            ),
-            r.Bar(
-                f"{name}: join pause, s, median", r.middle(mine.join_s), BAR_JOIN_S, at_least=False
-            ),
-        ]
-        if found["torchrun"].stall_s:
-            ratios = [a / b for a, b in zip(found["torchrun"].stall_s, mine.stall_s, strict=False)]
-            out.notes.append(f"torchrun's stall over that of {name}: {r.middle(ratios):.0f}")
+        worst = max(beyond, default=99.0)
+        text = f"{name}: s from detection to progress, worst of the rounds"
+        out.at_most(text, worst, BAR_STALL_S)
+        out.at_most(f"{name}: join pause, s, median", middle(mine.join_s), BAR_JOIN_S)
+        if stalls := found["torchrun"].stall_s:
+            over = [a / b for a, b in zip(stalls, mine.stall_s, strict=False)]
+            out.notes.append(f"torchrun's stall over that of {name}: {middle(over):.0f}")
 
 
-def run(_: Lab, given: Options) -> r.Report:
-    """Run B8 and return its report; it needs no lab, because everything is started for real."""
-    ranks = 2 if given.smoke else RANKS
-    out = r.Report(
-        "b8_recovery",
-        f"B8: kill -9 of one of {ranks} processes, and its return; seconds, median (range)",
-        (
-            *("system", "stall", "whole again", "join pause", "steps done twice", "detected"),
-            *("usual step ms", "runs that failed"),
-        ),
-        smoke=given.smoke,
-    )
-    found = {name: Found() for name in ("Paceline, mpi", "Paceline, gloo", "torchrun")}
-    found |= {"torchrun, node joins": Found()} if not given.smoke else {}
-    found |= {"torchft": Found()} if given.torchft else {}
+@benchmark(
+    "B8: kill -9 of one of three processes, and its return; seconds, median (range)",
+    (
+        *("system", "stall", "whole again", "join pause", "steps done twice", "detected"),
+        *("usual step ms", "runs that failed"),
+    ),
+    {"--torchft": {"default": "", "metavar": "PYTHON", "help": "that can import torchft"}},
+)
+def run(out: Report) -> None:
+    """Run B8; everything is started for real."""
+    ranks = 2 if out.smoke else RANKS
+    sides: dict[str, Callable[..., None]] = {"Paceline, mpi": partial(paceline, backend="mpi")}
+    if not out.smoke:
+        sides["Paceline, gloo"] = partial(paceline, backend="gloo")
+        sides["torchrun, node joins"] = torchrun_join
+    sides["torchrun"] = torchrun
+    if out.given.torchft:
+        sides["torchft"] = partial(torchft, python=out.given.torchft)
+    found = {name: Found() for name in sides}
     with temporary_folder() as scratch:
-        for number in range(1 if given.smoke else given.rounds):
-            folder = scratch / str(number)
-            found["Paceline, mpi"].attempt(paceline, folder / "mpi", "mpi", ranks)
-            if not given.smoke:
-                found["Paceline, gloo"].attempt(paceline, folder / "gloo", "gloo", ranks)
-            found["torchrun"].attempt(torchrun, folder / "torchrun", ranks)
-            if "torchrun, node joins" in found:
-                found["torchrun, node joins"].attempt(torchrun_join, folder / "join")
-            if given.torchft:
-                found["torchft"].attempt(torchft, folder / "torchft", given.torchft, ranks)
+        numbers = count()
+
+        def turn(name: str) -> None:
+            found[name].attempt(sides[name], scratch / str(next(numbers)), ranks)
+
+        interleave(1 if out.smoke else out.rounds, {name: partial(turn, name) for name in sides})
     out.rows += [row(name, values) for name, values in found.items()]
-    if not given.smoke:
+    if not out.smoke:
         add_bars(out, found)
     out.notes.append("limit of a stall: one step, since the step under way is lost; of a join: 0")
     out.notes.append(
         f"{64 * WIDTH * 2 * 4 / 1e6:.1f} MB of weights and as much of momentum; a returning "
         "process starts Python and torch anew on the same cores, which is part of the join pause"
     )
-    if not given.torchft:
+    if "torchft" not in sides:
         out.notes.append("torchft was not measured: no --torchft PYTHON was given")
-    for name in ("Paceline, mpi", "Paceline, gloo"):
-        if name == "Paceline, mpi" or not given.smoke:
-            out.checks[f"{name} trained on after every kill"] = not found[name].failures
-    out.details["values"] = {name: vars(values) for name, values in found.items()}
-    return out
-
-
-if __name__ == "__main__":
-    main(run, __doc__)
+    for name in (name for name in sides if name.startswith("Paceline")):
+        out.checks[f"{name} trained on after every kill"] = not found[name].failures
+    out.samples |= {name: vars(values) for name, values in found.items()}

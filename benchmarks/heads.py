@@ -1,7 +1,5 @@
 """Measure what heads save in messages and cost in latency while ranks arrive in turn (R41).
 
-    python -m benchmarks.heads [--ranks 64 256 1024] [--jitter 10] [--step-ms 1000] [--hop-ms 0.2]
-
 The rounds run on a virtual clock. All ranks begin their step together and take `--step-ms`, each up
 to `--jitter` percent more or less. Announcements go to the starter directly, or by way of heads.
 Each line shows the number of messages that reach the starter until it decides, by how much heads
@@ -12,9 +10,7 @@ the rounds.
 
 from __future__ import annotations
 
-import argparse
 import heapq
-import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,6 +29,7 @@ from paceline.core.rank.gather import Collector, hear_all
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
+from benchmarks.harness import Report, benchmark
 from benchmarks.protocol import announcement, make_log
 
 MS: Final = 10**6
@@ -178,34 +175,21 @@ def measure(
     return Cost(*map(median, zip(*costs, strict=True)))
 
 
-def main() -> None:
-    """Print the figures of all modes for each number of ranks."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
-    parser.add_argument("--jitter", type=float, default=10.0)
-    parser.add_argument("--step-ms", type=float, default=1000.0)
-    parser.add_argument("--hop-ms", type=float, default=0.2)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    for ranks in options.ranks:
+@benchmark(
+    "What heads save in messages and cost in latency",
+    ("ranks", "mode", "messages to the starter", "GO later by ms", "fresh ranks held back"),
+    {
+        "--ranks": {"type": int, "nargs": "+", "default": RANKS},
+        "--jitter": {"type": float, "default": 10.0, "help": "percent"},
+        "--step-ms": {"type": float, "default": 1000.0},
+        "--hop-ms": {"type": float, "default": 0.2},
+    },
+)
+def run(out: Report) -> None:
+    """Measure all modes with each number of ranks."""
+    given = out.given
+    for ranks in RANKS[:1] if out.smoke else given.ranks:
         for name, settings in MODES.items():
-            cost = measure(
-                ranks,
-                settings,
-                jitter=options.jitter / 100,
-                step_ms=options.step_ms,
-                hop_ms=options.hop_ms,
-            )
-            figures = {"ranks": ranks, "mode": name, **cost._asdict()}
-            if options.json:
-                print(json.dumps(figures), flush=True)
-            else:
-                print(
-                    f"{ranks} ranks, {name}: {cost.messages:.0f} messages, GO {cost.added_ms:.1f} "
-                    f"ms later, {cost.held:.0f} held back",
-                    flush=True,
-                )
-
-
-if __name__ == "__main__":
-    main()
+            times = {"jitter": given.jitter / 100, "step_ms": given.step_ms}
+            cost = measure(ranks, settings, **times, hop_ms=given.hop_ms)
+            out.rows.append((ranks, name, *cost))

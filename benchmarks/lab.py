@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -21,12 +20,11 @@ from typing import Any, Final, Self
 import msgspec
 from paceline.core.anatomy.samples import PodSamples
 
+from benchmarks.jobs import JobError, manifest, python_path, script
 from testing.processes import fork_server
 from testing.processes.history import ForkServer, read_all
 from testing.temporary import OwnFolder
 
-ROOT: Final = Path(__file__).parent.parent
-SCRIPTS: Final = Path(__file__).parent / "scripts"
 SAMPLES: Final = "samples-{}.json"
 """Name pattern of the sample files in a job's folder, filled in with the index of the phase."""
 ENDS_S: Final = 10.0
@@ -71,28 +69,16 @@ class Plan:
 
     def job(self) -> dict[str, Any]:
         """Return the TrainingJob manifest of this plan as a plain dict."""
-        env = [{"name": "BENCHMARK", "value": json.dumps(dict(self.config))}]
-        trainer = {
-            "name": "trainer",
-            "image": "none",
-            "command": [sys.executable, str(SCRIPTS / self.script)],
-            "env": env,
-        }
         # Ranks on a loaded machine must not look frozen.
         collective = {"backend": "mpi", "maxAge": 0, "freezeTimeout": "60s", "hashEveryRounds": 50}
-        return {
-            "apiVersion": "paceline.dev/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": "benchmark"},
-            "spec": {
-                "replicas": 1 if self.one_pod else self.ranks,
-                "procsPerReplica": self.ranks if self.one_pod else 1,
-                "minReplicas": 1,
-                "collective": {**collective, **self.collective},
-                "template": {"spec": {"containers": [trainer]}},
-                **self.spec,
-            },
+        spec = {
+            "replicas": 1 if self.one_pod else self.ranks,
+            "procsPerReplica": self.ranks if self.one_pod else 1,
+            "minReplicas": 1,
+            "collective": {**collective, **self.collective},
+            **self.spec,
         }
+        return manifest(script(self.script), env={"BENCHMARK": json.dumps(self.config)}, **spec)
 
     def order(self) -> dict[str, Any]:
         """Return what the conductor needs to run the plan, as a dict that JSON can hold."""
@@ -145,15 +131,15 @@ class Ran:
         return msgspec.json.decode(path.read_bytes(), type=list[PodSamples])
 
 
-class LabError(RuntimeError):
-    """Raised when a job of a benchmark did not end as planned."""
-
-
 class Lab:
     """Context manager that runs one job at a time in a temporary folder: `lab.run(plan)`.
 
     The folder, and all that the jobs wrote into it, is removed at the end.
     """
+
+    def __init__(self, stretch: float = 1.0) -> None:
+        """Prepare a lab; `stretch` is a factor on the length of all phases."""
+        self._stretch = stretch
 
     def __enter__(self) -> Self:
         # The path must be short, because socket files are below it.
@@ -178,8 +164,7 @@ class Lab:
         if self._fork_server is not None:
             return self._fork_server
         # The processes import the scripts' helpers from the repository's root.
-        before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), *before]))
+        os.environ["PYTHONPATH"] = python_path()
         self._fork_server = ForkServer()
         return self._fork_server.__enter__()
 
@@ -212,8 +197,10 @@ class Lab:
             The probes of the ranks, the phases, and the job's log.
 
         Raises:
-            LabError: The job failed, timed out, ended incomplete, or left processes behind.
+            JobError: The job failed, timed out, ended incomplete, or left processes behind.
         """
+        longer = [replace(p, seconds=self._stretch * p.seconds) for p in plan.phases]
+        plan = replace(plan, phases=longer)
         server = self._started()
         self._runs += 1
         folder = self._scratch.path / str(self._runs)
@@ -236,11 +223,11 @@ class Lab:
         said = (folder / "runner.log").read_text()[-4000:]
         if not answer:
             why = "failed" if answer is not None else f"was not over after {plan.limit_s:.0f} s"
-            raise LabError(f"{plan.script}: the job {why}\n{said}\n{_last_words(folder)}")
+            raise JobError(f"{plan.script}: the job {why}\n{said}\n{_last_words(folder)}")
         result = json.loads(answer)
         if not result["complete"] or left:
             words = "\n".join(result["printed"][-20:])
-            raise LabError(
+            raise JobError(
                 f"{plan.script}: {result['reason']}: {result['message']} {left}\n{words}\n{said}"
                 f"\n{_last_words(folder)}"
             )

@@ -8,7 +8,6 @@ exactly once in each epoch.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -23,7 +22,8 @@ from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
 from paceline_api.times import NS_PER_S
 
-from benchmarks.lab import ROOT, Lab
+from benchmarks.harness import Report, benchmark
+from benchmarks.jobs import ROOT, manifest
 from benchmarks.rehearsal.watch import MIB
 from testing.processes import fork_server, forked
 from testing.processes.history import descendants
@@ -50,36 +50,21 @@ def job(ranks: int, procs: int, backend: str) -> dict[str, Any]:
     """Return the TrainingJob manifest."""
     replicas = ranks // procs
     command = [sys.executable, str(DIGITS / "train.py"), "--epochs", str(epochs(ranks))]
-    return {
-        "apiVersion": "paceline.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": f"digits-{backend}"},
-        "spec": {
-            "replicas": replicas,
-            "procsPerReplica": procs,
-            "minReplicas": 1,
-            "maxReplicas": replicas + 1,
-            "collective": {
-                "backend": backend,
-                "mode": "Quorum",
-                "quorum": "75%",
-                "normalisation": "Fixed",
-                "maxAge": 0,
-                "freezeTimeout": "120s",  # many ranks on two cores are slow, not frozen
-            },
-            "template": {
-                "spec": {
-                    "containers": [
-                        {
-                            "name": "trainer",
-                            "image": "none",
-                            "command": [*command, "--batch-size", str(BATCH)],
-                        }
-                    ]
-                }
-            },
+    return manifest(
+        [*command, "--batch-size", str(BATCH)],
+        replicas=replicas,
+        procsPerReplica=procs,
+        minReplicas=1,
+        maxReplicas=replicas + 1,
+        collective={
+            "backend": backend,
+            "mode": "Quorum",
+            "quorum": "75%",
+            "normalisation": "Fixed",
+            "maxAge": 0,
+            "freezeTimeout": "120s",  # many ranks on two cores are slow, not frozen
         },
-    }
+    )
 
 
 def play(order: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -116,23 +101,9 @@ def play(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         "round_s": status.log.round_s,
         "exact": status.log.epochs_exact,
         "dropped": sum(status.log.samples_dropped.values()),
-        "changes": [
-            [c.reason, c.members, *map(_seconds, (c.agree_s, c.start_s, c.gap_s))]
-            for c in status.changes
-        ],
+        "changes": [(c.reason, c.gap_s) for c in status.changes],
         "accuracy": json.loads(accuracy.read_text())["accuracy"] if accuracy.exists() else 0.0,
     }
-
-
-def _seconds(value: float | None) -> str:
-    """Return a duration as text.
-
-    It is unknown (None) for a part of a change that the next change overtook.
-
-    Returns:
-        Seconds, or `?`.
-    """
-    return f"{value:6.2f} s" if value is not None else "      ? "
 
 
 class Memory:
@@ -165,53 +136,44 @@ def _proportional_bytes(pid: int) -> int:
     return sum(int(x.split()[1]) * 1024 for x in text.splitlines() if x.startswith("Pss:"))
 
 
-def main() -> int:
-    """Run the job over each backend; return 1 if something is wrong."""
-    parser = argparse.ArgumentParser(description="Digits with many torch ranks on this machine.")
-    parser.add_argument("ranks", type=int)
-    parser.add_argument("--procs", type=int, default=4, help="ranks of a replica")
-    parser.add_argument("--backend", choices=BACKENDS, help="only this one")
-    given = parser.parse_args()
-    if given.ranks % given.procs:
-        parser.error(f"{given.ranks} ranks are no whole number of replicas of {given.procs}")
-    wrong = []
-    with Lab() as lab, temporary_folder() as scratch:
-        for backend in (given.backend,) if given.backend else BACKENDS:
-            folder = scratch / backend
-            folder.mkdir()
-            wrong += run(lab, given.ranks, given.procs, backend, folder)
-    for line in wrong:
-        print(f"error: {line}", file=sys.stderr)
-    return 1 if wrong else 0
-
-
-def run(lab: Lab, ranks: int, procs: int, backend: str, folder: Path) -> list[str]:
-    """Run one job, print its figures, and return a list of what is wrong with it."""
+@benchmark(
+    "Digits with many torch ranks, one of which is killed, while a replica joins",
+    (
+        *("backend", "ranks", "rounds", "round ms", "epochs exact", "accuracy"),
+        *("MiB at most", "processes", "seconds", "s between two commits at a death, at a join"),
+    ),
+    {
+        "--ranks": {"type": int, "default": 40},
+        "--procs": {"type": int, "default": 4, "help": "ranks of a replica"},
+    },
+)
+def run(out: Report) -> None:
+    """Run the job over each backend."""
+    ranks, procs = (4, 2) if out.smoke else (out.given.ranks, out.given.procs)
     faults = f"kill:rank=1,at=round:{KILL_AT};join:at=round:{JOIN_AT}"
-    order = {"job": job(ranks, procs, backend), "faults": faults}
-    memory = Memory(lab.pid)
-    begun_ns = now_ns()
-    try:
-        result = lab.call("benchmarks.large:play", order, folder, limit_s=LIMIT_S)
-    finally:
-        memory.close()
-    seconds = (now_ns() - begun_ns) / NS_PER_S
-    print(f"\n{ranks} ranks of {procs} per replica over {backend}: {result['message']}")
-    print(f"  {result['rounds']} rounds, median {result['round_s'] * 1000:.0f} ms; {seconds:.0f} s")
-    print(f"  accuracy {result['accuracy']:.4f}; {result['exact']} of {epochs(ranks)} epochs exact")
-    print(f"  {memory.most / MIB:.0f} MiB at most, in {memory.processes} processes")
-    for reason, members, agree_s, start_s, gap_s in result["changes"]:
-        print(
-            f"  {reason:<12}{members:>4} members   agreed {agree_s}"
-            f"   started {start_s}   between two commits {gap_s}"
+    for backend in BACKENDS:
+        order = {"job": job(ranks, procs, backend), "faults": faults}
+        memory = Memory(out.lab.pid)
+        begun_ns = now_ns()
+        try:
+            with temporary_folder() as folder:
+                result = out.lab.call("benchmarks.large:play", order, folder, limit_s=LIMIT_S)
+        finally:
+            memory.close()
+        seconds = (now_ns() - begun_ns) / NS_PER_S
+        gaps = [f"{reason} {gap_s:.2f}" for reason, gap_s in result["changes"] if gap_s is not None]
+        out.rows.append(
+            (
+                *(backend, ranks, result["rounds"], 1000 * result["round_s"], result["exact"]),
+                *(f"{result['accuracy']:.4f}", memory.most / MIB, memory.processes, seconds),
+                ", ".join(gaps),
+            )
         )
-    wrong = [] if result["complete"] else [result["message"], *result["printed"]]
-    if result["exact"] != epochs(ranks) or result["dropped"]:
-        wrong.append(f"{result['exact']} epochs exact, {result['dropped']} samples dropped")
-    reasons = [change[0] for change in result["changes"]]
-    wrong += [f"nobody has {x.lower()}: {reasons}" for x in ("Died", "Joined") if x not in reasons]
-    return [f"{backend}: {line}" for line in wrong]
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        reasons = [reason for reason, _ in result["changes"]]
+        out.checks[f"{backend}: {result['message']}"] = result["complete"]
+        exact = result["exact"] == epochs(ranks) and not result["dropped"]
+        out.checks[f"{backend}: all {epochs(ranks)} epochs are exact"] = exact
+        both = {"Died", "Joined"} <= set(reasons)
+        out.checks[f"{backend}: a rank died and another one joined"] = both
+        if not result["complete"]:
+            out.notes += result["printed"]

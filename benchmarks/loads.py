@@ -16,10 +16,9 @@ from paceline.core.faults import FaultKind, parse_faults
 from paceline.core.loads import shifted_ns
 
 from benchmarks import ideal
-from benchmarks import report as r
-from benchmarks.command import Options, main
-from benchmarks.lab import Lab, Phase, Plan, Ran
-from benchmarks.rounds import by_name, same_weights, stretches
+from benchmarks.harness import Report, benchmark, middle, percent, ratios, spread
+from benchmarks.lab import Phase, Plan, Ran
+from benchmarks.rounds import by_name, check_job, stretches
 
 ELEMENTS = 16_384
 SECONDS = 6.0
@@ -123,63 +122,44 @@ def limit(work: Work, way: Way) -> ideal.Rates:
     )
 
 
-def add_rows(out: r.Report, ran: Ran, work: Work) -> None:
+def add_rows(out: Report, ran: Ran, work: Work) -> None:
     """Add the rows and checks of one load to the report."""
     groups = by_name(stretches(ran))
-    full = groups["Full"]
     full_limit = limit(work, WAYS["Full"])
+    rates = {
+        name: ([s.rounds_per_s for s in found], [s.gradients_per_s for s in found])
+        for name, found in groups.items()
+    }
     for name, way in WAYS.items():
         found, allowed = groups[name], limit(work, way)
-        rounds = [a.rounds_per_s / b.rounds_per_s for a, b in zip(found, full, strict=True)]
-        gradients = [
-            a.gradients_per_s / b.gradients_per_s for a, b in zip(found, full, strict=True)
-        ]
+        rounds, gradients = rates[name]
+        over = [middle(ratios(a, b)) for a, b in zip(rates[name], rates["Full"], strict=True)]
         out.rows.append(
             (
-                work.name,
-                name,
-                r.middle(s.rounds_per_s for s in found),
-                allowed.rounds_per_s,
-                r.percent(r.spread(s.rounds_per_s for s in found)),
-                r.middle(rounds),
-                allowed.rounds_per_s / full_limit.rounds_per_s,
-                r.middle(s.gradients_per_s for s in found),
-                allowed.gradients_per_s,
-                r.middle(gradients),
-                allowed.gradients_per_s / full_limit.gradients_per_s,
-                r.middle(s.fresh for s in found),
-                allowed.fresh,
+                *(work.name, name, middle(rounds), allowed.rounds_per_s, percent(spread(rounds))),
+                *(over[0], allowed.rounds_per_s / full_limit.rounds_per_s),
+                *(middle(gradients), allowed.gradients_per_s),
+                *(over[1], allowed.gradients_per_s / full_limit.gradients_per_s),
+                *(middle(s.fresh for s in found), allowed.fresh),
             )
         )
+        out.samples[f"{work.name}, {name}"] = {"rounds/s": rounds, "gradients/s": gradients}
         fewest = min(c["fresh"] for s in found for c in s.commits)
         promised = max(1, way.needs(work.ranks))
         out.checks[f"{work.name}, {name}: no round with less than its quorum"] = fewest >= promised
 
 
-def run(lab: Lab, given: Options) -> r.Report:
-    """Run all loads and return the report."""
-    works = SMOKE if given.smoke else WORKS
-    out = r.Report(
-        "loads",
-        "Loads of eager-SGD's paper at a tenth of their times, grace 0",
-        (
-            *("load", "mode", "rounds/s", "limit", "spread", "over Full", "limit"),
-            *("gradients/s", "limit", "over Full", "limit", "fresh", "limit"),
-        ),
-        smoke=given.smoke,
-    )
-    for work in works:
-        ran = lab.run(plan(work, given.rounds, seconds=1.0 if given.smoke else SECONDS))
+@benchmark(
+    "Loads of eager-SGD's paper at a tenth of their times, grace 0",
+    (
+        *("load", "mode", "rounds/s", "limit", "spread", "over Full", "limit"),
+        *("gradients/s", "limit", "over Full", "limit", "fresh", "limit"),
+    ),
+)
+def run(out: Report) -> None:
+    """Run all loads."""
+    for work in SMOKE if out.smoke else WORKS:
+        ran = out.lab.run(plan(work, out.rounds, seconds=1.0 if out.smoke else SECONDS))
         add_rows(out, ran, work)
-        out.checks[f"{work.name}: equal weights on all ranks"] = same_weights(ran)
-        counted = {probe["applied"] for probe in ran.probes}
-        out.checks[f"{work.name}: the weights hold every applied gradient once"] = counted == {
-            ran.log["gradients"]
-        }
-        out.hashes[work.name] = ran.probes[0]["hash"]
+        check_job(out, ran, work.name)
     out.notes.append("over Full: in rounds/s, which may be thin, and in applied gradients/s")
-    return out
-
-
-if __name__ == "__main__":
-    main(run, __doc__)

@@ -9,14 +9,16 @@ is drawn from the LSTM's load, the same for every row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any
 
-from benchmarks import report as r
-from benchmarks.command import Options, main
+from benchmarks.harness import Report, benchmark, interleave, middle, percent, ratios, spread
 from benchmarks.lab import Lab, Plan
 from benchmarks.loads import WAYS
-from benchmarks.rounds import same_weights
+from benchmarks.rounds import check_job
 from testing.temporary import temporary_folder
 
 LOAD = "lstm"
@@ -33,37 +35,6 @@ class Size:
     epochs: int
     scale: float
     """Factor on the published times."""
-
-
-@dataclass
-class Runs:
-    """Figures of one row, one value per run."""
-
-    seconds: list[float] = field(default_factory=list)
-    accuracies: list[float] = field(default_factory=list)
-    curves: list[list[tuple[float, float]]] = field(default_factory=list)
-
-    def add(self, facts: dict[str, Any]) -> None:
-        """Add the figures of a run."""
-        self.seconds.append(facts["seconds"])
-        self.accuracies.append(facts["accuracy"])
-        self.curves.append([(at, accuracy) for at, accuracy in facts["curve"]])
-
-    def at(self, moments: list[float]) -> list[float]:
-        """Return the accuracy of each run at its moment in `moments` (seconds), or at its end."""
-        return [
-            final
-            if moment > ended
-            else max((at, accuracy) for at, accuracy in curve if at <= moment)[1]
-            for curve, ended, final, moment in zip(
-                self.curves, self.seconds, self.accuracies, moments, strict=True
-            )
-        ]
-
-    def reached(self, accuracy: float) -> list[float]:
-        """Return the seconds until an accuracy was reached, without the runs that never did."""
-        found = [[at for at, value in curve if value >= accuracy] for curve in self.curves]
-        return [ats[0] for ats in found if ats]
 
 
 def config(size: Size, seed: int) -> dict[str, Any]:
@@ -102,60 +73,52 @@ def other(lab: Lab, size: Size, way: str, seed: int) -> dict[str, Any]:
     return found[-1 if server else 0]
 
 
-def add_rows(out: r.Report, rows: dict[str, Runs]) -> None:
-    """Add the rows of all systems to the report."""
-    full = rows["Full"]
-    half = [seconds / 2 for seconds in full.seconds]
-    for name, found in rows.items():
-        reached = found.reached(ENOUGH)
-        ratios = [a / b for a, b in zip(full.seconds, found.seconds, strict=True)]
+def at(run: dict[str, Any], moment: float) -> float:
+    """Return the accuracy of a run at a moment in seconds, or at its end."""
+    if moment > run["seconds"]:
+        return float(run["accuracy"])
+    return float(max((at, accuracy) for at, accuracy in run["curve"] if at <= moment)[1])
+
+
+@benchmark(
+    f"Digits under the {LOAD.upper()}'s load",
+    (
+        *("system", "seconds", "spread", "Full/it", "accuracy after the epochs", "its range"),
+        *("accuracy at half of Full's time", f"seconds to {100 * ENOUGH:.0f} %"),
+    ),
+)
+def run(out: Report) -> None:
+    """Run all systems."""
+    size = Size(3, 1, 0.01) if out.smoke else Size(8, 30, 0.05)
+    out.title += f", {size.ranks} ranks, {size.epochs} epochs, its times x {size.scale}"
+
+    def job(mode: str, seeds: count[int]) -> dict[str, Any]:
+        ran = out.lab.run(plan(size, mode, next(seeds)))
+        check_job(out, ran, "all jobs", counted=False)
+        return dict(ran.probes[0])
+
+    def beside(way: str, seeds: count[int]) -> dict[str, Any]:
+        return other(out.lab, size, way, next(seeds))
+
+    sides: dict[str, Callable[[], dict[str, Any]]] = {m: partial(job, m, count()) for m in WAYS}
+    sides |= {name: partial(beside, way, count()) for name, way in OTHERS.items()}
+    found = interleave(1 if out.smoke else out.rounds, sides)
+    full_s = [run["seconds"] for run in found["Full"]]
+    for name, runs in found.items():
+        seconds, accuracies = ([run[key] for run in runs] for key in ("seconds", "accuracy"))
+        curves = [run["curve"] for run in runs]
+        ats = ([s for s, accuracy in curve if accuracy >= ENOUGH] for curve in curves)
+        reached = [seconds[0] for seconds in ats if seconds]
+        half = [at(run, moment / 2) for run, moment in zip(runs, full_s, strict=True)]
         out.rows.append(
             (
-                name,
-                r.middle(found.seconds),
-                r.percent(r.spread(found.seconds)),
-                r.middle(ratios),
-                accuracy(found.accuracies),
-                f"{min(found.accuracies):.4f} to {max(found.accuracies):.4f}",
-                accuracy(found.at(half)),
-                r.middle(reached) if reached else "not reached",
+                *(name, middle(seconds), percent(spread(seconds))),
+                *(middle(ratios(full_s, seconds)), f"{middle(accuracies):.4f}"),
+                *(f"{min(accuracies):.4f} to {max(accuracies):.4f}", f"{middle(half):.4f}"),
+                middle(reached) if reached else "not reached",
             )
         )
-        out.details[name] = {"seconds": found.seconds, "curves": found.curves}
-
-
-def accuracy(values: list[float]) -> str:
-    """Return the median accuracy as text."""
-    return f"{r.middle(values):.4f}"
-
-
-def run(lab: Lab, given: Options) -> r.Report:
-    """Run all systems and return the report."""
-    size = Size(3, 1, 0.01) if given.smoke else Size(8, 30, 0.05)
-    out = r.Report(
-        "loads_digits",
-        f"Digits, {size.ranks} ranks, {size.epochs} epochs, steps of the {LOAD.upper()}'s load x "
-        f"{size.scale}",
-        (
-            *("system", "seconds", "spread", "Full/it", "accuracy after the epochs", "its range"),
-            *("accuracy at half of Full's time", f"seconds to {100 * ENOUGH:.0f} %"),
-        ),
-        smoke=given.smoke,
-    )
-    rows = {name: Runs() for name in (*WAYS, *OTHERS)}
-    hashes: list[str] = []
-    equal = True
-    for seed in range(1 if given.smoke else given.rounds):
-        for mode in WAYS:
-            ran = lab.run(plan(size, mode, seed))
-            rows[mode].add(ran.probes[0])
-            equal = equal and same_weights(ran)
-            hashes.append(ran.probes[0]["hash"])
-        for name, way in OTHERS.items():
-            rows[name].add(other(lab, size, way, seed))
-    add_rows(out, rows)
-    out.checks["equal weights on all ranks, in every job"] = equal
-    out.hashes["all jobs"] = r.one_hash(hashes)
+        out.samples[name] = {"seconds": seconds, "curves": curves}
     out.notes.append(
         "D-PSGD: the accuracy after the epochs is that of the mean of all ranks, those over time "
         "are of one rank's own weights"
@@ -163,8 +126,3 @@ def run(lab: Lab, given: Options) -> r.Report:
     out.notes.append(
         "the server is a further process; it applies 1/P of the learning rate per push"
     )
-    return out
-
-
-if __name__ == "__main__":
-    main(run, __doc__)

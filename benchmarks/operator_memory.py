@@ -1,32 +1,28 @@
 """Measure the memory of the operator's process while many jobs train.
 
-`python -m benchmarks.operator_memory [--jobs 100 300 1000]` adds jobs of 8 workers to one operator
-until there are that many. The operator is the program as it is delivered, with its watches, its
-Lease and a TLS connection to every job's coordinator. The API server and the coordinators are
-stand-ins in this process (testing/fake_cluster/loopback.py, stub.py), since real ones need more of
-the machine than is measured here. The stand-ins keep track of field owners, which make up most of
-an object's text.
+It adds jobs of 8 workers to one operator until there are `--jobs`. The operator is the program as
+it is delivered, with its watches, its Lease and a TLS connection to every coordinator. The API
+server and the coordinators are stand-ins in this process (testing/fake_cluster/loopback.py,
+stub.py), since real ones need more of the machine than is measured here. The stand-ins keep track
+of field owners, which make up most of an object's text.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import http.client
 import re
 import sys
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import Final
 
-from benchmarks.report import Bar, Report
+from benchmarks.harness import Report, benchmark
 from testing.fake_cluster.beside import Running, submit, until
 from testing.fake_cluster.loopback import Loopback
 from testing.fake_cluster.stub import Fleet
 from testing.temporary import temporary_folder
 
-RESULTS: Final = Path(__file__).parent / "results"
 JOBS: Final = (100, 300, 1000)
 SMOKE: Final = (2, 4)
 WORKERS: Final = 8
@@ -45,16 +41,19 @@ PER_JOB_S: Final = 2.0
 """Time per job that the wait may take, beyond a minute."""
 LOG_SHOWN: Final = 5000
 """Characters of the operator's log that are shown after an error."""
-COLUMNS: Final = (
-    *("jobs", "pods", "TLS connections", "MiB", "MiB at most", "KiB per further job"),
-    *("all train after s", "cores while they train"),
+
+
+@benchmark(
+    "The operator's memory",
+    (
+        *("jobs", "pods", "TLS connections", "MiB", "MiB at most", "KiB per further job"),
+        *("all train after s", "cores while they train"),
+    ),
+    {"--jobs": {"nargs": "+", "type": int, "default": JOBS, "help": "rising numbers"}},
 )
-
-
-def run(sizes: tuple[int, ...], *, smoke: bool) -> Report:
-    """Measure the operator with each number of jobs and return the report."""
+def run(out: Report) -> None:
+    """Measure the operator with each number of jobs."""
     gc.disable()  # a full collection would stop the stand-ins for seconds
-    out = Report("operator_memory", "The operator's memory", COLUMNS, smoke=smoke)
     with temporary_folder() as folder, Loopback(folder) as plane:
         operator = Running(plane, OWN, folder / "operator.log")
         try:
@@ -63,15 +62,14 @@ def run(sizes: tuple[int, ...], *, smoke: bool) -> Report:
             before = (0, operator.memory_mib())
             out.rows.append((0, 0, 0, before[1], operator.memory_mib("VmHWM"), "-", "-", "-"))
             with Fleet(plane, NAMESPACE, operator=OWN) as fleet:
-                for jobs in sizes:
-                    before = _grow(out, plane, operator, fleet, before, jobs, smoke=smoke)
+                for jobs in SMOKE if out.smoke else out.given.jobs:
+                    before = _grow(out, plane, operator, fleet, before, jobs)
                 out.checks["no coordinator was told less than there was"] = not fleet.wrong
         except BaseException:
             sys.stderr.write(operator.log.read_text()[-LOG_SHOWN:])
             raise
         finally:
             operator.end()
-    return out
 
 
 def _grow(
@@ -81,8 +79,6 @@ def _grow(
     fleet: Fleet,
     before: tuple[int, float],
     jobs: int,
-    *,
-    smoke: bool,
 ) -> tuple[int, float]:
     """Add jobs until there are `jobs` of them, measure the operator, and add a row."""
     had, had_mib = before
@@ -97,7 +93,7 @@ def _grow(
     until(all_train, f"{jobs} jobs train", 60 + PER_JOB_S * jobs)
     took_s = time.monotonic() - begun_s
     spent_s, since_s = operator.cpu_seconds(), time.monotonic()
-    while time.monotonic() - since_s < (SMOKE_S if smoke else STEADY_S):
+    while time.monotonic() - since_s < (SMOKE_S if out.smoke else STEADY_S):
         fleet.train()
         time.sleep(ROUND_S)
     cores = (operator.cpu_seconds() - spent_s) / (time.monotonic() - since_s)
@@ -111,7 +107,7 @@ def _grow(
     out.checks[f"{jobs} jobs: all pods are known"] = pods == jobs * (WORKERS + 1)
     if jobs == BAR_JOBS:
         text = f"MiB at most with {jobs} jobs of {WORKERS} workers"
-        out.bars.append(Bar(text, highest, BAR_MIB, at_least=False))
+        out.at_most(text, highest, BAR_MIB)
     return jobs, mib
 
 
@@ -129,18 +125,3 @@ def _figures(operator: Running) -> dict[str, float]:
         name: re.search(rf"^{re.escape(line)} (\S+)$", page, re.M) for name, line in lines.items()
     }
     return {name: float(hit[1]) if hit else 0.0 for name, hit in found.items()}
-
-
-def main() -> int:
-    """Run the benchmark from the command line and return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--jobs", nargs="+", type=int, default=list(JOBS), help="rising numbers")
-    parser.add_argument("--smoke", action="store_true", help="smallest size")
-    parser.add_argument("--out", type=Path, default=None, help="folder of the result files")
-    given = parser.parse_args()
-    report = run(SMOKE if given.smoke else tuple(given.jobs), smoke=given.smoke)
-    return report.publish(given.out or (None if given.smoke else RESULTS))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

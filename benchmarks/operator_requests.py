@@ -1,21 +1,19 @@
 """Measure the operator's cost: requests, seconds and CPU per job, beside plain Indexed Jobs.
 
-`python -m benchmarks.operator_requests [--sizes 1x8 1x64 100x8]`, sizes as jobs x workers. Each
-size has a control plane of its own. The request limits of the Job controller and the scheduler are
-raised.
+Each size has a control plane of its own. The request limits of the Job controller and the scheduler
+are raised.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Final
 
+from benchmarks.harness import Report, benchmark
 from benchmarks.operator_cluster import (
     JOBS,
     RAISED,
@@ -32,10 +30,8 @@ from benchmarks.operator_cluster import (
     until,
     until_quiet,
 )
-from benchmarks.report import Bar, Report
 from testing.temporary import temporary_folder
 
-RESULTS: Final = Path(__file__).parent / "results"
 SIZES: Final = ("1x8", "1x64", "100x8")
 SMOKE: Final = ("1x2",)
 READY_BAR: Final = 7
@@ -233,43 +229,41 @@ def rows(out: Report, size: str, floor: Figures, ours: Figures, jobs: int, worke
             ours.peak_mib,
         )
     )
-    out.bars.append(
-        Bar(f"{size}: own requests/job to RingReady", ready, workers + READY_BAR, at_least=False)
-    )
-    out.bars.append(
-        Bar(f"{size}: own requests/job in all", life, workers + LIFE_BAR, at_least=False)
-    )
-    out.bars.append(
-        Bar(f"{size}: CPU-seconds beside Indexed Jobs", spent / base, CPU_BAR, at_least=False)
-    )
+    out.at_most(f"{size}: own requests/job to RingReady", ready, workers + READY_BAR)
+    out.at_most(f"{size}: own requests/job in all", life, workers + LIFE_BAR)
+    out.at_most(f"{size}: CPU-seconds beside Indexed Jobs", spent / base, CPU_BAR)
     if ours.replaced_s:
         worst = max(ours.replaced_s)
         what = f"{size}: deleted worker to its replacement, s, worst of 3"
-        out.bars.append(Bar(what, worst, REPLACED_BAR_S, at_least=False))
+        out.at_most(what, worst, REPLACED_BAR_S)
         what = f"{size}: scale by half to the last new pod, s"
         if workers == SCALED_WORKERS:
-            out.bars.append(Bar(what, ours.scaled_s, SCALED_BAR_S, at_least=False))
+            out.at_most(what, ours.scaled_s, SCALED_BAR_S)
         else:
             out.notes.append(f"{what}: {ours.scaled_s:.2f}")
-        out.details[f"{size}: replaced_s"] = ours.replaced_s
+        out.samples[f"{size}: replaced_s"] = ours.replaced_s
     out.checks[f"{size}: requests within their bars"] = (
         ready <= workers + READY_BAR and life <= workers + LIFE_BAR
     )
     out.checks[f"{size}: one creation per worker"] = ours.requests["create", "pods"] == jobs * (
         workers + 1
     )
-    out.details[f"{size}: cpu_s"] = {"TrainingJob": ours.cpu_s, "Indexed Job": floor.cpu_s}
-    out.details[f"{size}: requests"] = {
+    out.samples[f"{size}: cpu_s"] = {"TrainingJob": ours.cpu_s, "Indexed Job": floor.cpu_s}
+    out.samples[f"{size}: requests"] = {
         f"{verb} {kind}": count for (verb, kind), count in sorted(ours.life.items())
     }
     told = ", ".join(f"{v} {k} {n / jobs:.2g}" for (v, k), n in sorted(ours.life.items()))
     out.notes.append(f"{size}, requests/job in all: {told}")
 
 
-def run(sizes: tuple[str, ...], *, smoke: bool) -> Report:
-    """Measure all sizes and return the report."""
-    out = Report("operator_requests", "The operator's requests", COLUMNS, smoke=smoke)
-    for size in sizes:
+@benchmark(
+    "The operator's requests",
+    COLUMNS,
+    {"--sizes": {"nargs": "+", "default": SIZES, "metavar": "JOBSxWORKERS"}},
+)
+def run(out: Report) -> None:
+    """Measure all sizes."""
+    for size in SMOKE if out.smoke else out.given.sizes:
         jobs, workers = (int(part) for part in size.split("x"))
         with temporary_folder() as folder, bench(folder / "operator.log") as b:
             floor = plain(b, jobs, workers)
@@ -281,19 +275,3 @@ def run(sizes: tuple[str, ...], *, smoke: bool) -> Report:
         f"{RAISED.burst}; etcd without fsync; nodes and coordinators are stand-ins whose CPU is "
         "not counted; counted are etcd, API server, controller manager, scheduler and operator"
     )
-    return out
-
-
-def main() -> int:
-    """Run the benchmark from the command line and return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), help="JOBSxWORKERS")
-    parser.add_argument("--smoke", action="store_true", help="smallest size")
-    parser.add_argument("--out", type=Path, default=None, help="folder of the result files")
-    given = parser.parse_args()
-    report = run(SMOKE if given.smoke else tuple(given.sizes), smoke=given.smoke)
-    return report.publish(given.out or (None if given.smoke else RESULTS))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

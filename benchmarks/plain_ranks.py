@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab import SCRIPTS
+from benchmarks.jobs import SCRIPTS
 from benchmarks.network import free_port
 
 

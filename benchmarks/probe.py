@@ -1,10 +1,10 @@
 """Record what a benchmark's training script does inside its rank.
 
-The records go to `probe-<member>.json` in the job's folder when the script is done. Times are
-monotonic nanoseconds, comparable between the processes of one machine. For each committed round:
-when the rank began and ended the reduction, when the update was done, and who took part. For each
-step of the main thread: when it announced and when it continued. The cost is two clock readings and
-a tuple, the same for every mode.
+The records go to `probe-<member>.<local rank>.json` in the job's folder when the script is done.
+Times are monotonic nanoseconds, comparable between the processes of one machine. For each committed
+round: when the rank began and ended the reduction, when the update was done, and who took part. For
+each step of the main thread: when it announced and when it continued. The cost is two clock
+readings and a tuple, the same for every mode.
 """
 
 from __future__ import annotations
@@ -103,9 +103,11 @@ class Probe:
                 **result,
             }
         )
-        draft = Path(f"probe-{MEMBER}.draft")
+        # The ranks of a group are one member.
+        name = f"probe-{MEMBER}.{os.environ.get('LOCAL_RANK', '0')}"
+        draft = Path(f"{name}.draft")
         draft.write_text(text)
-        draft.rename(draft.with_suffix(".json"))
+        draft.rename(f"{name}.json")
 
 
 def memory() -> dict[str, float]:

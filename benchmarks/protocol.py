@@ -1,7 +1,5 @@
 """Measure what a round costs the state machines of a large job, without network or gradients.
 
-    python -m benchmarks.protocol [--ranks 64 256 1024 4096] [--rounds 5] [--json] [--smoke]
-
 In each round, every rank arrives as the log expects. One machine plays the starter, one a head and
 one any other rank; the messages of all others are made beforehand. `starter`: from the first
 announcement until GO is packed for all who get it from there. `head`: its group's announcements,
@@ -12,8 +10,6 @@ rounds.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -31,9 +27,14 @@ from paceline.core.rank.machine import Rank
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
+from benchmarks.harness import Report, benchmark
+
 RANKS: Final = (64, 256, 1024, 4096)
 ROUND_NS: Final = 10**9
 LEASES_EACH: Final = 1000
+BAR_RANKS: Final = 1024
+BAR_STARTER_MS: Final = 5.0
+BAR_OTHER_MS: Final = 2.0
 
 
 def make_log(ranks: int) -> Log:
@@ -196,29 +197,24 @@ def measure(ranks: int, rounds: int) -> dict[str, float]:
 
     for _ in range(rounds):
         job.round(timed)
-    figures = {f"{who}_ms": spent_ms for who, spent_ms in best.items()}
-    return {
-        "ranks": ranks,
-        **figures,
-        "messages_to_starter": job.messages,
-        "messages_from_starter": job.sent,
-        "go_bytes": job.go_bytes,
-    }
+    counts = {"messages": job.messages, "sent": job.sent, "GO": job.go_bytes / 1000}
+    return {**best, **counts}
 
 
-def main() -> None:
-    """Print the figures for each number of ranks."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--smoke", action="store_true")
-    options = parser.parse_args()
-    for ranks in RANKS[:2] if options.smoke else options.ranks:
-        figures = measure(ranks, 2 if options.smoke else options.rounds)
-        shown = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
-        print(json.dumps(figures) if options.json else shown, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+@benchmark(
+    "Cost of a round for the state machines",
+    (
+        *("ranks", "starter ms", "head ms", "other ranks ms"),
+        *("messages to the starter", "messages from it", "GO kB"),
+    ),
+    {"--ranks": {"type": int, "nargs": "+", "default": RANKS}},
+)
+def run(out: Report) -> None:
+    """Measure each number of ranks."""
+    for ranks in RANKS[:2] if out.smoke else out.given.ranks:
+        found = measure(ranks, out.rounds)
+        names = ("starter", "head", "other", "messages", "sent", "GO")
+        out.rows.append((ranks, *(found.get(name, "-") for name in names)))
+        if ranks == BAR_RANKS:
+            out.at_most(f"{ranks} ranks: starter, ms", found["starter"], BAR_STARTER_MS)
+            out.at_most(f"{ranks} ranks: other ranks, ms", found["other"], BAR_OTHER_MS)

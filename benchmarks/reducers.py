@@ -7,7 +7,6 @@ several can be alive and take turns, and the runs that are compared are seconds 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,9 +18,8 @@ from typing import Any, Final
 
 from paceline.transport.factory import LOOPBACK
 
-from benchmarks.lab import SCRIPTS
+from benchmarks.jobs import end_all, python_path, script, start
 from benchmarks.network import MACHINES, Machine
-from benchmarks.systems import descendants, python_path
 from testing.temporary import temporary_folder
 
 ANSWER_S: Final = 120.0
@@ -91,8 +89,8 @@ class Crew:
     def _launch(self, size: int, where: str, number: int) -> None:
         machine = self._machines[number % len(self._machines)] if self._machines else None
         command = [*machine.enter] if machine else []
-        command += [str(Path(sys.executable).parent / "mpiexec"), "-n", str(size), sys.executable]
-        command += [str(SCRIPTS / "reducer.py"), where, str(number), self.system]
+        command += [str(Path(sys.executable).parent / "mpiexec"), "-n", str(size)]
+        command += [*script("reducer.py"), where, str(number), self.system]
         own = {
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": python_path(),
@@ -102,16 +100,7 @@ class Crew:
             "B2_HOST": machine.host if machine else LOOPBACK,
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        with (self._folder / "log").open("ab") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    command,
-                    env={**os.environ, **own},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
-            )
+        self._processes.append(start(command, self._folder, {**os.environ, **own}))
 
     def _hear(self, connection: Connection) -> Any:
         try:
@@ -146,18 +135,9 @@ class Crew:
         for connection in self._connections:
             with suppress(OSError):
                 connection.send(None)
-        for process in self._processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
+        end_all(self._processes, END_S)
         for connection in self._connections:
             connection.close()
-        for process in self._processes:
-            for pid in [*descendants(process.pid), process.pid]:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            process.wait()
 
 
 def right(calls: Calls, ranks: int) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from benchmarks.harness import Report, one_hash
 from benchmarks.lab import Ran
 
 NS = 1e9
@@ -101,38 +102,6 @@ def go_to_reduced_s(ran: Ran, stretch: Stretch) -> list[float]:
     return [(ended[n] - begun[n]) / NS for n in sorted(stretch.numbers) if n in begun]
 
 
-PARTS = ("last arrival to GO", "GO to reduced", "reduced to committed", "committed to resumed")
-
-
-def parts_ms(ran: Ran, stretch: Stretch) -> dict[str, float]:
-    """Return where the time from the last arrival to the last rank's next step goes.
-
-    Returns:
-        Median milliseconds of each part in PARTS.
-    """
-    arrived: dict[int, int] = {}
-    resumed: dict[int, int] = {}
-    committed: dict[int, int] = {}
-    for probe in ran.probes:
-        for version, begun, ended, _ in probe["steps"]:
-            arrived[version] = max(begun, arrived.get(version, 0))
-            resumed[version] = max(ended, resumed.get(version, 0))
-        for commit in probe["commits"]:
-            number = commit["round"]
-            committed[number] = max(commit["at"], committed.get(number, 0))
-    begun_ns: dict[int, int] = {}
-    ended_ns: dict[int, int] = {}
-    for number, first, last in _reductions(ran):
-        begun_ns[number] = min(first, begun_ns.get(number, first))
-        ended_ns[number] = max(last, ended_ns.get(number, last))
-    marks = (arrived, begun_ns, ended_ns, committed, resumed)
-    whole = [n for n in stretch.numbers if all(n in mark for mark in marks)]
-    return {
-        part: median((b[n] - a[n]) / 1e6 for n in whole)
-        for part, a, b in zip(PARTS, marks, marks[1:], strict=False)
-    }
-
-
 def own_step_s(ran: Ran, stretch: Stretch) -> float:
     """Return the median time of a main thread between two calls of `step()`.
 
@@ -156,6 +125,34 @@ def _reductions(ran: Ran) -> Iterator[tuple[int, int, int]]:
         yield from probe["reductions"]
 
 
-def same_weights(ran: Ran) -> bool:
-    """Return True if all ranks ended with the same weights."""
-    return len({probe["hash"] for probe in ran.probes}) == 1
+def same_weights(ran: Ran, shards: int = 1) -> bool:
+    """Return True if all ranks, or all that hold the same shard, ended with the same weights."""
+    return len({(probe.get("shard", 0), probe["hash"]) for probe in ran.probes}) == shards
+
+
+def check_job(out: Report, ran: Ran, where: str, *, counted: bool = True, shards: int = 1) -> None:
+    """Add the checks and the result hash of a job to the report.
+
+    A check of an earlier job with the same name must hold as well.
+
+    Args:
+        out: The report.
+        ran: Results of the job.
+        where: Name of the job in the report.
+        counted: True if the gradient of each step is one in every element and the update adds it,
+            so that the weights count the applied gradients.
+        shards: Number of ranks that hold one copy of the model together.
+    """
+    checks = {"equal weights on all ranks": same_weights(ran, shards)}
+    if counted:
+        applied = {probe["applied"] for probe in ran.probes}
+        once = applied == {ran.log["gradients"]}
+        checks["the weights hold every applied gradient once"] = once
+        if not once:
+            logged = ran.log["gradients"]
+            out.notes.append(f"{where}: {applied} in the weights, {logged} in the log")
+    for what, holds in checks.items():
+        name = f"{where}: {what}"
+        out.checks[name] = out.checks.get(name, True) and holds
+    before = [out.hashes[where]] if where in out.hashes else []
+    out.hashes[where] = one_hash([*before, ran.probes[0]["hash"]])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.lab import ROOT, SCRIPTS
+from benchmarks.jobs import PACELINE, SCRIPTS, end_all, manifest, python_path, script, start
 
 WAIT_S: Final = 150.0
 LOOK_S: Final = 0.05
@@ -37,7 +37,7 @@ class Line:
 
 
 @dataclass
-class Run:
+class SystemRun:
     """One start of one system: its folder, its parameters and its processes."""
 
     folder: Path
@@ -64,16 +64,7 @@ class Run:
         """
         own = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
         own |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(), "RECOVERY": self.config()}
-        with (self.folder / name).open("ab") as log:
-            process = subprocess.Popen(
-                argv,
-                env={**own, **(env or {})},
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        process = start(argv, self.folder, {**own, **(env or {})}, log=name)
         self.processes.append(process)
         return process
 
@@ -125,75 +116,33 @@ class Run:
 
     def end(self) -> None:
         """Kill all processes of the system with their descendants, and reap them."""
-        for process in self.processes:
-            for pid in [*descendants(process.pid), process.pid]:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            process.wait()
-
-
-def python_path() -> str:
-    """Return a PYTHONPATH from which the scripts can import `benchmarks.progress`."""
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-
-
-def descendants(root: int) -> list[int]:
-    """Return the pids of all descendants of process `root`."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    found, todo = [], [root]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
+        end_all(self.processes)
 
 
 # ---- the systems ---------------------------------------------------------------------------------
 
 
-def start_paceline(run: Run, backend: str) -> None:
+def start_paceline(run: SystemRun, backend: str) -> None:
     """Start `paceline run`, whose agents restart a dead rank."""
-    trainer = {
-        "name": "trainer",
-        "image": "none",
-        "command": [sys.executable, str(SCRIPTS / "recovery_paceline.py")],
-        "env": [
-            {"name": "RECOVERY", "value": run.config()},
-            {"name": "PYTHONPATH", "value": python_path()},
-        ],
-    }
-    job = {
-        "apiVersion": "paceline.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "recovery"},
-        "spec": {
-            "replicas": run.ranks,
-            "minReplicas": 1,
-            # Be as synchronous as the others: wait for all ranks.
-            "collective": {"backend": backend, "mode": "Full"},
-            "template": {"spec": {"containers": [trainer]}},
-        },
-    }
+    job = manifest(
+        script("recovery_paceline.py"),
+        env={"RECOVERY": run.config(), "PYTHONPATH": python_path()},
+        replicas=run.ranks,
+        minReplicas=1,
+        # Be as synchronous as the others: wait for all ranks.
+        collective={"backend": backend, "mode": "Full"},
+    )
     path = run.folder / "job.json"
     path.write_text(json.dumps(job))
     run.start(
         [
-            *(str(Path(sys.executable).parent / "paceline"), "run", str(path)),
+            *(str(PACELINE), "run", str(path)),
             *("--run-dir", str(run.folder / "run")),
         ]
     )
 
 
-def end_paceline(run: Run) -> dict[str, Any]:
+def end_paceline(run: SystemRun) -> dict[str, Any]:
     """Stop `paceline run` with SIGINT and return the status that it leaves behind.
 
     Args:
@@ -216,7 +165,7 @@ def end_paceline(run: Run) -> dict[str, Any]:
     return status
 
 
-def start_torchrun(run: Run) -> None:
+def start_torchrun(run: SystemRun) -> None:
     """Start one torchrun agent for all workers, which it restarts together: its fastest form."""
     run.start(
         [
@@ -228,7 +177,7 @@ def start_torchrun(run: Run) -> None:
     )
 
 
-def start_elastic(run: Run, port: int) -> None:
+def start_elastic(run: SystemRun, port: int) -> None:
     """Start one more torchrun agent with one worker, in a job of 1 to `ranks` nodes."""
     run.start(
         [
@@ -243,7 +192,9 @@ def start_elastic(run: Run, port: int) -> None:
     )
 
 
-def start_torchft(run: Run, python: str, place: int, lighthouse: int) -> subprocess.Popen[bytes]:
+def start_torchft(
+    run: SystemRun, python: str, place: int, lighthouse: int
+) -> subprocess.Popen[bytes]:
     """Start one replica group of torchft and return its process."""
     return run.start(
         [python, str(SCRIPTS / "recovery_torchft.py")],
@@ -254,7 +205,7 @@ def start_torchft(run: Run, python: str, place: int, lighthouse: int) -> subproc
     )
 
 
-def start_lighthouse(run: Run, python: str, port: int) -> None:
+def start_lighthouse(run: SystemRun, python: str, port: int) -> None:
     """Start torchft's lighthouse with short timeouts.
 
     The benchmark measures how soon a silent replica counts as dead, so the defaults would decide

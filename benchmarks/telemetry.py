@@ -1,7 +1,5 @@
 """Measure the cost of a step's metrics: both threads' writes of a step and its round. Bar: 20 us.
 
-    python -m benchmarks.telemetry [--ranks 8] [--rounds 4000] [--json] [--smoke]
-
 The calls are those that the engine makes. The time does not include reading a round and appending
 it to the log. There are three cases: all ranks are fresh in each round; another rank is late in
 each round; and another rank is late in each round and still late in the next one, so that waiting
@@ -10,10 +8,8 @@ is avoided in each. The last case is the worst.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import time
+from statistics import fmean
 
 from paceline.core.anatomy.samples import Phase
 from paceline.core.collectives.select import Method
@@ -29,7 +25,10 @@ from paceline.worker.metrics.rounds import RoundMetrics
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
+from benchmarks.harness import Report, benchmark, middle, share
+
 BAR_US = 20.0
+ROUNDS = 4000
 STEP_NS = 20_000_000
 STEP_PHASES = (Phase.LOADING, Phase.SCRIPT, Phase.FORWARD, Phase.BACKWARD)
 
@@ -82,8 +81,8 @@ def make_go(rank: RankState, members: tuple[MemberId, ...], late_ranks: int) -> 
     return compact(rank.log, go, usual)
 
 
-def measure(ranks: int, rounds: int, late_ranks: int) -> dict[str, float]:
-    """Return the microseconds per step, measured over `rounds` rounds."""
+def measure(ranks: int, rounds: int, late_ranks: int) -> list[float]:
+    """Return the microseconds of each step over `rounds` rounds."""
     rank, members = prepare(ranks)
     record = RankRecord.create()
     metrics, loop = RoundMetrics(record, members[0]), LoopMetrics(record)
@@ -116,30 +115,17 @@ def measure(ranks: int, rounds: int, late_ranks: int) -> dict[str, float]:
         loop.stepped(now - 1000, now, fresh=True, version=go.round + 1, samples=32)
         spent_us.append((time.perf_counter_ns() - after + middle - before) / 1000)
     record.close()
-    return {
-        "ranks": ranks,
-        "late_per_round": late_ranks,
-        "median_us": statistics.median(spent_us),
-        "mean_us": statistics.fmean(spent_us),
-        "p95_us": statistics.quantiles(spent_us, n=20)[-1],
-        "bar_us": BAR_US,
-    }
+    return spent_us
 
 
-def main() -> None:
-    """Print the figures of the three cases."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=4000)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--smoke", action="store_true")
-    options = parser.parse_args()
+@benchmark(
+    "Cost of the metrics of a step",
+    ("ranks late per round", "median us", "mean us", "p95 us"),
+    {"--ranks": {"type": int, "default": 8}},
+)
+def run(out: Report) -> None:
+    """Measure the three cases."""
     for late_ranks in range(3):
-        rounds = 50 if options.smoke else options.rounds
-        figures = measure(options.ranks, rounds, late_ranks)
-        shown = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
-        print(json.dumps(figures) if options.json else f"per step: {shown}")
-
-
-if __name__ == "__main__":
-    main()
+        us = measure(out.given.ranks, 50 if out.smoke else ROUNDS, late_ranks)
+        out.rows.append((late_ranks, middle(us), fmean(us), share(us, 0.95)))
+        out.at_most(f"{late_ranks} ranks late: median us", middle(us), BAR_US)

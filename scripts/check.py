@@ -13,17 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.telemetry import reference as metrics
 from paceline_api import crdgen
 from paceline_operator import reference
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
+from benchmarks import tables
 from scripts import (
     citations,
     cli_reference,
     dashboards,
     entry_points,
     field_reference,
+    metrics_reference,
     pictures,
     pins,
     promises,
@@ -74,7 +75,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     },
     "docs/reference/cli.md": cli_reference.markdown,
     "docs/reference/entry-points.md": entry_points.markdown,
-    "docs/reference/metrics.md": metrics.markdown,
+    "docs/reference/metrics.md": metrics_reference.markdown,
     "docs/reference/python.md": python_reference.markdown,
     "docs/reference/operator.md": lambda: reference.markdown(VALUES.read_text()),
     "docs/reference/trainingjob.md": field_reference.markdown,
@@ -83,6 +84,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "scripts/build.txt": pins.build,
     **dashboards.dashboards(),
     **pictures.pictures(),
+    **tables.pages(),
 }
 
 

@@ -53,7 +53,8 @@ def layer_of(test: str) -> Layer:
         The layer.
 
     Raises:
-        NoSuchTestError: The file or the function does not exist, is no test, or no layer runs it.
+        NoSuchTestError: The file or the function does not exist, it is not a test, or no layer
+            runs it.
     """
     file, _, rest = test.partition("::")
     function, _, case = rest.rstrip("]").partition("[")

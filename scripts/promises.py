@@ -1,16 +1,17 @@
 """docs/testing.md: the layers of the tests, and the tests that hold each promise.
 
-The promises come from the code: the rows of the protocol's tables, the kinds of faults, the fields
-of the API, the command line and the metrics. The tests that hold them are written by hand in
-docs/testing/promises.yaml. The layer of a test comes from its marks (`scripts.layers`). A promise
-without an entry, an entry without a promise, and a test that does not exist are errors.
+The promises come from the code and the docs: the rows of the protocol's tables, the kinds of
+faults, the mistakes, the fields of the API, the command line and the metrics. The tests that hold
+them are written by hand in docs/testing/promises.yaml. The layer of a test comes from its marks
+(`scripts.layers`). A promise without an entry, an entry without a promise, and a test that does not
+exist are errors.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,21 +20,15 @@ from typing import Any, Final
 import typer.main
 import yaml
 from paceline.cli.main import app
-from paceline.coordinator.metrics import Exporter
 from paceline.core.faults import EXAMPLES, FaultKind
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import RankPhase, RankStatus, Status
-from paceline.refusals import Refusals
 from paceline.telemetry.catalog import CATALOG
 from paceline_api.types.fabric import FabricProfile
 from paceline_api.types.job import TrainingJob
-from paceline_operator.metrics import Metrics
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from scripts.cli_reference import FAULTS
 from scripts.field_reference import leaves
 from scripts.layers import ORDER, Layer, NoSuchTestError, layer_of
+from scripts.metrics_reference import coordinator_families, full_name, operator_families
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DATA: Final = ROOT / "docs/testing/promises.yaml"
@@ -104,6 +99,12 @@ def _histories() -> dict[str, str]:
     return {name: said.get(name, "") for name in names}
 
 
+def _mistakes() -> dict[str, str]:
+    """Return what Paceline says to each mistake, as docs/mistakes.md has it."""
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", (ROOT / "docs/mistakes.md").read_text(), re.M)
+    return {mistake: answer for mistake, answer in rows if mistake != "mistake"}
+
+
 def _faults_page() -> str:
     return (ROOT / "docs/faults.md").read_text()
 
@@ -120,16 +121,11 @@ def _verbs() -> dict[str, str]:
 
 
 def _of_coordinator() -> dict[str, str]:
-    rank = RankStatus(MemberId(0, 0, 0), RankPhase.ACTIVE)
-    page = Exporter(lambda: Status("", "", ranks=(rank,)), Refusals()).text().decode()
-    return _of_families(text_string_to_metric_families(page))
+    return {full_name(f): _sentence(f.documentation) for f in coordinator_families()}
 
 
-def _of_families(families: Iterable[Metric]) -> dict[str, str]:
-    return {
-        f"{each.name}_total" if each.type == "counter" else each.name: _sentence(each.documentation)
-        for each in families
-    }
+def _of_operator() -> dict[str, str]:
+    return {full_name(f): _sentence(f.documentation) for f, _ in operator_families()}
 
 
 SECTIONS: Final = (
@@ -160,6 +156,12 @@ SECTIONS: Final = (
         _histories,
     ),
     Section(
+        "mistakes",
+        "Mistakes",
+        "They are listed by subject in [mistakes.md](mistakes.md).",
+        _mistakes,
+    ),
+    Section(
         "fields of a TrainingJob",
         "Fields of a TrainingJob",
         "Paths below `spec`; [reference/trainingjob.md](reference/trainingjob.md) has all texts. "
@@ -187,14 +189,14 @@ SECTIONS: Final = (
     Section(
         "metrics of the coordinator",
         "Metrics of the coordinator",
-        "On its page `/metrics`.",
+        "All labels are in [reference/metrics.md](reference/metrics.md).",
         _of_coordinator,
     ),
     Section(
         "metrics of the operator",
         "Metrics of the operator",
-        "On its page `/metrics`.",
-        lambda: _of_families(Metrics().registry.collect()),
+        "All labels are in [reference/metrics.md](reference/metrics.md).",
+        _of_operator,
     ),
 )
 
@@ -339,7 +341,8 @@ def markdown() -> str:
 
 
 def _name(name: str) -> str:
-    return name if re.fullmatch(r"[IR]\d+", name) else f"`{name}`"
+    """Return a name as code. A number of a rule and a sentence stay as they are."""
+    return name if re.fullmatch(r"[IR]\d+|.+\.", name) else f"`{name}`"
 
 
 def _layer(tests: list[str]) -> Layer:

@@ -115,7 +115,7 @@ def manifest_digest(archive: Path) -> str:
         The sha256 in hexadecimal.
 
     Raises:
-        ProvenanceError: The file is no such archive.
+        ProvenanceError: The file is not such an archive.
     """
     try:
         with tarfile.open(archive) as layout:
@@ -155,7 +155,7 @@ def opened(sealed: bytes, key: ec.EllipticCurvePublicKey) -> bytes:
         The statement.
 
     Raises:
-        ProvenanceError: It is no envelope, or has no signature of this key.
+        ProvenanceError: It is not an envelope, or has no signature of this key.
     """
     try:
         body = json.loads(sealed)
@@ -252,9 +252,9 @@ def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     try:
         key = load_pem_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise ProvenanceError(f"{path} is no public key in PEM: {error}") from None
+        raise ProvenanceError(f"{path} is not a public key in PEM: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ProvenanceError(f"{path} is no key of an elliptic curve")
+        raise ProvenanceError(f"{path} is not a key of an elliptic curve")
     return key
 
 

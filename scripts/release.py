@@ -175,7 +175,9 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except OSError as error:
         raise ReleaseError(f"the key {path} cannot be read: {error.strerror}") from error
     except (TypeError, ValueError, UnsupportedAlgorithm) as error:
-        raise ReleaseError(f"{path} is no private key in PEM without a password; {hint}") from error
+        raise ReleaseError(
+            f"{path} is not a private key in PEM without a password; {hint}"
+        ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ReleaseError(f"{path} is not a key of the curve P-256; {hint}")
     return key

@@ -190,7 +190,8 @@ def read_base(path: Path) -> Base:
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if python is None or not pip:
         raise ReleaseError(
-            f"{path} is no root file system with a Python and its venv; take a Debian that has them"
+            f"{path} is not a root file system with a Python and its venv; "
+            "take a Debian that has them"
         )
     if python[1] != here:
         raise ReleaseError(

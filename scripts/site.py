@@ -4,10 +4,16 @@ Pages link to examples, charts and sources beside `docs/`, so the site is built 
 everything that is linked, laid out as in the repository: the same relative links work in a checkout
 and on the site. A link or a heading that does not exist, and a page that the navigation of
 `zensical.toml` lacks, is an error.
+
+With `--versions FOLDER` (`make docs VERSIONS=FOLDER`) the site is also put into FOLDER beside those
+of other releases, laid out as mike does: a folder per version, `versions.json` for the selector in
+the head of each page, and an index that leads to the newest version.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -16,6 +22,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+
+from packaging.version import Version
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SETTINGS: Final = "zensical.toml"
@@ -90,6 +98,25 @@ def dead_files(root: Path = ROOT) -> list[tuple[str, str]]:
     ]
 
 
+def publish(folder: Path, root: Path = ROOT) -> None:
+    """Put the site that was built into a folder of versions, in place of one of the same version.
+
+    Args:
+        folder: The folder of versions; it is made if it does not exist.
+        root: The checkout.
+    """
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    shutil.rmtree(folder / version, ignore_errors=True)
+    shutil.copytree(root / "site", folder / version)
+    found = (path.parent.name for path in folder.glob("*/index.html"))
+    newest, *others = sorted(found, key=Version, reverse=True)
+    listed = [{"version": each, "title": each, "aliases": []} for each in (newest, *others)]
+    (folder / "versions.json").write_text(json.dumps(listed, indent=1) + "\n")
+    (folder / "index.html").write_text(
+        f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={newest}/">\n'
+    )
+
+
 def _pages(entry: Any) -> Iterator[str]:
     match entry:
         case str():
@@ -103,5 +130,10 @@ def _pages(entry: Any) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    wrong = problems()
-    sys.exit(f"{wrong}hint: correct the link, or add the page to {SETTINGS}" if wrong else 0)
+    parser = argparse.ArgumentParser(description="build the documentation as a site")
+    parser.add_argument("--versions", type=Path, help="folder with a site for each version")
+    given = parser.parse_args()
+    if wrong := problems():
+        sys.exit(f"{wrong}hint: correct the link, or add the page to {SETTINGS}")
+    if given.versions:
+        publish(given.versions)

@@ -65,7 +65,7 @@ def write(version: str, root: Path = ROOT) -> list[str]:
         VersionError: The version is malformed, or a place has none.
     """
     if not _FORM.fullmatch(version):
-        raise VersionError(f"{version} is no version; write three numbers, such as 1.2.3")
+        raise VersionError(f"{version} is not a version; write three numbers, such as 1.2.3")
     changed = []
     for path in PLACES:
         old = (root / path).read_text()

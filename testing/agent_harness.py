@@ -287,7 +287,7 @@ def command_line(pid: int) -> str:
 
 
 def lives(pid: int) -> bool:
-    """Return True if a process exists and is no zombie."""
+    """Return True if a process exists and is not a zombie."""
     with contextlib.suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] != "Z"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 from paceline.core.anatomy.samples import (
+    Moment,
     PodSamples,
     RankSamples,
     RoundSample,
@@ -15,6 +16,8 @@ MS = 10**6
 """Nanoseconds in a millisecond."""
 LATE_MS = 40
 ROUNDS = 5
+BEGAN_MS = 1_795_831_134_000
+"""Wall-clock time at which the job began: 2026-11-28 01:58:54 UTC."""
 
 
 def rank(slot: int, late_ms: int = 0, shift_ms: int = 0) -> RankSamples:
@@ -57,9 +60,38 @@ def rank(slot: int, late_ms: int = 0, shift_ms: int = 0) -> RankSamples:
 
 
 def pods(shift_ms: int = 0) -> list[PodSamples]:
-    """Return the pods of the job; the late one is on another host, whose clock may differ."""
+    """Return the pods of the job; the late one is on another host, whose clock may differ.
+
+    The first one reports what the script logs.
+
+    Args:
+        shift_ms: How far the clock of the other host is ahead.
+
+    Returns:
+        The samples of three pods.
+    """
     late = PodSamples("job", 2, "other", (rank(2, LATE_MS, shift_ms),))
-    return [*(PodSamples("job", slot, "here", (rank(slot),)) for slot in (0, 1)), late]
+    first, second = (PodSamples("job", slot, "here", (rank(slot),)) for slot in (0, 1))
+    return [replace(first, course=moments("loss")), replace(second, course=moments()), late]
+
+
+def moments(*figures: str, count: int = 41, per_s: int = 10) -> tuple[Moment, ...]:
+    """Return a moment per second of a job with `per_s` rounds per second.
+
+    Args:
+        figures: Names of what the script logs: 1 / second in each round, with weight 32.
+        count: How many moments there are.
+        per_s: Rounds per second.
+
+    Returns:
+        The moments, from second 0 on of `BEGAN_MS`.
+    """
+    total, made = 0.0, []
+    for second in range(count):
+        total += per_s * 32 / second if second else 0.0
+        sums = dict.fromkeys(figures, (total, 32.0 * per_s * second))
+        made.append(Moment(BEGAN_MS + 1000 * second, per_s * second, sums))
+    return tuple(made)
 
 
 def asked_later(pod: PodSamples, rounds: int) -> PodSamples:

@@ -44,6 +44,7 @@ def test_every_kind_of_promise_is_found_in_the_code() -> None:
     assert {"R1", "R45", "R54"} <= found["rules"].keys()
     assert {"slow", "coordinator-kill"} <= found["injected faults"].keys()
     assert {"kill", "batch dropped in backward"} <= found["faults of histories"].keys()
+    assert "One file holds two jobs." in found["mistakes"]
     assert "collective.buffers.policy" in found["fields of a TrainingJob"]
     assert "pod.env.valueFrom" in found["fields of a FabricProfile"]
     assert {"run", "version"} <= found["commands"].keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -32,6 +33,19 @@ def test_a_page_without_a_place_is_named(page: str, tmp_path: Path) -> None:
     (root / page).parent.mkdir(parents=True, exist_ok=True)
     (root / page).write_text("# New\n")
     assert page in site.problems(root)
+
+
+def test_versions_stand_side_by_side_and_the_newest_is_the_index(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/index.html").write_text("page")
+    versions = tmp_path / "versions"
+    for version in ("7.9.0", "7.10.0", "6.2.0", "7.9.0"):
+        (tmp_path / "pyproject.toml").write_text(f'[project]\nversion = "{version}"\n')
+        site.publish(versions, tmp_path)
+    listed = [each["version"] for each in json.loads((versions / "versions.json").read_text())]
+    assert listed == ["7.10.0", "7.9.0", "6.2.0"]
+    assert "url=7.10.0/" in (versions / "index.html").read_text()
+    assert (versions / "7.9.0/index.html").read_text() == "page"
 
 
 @pytest.mark.processes

@@ -36,13 +36,13 @@ run(Target("none", start, (ValueError,), (b"x",)), 1)
 """
 PIPELINE = """
 import signal
-from benchmarks import pipeline
+from benchmarks import jobs, pipeline
 
-def run(order, **_):
-    print(order[-2], flush=True)
+def run(order, cwd, **_):
+    print(cwd, flush=True)
     signal.pause()
 
-pipeline.subprocess.run = run
+jobs.subprocess.run = run
 pipeline.train(pipeline.SMOKE[0], 1, {}, 1, 0.1)
 """
 

@@ -5,33 +5,29 @@ Exit codes: 0 if all that could be checked holds, 1 if something does not, 3 if 
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import torch
 
 from benchmarks.gpu import device, ranks, training
-from benchmarks.report import Report
+from benchmarks.harness import RESULTS, Report, common_parser
+from benchmarks.jobs import ROOT
 
 NO_GPU: Final = 3
 CONFORMANCE: Final = 5
 """Number of ranks that the conformance suite needs, with a GPU each."""
 LIMIT_S: Final = 1800
-ROOT: Final = Path(__file__).parent.parent.parent
 
 
 def main() -> int:
     """Run all checks that this machine allows and return the exit code."""
-    arguments = argparse.ArgumentParser(description="checks on the GPUs of this machine")
-    arguments.add_argument("--smoke", action="store_true", help="smallest size")
+    arguments = common_parser("checks on the GPUs of this machine")
     arguments.add_argument(
         "--cpu", type=int, default=0, metavar="RANKS", help="the same on the host, over gloo"
     )
-    arguments.add_argument("--out", type=Path, default=None, help="folder of the result files")
     given = arguments.parse_args()
     gpus = torch.cuda.device_count()
     if not gpus and not given.cpu:
@@ -40,7 +36,7 @@ def main() -> int:
     places = [torch.device("cpu")] * given.cpu or [torch.device("cuda", i) for i in range(gpus)]
     worst = 0
     for report in reports(places, smoke=given.smoke):
-        worst = max(worst, report.publish(given.out))
+        worst = max(worst, report.publish(given.out if given.publish is None else RESULTS))
     if len(places) >= CONFORMANCE and not given.cpu:
         worst = max(worst, conformance())
     return worst

@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Final
 
@@ -20,10 +19,10 @@ from paceline.worker.state.flat import Segment
 from paceline.worker.state.streams import Streams
 
 from benchmarks.gpu.compiled import HOW
-from benchmarks.report import Bar, Report, middle
+from benchmarks.harness import Bar, Report, middle
+from benchmarks.jobs import ROOT
 
 MIB: Final = 1 << 20
-ROOT: Final = Path(__file__).parent.parent.parent
 LIMIT_S: Final = 600
 STAGED: Final = 0.8
 """Bar on the ring of stages, as a share of the speed of its slowest stage."""

@@ -20,7 +20,7 @@ from paceline.transport.rendezvous import Deadline
 from paceline.transport.torch.process_groups import TorchDistTransport
 
 from benchmarks.gpu.device import MIB, seconds, settle
-from benchmarks.report import Bar, Report, middle, share
+from benchmarks.harness import Bar, Report, middle, share
 
 HOST: Final = "127.0.0.1"
 OPEN_S: Final = 60.0

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-import yaml
 
+from benchmarks.harness import Bar, Report, middle
+from benchmarks.jobs import JobError, manifest, python_path, run_job, script
 from benchmarks.network import free_port
-from benchmarks.report import Bar, Report, middle
 from testing.temporary import temporary_folder
 
-ROOT: Final = Path(__file__).parent.parent.parent
-SCRIPT: Final = ROOT / "benchmarks" / "scripts" / "gpu_steps.py"
+SCRIPT: Final = "gpu_steps.py"
 LIMIT_S: Final = 300
 BESIDE_DDP: Final = 1.02
 
@@ -100,7 +98,7 @@ def _pair(setup: Setup, place: torch.device, *, smoke: bool) -> tuple[float, flo
         "steps": 5 if smoke else setup.steps,
     }
     ddp = run_ddp(setup, config)
-    own = run_job(setup.ranks, {"backend": setup.paceline, "mode": "Full"}, config)
+    own = run_paceline(setup.ranks, {"backend": setup.paceline, "mode": "Full"}, config)
     slowest = [max(rank["step_s"] for rank in ranks) for ranks in (ddp, own)]
     return slowest[0], slowest[1], len({rank["hash"] for rank in own}) == 1
 
@@ -123,7 +121,7 @@ def run_ddp(setup: Setup, config: Mapping[str, Any]) -> list[dict[str, Any]]:
         common = {
             **os.environ,
             "BENCHMARK": json.dumps(order),
-            "PYTHONPATH": _path(),
+            "PYTHONPATH": python_path(),
             "WORLD_SIZE": str(setup.ranks),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
@@ -132,9 +130,7 @@ def run_ddp(setup: Setup, config: Mapping[str, Any]) -> list[dict[str, Any]]:
             {"RANK": str(rank), "CUDA_VISIBLE_DEVICES": _of(setup, rank)}
             for rank in range(setup.ranks)
         ]
-        processes = [
-            subprocess.Popen([sys.executable, str(SCRIPT)], env={**common, **each}) for each in own
-        ]
+        processes = [subprocess.Popen(script(SCRIPT), env={**common, **each}) for each in own]
         try:
             codes = [process.wait(LIMIT_S) for process in processes]
         finally:
@@ -151,7 +147,7 @@ def _of(setup: Setup, rank: int) -> str:
     return str(rank if setup.ddp == "nccl" else 0)
 
 
-def run_job(
+def run_paceline(
     ranks: int, collective: Mapping[str, Any], config: Mapping[str, Any], *words: str
 ) -> list[dict[str, Any]]:
     """Run the script with `paceline run`.
@@ -164,46 +160,17 @@ def run_job(
 
     Returns:
         What each rank wrote.
-
-    Raises:
-        RuntimeError: The job failed; the message holds the end of its output.
     """
     with temporary_folder() as results:
         order = {**config, "results": str(results)}
-        container = {
-            "name": "trainer",
-            "image": "none",
-            "command": [sys.executable, str(SCRIPT)],
-            "env": [
-                {"name": "BENCHMARK", "value": json.dumps(order)},
-                {"name": "PYTHONPATH", "value": _path()},
-            ],
-        }
-        job = {
-            "apiVersion": "paceline.dev/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": "on-gpus"},
-            "spec": {
-                "replicas": ranks,
-                "procsPerReplica": 1,
-                "collective": dict(collective),
-                "template": {"spec": {"containers": [container]}},
-            },
-        }
-        path = results / "job.yaml"
-        path.write_text(yaml.safe_dump(job))
-        program = Path(sys.executable).parent / "paceline"
-        done = subprocess.run(
-            [program, "run", path, "--quiet", "--run-dir", results / "run", *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
+        job = manifest(
+            script(SCRIPT),
+            env={"BENCHMARK": json.dumps(order), "PYTHONPATH": python_path()},
+            replicas=ranks,
+            procsPerReplica=1,
+            collective=dict(collective),
         )
-        if done.returncode:
-            said = (done.stdout + done.stderr)[-4000:]
-            raise RuntimeError(f"the job ended with {done.returncode}\n{said}")
+        run_job(job, results, *words, limit_s=LIMIT_S)
         return _read(results)
 
 
@@ -229,10 +196,10 @@ def through_a_fault(places: Sequence[torch.device], *, smoke: bool) -> Report:
     collective = {"backend": "auto", "mode": "Quorum", "quorum": "75%"}
     what = "the job is complete, and all ranks hold the same weights"
     try:
-        ranks = run_job(4, collective, config, "--inject", "kill:rank=1,at=round:30")
+        ranks = run_paceline(4, collective, config, "--inject", "kill:rank=1,at=round:30")
         report.checks[what] = len({rank["hash"] for rank in ranks}) == 1
         report.notes.append(f"{len(ranks)} of 4 ranks were there at the end")
-    except RuntimeError as error:
+    except JobError as error:
         report.checks[what] = False
         report.notes.append(str(error))
     report.rows = [(what,) for what in report.checks]
@@ -240,8 +207,4 @@ def through_a_fault(places: Sequence[torch.device], *, smoke: bool) -> Report:
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in folder.glob("*.json")]
-
-
-def _path() -> str:
-    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    return [json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")]

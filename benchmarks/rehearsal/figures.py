@@ -66,34 +66,25 @@ def table(played: Played) -> list[tuple[str, str, str]]:
         ),
         ("members that one rank repairs at a change, most", f"{repaired}", ""),
         ("last registration until everybody is active", f"{start_s:.1f} s", "10 s"),
+        *(
+            (f"until everybody was active again: {what}", f"{seconds:.1f} s", "")
+            for what, seconds in played.took_s.items()
+        ),
+        *changes(played),
     ]
 
 
-def lines(played: Played) -> Iterable[str]:
-    """Yield the lines of the report."""
-    yield f"\n{played.ranks} ranks in {played.pods} pods"
-    yield ""
-    for what, measured, limit in table(played):
-        yield (
-            f"  {what:<50}{measured:>24}   limit {limit}"
-            if limit
-            else f"  {what:<50}{measured:>24}"
-        )
-    yield "\nChanges of the membership, as the coordinator saw them"
-    told = dict(standstills(played))
+def changes(played: Played) -> Iterable[tuple[str, str, str]]:
+    """Yield a row for each change of the membership, as the coordinator saw it."""
+    gaps = dict(standstills(played))
     for change in played.changes:
-        gap = told.get(change.generation)
         cpu = played.summary.changes.get(change.generation)
-        per_rank = f"{_mid([x / NS_PER_MS for x in cpu.cpu_ns])} ms" if cpu else "?"
-        yield (
-            f"  {change.reason:<22}{change.members:>6} members   agreed {change.agree_s:6.2f} s"
-            f"   started {change.start_s or 0:6.2f} s   rounds stood"
-            f" {f'{gap:6.2f} s' if gap is not None else '     ? '}   CPU of a rank {per_rank}"
-        )
-    yield "\nUntil everybody was active again"
-    for what, seconds in played.took_s.items():
-        yield f"  {what:<24}{seconds:8.1f} s"
-    yield f"\n{bound_by(played)}"
+        parts = [f"agreed {change.agree_s:.2f} s", f"started {change.start_s or 0:.2f} s"]
+        if (gap_s := gaps.get(change.generation)) is not None:
+            parts.append(f"rounds stood {gap_s:.2f} s")
+        if cpu:
+            parts.append(f"CPU of a rank {_mid([x / NS_PER_MS for x in cpu.cpu_ns])} ms")
+        yield f"change: {change.reason}, {change.members} members", ", ".join(parts), ""
 
 
 def bound_by(played: Played) -> str:
@@ -104,12 +95,12 @@ def bound_by(played: Played) -> str:
     work_s = median(sum(r.others_ns) + r.starter_ns for r in inside) / NS_PER_S
     cores = os.cpu_count() or 1
     rest_s = rounds.players_cores * each_s - work_s
-    return f"""\
-{played.ranks} ranks share {cores} cores here. A round took {each_s:.2f} s; its protocol needs
-{work_s:.2f} s of processor time on all ranks together, all else of the ranks (sockets,
-interpreter) {rest_s:.2f} s. So how long a round, a change and a start take is the machine's
-figure, as is the latency of GO. Processor time per rank, bytes, connections and memory are the
-protocol's."""
+    return (
+        f"{played.ranks} ranks share {cores} cores here. A round took {each_s:.2f} s; its protocol "
+        f"needs {work_s:.2f} s of processor time on all ranks together, all else of the ranks "
+        f"(sockets, interpreter) {rest_s:.2f} s. So how long a round, a change and a start take is "
+        "the machine's figure, as is the latency of GO"
+    )
 
 
 def standstills(played: Played) -> list[tuple[GenerationId, float]]:

@@ -18,13 +18,21 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from benchmarks import network
-from benchmarks import report as r
-from benchmarks.command import Options
-from benchmarks.lab import Lab
+from benchmarks.harness import (
+    Report,
+    benchmark,
+    interleave,
+    middle,
+    number,
+    one_hash,
+    percent,
+    spread,
+)
 from benchmarks.rivals import rivals as known
 from benchmarks.rivals.crew import Crew, CrewError, crew
 from benchmarks.rivals.environments import NotBuiltError, default_cache, interpreter
@@ -100,9 +108,10 @@ class Size:
     bulk_bytes: tuple[int, ...]
 
     @classmethod
-    def of(cls, given: Options) -> Size:
+    def of(cls, out: Report) -> Size:
         """Return the part that the options ask for; exits if a network is unknown."""
-        if given.smoke:
+        given = out.given
+        if out.smoke:
             return cls((2,), ("MobileNet",), (16,), (4096,))
         if given.quick:
             form = cls((2,), ("MobileNet", "ResNet-50"), (32,), BULK_BYTES[::3])
@@ -118,27 +127,43 @@ class Size:
         )
 
 
-def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
-    """Run all rivals and return the report."""
-    out = r.Report("rivals", "Rivals: training steps with emulated computing", COLUMNS)
-    out.smoke = given.smoke
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+@benchmark(
+    "Rivals: training steps with emulated computing",
+    COLUMNS,
+    {
+        "--quick": {"action": "store_true", "help": "the small form"},
+        "--only": {"action": "append", "default": [], "metavar": "NAME", "help": "part of a name"},
+        "--ranks": {"type": _numbers, "default": (), "metavar": "A,B"},
+        "--networks": {"type": _names, "default": (), "metavar": "A,B"},
+        "--batches": {"type": _numbers, "default": (), "metavar": "A,B"},
+        "--cache": {"type": Path, "default": None, "help": "folder of the rivals' environments"},
+    },
+)
+def run(out: Report) -> None:
+    """Run all rivals."""
     # Let SIGTERM unwind the stack, so that all processes end with this one.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with ExitStack() as stack:
         scratch = stack.enter_context(temporary_folder())
-        size = Size.of(given)
-        present = _built(out, given)
+        size = Size.of(out)
+        present = _built(out)
         lacking = network.missing()
         if lacking:
             out.notes.append(f"sent MB counts everything on loopback, as there is no {lacking}")
         else:
             stack.enter_context(network.own_network())
-        rounds = 1 if given.smoke else given.rounds
-        Table(out, size, rounds, present, scratch).make()
-    return out
+        Table(out, size, 1 if out.smoke else out.rounds, present, scratch).make()
 
 
-def _built(out: r.Report, given: Options) -> list[tuple[known.Rival, Path | None]]:
+def _built(out: Report) -> list[tuple[known.Rival, Path | None]]:
     """Return the rivals whose environments exist or can be built, with their interpreters.
 
     The others become rows that say why not.
@@ -146,19 +171,20 @@ def _built(out: r.Report, given: Options) -> list[tuple[known.Rival, Path | None
     Returns:
         Pairs of rival and interpreter.
     """
-    cache = given.cache or default_cache()
+    cache = out.given.cache or default_cache()
     present: list[tuple[known.Rival, Path | None]] = []
     for rival in known.ALL:
-        if given.only and not any(part.lower() in rival.name.lower() for part in given.only):
+        only = out.given.only
+        if only and not any(part.lower() in rival.name.lower() for part in only):
             continue
         try:
-            present.append((rival, interpreter(rival.environment, cache, smoke=given.smoke)))
+            present.append((rival, interpreter(rival.environment, cache, smoke=out.smoke)))
         except NotBuiltError as reason:
             _absent(out, rival.name, "-", "-", str(reason))
     return present
 
 
-def _absent(out: r.Report, name: str, where: object, ranks: object, why: str) -> None:
+def _absent(out: Report, name: str, where: object, ranks: object, why: str) -> None:
     """Add a row that says why a rival was not measured."""
     out.rows.append((where, ranks, "-", name, why, *["-"] * 6))
 
@@ -168,7 +194,7 @@ class Table:
 
     def __init__(
         self,
-        out: r.Report,
+        out: Report,
         size: Size,
         rounds: int,
         present: Sequence[tuple[known.Rival, Path | None]],
@@ -188,7 +214,7 @@ class Table:
             for name in self._size.networks:
                 self._train(networks()[name], ranks)
         self._out.checks["every sum, and every count of applied gradients, is right"] = self._right
-        self._out.hashes["sums"] = r.one_hash(sorted(set(self._sums)))
+        self._out.hashes["sums"] = one_hash(sorted(set(self._sums)))
 
     def _take_turns(
         self,
@@ -201,23 +227,25 @@ class Table:
 
         Each round begins with another rival.
         """
-        for number in range(self._rounds):
-            shift = number % max(1, len(self._present))
-            for rival, python in [*self._present[shift:], *self._present[:shift]]:
-                if not fit(rival) or (rival.name, what, ranks) in self._failed:
-                    continue
-                self._turns += 1
-                self._say(f"{what}, P={ranks}, round {number + 1}: {rival.name}")
-                try:
-                    with crew(rival, ranks, python, self._scratch / str(self._turns)) as made:
-                        self._out.details.setdefault("facts", {})[rival.name] = made.facts
-                        turn(made)
-                except CrewError as failed:
-                    self._say(str(failed))
-                    self._failed.add((rival.name, what, ranks))
-                    why = str(failed).splitlines()[0]
-                    _absent(self._out, rival.name, what, ranks, why)
-                shutil.rmtree(self._scratch / str(self._turns), ignore_errors=True)
+
+        def one(rival: known.Rival, python: Path | None) -> None:
+            if (rival.name, what, ranks) in self._failed:
+                return
+            self._turns += 1
+            self._say(f"{what}, P={ranks}: {rival.name}")
+            folder = self._scratch / str(self._turns)
+            try:
+                with crew(rival, ranks, python, folder) as made:
+                    self._out.samples.setdefault("facts", {})[rival.name] = made.facts
+                    turn(made)
+            except CrewError as failed:
+                self._say(str(failed))
+                self._failed.add((rival.name, what, ranks))
+                _absent(self._out, rival.name, what, ranks, str(failed).splitlines()[0])
+            shutil.rmtree(folder, ignore_errors=True)
+
+        sides = {r.name: partial(one, r, python) for r, python in self._present if fit(r)}
+        interleave(self._rounds if sides else 0, sides)
 
     @staticmethod
     def _say(text: str) -> None:
@@ -237,14 +265,14 @@ class Table:
 
         self._take_turns("bulk", ranks, lambda rival: rival.bulk, turn)
         for size, rivals in found.items():
-            best = min((r.middle(us) for us in rivals.values()), default=0.0)
-            self._out.details[f"bulk, P={ranks}, {size} B: us"] = {
-                name: {"middle": r.middle(us), "over the best": r.middle(us) / best, "turns": us}
+            best = min((middle(us) for us in rivals.values()), default=0.0)
+            self._out.samples[f"bulk, P={ranks}, {size} B: us"] = {
+                name: {"middle": middle(us), "over the best": middle(us) / best, "turns": us}
                 for name, us in rivals.items()
             }
         names = list(next(iter(found.values())))
         lines = [
-            f"{name}: " + ", ".join(f"{r.number(r.middle(found[n][name]))}" for n in found)
+            f"{name}: " + ", ".join(f"{number(middle(found[n][name]))}" for n in found)
             for name in names
             if all(name in rivals for rivals in found.values())
         ]
@@ -265,7 +293,7 @@ class Table:
         took_us, right = made.reduce(size // 4, calls)
         self._right = self._right and right
         self._sums.append(f"bulk {made.ranks} {size} {right}")
-        return r.middle(took_us)
+        return middle(took_us)
 
     # ---- training --------------------------------------------------------------------------------
 
@@ -287,22 +315,22 @@ class Table:
         for (batch, name), cell in sorted(found.items(), key=lambda item: item[0][0]):
             if not cell.step_ms:
                 continue
-            per_s = r.middle(cell.per_s)
+            per_s = middle(cell.per_s)
             peer = found.get((batch, "DDP + gloo"))
-            over = per_s / r.middle(peer.per_s) if peer and peer.per_s else "-"
+            over = per_s / middle(peer.per_s) if peer and peer.per_s else "-"
             self._out.rows.append(
                 (
                     *(net.name, ranks, batch, name),
-                    r.middle(cell.step_ms),
-                    r.percent(r.spread(cell.step_ms)),
+                    middle(cell.step_ms),
+                    percent(spread(cell.step_ms)),
                     per_s * net.compute_ms(batch) / 1e3 / ranks,
                     per_s,
                     over,
-                    r.middle(cell.sent) / 1e6,
+                    middle(cell.sent) / 1e6,
                     rivals[name].carries(ranks) * net.bytes / 1e6,
                 )
             )
-            self._out.details[f"{net.name}, P={ranks}, batch {batch}, {name}"] = vars(cell)
+            self._out.samples[f"{net.name}, P={ranks}, batch {batch}, {name}"] = vars(cell)
 
     def _turn(self, net: Network, batch: int, made: Crew, cell: Found) -> None:
         """Run one turn of training and add its figures to a cell."""

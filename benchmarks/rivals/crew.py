@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.jobs import end_all, manifest, python_path, start
 from benchmarks.network import free_port
 from benchmarks.rivals.rivals import Launch, Rival
-from benchmarks.systems import descendants, python_path
 
 START_S: Final = 180.0
 ANSWER_S: Final = 120.0
@@ -160,64 +158,30 @@ class Crew:
                 self._start([mpiexec, *self.rival.mpiexec, "-n", str(size), *command], own)
             case Launch.JOB:
                 path = self._folder / "job.json"
-                path.write_text(json.dumps(self._job(command, own)))
+                # Ranks on a loaded machine must not look frozen.
+                collective = {"freezeTimeout": "120s", **self.rival.collective}
+                spec = {"replicas": 1, "procsPerReplica": self.ranks, "collective": collective}
+                path.write_text(json.dumps(manifest(command, env=own, **spec)))
                 run = [str(self._python.parent / "paceline"), "run", str(path)]
                 # Keep this run out of the list of the user's jobs.
                 apart = {"XDG_RUNTIME_DIR": str(self._folder)}
                 self._start([*run, "--run-dir", str(self._folder / "run")], apart)
 
-    def _job(self, command: list[str], env: dict[str, str]) -> dict[str, Any]:
-        trainer = {
-            "name": "trainer",
-            "image": "none",
-            "command": command,
-            "env": [{"name": name, "value": value} for name, value in env.items()],
-        }
-        return {
-            "apiVersion": "paceline.dev/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": "rivals"},
-            "spec": {
-                "replicas": 1,
-                "procsPerReplica": self.ranks,
-                # Ranks on a loaded machine must not look frozen.
-                "collective": {"freezeTimeout": "120s", **self.rival.collective},
-                "template": {"spec": {"containers": [trainer]}},
-            },
-        }
-
     def _start(self, argv: list[str], env: dict[str, str]) -> None:
         path = os.pathsep.join([str(self._python.parent), os.environ["PATH"]])
-        with (self._folder / "log").open("ab") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    argv,
-                    env={**os.environ, "PATH": path, **env},
-                    cwd=self._folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
+        own = {**os.environ, "PATH": path, **env}
+        self._processes.append(start(argv, self._folder, own))
 
     def end(self) -> None:
         """Ask all processes to exit, and kill what is left; none is alive afterwards."""
         # The agent would restart a rank of a job that exits by itself.
-        if self.rival.launch is not Launch.JOB:
+        by_itself = self.rival.launch is not Launch.JOB
+        if by_itself:
             for member in self._members:
                 with suppress(OSError):
                     member.line.write("null\n")
                     member.line.flush()
-            until = time.monotonic() + END_S
-            for process in self._processes:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, until - time.monotonic()))
-        for process in self._processes:
-            for pid in [*descendants(process.pid), process.pid]:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
+        end_all(self._processes, END_S if by_itself else 0.0)
         for member in self._members:
             with suppress(OSError):  # the process may have ended before it read the last order
                 member.line.close()

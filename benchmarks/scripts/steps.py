@@ -1,4 +1,9 @@
-"""B5 and B6: steps of a given length, spent asleep, in torch or in Python; the gradient is one.
+"""B0, B5 and B6: steps of a given length, or staggered arrivals; the gradient is one.
+
+The gradient of each step is one in every element and the update adds it, so the weights count the
+applied gradients. With `period_ms` (B0), rank i arrives `stagger_ms` x i late in each iteration,
+then the next one begins for all. Iterations begin on a grid of the machine's monotonic clock, so
+they are aligned without a message. Else a step is spent asleep, in torch or in Python.
 
 Knobs: `work` (sleep, torch or python), `step_ms`, and `slow_ms`, the length for `slow_rank`. Torch
 and Python do a fixed amount of work, which was measured to take that long while nothing else runs.
@@ -15,6 +20,7 @@ from statistics import median
 import paceline as pl
 import torch
 from paceline.clock import now_ns
+from paceline_api.times import NS_PER_MS
 
 from benchmarks.probe import CONFIG, MEMBER, Probe
 
@@ -36,18 +42,14 @@ def main() -> None:
     ones = torch.ones_like(weight)
     (weight * ones).sum().backward()
     optimizer.step()
+    iteration = 0
     while not optimizer.stopped:
-        slow = pl.rank() == CONFIG.get("slow_rank", -1)
-        seconds = probe.knob("slow_ms" if slow else "step_ms", 20) / 1000
-        match probe.knob("work", "sleep"):
-            case "torch":
-                in_torch(matrix, round(seconds / cost_s["torch"]))
-            case "python":
-                in_python(round(seconds / cost_s["python"]))
-            case _:
-                time.sleep(seconds)
+        if "period_ms" in CONFIG:
+            iteration = arrive(iteration)
+        else:
+            work(probe, matrix, cost_s)
         (weight * ones).sum().backward()
-        probe.step(optimizer)
+        probe.step(optimizer, iteration)
     pl.finish()
     probe.write(
         rank=pl.rank(),
@@ -55,6 +57,35 @@ def main() -> None:
         applied=round(-float(weight.detach()[0]) * pl.size()),
         cost_us={name: 1e6 * value for name, value in cost_s.items()},
     )
+
+
+def arrive(before: int) -> int:
+    """Sleep until this rank's arrival in the first iteration in which that is still ahead.
+
+    Args:
+        before: Number of the last iteration.
+
+    Returns:
+        Number of the iteration.
+    """
+    period_ns = CONFIG["period_ms"] * NS_PER_MS
+    late_ns = pl.rank() * CONFIG["stagger_ms"] * NS_PER_MS
+    iteration: int = max(before + 1, -(-(now_ns() - late_ns) // period_ns))
+    time.sleep(max(0, iteration * period_ns + late_ns - now_ns()) / 1e9)
+    return iteration
+
+
+def work(probe: Probe, matrix: torch.Tensor, cost_s: dict[str, float]) -> None:
+    """Spend the length of a step in the way of the knob `work`."""
+    slow = pl.rank() == CONFIG.get("slow_rank", -1)
+    seconds = probe.knob("slow_ms" if slow else "step_ms", 20) / 1000
+    match probe.knob("work", "sleep"):
+        case "torch":
+            in_torch(matrix, round(seconds / cost_s["torch"]))
+        case "python":
+            in_python(round(seconds / cost_s["python"]))
+        case _:
+            time.sleep(seconds)
 
 
 def in_torch(matrix: torch.Tensor, times: int) -> None:

@@ -59,7 +59,7 @@ def read_file(path: Path, bytes_max: int) -> bytes:
     """
     with open(path, "rb", opener=_open_at_once) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         return read_at_most(stream, bytes_max)
 
 

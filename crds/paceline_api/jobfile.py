@@ -183,4 +183,4 @@ def read_resolved_job(path: Path) -> ResolvedJob:
     try:
         return msgspec.json.decode(read_job_file(path).job, type=ResolvedJob)
     except UNDECODABLE as error:
-        raise JobFileError(f"{path} is no resolved job: {error}", hint=_HINT) from None
+        raise JobFileError(f"{path} is not a resolved job: {error}", hint=_HINT) from None

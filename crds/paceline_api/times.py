@@ -9,6 +9,7 @@ NS_PER_US: Final = 1_000
 NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 US_PER_S: Final = 1_000_000
+MS_PER_S: Final = 1_000
 
 
 def seconds_of(text: Any) -> float | None:

@@ -26,70 +26,83 @@ class Metrics:
         self.registry = CollectorRegistry()
         r = self.registry
         self.requests = Counter(
-            "rest_client_requests", "Requests to the API server.", ["code", "method"], registry=r
+            "rest_client_requests",
+            "Requests to the API server, by HTTP status and method.",
+            ["code", "method"],
+            registry=r,
         )
         self.reconciles = Counter(
             "controller_runtime_reconcile",
-            "Decisions by result.",
+            "Reconciliations of jobs, by result.",
             ["controller", "result"],
             registry=r,
         )
         self.reconcile_seconds = Histogram(
             "controller_runtime_reconcile_time_seconds",
-            "From the start of a decision to its last write.",
+            "Time from the start of a reconciliation to its last write.",
             ["controller"],
             buckets=SECONDS,
             registry=r,
         )
         self.active = Gauge(
             "controller_runtime_active_workers",
-            "Decisions being carried out.",
+            "Reconciliations in progress.",
             ["controller"],
             registry=r,
         )
-        self.depth = Gauge("workqueue_depth", "Jobs waiting.", ["name"], registry=r)
+        self.depth = Gauge("workqueue_depth", "Jobs that wait in the queue.", ["name"], registry=r)
         self.adds = Counter("workqueue_adds", "Jobs put into the queue.", ["name"], registry=r)
         self.wait_seconds = Histogram(
             "workqueue_queue_duration_seconds",
-            "From due to begun.",
+            "Time from when a job is due until its reconciliation starts.",
             ["name"],
             buckets=SECONDS,
             registry=r,
         )
         self.leader = Gauge(
-            "leader_election_master_status", "1: this process leads.", ["name"], registry=r
+            "leader_election_master_status",
+            "1 if this process is the leader, else 0.",
+            ["name"],
+            registry=r,
         )
-        self.jobs = Gauge("paceline_operator_jobs", "Jobs in memory.", registry=r)
+        self.jobs = Gauge(
+            "paceline_operator_jobs", "Jobs that the operator keeps in memory.", registry=r
+        )
         self.states = Gauge(
             "paceline_operator_jobs_in_state",
             "Jobs by status.state, such as Training or QuotaExceeded.",
             ["state"],
             registry=r,
         )
-        self.pods = Gauge("paceline_operator_pods", "Pods in memory.", registry=r)
+        self.pods = Gauge(
+            "paceline_operator_pods", "Pods that the operator keeps in memory.", registry=r
+        )
         self.coordinators = Gauge(
             "paceline_operator_coordinators_connected", "Coordinators that answer.", registry=r
         )
         self.answers_refused = Counter(
             "paceline_operator_answers_refused",
-            "Answers of coordinators that were not taken: form, length, count or share.",
+            "Answers of coordinators that were refused. reason: form, length, count, share.",
             ["reason"],
             registry=r,
         )
         self.watch_age = Gauge(
             "paceline_operator_watch_age_seconds",
-            "Since the last sign of life of a watch; it must stay below its silence limit.",
+            "Time since a watch last received anything; it must stay below its silence limit.",
             ["kind"],
             registry=r,
         )
         self.watch_restarts = Counter(
             "paceline_operator_watch_restarts",
-            "Watches opened anew, by cause.",
+            "Watches that were opened again, by cause.",
             ["kind", "cause"],
             registry=r,
         )
         self.events = Counter(
-            "paceline_operator_watch_events", "Events received.", ["kind"], registry=r
+            "paceline_operator_watch_events",
+            "Watch events received, by kind of object.",
+            ["kind"],
+            registry=r,
         )
 
     def set_jobs(self, jobs: Collection[Mapping[str, Any]]) -> None:

@@ -13,7 +13,7 @@ Each says what is wrong, where, and what to do about it.
     |-- CheckpointError                    a checkpoint is damaged or belongs to another job
     `-- JobStoppedError                    the script goes on stepping after the job's end (D7)
     SystemExit
-    `-- DismissedError                     this rank is no member of the job any more (D7)
+    `-- DismissedError                     this rank is not a member of the job any more (D7)
 """
 
 from __future__ import annotations
@@ -92,4 +92,4 @@ class RuntimeBrokenError(PacelineError):
 
 
 class DismissedError(SystemExit):
-    """Ends a rank that is no member of the job any more. It publishes nothing (D7)."""
+    """Ends a rank that is not a member of the job any more. It publishes nothing (D7)."""

@@ -19,6 +19,9 @@ LISTEN_BACKLOG: Final = 65_535
 net.core.somaxconn."""
 SPARE_FILES: Final = 256
 """Number of files to keep free beside what Paceline needs, since the script opens files too."""
+PORTS_TRIED: Final = 256
+"""Number of further ports that an agent tries for its metrics on a laptop, where the agents of
+several replicas share one machine."""
 MORE_FILES: Final = "hint: raise the limit of open files (ulimit -n)"
 MIB: Final = 1 << 20
 CGROUPS: Final = Path("/sys/fs/cgroup")

@@ -54,7 +54,7 @@ class Reason(StrEnum):
     TOO_LARGE = "too_large"
     """The message is longer than any that this entry point expects. It was not read."""
     MALFORMED = "malformed"
-    """The bytes are no message of a kind that this entry point expects."""
+    """The bytes are not a message of a kind that this entry point expects."""
     TOO_SLOW = "too_slow"
     """The message was not complete in time."""
     TOO_MANY = "too_many"

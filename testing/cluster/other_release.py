@@ -22,7 +22,7 @@ def module(release: str, folder: Path) -> Path:
     """Return the folder of the module; create its go.mod unless it exists."""
     if not RELEASE.fullmatch(release):
         raise MissingPrerequisiteError(
-            f"{release!r} is no release of Kubernetes", "write it whole, like v1.35.4"
+            f"{release!r} is not a release of Kubernetes", "write it whole, like v1.35.4"
         )
     if not (folder / "go.mod").is_file():
         text = go_mod(release, _published(release))

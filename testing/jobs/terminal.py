@@ -1,17 +1,22 @@
-"""`paceline` as typed in a terminal: in a folder, with an environment of its own."""
+"""`paceline` as typed in a terminal: in a folder, with an environment of its own.
+
+All processes of the commands are forked, those of a detached run as well: importing torch in each
+would take most of the time of these tests.
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-PACELINE = Path(sys.executable).parent / "paceline"
+from testing.processes.forked import ENV_DETACHED
+from testing.processes.forked_call import ForkedCall, the_fork_server
+from testing.processes.runs import end_of
+
 LIMIT_S = 300.0
 
 
@@ -19,22 +24,20 @@ class Terminal:
     """Runner of commands in a folder; those that go on end with `close`."""
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
-        self.folder, self.env = folder, env
+        self.folder = folder
+        self.env = {**env, ENV_DETACHED: the_fork_server().name}
         self._started: list[Followed] = []
 
     def call(self, *words: str, code: int = 0) -> str:
         """Run a command that must end with `code`, and return its output."""
-        done = subprocess.run(
-            [PACELINE, *words], cwd=self.folder, env=self.env, text=True, timeout=LIMIT_S,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
-        assert done.returncode == code, (words, done)
-        assert "runtime/paceline" not in done.stdout, f"a traceback of ours: {done.stdout}"
-        return done.stdout
+        ended, said = end_of(ForkedCall(words, self.folder, self.env))
+        assert ended == code, (words, ended, said)
+        assert "runtime/paceline" not in said, f"a traceback of ours: {said}"
+        return said
 
     def start(self, *words: str) -> Followed:
         """Start a command that goes on."""
-        self._started.append(Followed(self, words))
+        self._started.append(Followed(ForkedCall(words, self.folder, self.env)))
         return self._started[-1]
 
     def status(self, job: str) -> dict[str, Any]:
@@ -51,19 +54,14 @@ class Terminal:
 class Followed:
     """A command that goes on; its lines are read while it runs."""
 
-    def __init__(self, terminal: Terminal, words: tuple[str, ...]) -> None:
+    def __init__(self, call: ForkedCall) -> None:
         self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [PACELINE, *words], cwd=terminal.folder, env=terminal.env, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        self._call = call
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as said:
-            self.lines.extend(line.rstrip("\n") for line in said)
+        self.lines.extend(self._call.lines())
 
     def of(self, rank: int) -> list[str]:
         """Return the lines of one rank so far."""
@@ -71,15 +69,14 @@ class Followed:
 
     def end(self) -> int:
         """Wait until the command ends by itself and return its exit code."""
-        code = self.process.wait(LIMIT_S)
+        code = self._call.wait(LIMIT_S)
         self._thread.join(LIMIT_S)
         return code
 
     def close(self) -> None:
         """Kill the command if it runs."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.end()
+        self._call.close()
+        self._thread.join(LIMIT_S)
 
 
 def until(holds: Callable[[], object], what: str) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from testing import left_files
 from testing.processes.faulty import TRAINS, Expected, Plan, expected, options_of, script_of
-from testing.processes.history import descendants
-from testing.processes.runs import ForkedRun, Run, forked_paceline, processes_with
+from testing.processes.history import called, descendants
+from testing.processes.runs import ForkedRun, forked_paceline
 from testing.temporary import temporary_folder
 
 GONE_S = 60.0
@@ -52,11 +52,9 @@ def carry_out(folder: Path, plan: Plan) -> Ended:
 def _outcome(folder: Path, plan: Plan, env: dict[str, str]) -> tuple[int | None, str]:
     """Run the job and return its exit code and output; none of its processes lives afterwards."""
     outside = plan.outside
-    if outside is None:
-        return ForkedRun(folder, COMMAND, *options_of(plan), env=env).wait()
-    # Only an executed program shows from outside whether it is an agent.
-    run = Run(folder, COMMAND, *options_of(plan), env=env)
-    try:
+    with ForkedRun(folder, COMMAND, *options_of(plan), env=env) as run:
+        if outside is None:
+            return run.wait()
         run.until(TRAINS)
         os.kill(_target_of(run, outside.target), outside.signal)
         if outside.target == "runner" and outside.signal is signal.SIGKILL:
@@ -64,25 +62,13 @@ def _outcome(folder: Path, plan: Plan, env: dict[str, str]) -> tuple[int | None,
             run.until_gone()
             return None, said
         return run.wait()
-    finally:
-        run.process.kill()
 
 
-def _target_of(run: Run, target: str) -> int:
+def _target_of(run: ForkedRun, target: str) -> int:
     """Return the pid of the named process of a run, of several agents the highest."""
     if target == "runner":
         return run.process.pid
-    module = f"paceline.{target}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            ours = entry.name.isdecimal() and run.mark.encode() in (entry / "environ").read_bytes()
-            if ours and module in (entry / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue  # gone, or not ours
-    assert found, processes_with(run.mark)
-    return max(found)
+    return max(called(target, run.process.living()))
 
 
 def _differences(wanted: Expected, code: int | None, said: str, explained: str) -> Iterator[str]:

@@ -144,13 +144,14 @@ def ask(
     return int(answer)
 
 
-def start_below(leader: bool = True) -> str:
+def start_below(leader: bool = True, without: Sequence[int] = ()) -> str:
     """Fork a fork server below this process, which must have no threads.
 
     The fork server ends with this process.
 
     Args:
         leader: the fork server leads a new session.
+        without: descriptors of this process that the fork server must not hold open.
 
     Returns:
         its name for `ask`.
@@ -168,6 +169,8 @@ def start_below(leader: bool = True) -> str:
             die_with(parent)
             if leader:
                 os.setsid()
+            for fd in without:
+                os.close(fd)
             serve(listener)
         except Become:
             raise

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,14 +34,21 @@ from paceline.agent.launch import LaunchPlan, plan_rank, shim_argv
 from paceline.cli import replay
 from paceline.cli.main import main as command_line
 from paceline.control.client import ControlClient
+from paceline.local import detached
 from paceline.local.processes import Child, LineReader, adopt_orphans
 
 from testing.processes import fork_server
 from testing.processes.fork_server_shim import ENV_FORK_SERVER
+from testing.processes.history import START_S
 
 SHIM = Path(__file__).with_name("fork_server_shim.py")
 STATUS_FD = 3
+READY_FD = 4
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+PR_SET_NAME = 15
+ENV_DETACHED = "TEST_FORK_SERVER_OF_DETACHED_RUNS"
+"""Environment variable with the name of the fork server that forks detached runs, which outlive the
+call of `paceline` that starts them."""
 
 
 class Forked:
@@ -97,8 +105,58 @@ def _start_child(below: str) -> Callable[..., Child]:
     return start
 
 
+class DetachedRun:
+    """Detached run that a fork server forks; the part of Popen that `detached.start` uses."""
+
+    def __init__(
+        self, server: str, argv: Sequence[str], *, cwd: Path, pass_fds: Sequence[int], **_: object
+    ) -> None:
+        """Start the run.
+
+        Args:
+            server: name of the fork server.
+            argv: command of the run; its last two words are `--ready-fd` and a descriptor.
+            cwd: its working directory.
+            pass_fds: that descriptor.
+        """
+        [ready] = pass_fds
+        (stdin, job), (output, stdout), (self._status, status) = (os.pipe() for _ in range(3))
+        words = [*argv[argv.index("run") : -1], str(READY_FD)]
+        fork_server.ask(
+            server,
+            "testing.processes.forked:keep",
+            arguments=["testing.processes.forked:call", words],
+            env=os.environ,
+            cwd=str(cwd.absolute()),
+            fds={0: stdin, 1: stdout, 2: stdout, STATUS_FD: status, READY_FD: ready},
+            limit_s=START_S,
+        )
+        for fd in (stdin, stdout, status):
+            os.close(fd)
+        self.stdin, self.stdout = os.fdopen(job, "wb"), os.fdopen(output, "rb")
+
+    def wait(self) -> int:
+        """Wait for the end and return the exit code, negative for a signal."""
+        with os.fdopen(self._status, "rb") as told:
+            _pid, status = told
+        return os.waitstatus_to_exitcode(int(status))
+
+
+def detach_by(server: str) -> SimpleNamespace:
+    """Return a replacement of `subprocess` for `detached`: a fork server forks each run."""
+    return SimpleNamespace(
+        Popen=partial(DetachedRun, server), PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT
+    )
+
+
+def call_me(name: str) -> None:
+    """Set the name of this process, which /proc/PID/comm shows (see `history.called`)."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
 def coordinator(runner: int) -> int:
     """Run a coordinator that ends with its runner."""
+    call_me("coordinator")
     fork_server.die_with(runner, signal.SIGTERM)
     return coordinator_entry.main()
 
@@ -131,6 +189,7 @@ def agent(runner: int) -> int:
     """Run an agent whose ranks are forked, and that ends with its runner."""
     fork_server.die_with(runner, signal.SIGTERM)
     below = fork_server.start_below()
+    call_me("agent")
     cut_when_asked()
 
     def plan(*given: Any, **named: Any) -> LaunchPlan:
@@ -146,6 +205,7 @@ def agent(runner: int) -> int:
 
 def become_rank(name: str, key: str, agent_pid: int) -> int:
     """Do the work of `agent.shim` in a rank; only commands other than a script are executed."""
+    call_me("rank")
     shim._die_with_parent(agent_pid)
     line = shim._connect(name, key, "rank")
     line.settimeout(shim.ANSWER_S)
@@ -216,8 +276,9 @@ def keep(function: str, words: Sequence[str]) -> int:
         os.close(STATUS_FD)
         os.setsid()
         raise fork_server.Become({"call": function, "arguments": list(words)})
-    for fd in (1, 2):
-        os.close(fd)
+    for fd in (*range(STATUS_FD), READY_FD):
+        with contextlib.suppress(OSError):
+            os.close(fd)
     with os.fdopen(STATUS_FD, "wb", buffering=0) as told:
         told.write(b"%d\n" % called)
         while True:
@@ -231,9 +292,12 @@ def keep(function: str, words: Sequence[str]) -> int:
 
 def call(*words: str) -> int:
     """Run the command line of `paceline`."""
-    below = fork_server.start_below()
+    ready = [READY_FD] if "--ready-fd" in words else []  # its end says that the run cannot start
+    below = fork_server.start_below(without=ready)
     start_by(below)
     setattr(replay, "subprocess", SimpleNamespace(run=_run_by(below)))  # noqa: B010
+    if server := os.environ.get(ENV_DETACHED):
+        setattr(detached, "subprocess", detach_by(server))  # noqa: B010
     sys.argv = ["paceline", *words]
     command_line()
     return 0

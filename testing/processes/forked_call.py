@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,7 +51,7 @@ OPEN: Final[set[ForkedCall]] = set()
 
 
 class ForkedCall:
-    """A call with an interface like `Popen`, and one text pipe for stdout and stderr."""
+    """A call with an interface like `Popen`, and one text pipe for its output."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class ForkedCall:
         """Start the call.
 
         Args:
-            words: arguments of the program.
+            words: its arguments.
             folder: working directory.
-            env: whole environment.
-            program: function of `processes.forked`; `call` is `paceline`.
+            env: its whole environment.
+            program: function of `processes.forked` that it runs; `call` is `paceline`.
             files: open descriptors that become stdout and stderr instead of the pipe. The caller
                 closes them.
         """
@@ -84,8 +84,8 @@ class ForkedCall:
             limit_s=START_S,
         )
         self._gone = os.pidfd_open(self._keeper)
-        os.close(out_write)
-        os.close(told_write)
+        for fd in (out_write, told_write):
+            os.close(fd)
         self._out, self._told = out_read, os.fdopen(told_read, "rb", buffering=0)
         self._said = b""
         self.pid = int(self._told.readline())
@@ -115,6 +115,13 @@ class ForkedCall:
                     self._out = -1
         self.wait(max(0.0, until - time.monotonic()))
         return self._said.decode(errors="replace"), None
+
+    def lines(self) -> Iterator[str]:
+        """Yield each line of the output as it comes, until its end; use it in one thread only."""
+        out, self._out = self._out, -1
+        with os.fdopen(out, errors="replace") as said:
+            for line in said:
+                yield line.rstrip("\n")
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the call's own process if it runs."""

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -320,6 +321,25 @@ def descendants(root: int) -> list[int]:
         children = below.get(todo.pop(), [])
         found += children
         todo += children
+    return found
+
+
+def called(name: str, pids: Iterable[int]) -> list[int]:
+    """Return those of the processes that have this name: `coordinator`, `agent` or `rank`.
+
+    All forked processes have the command line of their fork server, so they set their name.
+
+    Args:
+        name: the name.
+        pids: the processes.
+    """
+    found = []
+    for pid in pids:
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().rstrip() == name:
+                found.append(pid)
+        except OSError:
+            continue  # gone
     return found
 
 

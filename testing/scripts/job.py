@@ -39,7 +39,7 @@ def run_paceline(
     out: Path,
     *words: str,
     backend: str = "gloo",
-    pace_s: float = 0.0,
+    pause_s: float = 0.0,
 ) -> JobResult:
     """Run `script ARGS --out OUT` in a job with one rank for each of `ranks` replicas.
 
@@ -50,7 +50,7 @@ def run_paceline(
         out: folder for the files of the script; a second run may continue from those of the first.
         words: more arguments of `paceline run`, such as faults.
         backend: transport of the job.
-        pace_s: seconds that each step of an optimizer takes longer.
+        pause_s: pause before each operation in seconds, so that a fault meets a short script.
 
     Returns:
         The result of the job. No process of it is left.
@@ -59,7 +59,7 @@ def run_paceline(
     folder = out.with_name(f"{out.name}.job-{len(list(out.parent.glob(f'{out.name}.job-*')))}")
     streams = folder / "streams"
     streams.mkdir(parents=True)
-    command = ["python", str(REDIRECTED), str(streams), str(pace_s), str(script), *args]
+    command = ["python", str(REDIRECTED), str(streams), str(pause_s), str(script), *args]
     container = {"name": "trainer", "image": "none", "command": [*command, "--out", str(out)]}
     job = {
         "apiVersion": "paceline.dev/v1alpha1",

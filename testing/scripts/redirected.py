@@ -1,19 +1,32 @@
 """Start a script in a rank of a job, with its stdout and stderr in files of their own.
 
-python redirected.py FOLDER PACE_S SCRIPT [arguments]
+python redirected.py FOLDER PAUSE_S SCRIPT [arguments]
 
-FOLDER gets `SLOT-ATTEMPT.stdout` and `SLOT-ATTEMPT.stderr`. Each step of an optimizer takes PACE_S
-seconds longer, so that a fault of a test finds a script of a few steps still at work.
+FOLDER gets `SLOT-ATTEMPT.stdout` and `SLOT-ATTEMPT.stderr`. Each operation of the script begins
+PAUSE_S seconds later, so that a fault of a test meets a short script.
 """
 
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from paceline.environment import RankSettings
 from paceline.train.script.launch import main
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from paceline.worker.script_engine import ScriptEngine
+
+
+def pause(seconds: float) -> None:
+    """Make each operation of the script wait before it begins, unless the rank follows others."""
+    operate = ScriptEngine.operate
+
+    def slowly(engine: ScriptEngine, *given: Any, **named: Any) -> Any:
+        if not engine.operations.path.follows:
+            time.sleep(seconds)
+        return operate(engine, *given, **named)
+
+    setattr(ScriptEngine, "operate", slowly)  # noqa: B010
 
 
 def redirect(folder: Path) -> None:
@@ -30,6 +43,6 @@ def redirect(folder: Path) -> None:
 
 if __name__ == "__main__":
     redirect(Path(sys.argv[1]))
-    pace_s = float(sys.argv[2])
-    register_optimizer_step_post_hook(lambda *_: time.sleep(pace_s))
+    if (pause_s := float(sys.argv[2])) > 0:
+        pause(pause_s)
     sys.exit(main(sys.argv[3:]))

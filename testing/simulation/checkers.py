@@ -161,7 +161,7 @@ class Checkers:
         digest = log.digest
         while digest and digest != copy.log.digest:
             digest = self.chain[digest][0]
-        assert digest, f"R19: version {version} is no part of the log of {rank.me}"
+        assert digest, f"R19: version {version} is not part of the log of {rank.me}"
         assert log.version > version or rank.state.released, f"R19: {rank.me} is at {version}"
         for other in self.sim.ranks.values():
             mine = other.state
@@ -377,7 +377,7 @@ class Checkers:
             said = (anew and generation < gens[-1].id) or generation not in after
             assert len(lost) <= 1 or said, f"I5: {len(lost)} rounds of {member} are lost"
         out = [c.log.version for c in self.kept if c.log.digest not in kept]
-        assert not out, f"R19: the published versions {out} are no part of the released log"
+        assert not out, f"R19: the published versions {out} are not part of the released log"
 
     def check_order(self, rounds: list[tuple[Go, tuple[Share, ...]]]) -> None:
         """Check that each rank's batches are applied in order and each lease once (I2, I3)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from paceline.core import coordinator as coord
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 GREET_MS = 20
 """Longest time for which an agent waits for its ranks' introductions before it greets."""
 
+Copies = tuple[Any, ...]
+"""Copy of a rank's state, which only its receiver looks into."""
 Gate = Callable[[tuple[object, ...], Struct, Callable[[], None]], bool]
 """(lane, message, action that delivers it) -> True if the gate takes the message over."""
 
@@ -74,7 +76,7 @@ class Links:
         self._send((src, dst), part, arrive)
 
     def send_state(
-        self, src: MemberId, dst: MemberId, state: m.StateTransfer, copied: tuple[Sum, Sum]
+        self, src: MemberId, dst: MemberId, state: m.StateTransfer, copied: Copies
     ) -> None:
         """Send a joiner the state, which takes up to `World.stream_ms` longer than a message."""
 

@@ -21,6 +21,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
 
+from testing.simulation.links import Copies
 from testing.simulation.sums import FLAG, Label, Sum, add, scaled
 from testing.simulation.world import MS
 
@@ -95,7 +96,7 @@ class SimRank:
         self.queue: dict[int, Sum] = {}
         self.weights: Sum = {}
         self.accumulated: Sum = {}
-        self.staged: dict[object, tuple[Sum, Sum]] = {}
+        self.staged: dict[object, Copies] = {}
         self.part_result: Sum | None = None
         # The communication thread.
         self.group: m.Commit | None = None

@@ -40,7 +40,7 @@ class ScriptWorld(World):
     @property
     def plan(self) -> DataPlan:
         """Plan of a script, which deals nothing."""
-        return DataPlan(script=self.replicas * self.procs)
+        return DataPlan(slots=self.replicas * self.procs)
 
 
 class Copied(NamedTuple):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +13,6 @@ from paceline.cli.main import main
 from paceline.jobs.cluster import server as access_to_server
 
 from testing.jobs.scripted_server import JOBS, TOKEN, ScriptedServer
-from testing.processes.runs import PACELINE
 
 JOB = """\
 apiVersion: paceline.dev/v1alpha1
@@ -75,17 +72,15 @@ def told(said: str) -> tuple[str, str]:
     return error, hint
 
 
-@pytest.mark.processes
 def test_shell_completion_offers_verbs_jobs_and_contexts(
-    paceline: Call, server: ScriptedServer, tmp_path: Path
+    paceline: Call, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("_PACELINE_COMPLETE", "complete_bash")
+
     def offered(*words: str) -> list[str]:
-        line = ["paceline", *words]
-        env = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line)}
-        env["COMP_CWORD"] = str(len(line) - 1)
-        done = subprocess.run([PACELINE], env=os.environ | env, capture_output=True, text=True)
-        assert not done.stderr
-        return done.stdout.split()
+        monkeypatch.setenv("COMP_WORDS", " ".join(["paceline", *words]))
+        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+        return paceline()[1].split()
 
     body = {"metadata": {"name": "digits", "namespace": "team"}, "spec": {"replicas": 1}}
     server.answers["GET", JOBS] = 200, {"items": [body]}
@@ -418,7 +413,7 @@ def test_a_server_that_is_not_kubernetes_is_reported(
     code, said = paceline("status", "digits")
     error, hint = told(said)
     assert code == 2
-    assert "is no object in JSON" in error
+    assert "is not an object in JSON" in error
     assert "API server" in hint
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 import yaml
 from paceline.cli.main import app, main
 
-from testing.processes.runs import LIMIT_S, PACELINE
+from testing.processes.forked_call import ForkedCall
+from testing.processes.runs import LIMIT_S, end_of
 
 JOB = """\
 apiVersion: paceline.dev/v1alpha1
@@ -142,17 +144,14 @@ def test_a_module_runs_the_command_line() -> None:
 
 @pytest.mark.processes
 def test_a_run_prints_its_last_status_as_data_and_everything_else_to_stderr(job: Path) -> None:
-    done = subprocess.run(
-        [PACELINE, "run", job, "-o", "json"],
-        cwd=job.parent,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    status = json.loads(done.stdout)
+    output, errors = job.with_name("output"), job.with_name("errors")
+    words = ["run", str(job), "-o", "json"]
+    with output.open("wb") as out, errors.open("wb") as err_file:
+        files = out.fileno(), err_file.fileno()
+        code, _ = end_of(ForkedCall(words, job.parent, os.environ, files=files))
+    err = errors.read_text()
+    assert code == 0, err
+    status = json.loads(output.read_text())
     assert (status["name"], status["state"]) == ("digits", "Complete")
-    assert "a line of the script" in done.stderr
-    assert "job digits: Complete" in done.stderr
+    assert "a line of the script" in err
+    assert "job digits: Complete" in err

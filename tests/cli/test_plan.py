@@ -126,7 +126,7 @@ def test_plan_measures_a_job_and_compares_its_forecast_with_later_runs(job: Path
         (["-n", "team"], "is a file, and a cluster's job"),
         (["--ranks", "4", "--model", "3"], "use multiples of 3, such as 6"),
         (["--ranks", "four"], "--ranks 1,2,4"),
-        (["--batch", "-1"], "no list of numbers above 0"),
+        (["--batch", "-1"], "not a list of numbers above 0"),
         (["--speedup", "1.6"], "--speedup 2=1.6"),
         (["--measure", "--timeout", "soon"], "is not a duration"),
         (["--set", "spec.replcas=2"], "spec.replcas"),
@@ -166,7 +166,7 @@ def test_a_job_that_cannot_be_measured_is_reported_and_leaves_no_run_folder(
 def test_a_working_dir_of_the_image_is_reported_as_missing_on_this_machine(job: Path) -> None:
     (job / "job.yaml").write_text(JOB.replace("image: none", "image: none, workingDir: /workspace"))
     error = call(job, "plan", "job.yaml", "--measure", code=2)
-    assert "is no folder on this machine" in error
+    assert "is not a folder on this machine" in error
 
 
 @pytest.mark.exhaustive

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from testing.processes.forked_call import ForkedCall
-from testing.processes.runs import PACELINE, forked_paceline
+from testing.processes.runs import forked_paceline
 
 pytestmark = pytest.mark.processes
 
@@ -211,18 +210,12 @@ def test_status_reports_a_stopped_runner_the_transport_and_the_end_of_a_watch(
     assert status["carrier"] == "TCP"
     assert "gloo over TCP" in terminal.shown("elastic")
     assert "the only candidate" in terminal.shown("elastic", "-o", "wide")
-    watch = subprocess.Popen(
-        [PACELINE, "status", "--watch"],
-        cwd=terminal.folder,
-        env=os.environ | terminal.env,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert watch.stdout is not None
-    first, second = watch.stdout.readline(), watch.stdout.readline()
+    watch = ForkedCall(["status", "--watch"], terminal.folder, os.environ | terminal.env)
+    lines = watch.lines()
+    first, second = next(lines), next(lines)
     terminal.end()
-    watch.communicate(timeout=LIMIT_S)
-    assert watch.returncode == 0
+    assert watch.wait(LIMIT_S) == 0
+    watch.close()
     assert "mode Full" in first
     assert first != second
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +15,15 @@ import pytest
 import yaml
 from paceline.jobs.interface import Until
 from paceline.jobs.local import LocalJobs
+from paceline.local import detached
 from paceline_api.reading.load import parse_job
 
 from testing.jobs import conformance
 from testing.jobs.conformance import NAME, TIMEOUT
 from testing.jobs.terminal import LIMIT_S, Terminal, until
-from testing.processes.runs import processes_with
+from testing.processes.forked import detach_by
+from testing.processes.forked_call import the_fork_server
+from testing.processes.history import called, descendants
 from tests.layers import exhaustive_unless
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -37,7 +41,6 @@ class Here(conformance.Place):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.mark = f"paceline-test-{os.getpid()}-{folder.name}"
         own = {"XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": "", "HOME": str(folder)}
         env = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"} | own
         self.jobs = LocalJobs(env, folder)
@@ -45,8 +48,6 @@ class Here(conformance.Place):
 
     def manifest(self, **spec: Any) -> dict[str, Any]:
         found = super().manifest(**spec)
-        (container,) = found["spec"]["template"]["spec"]["containers"]
-        container["env"] = [{"name": "MARK", "value": self.mark}]
         found["spec"]["collective"]["backend"] = "gloo"
         return found
 
@@ -58,7 +59,7 @@ class Here(conformance.Place):
         os.kill(self.terminal.status(NAME)["detail"]["ranks"][rank]["pid"], signal.SIGKILL)
 
     def left(self) -> object:
-        return processes_with(self.mark)
+        return called("rank", descendants(the_fork_server().process.pid))
 
     def agents(self) -> dict[int, int]:
         """Return the pid of the agent of each active rank, by the rank's pid."""
@@ -82,6 +83,7 @@ class Here(conformance.Place):
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # runs inherit this environment
+    monkeypatch.setattr(detached, "subprocess", detach_by(the_fork_server().name))
     made = Here(tmp_path)
     yield made
     made.close()
@@ -160,7 +162,11 @@ def test_a_job_trains_again_after_its_agent_is_killed(place: Here) -> None:
     assert place.jobs.wait(NAME, Until.TRAINING, timeout_s=LIMIT_S).ready == 2
 
 
-def test_paths_of_a_submitted_job_are_relative_to_its_folder(place: Here) -> None:
+def test_paths_of_a_submitted_job_are_relative_to_its_folder(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The detached run is an executed program here, as it is for a user."""
+    monkeypatch.setattr(detached, "subprocess", subprocess)
     code = place.folder / "code"
     code.mkdir()
     (code / "train.py").write_text("print('hello', flush=True)\nimport time; time.sleep(600)\n")

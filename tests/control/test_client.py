@@ -219,7 +219,7 @@ def test_an_unknown_message_of_the_coordinator_is_skipped(caplog: pytest.LogCapt
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
-    assert "the coordinator sent something that is no message" in caplog.text
+    assert "the coordinator sent something that is not a message" in caplog.text
 
 
 def test_heartbeats_and_metrics_follow_the_interval_of_the_coordinator() -> None:

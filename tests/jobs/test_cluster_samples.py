@@ -248,7 +248,7 @@ def test_the_report_of_a_cluster_job_names_missing_pods_in_output_and_page(
     where = Where("team", None, server.kubeconfig(tmp_path))
     report("job", where, "2:3", None)
     said = capsys.readouterr().out
-    assert said.startswith("job job: 2 ranks, 100.0 ms a step\n")
+    assert said.startswith("job job: 2 ranks, mode unknown, 100.0 ms per step\n")
     assert "mostly worker 2.0" in said
     missing = "without job-1-0: dial tcp 10.1.2.3:9999: connect: connection refused"
     assert f"  {missing}\n" in said

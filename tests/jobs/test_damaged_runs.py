@@ -25,10 +25,8 @@ from paceline.core.status import Outcome, Status
 from paceline.jobs.errors import AwayError, NoSamplesError, UnreadableRunError
 from paceline.jobs.interface import ENDED, UNKNOWN
 from paceline.jobs.local import LocalJobs
-from paceline.local import control, index, last_status, plan_file, steps
-from paceline.local.last_status import STATUS
-from paceline.local.printed import PRINTED
-from paceline.local.rundir import LOCK
+from paceline.local import control, index, plan_file, rundir, steps
+from paceline.local.rundir import LOCK, PRINTED, STATUS
 from paceline_api.errors import JobFileError, PacelineError
 from paceline_api.jobfile import JOB_FILE
 from typer.testing import CliRunner
@@ -118,9 +116,9 @@ def test_a_last_status_over_the_size_limit_is_not_read(
 ) -> None:
     (run_dir / STATUS).write_bytes(WHOLE)
     assert jobs.status("job").state == "Complete"
-    monkeypatch.setattr(last_status, "STATUS_BYTES_MAX", len(WHOLE))
+    monkeypatch.setattr(rundir, "STATUS_BYTES_MAX", len(WHOLE))
     assert jobs.status("job").state == "Complete"
-    monkeypatch.setattr(last_status, "STATUS_BYTES_MAX", len(WHOLE) - 1)
+    monkeypatch.setattr(rundir, "STATUS_BYTES_MAX", len(WHOLE) - 1)
     assert "larger than" in jobs.status("job").message
     assert_end_unknown(jobs, run_dir)
 

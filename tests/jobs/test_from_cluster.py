@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from paceline.core.status import Fact, RankPhase
 from paceline.jobs.core.explain import explain
 from paceline.jobs.core.from_cluster import job_events, job_status, latest, time_s
-from paceline.jobs.core.waiting import reached
 from paceline.jobs.interface import Until
 
 CREATED = "2026-11-23T06:00:00Z"
@@ -195,7 +194,7 @@ def test_reached_is_true_at_the_awaited_state_or_the_end(
         Until.TRAINING: state == "Training" and ready == 2,
         Until.SUSPENDED: state == "Suspended",
     }[until]
-    assert reached(found, until) is (wanted or state in ("Complete", "Failed"))
+    assert found.meets(until) is (wanted or state in ("Complete", "Failed"))
 
 
 attempts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), unique=True, max_size=12)

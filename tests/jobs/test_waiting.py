@@ -14,7 +14,6 @@ from paceline.core.status import (
 )
 from paceline.jobs.core import from_run
 from paceline.jobs.core.explain import explain
-from paceline.jobs.core.waiting import reached
 from paceline.jobs.interface import TRAINING, JobEvent, Until
 from paceline_api.reasons import ConditionType
 
@@ -39,7 +38,7 @@ def test_a_job_just_scaled_is_not_yet_training_with_all_replicas(
         age_s=0.0,
     )
     assert (told.state, told.ready, told.replicas) == (TRAINING, 2, wanted)
-    assert reached(told, Until.TRAINING) == all_take_part
+    assert told.meets(Until.TRAINING) == all_take_part
 
 
 @pytest.mark.parametrize("suspended", [False, True])

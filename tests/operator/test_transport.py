@@ -283,7 +283,7 @@ def test_a_carrier_still_unknown_at_the_timeout_fails_the_job() -> None:
 
 
 def test_preflight_waits_for_slow_rounds() -> None:
-    """Too few rounds have run for a verdict, and a minute per round is no error."""
+    """Too few rounds have run for a verdict, and a minute per round is not an error."""
     few = 9 + transport.MOVING_ROUNDS
     assert not failed(decided(job_with(RDMA), waiting("", few - 1, BEGAN), NOW + 3600))
     assert failed(decided(job_with(RDMA), waiting("", few, BEGAN), NOW + 3600))

@@ -65,7 +65,7 @@ def test_wheel_and_sdist_run_in_a_fresh_environment(
     fresh = tmp_path / "venv"
     venv.create(fresh, symlinks=True)
     [place] = fresh.glob("lib/python*/site-packages")
-    # A path in a .pth file is no site folder, so the editable Paceline in it is not found.
+    # A path in a .pth file is not a site folder, so the editable Paceline in it is not found.
     (place / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     target = made / (f"paceline-{VERSION}.tar.gz" if package == "sdist" else package)
     release.uv(

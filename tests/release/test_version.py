@@ -91,5 +91,5 @@ def test_the_command_prints_the_version_or_an_error() -> None:
     assert said("one") == (
         1,
         "",
-        "error: one is no version; write three numbers, such as 1.2.3\n",
+        "error: one is not a version; write three numbers, such as 1.2.3\n",
     )

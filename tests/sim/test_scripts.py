@@ -69,8 +69,12 @@ def loads(seed: int, fault: Fault) -> list[Spot]:
     return run_script(world, seed, [fault]).values.loaded
 
 
+def all_loads() -> list[Spot]:
+    return [spot for seed, fault in WITH_A_KILL for spot in loads(seed, fault)]
+
+
 def test_a_replacement_repeats_what_is_over_and_loads_the_state_where_the_others_are() -> None:
-    spots = [spot for seed, fault in WITH_A_KILL for spot in loads(seed, fault)]
+    spots = all_loads()
     assert any(spot.is_at_point and spot.place for spot in spots)
     assert any(not spot.is_at_point and spot.number for spot in spots)
 
@@ -79,8 +83,7 @@ def test_a_state_sent_in_the_middle_of_a_step_is_noticed(monkeypatch: pytest.Mon
     """The donor waits in the operation that comes next; without this rule histories fail."""
     monkeypatch.setattr(membership, "_is_whole", lambda _: True)
     with pytest.raises(BrokenPromiseError):
-        for seed, fault in WITH_A_KILL:
-            loads(seed, fault)
+        all_loads()
 
 
 def test_a_replacement_made_active_with_its_first_copy_is_noticed(
@@ -96,8 +99,7 @@ def test_a_replacement_made_active_with_its_first_copy_is_noticed(
 
     monkeypatch.setattr(membership, "install", keep_first)
     with pytest.raises(BrokenPromiseError):
-        for seed, fault in WITH_A_KILL:
-            loads(seed, fault)
+        all_loads()
 
 
 @pytest.mark.parametrize("tree_above", [64, 0])

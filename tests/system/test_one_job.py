@@ -159,6 +159,6 @@ def test_the_fast_rank_waits_less_than_in_full_mode(
 
 
 def test_the_overhead_of_telemetry_is_exported(pages: list[Page]) -> None:
-    """`python -m benchmarks.telemetry` measures the overhead on an idle machine."""
+    """`python -m benchmarks telemetry` measures the overhead on an idle machine."""
     for page in pages:
         assert 0 < page["telemetry_seconds_total"] < page["step_duration_seconds_sum"]

@@ -237,7 +237,7 @@ def test_waiting_is_avoided_until_the_missing_rank_reports(one: OneRank) -> None
 
 def go(round_: int, wait_ms: int, *shares: Share) -> Composition:
     record = Go(GenerationId(1, "", 1), round_, Trigger.QUORUM, shares, wait_us=wait_ms * 1000)
-    return Composition(record, round_, (), [], [], [], ())
+    return Composition(record, round_, (), [], [], [], [], ())
 
 
 def said(member: MemberId, at_ms: int, **more: Any) -> Share:

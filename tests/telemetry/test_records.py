@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 from paceline.core.agent.supervise import Phase
+from paceline.core.anatomy.samples import FIGURES_MAX
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import LogStatus
-from paceline.telemetry.catalog import CATALOG, FIGURES_MAX, Kind
+from paceline.telemetry.catalog import CATALOG, Kind
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import (
     BYTES,

@@ -65,7 +65,7 @@ def test_a_slow_factor_stretches_the_step(sleeps: Sleeps) -> None:
     for _ in range(2):
         sleeps.now += 10 * NS_PER_MS
         announce(faults, 0)
-        sleeps.now += 7 * NS_PER_MS  # waiting for others is no part of the next step
+        sleeps.now += 7 * NS_PER_MS  # waiting for others is not part of the next step
         faults.step_ended()
     assert sleeps.ms == [15, 15]
 
@@ -79,7 +79,7 @@ def test_a_step_with_a_drawn_load_takes_the_drawn_time(sleeps: Sleeps) -> None:
         sleeps.now += 80 * NS_PER_MS  # what the script computes
         announce(faults, 0, rank=2)
         steps_ms.append((sleeps.now - began) / 1e6 + sum(sleeps.ms[slept:]))
-        sleeps.now += 7 * NS_PER_MS  # waiting for others is no part of the next step
+        sleeps.now += 7 * NS_PER_MS  # waiting for others is not part of the next step
         faults.step_ended()
     drawn_ms = [fault.load.draw_ns(seed=3, rank=2, step=step) / 1e7 for step in range(200)]
     assert steps_ms == pytest.approx([max(80, ms) for ms in drawn_ms], abs=1e-5)

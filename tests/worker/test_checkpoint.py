@@ -313,8 +313,8 @@ class Program:
 
 
 MALICIOUS = {
-    "model.safetensors": "model.safetensors is no safetensors file",
-    "state.safetensors": "state.safetensors is no safetensors file",
+    "model.safetensors": "model.safetensors is not a safetensors file",
+    "state.safetensors": "state.safetensors is not a safetensors file",
     "state.json": "it cannot be loaded",
     "log.msgpack": "it cannot be loaded",
     ".metadata": "lists .metadata, which no checkpoint has",

@@ -178,7 +178,7 @@ def test_an_invalid_order_is_skipped_with_a_warning(caplog: pytest.LogCaptureFix
         packets.send(agent.socket, b'{"type": "news from a later release"}')
         agent.tell(Dismiss("over"))
         assert rank.until_obeyed() == Dismiss("over")
-    assert "the coordinator sent something that is no message" in caplog.text
+    assert "the coordinator sent something that is not a message" in caplog.text
 
 
 def test_an_error_while_making_a_heartbeat_ends_the_rank_with_its_reason() -> None:

@@ -1,4 +1,4 @@
-"""The pending mail of a group is bounded, and messages that became useless are dropped."""
+"""Lines between the ranks of a group, and the bound on their pending mail."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paceline.control import packets
 from paceline.core import messages as m
 from paceline.core.protocol.ids import GenerationId
-from paceline.core.rank.within import Key, Mail
+from paceline.core.rank.within import Greeting, Key, Mail, Welcome
 from paceline.refusals import Reason
 from paceline.worker import group
 from paceline.worker.comm_thread import CommThread
@@ -107,3 +108,15 @@ def test_states_that_a_slow_shard_skips_do_not_block_later_ones(shards: Group) -
         shards.follower._mail.take(("state", NOW, version + 1), NOW)
     assert len(shards.taken) == 5 * MAIL_MAX
     assert shards.refused == []
+
+
+def test_a_line_passes_messages_larger_than_a_packet_and_reports_the_end() -> None:
+    lead, other = (group.Line(end.detach()) for end in packets.pair())
+    large = Welcome(1, "host", "a" * 10 * packets.PACKET_BYTES, "", 0)
+    for message in (Greeting("first"), large, Greeting("last")):
+        lead.tell(message)
+    assert other.first(Greeting, "rank 0") == Greeting("first")
+    assert [other.read(), other.read()] == [large, Greeting("last")]
+    lead._socket.close()
+    assert other.read() is None
+    other._socket.close()

@@ -315,7 +315,7 @@ def _tls(found: Configuration, source: str) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=found.ssl_ca_cert)
     except (OSError, ssl.SSLError):
         raise CertificateError(
-            f"{source}: certificate-authority is no certificate in PEM",
+            f"{source}: certificate-authority is not a certificate in PEM",
             hint="take the cluster's own, as `kubectl config view --raw` or its provider shows it",
         ) from None
     if not found.verify_ssl:
@@ -325,7 +325,7 @@ def _tls(found: Configuration, source: str) -> ssl.SSLContext:
             context.load_cert_chain(found.cert_file, found.key_file)
         except (OSError, ssl.SSLError):
             raise CertificateError(
-                f"{source}: client-certificate and client-key are no pair in PEM",
+                f"{source}: client-certificate and client-key are not a pair in PEM",
                 hint="ask for a new certificate, or log in again with the tool that wrote it",
             ) from None
     return context

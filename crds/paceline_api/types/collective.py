@@ -36,7 +36,7 @@ SegmentBytes = Annotated[int, Strict(), Field(ge=2**16, le=2**30)]
 
 
 class Buffers(Model):
-    """The model's buffers that are no parameters, such as the running averages of BatchNorm."""
+    """The model's buffers that are not parameters, such as the running averages of BatchNorm."""
 
     policy: BufferPolicy | None = behaviour(BufferPolicy.AVERAGE)
     """Average: floating-point buffers are averaged over the ranks, integer ones come from the
@@ -122,7 +122,7 @@ class Collective(Model):
     and starts it again."""
 
     buffers: Buffers | None = behaviour()
-    """The model's buffers that are no parameters, such as the running averages of BatchNorm."""
+    """The model's buffers that are not parameters, such as the running averages of BatchNorm."""
 
     segment_bytes: SegmentBytes | None = behaviour(None, fixed=True)
     """Gradients are reduced in segments of at most so many bytes, those that backward() makes first

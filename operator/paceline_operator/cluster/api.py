@@ -36,7 +36,7 @@ PATHS: Final = {
 
 
 class ApiError(Exception):
-    """Raised for an answer of the API server that is no success, or for none at all (code 0)."""
+    """Raised for an answer of the API server that is not a success, or for none at all (code 0)."""
 
     def __init__(
         self,

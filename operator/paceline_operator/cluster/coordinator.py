@@ -477,7 +477,7 @@ def _announced(response: aiohttp.ClientResponse, most: int) -> int:
         The length in bytes.
 
     Raises:
-        AnswerError: The answer is no success, is compressed, has no length, or is too long.
+        AnswerError: The answer is not a success, is compressed, has no length, or is too long.
     """
     if response.status != HTTPStatus.OK:
         raise AnswerError(Refused.FORM, f"it answers with status {response.status}")

@@ -36,7 +36,7 @@ APPLY: Final = "application/apply-patch+yaml"
 class Kube:
     """Client of the API server; use it within `async with`, on one event loop.
 
-    All requests raise ApiError if the answer is no success, or if there was no answer (code 0).
+    All requests raise ApiError if the answer is not a success, or if there was no answer (code 0).
     """
 
     def __init__(self, access: Access, metrics: Metrics) -> None:

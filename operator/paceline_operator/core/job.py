@@ -125,7 +125,7 @@ def has_ended(body: Mapping[str, Any]) -> bool:
 def read_job(body: Mapping[str, Any]) -> Job:
     """Read a job from the object of the API server.
 
-    An invalid spec is no exception: it gives a job with `problems` and without `spec` and
+    An invalid spec is not an exception: it gives a job with `problems` and without `spec` and
     `settings`.
 
     Args:

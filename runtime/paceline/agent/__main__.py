@@ -31,6 +31,7 @@ from paceline.agent.network import NetworkWatch, nccl_log
 from paceline.agent.rank_lines import RankLines
 from paceline.agent.supervisor import Supervisor
 from paceline.agent.system import Reaper, become_subreaper
+from paceline.clock import wall_s
 from paceline.control.tls import pinned
 from paceline.control.tokens import Tokens
 from paceline.control.voice import Carriers, PodVoice
@@ -48,6 +49,7 @@ from paceline.private_files import UMASK
 from paceline.refusals import PROCESS
 from paceline.signals import on_request_to_end
 from paceline.telemetry.collector import PodRecords
+from paceline.telemetry.course import Course
 
 log = logging.getLogger("paceline.agent")
 
@@ -81,6 +83,7 @@ class Agent:
         self._reaper = Reaper()
         self._tokens = Tokens(settings.token, settings.tokens_file)
         self._records = PodRecords(settings.slot, settings.procs)
+        self._course = Course()
         self._voice = PodVoice(
             settings.coordinators,
             lambda: self._tokens.own,
@@ -139,6 +142,7 @@ class Agent:
         target = self._publish(port) if self._settings.local else None
         link = asyncio.create_task(self._voice.run())
         watch = asyncio.create_task(self._network.run())
+        course = asyncio.create_task(self._watch_course())
         try:
             ended = await self._supervisor.run()
             await self._reaper.end_the_rest()
@@ -155,7 +159,8 @@ class Agent:
                 target.unlink(missing_ok=True)
             link.cancel()
             watch.cancel()
-            await asyncio.wait([link, watch])
+            course.cancel()
+            await asyncio.wait([link, watch, course])
             self._lines.close()
             await http.stop()
             self._leave_steps()
@@ -183,8 +188,18 @@ class Agent:
 
     def _steps(self) -> PodSamples:
         return PodSamples(
-            self._settings.job, self._settings.slot, self._settings.host, self._records.samples()
+            self._settings.job,
+            self._settings.slot,
+            self._settings.host,
+            self._records.samples(),
+            self._course.moments(),
         )
+
+    async def _watch_course(self) -> None:
+        """Keep moments of the job until cancelled."""
+        while True:
+            self._course.add(wall_s(), self._records.values().values())
+            await asyncio.sleep(self._course.every_s)
 
     def _leave_steps(self) -> None:
         """Write the last steps of a local run.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -21,6 +20,7 @@ from paceline.agent.process import RankProcess
 from paceline.agent.rank_lines import RankLines
 from paceline.agent.rank_pipe import RankPipe
 from paceline.agent.system import Reaper
+from paceline.control import packets
 from paceline.core.agent import supervise
 from paceline.core.agent.exits import RankOutcome
 from paceline.core.protocol.ids import MemberId
@@ -61,7 +61,7 @@ class GroupProcess:
         """
         self.member = member
         self._post = post
-        pairs = [socket.socketpair() for _ in range(model - 1)]
+        pairs = [packets.pair() for _ in range(model - 1)]
         groups = [[ours for ours, _ in pairs], *([theirs] for _, theirs in pairs)]
         self._records = [allocate_record() for _ in pairs]
         self._ranks = [

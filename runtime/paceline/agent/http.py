@@ -20,13 +20,10 @@ from paceline.control.front import Front
 from paceline.core.admission import Bounds
 from paceline.core.anatomy.samples import STEPS_PATH
 from paceline.core.anatomy.steps_token import STEPS_HEADER, WRONG_TOKEN, steps_token
-from paceline.limits import LISTEN_BACKLOG
+from paceline.limits import LISTEN_BACKLOG, PORTS_TRIED
 from paceline.refusals import Entry, Refusals
 from paceline.telemetry.collector import CONTENT_TYPE, OPENMETRICS_TYPE
 
-PORTS_TRIED: Final = 256
-"""Number of further ports to try on a laptop, where the agents of several replicas share one
-machine."""
 BOUNDS: Final = Bounds(connections=64, of_one_address=32)
 """Limits on connections. A Prometheus, the kubelet and an API server have one each, or a few."""
 

@@ -2,8 +2,8 @@
 
 The socket lies in the abstract namespace: no file is left however the agent dies, and no path can
 be too long. Each connection introduces itself with the key of a launch, and the kernel provides its
-pid (SO_PEERCRED). Messages are small JSON objects, one per packet. A packet that is no such message
-is refused and counted, and the pipe stays open.
+pid (SO_PEERCRED). Messages are small JSON objects, one per packet. Any other packet is refused
+and counted, and the pipe stays open.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from paceline.jobs.cluster.jobs import ClusterJobs
 
 RULE: Final = (
-    "JOB is looked for in a cluster with -n, --context or --kubeconfig. Without them it is a run "
-    "of this machine if it is a run folder or the name of one of your runs, those in ./runs first, "
-    "and else a job of the kubeconfig's cluster."
+    "With -n, --context or --kubeconfig, JOB is a job in that cluster. Otherwise JOB is a run "
+    "folder or the name of one of your runs on this machine, those in ./runs first, or else a job "
+    "in the kubeconfig's cluster."
 )
 
 

@@ -1,4 +1,4 @@
-"""`paceline`: the command line. It parses options, calls the commands and prints errors.
+"""`paceline`: the command line with all its commands. It prints errors and sets the exit code.
 
 A `PacelineError` is printed with its hint and without a traceback. Exit codes: 0 success, and the
 job that was run or waited for is Complete; 1 the job failed, or a cluster or a run does not answer;
@@ -18,58 +18,32 @@ from typing import Annotated
 import typer
 from paceline_api.errors import PacelineError
 
+from paceline.cli import verbs
 from paceline.cli.choice import RULE, Where
-from paceline.cli.completion import complete_context, complete_job
-from paceline.cli.output import Format, Output
-from paceline.jobs.interface import Selection, Until
+from paceline.cli.options import FormatOption, JobFile, OutputOption, Overrides, add, complete_job
+from paceline.cli.replay import replay
+from paceline.cli.report import report
+from paceline.cli.status import status
+from paceline.cli.validate import validate
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Data-parallel training that goes on when workers come, go, die or slow down.\n\n" + RULE,
+    help="Data-parallel training that continues when workers join, leave, fail or slow down.\n\n"
+    + RULE,
 )
 
-JobFile = Annotated[Path, typer.Argument(help="YAML file with a TrainingJob.", metavar="JOB.YAML")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="PATH=VALUE", help="Change a field: --set spec.collective.mode=Full"
-    ),
-]
-Job = Annotated[
-    str,
-    typer.Argument(
-        help="Name of a job, or a run folder.", metavar="JOB", autocompletion=complete_job
-    ),
-]
-Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Of a cluster; else the context's.")
-]
-Context = Annotated[
-    str | None,
-    typer.Option(help="Of the kubeconfig; else the current one.", autocompletion=complete_context),
-]
-Kubeconfig = Annotated[
-    Path | None, typer.Option(help="Else KUBECONFIG, else ~/.kube/config, else a pod's account.")
-]
-OutputOption = Annotated[
-    Output | None,
-    typer.Option(
-        "--output", "-o", help="Data for programs, or more columns.", metavar="json|yaml|wide"
-    ),
-]
 
-FormatOption = Annotated[
-    Format | None,
-    typer.Option("--output", "-o", help="Data for programs, on stdout.", metavar="json|yaml"),
-]
+def version() -> int:
+    """Print the version."""
+    print(f"paceline {importlib.metadata.version('paceline')}")
+    return 0
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"paceline {importlib.metadata.version('paceline')}")
-        raise typer.Exit
+        raise typer.Exit(version())
 
 
 @app.callback()
@@ -84,37 +58,44 @@ def options(
     """Options that come before the command."""
 
 
-@app.command()
 def run(
     file: JobFile,
-    replicas: Annotated[int | None, typer.Option(help="Instead of spec.replicas.", min=1)] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Number of replicas. Default: spec.replicas.", min=1)
+    ] = None,
     overrides: Overrides = None,
     inject: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FAULT",
-            help="A fault on purpose: slow:rank=2,ms=200  kill:rank=1,at=round:50  join:at=time:5s",
+            help=("Inject a fault: slow:rank=2,ms=200  kill:rank=1,at=round:50  join:at=time:5s"),
         ),
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="New or empty folder for logs and results; else runs/JOB-N."),
+        typer.Option(help="New or empty folder for logs and results. Default: runs/JOB-N."),
     ] = None,
-    quiet: Annotated[bool, typer.Option(help="No table; events and the summary only.")] = False,
+    quiet: Annotated[
+        bool, typer.Option(help="Print only events and the summary, no table.")
+    ] = False,
     record: Annotated[
-        bool, typer.Option("--record", help="Keep what `paceline replay` needs.")
+        bool, typer.Option("--record", help="Record the run for `paceline replay`.")
     ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="What ranks print as it is, with escapes for a terminal.")
+        bool,
+        typer.Option("--raw", help="Print the output of ranks unchanged, with escape sequences."),
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return as soon as it runs without a terminal.")
+        bool,
+        typer.Option(
+            "--detach", "-d", help="Start the job in the background and return when it runs."
+        ),
     ] = False,
     output: FormatOption = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
-) -> None:
-    """Run a job on this machine: every replica an agent, every rank a process."""
-    # Imported here, so that `validate` and `version` start fast.
+) -> int:
+    """Run a job on this machine, with a process for each rank."""
+    # Imported here, because all that runs a job takes longer to import than most commands take.
     from paceline.cli import run as runs
 
     order = runs.Order(
@@ -128,283 +109,56 @@ def run(
         raw=raw,
         output=output,
     )
-    raise typer.Exit(runs.detach(order) if detach else runs.run(order, ready_fd=ready_fd))
+    return runs.detach(order) if detach else runs.run(order, ready_fd=ready_fd)
 
 
-@app.command()
-def validate(file: JobFile, overrides: Overrides = None, output: FormatOption = None) -> None:
-    """Check a job file; every error is named with its field and what to do."""
-    from paceline.cli import validate as checks
-
-    raise typer.Exit(checks.validate(file, overrides or [], output))
-
-
-@app.command()
-def submit(
-    file: JobFile,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    overrides: Overrides = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it until it has ended.")
-    ] = False,
-    output: OutputOption = None,
-) -> None:
-    """Start a job in a cluster. On this machine `paceline run --detach` does."""
-    from paceline.cli import verbs
-
-    where = Where(namespace, context, kubeconfig)
-    code = verbs.submit(file, where, overrides=overrides or [], output=output, watch=watch)
-    raise typer.Exit(code)
-
-
-@app.command(epilog=RULE)
-def status(
-    job: Annotated[
-        str | None,
-        typer.Argument(
-            help="Name of a job, or a run folder. Without it the jobs of a namespace with -n or "
-            "--context, else those that run on this machine.",
-            metavar="[JOB]",
-            autocompletion=complete_job,
-        ),
-    ] = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Go on until the job has ended.")
-    ] = False,
-    output: OutputOption = None,
-) -> None:
-    """Show a job: its ranks, rounds and what holds it up."""
-    from paceline.cli.status import status as show_status
-
-    where = Where(namespace, context, kubeconfig)
-    raise typer.Exit(show_status(job, where, watch=watch, output=output))
-
-
-@app.command(epilog=RULE)
-def logs(
-    job: Job,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    follow: Annotated[
-        bool,
-        typer.Option("--follow", "-f", help="Go on, with replacements too, until it has ended."),
-    ] = False,
-    rank: Annotated[
-        int | None, typer.Option(help="Only this one: slot x procsPerReplica + process.")
-    ] = None,
-    previous: Annotated[
-        bool, typer.Option("--previous", "-p", help="Also replicas that were replaced.")
-    ] = False,
-    tail: Annotated[
-        int | None, typer.Option(help="At most so many lines of each replica to begin with.", min=0)
-    ] = None,
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", help="With the time of day, UTC.")
-    ] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="As it was printed, with escapes for a terminal.")
-    ] = False,
-) -> None:
-    """Print what all ranks have printed, merged in order of time."""
-    from paceline.cli import verbs
-
-    selection = Selection(rank=rank, previous=previous, tail=tail)
-    where = Where(namespace, context, kubeconfig)
-    raise typer.Exit(verbs.logs(job, where, selection, follow=follow, times=timestamps, raw=raw))
-
-
-@app.command(epilog=RULE)
-def wait(
-    job: Job,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    until: Annotated[
-        Until,
-        typer.Option(
-            "--for", metavar="|".join(Until), help="training: with all replicas that are wanted."
-        ),
-    ] = Until.ENDED,
-    timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Such as 90s or 10m; else for ever.")
-    ] = None,
-    output: OutputOption = None,
-) -> None:
-    """Wait until a job has ended, trains or is suspended. Exit code 1: failed, 3: timed out."""
-    from paceline.cli import verbs
-
-    where = Where(namespace, context, kubeconfig)
-    raise typer.Exit(verbs.wait(job, where, until, timeout=timeout, output=output))
-
-
-@app.command(epilog=RULE)
-def scale(
-    job: Job,
-    replicas: Annotated[int, typer.Option(help="How many there shall be.", min=1)],
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Change the number of replicas of a job."""
-    from paceline.cli import verbs
-
-    raise typer.Exit(verbs.scale(job, Where(namespace, context, kubeconfig), replicas))
-
-
-@app.command(epilog=RULE)
-def suspend(
-    job: Job,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Stop a job after a checkpoint, and keep it."""
-    from paceline.cli import verbs
-
-    raise typer.Exit(verbs.suspend(job, Where(namespace, context, kubeconfig)))
-
-
-@app.command(epilog=RULE)
-def resume(
-    job: Job,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Start a suspended job again, from its newest checkpoint if there is one."""
-    from paceline.cli import verbs
-
-    raise typer.Exit(verbs.resume(job, Where(namespace, context, kubeconfig)))
-
-
-@app.command(epilog=RULE)
-def delete(
-    job: Job,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    wait: Annotated[bool, typer.Option(help="Until nothing of it is left.")] = True,
-    timeout: Annotated[str, typer.Option(metavar="DURATION", help="To wait, at most.")] = "5m",
-) -> None:
-    """End a job and remove it with its logs; on this machine, its run folder. Checkpoints stay."""
-    from paceline.cli import verbs
-
-    where = Where(namespace, context, kubeconfig)
-    raise typer.Exit(verbs.delete(job, where, wait=wait, timeout=timeout))
-
-
-@app.command(epilog=RULE)
-def events(
-    job: Job,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    output: OutputOption = None,
-) -> None:
-    """Print the history of a job, the oldest first."""
-    from paceline.cli import verbs
-
-    raise typer.Exit(verbs.events(job, Where(namespace, context, kubeconfig), output))
-
-
-@app.command(epilog=RULE)
-def explain(
-    job: Job,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    output: OutputOption = None,
-) -> None:
-    """Say why a job is slow or does not start, and what to type next."""
-    from paceline.cli import verbs
-
-    raise typer.Exit(verbs.explain(job, Where(namespace, context, kubeconfig), output))
-
-
-@app.command()
-def replay(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run made with --record.")],
-) -> None:
-    """Run a recorded job again in one process; the weights must come out the same."""
-    from paceline.cli.replay import replay as replay_run
-
-    raise typer.Exit(replay_run(run_dir))
-
-
-@app.command(epilog=RULE)
-def report(
-    job: Job,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-    rounds: Annotated[
-        str | None, typer.Option(help="Rounds of the time line, such as 100:120; else the last.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for report.html and trace.json; else the run's, and of a cluster's job "
-            "JOB-report."
-        ),
-    ] = None,
-) -> None:
-    """Show what the last steps of a job were made of: a page, and a trace for Perfetto."""
-    from paceline.cli.report import report as report_on
-
-    report_on(job, Where(namespace, context, kubeconfig), rounds, out)
-
-
-@app.command(epilog=RULE)
 def plan(
     job: Annotated[
         str,
         typer.Argument(
-            help="YAML file with a TrainingJob; or a job, or a run folder.",
+            help="YAML file with a TrainingJob, name of a job, or a run folder.",
             metavar="JOB",
             autocompletion=complete_job,
         ),
     ],
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="Run the job for a moment at two or three sizes first."),
+        typer.Option("--measure", help="First run the job briefly at two or three sizes."),
     ] = False,
     ranks: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Sizes; else powers of two up to twice the job's."),
+        typer.Option(
+            metavar="N,N", help="Numbers of ranks. Default: powers of two up to twice the job's."
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="M,M", help="Ranks to a copy of the model; else all that are known."),
+        typer.Option(
+            metavar="M,M", help="Ranks per copy of the model. Default: all that are known."
+        ),
     ] = None,
     batch: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Samples of one gradient; else as measured."),
+        typer.Option(metavar="N,N", help="Samples per gradient. Default: as measured."),
     ] = None,
     speedup: Annotated[
         list[str] | None,
-        typer.Option(metavar="M=X", help="M ranks that share the model step X times as quick."),
+        typer.Option(metavar="M=X", help="A group of M ranks makes a step X times as fast."),
     ] = None,
     timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="To measure one size, at most.")
+        str, typer.Option(metavar="DURATION", help="Time limit for measuring one size.")
     ] = "3m",
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    where: Where,
     overrides: Overrides = None,
     output: OutputOption = None,
-) -> None:
-    """Forecast a job at other sizes and in other modes, with the error of the forecasts."""
+) -> int:
+    """Predict the speed of a job at other sizes and in other modes."""
     from paceline.cli import plan as plans
 
     wanted = plans.Wanted(
         job=job,
-        where=Where(namespace, context, kubeconfig),
+        where=where,
         measure=measure,
         ranks=ranks,
         model=model,
@@ -413,13 +167,14 @@ def plan(
         timeout=timeout,
         overrides=overrides or [],
     )
-    raise typer.Exit(plans.plan(wanted, output))
+    return plans.plan(wanted, output)
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    _print_version(True)
+for _command in (
+    *(run, validate, verbs.submit, status, verbs.logs, verbs.wait, verbs.scale, verbs.suspend),
+    *(verbs.resume, verbs.delete, verbs.events, verbs.explain, replay, report, plan, version),
+):
+    add(app, _command)
 
 
 def main() -> None:

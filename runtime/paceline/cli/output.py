@@ -20,11 +20,6 @@ class Output(StrEnum):
     YAML = "yaml"
     WIDE = "wide"
 
-    @property
-    def is_data(self) -> bool:
-        """Return True for JSON and YAML."""
-        return self is not Output.WIDE
-
 
 class Format(StrEnum):
     """Values of --output of a verb that prints data, or text without a table."""
@@ -43,7 +38,23 @@ def say(text: str, *, to_stderr: bool = False) -> None:
     print(printable_lines(text), file=sys.stderr if to_stderr else sys.stdout, flush=to_stderr)
 
 
-def print_data(found: Any, output: Output) -> None:
+def is_printed_as_data(found: Any, output: Output | Format | None) -> bool:
+    """Print an object if the user wants data; return False if it is to be printed for people.
+
+    Args:
+        found: An object that msgspec can encode.
+        output: Value of --output; None without the option.
+
+    Returns:
+        True if it was printed.
+    """
+    if output is None or output is Output.WIDE:
+        return False
+    print_data(found, output)
+    return True
+
+
+def print_data(found: Any, output: Output | Format) -> None:
     """Print an object as one line of JSON or as one YAML document.
 
     Characters that a terminal would act on are escaped in the syntax of the format, so that a
@@ -53,7 +64,7 @@ def print_data(found: Any, output: Output) -> None:
         found: An object that msgspec can encode.
         output: JSON or YAML.
     """
-    if output is Output.JSON:
+    if output == Output.JSON:  # a Format is equal to it too
         try:
             text = msgspec.json.encode(found).decode()
         except UnicodeEncodeError:  # half of a surrogate pair, which msgspec rejects

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.choice import Where
-from paceline.cli.output import Output, console, print_data, say
+from paceline.cli.output import Output, console, is_printed_as_data, say
 from paceline.cli.planned import Planned, planned
 from paceline.cli.run import EXIT_INTERRUPTED, working_dir_of
 from paceline.cli.verbs import seconds
@@ -42,7 +42,7 @@ Value = TypeVar("Value", int, float)
 MEASURED_MAX: Final = 4
 """Upper bound on the replicas of a measured run."""
 WIDTH: Final = 160
-"""Line width in characters where the output is no terminal."""
+"""Line width in characters where the output is not a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +95,7 @@ def plan(wanted: Wanted, output: Output | None) -> int:
     )
     made = plans.make(asked, book)
     plan_file.write(path, books.show(book, (line.forecast for line in made.lines), wall_s()))
-    if output is not None and output.is_data:
-        print_data(made, output)
-    else:
+    if not is_printed_as_data(made, output):
         _print(made, wide=output is Output.WIDE)
     return 0
 
@@ -126,7 +124,7 @@ def _numbers(option: str, text: str | None, read: Callable[[str], Value]) -> tup
     except ValueError:
         pass
     raise PacelineError(
-        f"{option}: {show_value(text)} is no list of numbers above 0",
+        f"{option}: {show_value(text)} is not a list of numbers above 0",
         hint=f"write them with commas, such as {option} 1,2,4",
         exit_code=EXIT_BAD_INPUT,
     )

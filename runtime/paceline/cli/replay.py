@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+import typer
 from paceline_api.bounded import read_file
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, JobFileError, PacelineError
@@ -40,15 +41,17 @@ LEFT_S: Final = 5.0
 its stderr open."""
 
 
-def replay(run_dir: Path) -> int:
-    """Repeat a recorded run; return 0 if its final weights are the same, otherwise 1."""
+def replay(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run made with --record.")],
+) -> int:
+    """Run a recorded job again in one process and compare the weights."""
     try:
         run_dir = check(run_dir).resolve()
         spec = read_job_file(run_dir / JOB_FILE)
     except (JobFileError, FileNotFoundError) as error:
         why = error.message if isinstance(error, JobFileError) else "there is no such folder"
         raise PacelineError(
-            f"{run_dir} is no run folder: {why}",
+            f"{run_dir} is not a run folder: {why}",
             hint="name the folder of a run that was made with `paceline run --record`",
             exit_code=EXIT_BAD_INPUT,
         ) from None
@@ -61,7 +64,7 @@ def replay(run_dir: Path) -> int:
     folder = Path(spec.working_dir or ".")
     if not folder.is_dir():
         raise PacelineError(
-            f"{folder}, in which the ranks of the run were started, is no folder any more",
+            f"{folder}, in which the ranks of the run were started, is not a folder any more",
             hint="replay with the files and the environment of the run",
         )
     code, fault = _run(command, env, folder, run_dir / SAID)

@@ -14,7 +14,7 @@ from paceline_api.reading.load import load_job
 from paceline_api.resolve import resolve
 from paceline_api.settings import ResolvedJob
 
-from paceline.cli.output import Format, Output, print_data, say
+from paceline.cli.output import Format, print_data, say
 from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
 from paceline.jobs.local import LocalJobs
@@ -65,7 +65,7 @@ def detach(order: Order) -> int:
     # Nobody watches the output, so it needs neither a table nor lines.
     entry = detached.start(replace(order, quiet=True).words(), Path())
     if order.output is not None:
-        print_data(LocalJobs().status(entry.run_dir), Output(order.output))
+        print_data(LocalJobs().status(entry.run_dir), order.output)
     else:
         say(f"job {entry.job} runs as process {entry.pid}, logs in {entry.run_dir}")
     return 0
@@ -116,7 +116,7 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
         folder = make_run_dir(job.name, run_dir)
         result = asyncio.run(_run(job, folder, working_dir, faults, order, ready_fd))
     if order.output is not None:
-        print_data(LocalJobs().status(str(folder)), Output(order.output))
+        print_data(LocalJobs().status(str(folder)), order.output)
     if result.removed:
         shutil.rmtree(folder, ignore_errors=True)
     return _exit_code(result)
@@ -243,7 +243,7 @@ def working_dir_of(job: ResolvedJob, file: Path) -> Path:
         raise SpecError(
             "spec.template.spec.containers[trainer].workingDir",
             given,
-            "is no folder on this machine",
+            "is not a folder on this machine",
             hint="on a laptop it is relative to the job file; leave it out for that file's folder",
         )
     return folder

@@ -27,7 +27,7 @@ from paceline.core.status import Status
 from paceline.local.timeline import Timeline
 
 LINE_S: Final = 10.0
-"""Seconds between two lines where the output is no terminal."""
+"""Seconds between two lines where the output is not a terminal."""
 PAINT_S: Final = 0.25
 """Seconds between two updates of the table."""
 

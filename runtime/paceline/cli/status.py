@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from typing import Final
+from typing import Annotated, Final
 
+import typer
 from paceline_api.errors import EXIT_FAILURE, printable_lines
 from rich.console import Console
 from rich.live import Live
 
 from paceline import clock
 from paceline.cli.choice import Where, choose, cluster
-from paceline.cli.output import Output, console, print_data, say
+from paceline.cli.options import OutputOption, complete_job
+from paceline.cli.output import Output, console, is_printed_as_data, say
 from paceline.cli.table import line, table
 from paceline.jobs.core import rendering
 from paceline.jobs.errors import NoSuchJobError
@@ -22,35 +24,41 @@ from paceline.jobs.local import LocalJobs
 WATCH_S: Final = 0.5
 """Seconds between two updates of the table."""
 LINE_S: Final = 1.0
-"""Seconds between two lines where the output is no terminal."""
+"""Seconds between two lines where the output is not a terminal."""
 OLD_S: Final = 5.0
 """Age in seconds from which on the figures of a cluster's job are marked as old."""
 
 
-def status(name: str | None, where: Where, *, watch: bool, output: Output | None) -> int:
-    """Show one job, or list jobs.
-
-    Args:
-        name: The job. None takes the only job on this machine, else lists all jobs of the place.
-        where: Options that name a cluster.
-        watch: Show updates until the job has ended.
-        output: Format of the output; None prints a table.
-
-    Returns:
-        The exit code: 0, or 1 if no job was named and there is none.
-    """
-    if name is not None:
-        jobs = choose(name, where)
+def status(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of a job, or a run folder. Without it the jobs of a namespace with -n or "
+            "--context, else those that run on this machine.",
+            metavar="[JOB]",
+            autocompletion=complete_job,
+        ),
+    ] = None,
+    *,
+    where: Where,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Watch until the job has ended.")
+    ] = False,
+    output: OutputOption = None,
+) -> int:
+    """Show the state of a job, its ranks and rounds, and what delays it."""
+    if job is not None:
+        jobs = choose(job, where)
     else:
         jobs = cluster(where) if where.given else LocalJobs()
         found = jobs.all()
         if where.given or len(found) != 1:
             return _list(jobs, found, output)
-        name = found[0].place
+        job = found[0].place
     if watch:
-        follow(jobs, name, output)
+        follow(jobs, job, output)
     else:
-        _show(console(), jobs.status(name), output)
+        _show(console(), jobs.status(job), output)
     return 0
 
 
@@ -71,13 +79,13 @@ def follow(jobs: Jobs, name: str, output: Output | None) -> JobStatus:
     screen, last, said = console(), None, ""
     with ExitStack() as stack:
         live = None
-        if screen.is_terminal and (output is None or not output.is_data):
+        if screen.is_terminal and output in (None, Output.WIDE):
             live = stack.enter_context(Live(console=screen, auto_refresh=False))
         for found in stack.enter_context(closing(jobs.watch(name))):
             last = found
-            if output is not None and output.is_data:
-                print_data(found, output)
-            elif live is not None:
+            if is_printed_as_data(found, output):
+                continue
+            if live is not None:
                 live.update(table(found.detail, found, wide=output is Output.WIDE), refresh=True)
                 clock.pause(WATCH_S)  # nobody can read more frequent updates
             elif (text := f"{_state(found)}{line(found.detail, found)}") != said:
@@ -90,8 +98,7 @@ def follow(jobs: Jobs, name: str, output: Output | None) -> JobStatus:
 
 
 def _show(screen: Console, found: JobStatus, output: Output | None) -> None:
-    if output is not None and output.is_data:
-        print_data(found, output)
+    if is_printed_as_data(found, output):
         return
     place = found.place
     where = f"logs in {place}" if place.startswith("/") else f"namespace {place}"
@@ -109,9 +116,7 @@ def _state(found: JobStatus) -> str:
 
 
 def _list(jobs: Jobs, found: Sequence[JobStatus], output: Output | None) -> int:
-    if output is not None and output.is_data:
-        print_data(found, output)
-    else:
+    if not is_printed_as_data(found, output):
         for text in rendering.jobs(found, wide=output is Output.WIDE):
             say(text)
     if not found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -10,7 +10,8 @@ from paceline_api.errors import InvalidJobError, PacelineError, SpecError
 from paceline_api.reading.load import load_job
 from paceline_api.types.job import TrainingJob
 
-from paceline.cli.output import Format, Output, print_data, say
+from paceline.cli.options import FormatOption, JobFile, Overrides
+from paceline.cli.output import is_printed_as_data, print_data, say
 from paceline.local.script import FIELD, missing_script
 
 
@@ -36,32 +37,19 @@ class Checked(Struct, frozen=True, kw_only=True):
     warnings: tuple[Finding, ...] = ()
 
 
-def validate(file: Path, overrides: Sequence[str], output: Format | None) -> int:
-    """Check a job file and print the result.
-
-    Args:
-        file: The job file.
-        overrides: Changes of fields, as `--set` takes them.
-        output: Format of the result; None prints text for people.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        PacelineError: The file is not valid, and the result is text for people.
-    """
+def validate(file: JobFile, overrides: Overrides = None, output: FormatOption = None) -> int:
+    """Check a job file and report each error with its field and a hint."""
     try:
-        job = load_job(file, overrides)
+        job = load_job(file, overrides or [])
     except PacelineError as error:
         if output is None:
             raise
         wrong = Checked(file=str(file), valid=False, errors=tuple(_findings(error)))
-        print_data(wrong, Output(output))
+        print_data(wrong, output)
         return error.exit_code
     warnings = tuple(_warnings(job, file))
-    if output is not None:
-        right = Checked(file=str(file), valid=True, job=job.metadata.name, warnings=warnings)
-        print_data(right, Output(output))
+    right = Checked(file=str(file), valid=True, job=job.metadata.name, warnings=warnings)
+    if is_printed_as_data(right, output):
         return 0
     for warning in warnings:
         say(f"warning: {warning.message}\nhint: {warning.hint}", to_stderr=True)

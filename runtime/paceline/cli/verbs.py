@@ -1,53 +1,86 @@
 """The commands for one job in a cluster or on this machine: query the back end and print.
 
-Each function returns the exit code of its command; errors are raised as PacelineError.
+Each function returns the exit code of its command; errors are raised as PacelineError. The
+annotations of its parameters are its arguments and options (`paceline.cli.options`), and its
+docstring is the help of the command.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
+import typer
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, PacelineError, show_value
 from paceline_api.reading.load import load_job
 from paceline_api.times import NS_PER_S
 from paceline_api.types.durations import parse_duration
 
 from paceline.cli.choice import Where, choose, choose_one, cluster
-from paceline.cli.output import Output, console, print_data, say
-from paceline.cli.status import follow
+from paceline.cli.options import Job, JobFile, OutputOption, Overrides
+from paceline.cli.output import Output, console, is_printed_as_data, say
+from paceline.cli.status import follow as follow_status
 from paceline.clock import wall_s
 from paceline.jobs.core import rendering
 from paceline.jobs.interface import COMPLETE, JobStatus, Selection, Until
 
 
 def submit(
-    file: Path, where: Where, *, overrides: Sequence[str], output: Output | None, watch: bool
+    file: JobFile,
+    where: Where,
+    overrides: Overrides = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Watch the job until it has ended.")
+    ] = False,
+    output: OutputOption = None,
 ) -> int:
-    """Start a job in a cluster and print its name; with `watch`, show it until it has ended."""
-    job = load_job(file, overrides)
+    """Start a job in a cluster. To start one on this machine: `paceline run --detach`."""
+    job = load_job(file, overrides or [])
     if where.namespace is None:
         where = Where(job.metadata.namespace, where.context, where.kubeconfig)
     jobs = cluster(where)
     found = jobs.submit(job, folder=file.parent)
-    if output is not None and output.is_data:
-        print_data(found, output)
-    else:
+    if not is_printed_as_data(found, output):
         say(f"job {found.name} is submitted to {jobs.where}")
-    return exit_code(follow(jobs, found.name, output)) if watch else 0
+    return exit_code(follow_status(jobs, found.name, output)) if watch else 0
 
 
 def logs(
-    name: str, where: Where, selection: Selection, *, follow: bool, times: bool, raw: bool
+    job: Job,
+    where: Where,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Stream new lines, also of new replicas, until the job has ended.",
+        ),
+    ] = False,
+    rank: Annotated[
+        int | None, typer.Option(help="Only this rank: slot x procsPerReplica + process.")
+    ] = None,
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="Include replicas that were replaced.")
+    ] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option(help="Begin with at most this many recent lines of each replica.", min=0),
+    ] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help="Prefix each line with its time of day, UTC.")
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Print lines unchanged, with escape sequences.")
+    ] = False,
 ) -> int:
-    """Print the selected log lines of a job."""
+    """Print the logs of all ranks, merged in order of time."""
     screen = console()
     colour = screen.is_terminal and not screen.no_color
-    lines = choose(name, where).logs(name, selection, follow=follow)
+    selection = Selection(rank=rank, previous=previous, tail=tail)
+    lines = choose(job, where).logs(job, selection, follow=follow)
     try:
         for line in lines:
-            text = rendering.log_line(line, colour=colour, times=times, raw=raw)
+            text = rendering.log_line(line, colour=colour, times=timestamps, raw=raw)
             sys.stdout.write(f"{text}\n")
             if follow:
                 sys.stdout.flush()
@@ -57,70 +90,89 @@ def logs(
 
 
 def wait(
-    name: str, where: Where, until: Until, *, timeout: str | None, output: Output | None
+    job: Job,
+    where: Where,
+    until: Annotated[
+        Until,
+        typer.Option(
+            "--for",
+            metavar="|".join(Until),
+            help="What to wait for; training means with all replicas.",
+        ),
+    ] = Until.ENDED,
+    timeout: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Time limit, such as 90s or 10m. Default: none."),
+    ] = None,
+    output: OutputOption = None,
 ) -> int:
-    """Wait until a job meets a condition, and print its state."""
+    """Wait until a job has ended, trains or is suspended. Exit code 1: failed, 3: timed out."""
     timeout_s = None if timeout is None else seconds(timeout)
-    found = choose(name, where).wait(name, until, timeout_s=timeout_s)
-    if output is not None and output.is_data:
-        print_data(found, output)
-    else:
+    found = choose(job, where).wait(job, until, timeout_s=timeout_s)
+    if not is_printed_as_data(found, output):
         message = found.message.partition("\n")[0]
         say(f"job {found.name}: {found.state}{f': {message}' if message else ''}")
     return exit_code(found)
 
 
-def scale(name: str, where: Where, replicas: int) -> int:
-    """Change the number of replicas of a job, and print it with the one before."""
-    meant = choose_one(name, where)
+def scale(
+    job: Job,
+    replicas: Annotated[int, typer.Option(help="The new number of replicas.", min=1)],
+    where: Where,
+) -> int:
+    """Change the number of replicas of a job."""
+    meant = choose_one(job, where)
     before = meant.jobs.scale(meant.name, replicas)
-    say(f"job {name} of {meant.place}: {before} -> {replicas} replicas")
+    say(f"job {job} of {meant.place}: {before} -> {replicas} replicas")
     return 0
 
 
-def suspend(name: str, where: Where) -> int:
-    """Stop a job after a checkpoint, and keep it."""
-    meant = choose_one(name, where)
+def suspend(job: Job, where: Where) -> int:
+    """Stop a job after a checkpoint and keep it for `resume`."""
+    meant = choose_one(job, where)
     meant.jobs.suspend(meant.name)
-    say(f"job {name} of {meant.place} is being suspended; `paceline resume` starts it again")
+    say(f"job {job} of {meant.place} is being suspended; `paceline resume` starts it again")
     return 0
 
 
-def resume(name: str, where: Where) -> int:
-    """Start a suspended job again."""
-    meant = choose_one(name, where)
+def resume(job: Job, where: Where) -> int:
+    """Start a suspended job again, from its newest checkpoint if there is one."""
+    meant = choose_one(job, where)
     meant.jobs.resume(meant.name)
-    say(f"job {name} of {meant.place} is resumed")
+    say(f"job {job} of {meant.place} is resumed")
     return 0
 
 
-def delete(name: str, where: Where, *, wait: bool, timeout: str) -> int:
-    """End a job and remove it; with `wait`, wait until it is gone."""
-    meant = choose_one(name, where)
+def delete(
+    job: Job,
+    where: Where,
+    wait: Annotated[bool, typer.Option(help="Wait until all parts of the job are gone.")] = True,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time limit of the wait.")
+    ] = "5m",
+) -> int:
+    """Delete a job with its logs; on this machine, its run folder. Checkpoints are kept."""
+    meant = choose_one(job, where)
     meant.jobs.delete(meant.name, wait_s=seconds(timeout) if wait else 0.0)
-    say(f"job {name} of {meant.place} is deleted")
+    say(f"job {job} of {meant.place} is deleted")
     return 0
 
 
-def events(name: str, where: Where, output: Output | None) -> int:
-    """Print the history of a job."""
-    found = choose(name, where).events(name)
-    if output is not None and output.is_data:
-        print_data(found, output)
-        return 0
-    for text in rendering.events(found, wall_s(), wide=output is Output.WIDE):
-        say(text)
+def events(job: Job, where: Where, output: OutputOption = None) -> int:
+    """Print the history of a job, the oldest first."""
+    found = choose(job, where).events(job)
+    if not is_printed_as_data(found, output):
+        for text in rendering.events(found, wall_s(), wide=output is Output.WIDE):
+            say(text)
     return 0
 
 
-def explain(name: str, where: Where, output: Output | None) -> int:
-    """Print why a job is slow or does not start, and what to type next."""
-    found = choose(name, where).explain(name)
-    if output is not None and output.is_data:
-        print_data(found, output)
-        return 0
-    for text in rendering.explanation(found):
-        say(text)
+def explain(job: Job, where: Where, output: OutputOption = None) -> int:
+    """Explain why a job is slow or does not start, and which command to type next."""
+    found = choose(job, where).explain(job)
+    if not is_printed_as_data(found, output):
+        for text in rendering.explanation(found):
+            say(text)
     return 0
 
 

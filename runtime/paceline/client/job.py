@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
+
+from paceline_api.errors import PacelineError
+from paceline_api.times import NS_PER_S
 
 from paceline.client.errors import EndUnknownError, JobFailedError
 from paceline.client.figures import Figures
-from paceline.client.follower import Follower
 from paceline.client.progress import Bar, console_for
-from paceline.clock import wall_s
-from paceline.jobs.core.waiting import reached
-from paceline.jobs.errors import MissingExtraError
+from paceline.clock import now_ns, wall_s
+from paceline.jobs.errors import MissingExtraError, NoSuchJobError, WaitTimeoutError
 from paceline.jobs.interface import (
     ENDED,
     FAILED,
@@ -88,18 +91,61 @@ class Job:
         return status
 
     def _until(self, wanted: Until, timeout_s: float | None, bar: Bar | None) -> JobStatus:
-        def on_status(status: JobStatus) -> None:
-            self._note(status)
-            if bar is not None:
-                bar.show(status)
+        """Watch the job until it meets a condition; an error of the watch is raised here.
 
-        follower = Follower(lambda: self._jobs.watch(self._at), on_status)
+        A thread watches, because a watch blocks until the job changes while a wait has a time
+        limit. The thread ends with the job, with an error, or with the first status after the wait.
+
+        Args:
+            wanted: The condition.
+            timeout_s: Upper bound on the wait in seconds; None waits without a bound.
+            bar: Shows each status.
+
+        Returns:
+            The status that meets the condition.
+
+        Raises:
+            NoSuchJobError: The job was deleted.
+            WaitTimeoutError: `timeout_s` is over.
+        """
+        end_ns = None if timeout_s is None else now_ns() + round(timeout_s * NS_PER_S)
+        arrivals: SimpleQueue[JobStatus | PacelineError | None] = SimpleQueue()
+        over, state = threading.Event(), "not heard of"
+
+        def watch() -> None:
+            try:
+                for status in self._jobs.watch(self._at):
+                    if over.is_set():
+                        return
+                    arrivals.put(status)
+                arrivals.put(None)
+            except PacelineError as error:
+                arrivals.put(error)
+
+        threading.Thread(target=watch, name="paceline-follower", daemon=True).start()
         try:
-            return follower.wait(
-                lambda status: reached(status, wanted), what=wanted, timeout_s=timeout_s
-            )
+            while True:
+                left_s = None if end_ns is None else max(0.0, (end_ns - now_ns()) / NS_PER_S)
+                arrived = arrivals.get(timeout=left_s)
+                if arrived is None:
+                    raise NoSuchJobError(
+                        "the job was deleted while it was waited for", hint="submit it again"
+                    )
+                if isinstance(arrived, PacelineError):
+                    raise arrived
+                self._note(arrived)
+                if bar is not None:
+                    bar.show(arrived)
+                if arrived.meets(wanted):
+                    return arrived
+                state = arrived.state
+        except Empty:
+            raise WaitTimeoutError(
+                f"the job is {state} after {timeout_s:g} s, and not yet {wanted}",
+                hint="wait longer with timeout_s; `paceline explain` says what it needs",
+            ) from None
         finally:
-            follower.leave()
+            over.set()
 
     def logs(
         self,

@@ -250,7 +250,7 @@ class ControlClient(Generic[Order]):
             try:
                 order = self._decode(message.data)
             except wire.WireError as error:
-                log.warning("the coordinator sent something that is no message: %s", error)
+                log.warning("the coordinator sent something that is not a message: %s", error)
                 continue
             if isinstance(order, BeatEvery):
                 self._beat_every(order)

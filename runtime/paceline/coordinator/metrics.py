@@ -70,11 +70,11 @@ class _Families(Collector):
             ranks.add_metric((state,), states[state])
         yield ranks
         yield GaugeMetricFamily(
-            "paceline_replicas_wanted", "Replicas that the user wants now.", status.replicas
+            "paceline_replicas_wanted", "Replicas that the job asks for now.", status.replicas
         )
         yield CounterMetricFamily(
             "paceline_rounds_committed_total",
-            "Rounds committed, as far as a rank has reported.",
+            "Rounds committed, as far as the ranks have reported.",
             status.version,
         )
         yield GaugeMetricFamily(

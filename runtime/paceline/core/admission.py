@@ -70,7 +70,7 @@ class Admission:
         return Verdict(admitted=True, displaced=displaced)
 
     def know(self, caller: int) -> None:
-        """Record that a caller has authenticated: it is no stranger and is never displaced."""
+        """Record that a caller has authenticated: it is not a stranger and is never displaced."""
         if caller in self._address_of:
             self._forget_stranger(caller)
 

@@ -90,7 +90,7 @@ def _plain_function(given: object) -> FunctionType:
             hint=f"{move}, and make the object inside it",
         )
     if not inspect.isfunction(given):
-        raise FunctionError(f"{type(given).__name__} {given!r:.60} is no function", hint=move)
+        raise FunctionError(f"{type(given).__name__} {given!r:.60} is not a function", hint=move)
     if given.__name__ == "<lambda>":
         raise FunctionError("a lambda has no source of its own that could be sent", hint=move)
     function = inspect.unwrap(given)

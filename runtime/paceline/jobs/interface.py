@@ -32,6 +32,16 @@ SUSPENDING = "Suspending"
 TRAINING = "Training"
 
 
+class Until(StrEnum):
+    """Conditions that `Jobs.wait` can wait for."""
+
+    ENDED = "ended"
+    TRAINING = "training"
+    """All replicas that the spec asks for take part in training."""
+    SUSPENDED = "suspended"
+    """The job was stopped by its spec and no part of it runs any more."""
+
+
 class JobStatus(Struct, frozen=True):
     """Status of a job at one moment; `paceline status` shows it and prints it as JSON."""
 
@@ -75,15 +85,16 @@ class JobStatus(Struct, frozen=True):
         """Return True if the job is Complete, Failed or Ended; it does not run again."""
         return self.state in (COMPLETE, FAILED, ENDED)
 
+    def meets(self, until: Until) -> bool:
+        """Return True if a wait for `until` is over.
 
-class Until(StrEnum):
-    """Conditions that `Jobs.wait` can wait for."""
-
-    ENDED = "ended"
-    TRAINING = "training"
-    """All replicas that the spec asks for take part in training."""
-    SUSPENDED = "suspended"
-    """The job was stopped by its spec and no part of it runs any more."""
+        It is over for a job that has ended, too, because such a job never meets another condition.
+        """
+        if self.ended or until is Until.ENDED:
+            return self.ended
+        if until is Until.SUSPENDED:
+            return self.state == SUSPENDED
+        return self.state == TRAINING and self.ready == self.replicas
 
 
 class Selection(Struct, frozen=True):

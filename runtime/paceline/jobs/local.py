@@ -29,7 +29,7 @@ from paceline_api.types.template import TRAINER
 
 from paceline.clock import now_ns, wall_s
 from paceline.core.anatomy.samples import with_steps
-from paceline.jobs.core import explain, from_run, waiting
+from paceline.jobs.core import explain, from_run
 from paceline.jobs.core.lines import parse_line
 from paceline.jobs.errors import (
     AmbiguousJobError,
@@ -54,9 +54,18 @@ from paceline.jobs.interface import (
     Until,
 )
 from paceline.local import control, detached, index, steps
-from paceline.local.last_status import STATUS, LastStatusError, read_last_status
-from paceline.local.printed import PRINTED
-from paceline.local.rundir import LOCK, RUNS, WHAT_RUNS, check, numbered, with_function
+from paceline.local.rundir import (
+    LOCK,
+    PRINTED,
+    RUNS,
+    STATUS,
+    WHAT_RUNS,
+    LastStatusError,
+    check,
+    numbered,
+    read_last_status,
+    with_function,
+)
 from paceline.private_files import check_folder
 
 Found = TypeVar("Found")
@@ -180,7 +189,7 @@ class LocalJobs:
                     view = _asked(partial(control.look, entry, revision, _left_s(end_ns)))
                     revision, status = view.revision, _told(view)
                     # The wait ends with the process, which still has to write its summary.
-                    if not status.ended and waiting.reached(status, until):
+                    if not status.ended and status.meets(until):
                         return status
                     if end_ns is not None and now_ns() >= end_ns:
                         raise WaitTimeoutError(

@@ -105,7 +105,7 @@ class View(msgspec.Struct, frozen=True, tag="view"):
 
 
 class Lines(msgspec.Struct, frozen=True, tag="printed"):
-    """Answer with the number of bytes that the ranks have printed (`local.printed`)."""
+    """Answer with the number of bytes that the ranks have printed (`local.rundir`)."""
 
     size: int
 

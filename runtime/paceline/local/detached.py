@@ -85,7 +85,7 @@ def listening(ready_fd: int, entry: Entry) -> None:
     """Report to the starting process that the job can be reached, and detach from it.
 
     Called in the new process. From now on its messages go to RUN_LOG. What the ranks print is kept
-    elsewhere (`local.printed`).
+    elsewhere (`local.rundir`).
 
     Args:
         ready_fd: Write end of the pipe to the starting process; closed afterwards.

@@ -23,8 +23,7 @@ from paceline.core.forecast.book import Book, Measurement
 from paceline.core.forecast.measured import earlier, row
 from paceline.core.status import Status
 from paceline.local import control, index, steps
-from paceline.local.last_status import LastStatusError, read_last_status
-from paceline.local.rundir import RUNS, WHAT_RUNS, numbered
+from paceline.local.rundir import RUNS, WHAT_RUNS, LastStatusError, numbered, read_last_status
 
 RUNS_READ: Final = 16
 """Number of runs of a job that are read: the latest ones."""

@@ -16,11 +16,11 @@ from typing import Final, Self
 from paceline_api.errors import SpecError
 from paceline_api.settings import ResolvedJob
 
-from paceline.agent.http import PORTS_TRIED
 from paceline.agent.launch import find_mpiexec, needs_mpi
 from paceline.core.demand import local_processes, rank_files
 from paceline.limits import (
     MIB,
+    PORTS_TRIED,
     SPARE_FILES,
     LimitError,
     cgroup_limits,

@@ -1,16 +1,28 @@
-"""Folder of one local run: its logs and its final status. A folder is never shared by two runs."""
+"""Folder of one local run: what its ranks print, and its last status. Runs never share a folder.
+
+Every line that the ranks print is kept with its time in the file PRINTED. A line is `TIME AGENT
+TEXT`, with the time as a kubelet writes it and the text as the agent passed it on. The lines are in
+order of time, because one process writes them as they come.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import msgspec
+from paceline_api.bounded import read_file
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, printable
+from paceline_api.times import NS_PER_S
 
 from paceline import private_files
+from paceline.clock import wall_s
+from paceline.core.status import Status
 from paceline.function.packed import FOLDER
 
 RUNS: Final = Path("runs")
@@ -19,6 +31,13 @@ RUNS_MAX: Final = 100_000
 """Upper bound on the number of a run."""
 LOCK: Final = "run.pid"
 """File that marks the folder as taken; holds the pid of its runner."""
+PRINTED: Final = "printed.log"
+"""File with every line that the ranks have printed."""
+STATUS: Final = "status.json"
+"""File with the last status: how the run ended and what it had done."""
+STATUS_BYTES_MAX: Final = 32 * 2**20
+"""Twice the largest answer of a runner (`local.control`), because the file has line breaks and
+indents."""
 CONTROL: Final = "control"
 """Name of the runner's socket, in the temporary folder of the run (`paceline.scratch`)."""
 WHAT: Final = "run folder"
@@ -143,3 +162,82 @@ def _unusable(path: Path, error: OSError) -> RunDirError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space, or name a folder on another disk with --run-dir"
     return RunDirError(path, f"cannot be used: {told}", hint=hint)
+
+
+class Printed:
+    """The file PRINTED, open for more lines. If it cannot be written, lines are dropped.
+
+    Args:
+        run_dir: The run folder.
+        on_line: Called after each line.
+    """
+
+    def __init__(self, run_dir: Path, on_line: Callable[[], None]) -> None:
+        self.size = 0
+        """Size of the file in bytes; a reader that has read as many bytes has read all lines."""
+        self._on_line = on_line
+        self._fd: int | None = None
+        try:
+            self._fd = private_files.append(run_dir / PRINTED)
+            self.size = os.fstat(self._fd).st_size
+        except OSError:
+            pass  # a full disk must not end the job
+
+    def add(self, agent: str, text: str) -> None:
+        """Append a line with the present time."""
+        if self._fd is None:
+            return
+        second, fraction_ns = divmod(round(wall_s() * NS_PER_S), NS_PER_S)
+        at = f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.{fraction_ns:09}Z"
+        try:
+            self.size += os.write(self._fd, f"{at} {agent} {text}\n".encode(errors="replace"))
+        except OSError:
+            return  # the disk is full; later lines are tried again
+        self._on_line()
+
+    def close(self) -> None:
+        """Close the file; later lines are dropped."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class LastStatusError(PacelineError):
+    """Raised for a file STATUS that does not say how its run ended.
+
+    Args:
+        path: The file.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(
+            f"{path} {problem}",
+            hint=f"see the logs in {path.parent}; bring the file back, or start the job again",
+            exit_code=EXIT_BAD_INPUT,
+        )
+
+
+def read_last_status(run_dir: Path) -> Status:
+    """Return the status that a run has left when it ended.
+
+    Args:
+        run_dir: The run folder.
+
+    Returns:
+        The last status.
+
+    Raises:
+        FileNotFoundError: The run was killed, or has only just begun.
+        LastStatusError: The file cannot be read, or is damaged.
+    """
+    path = run_dir / STATUS
+    try:
+        return msgspec.json.decode(read_file(path, STATUS_BYTES_MAX), type=Status)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        told = (error.strerror or str(error)).lower()
+        raise LastStatusError(path, f"cannot be read: {told}") from None
+    except UNDECODABLE as error:
+        raise LastStatusError(path, f"is damaged: {error}") from None

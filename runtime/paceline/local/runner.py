@@ -29,10 +29,8 @@ from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.cluster import Cluster
 from paceline.local.control import Control, View
 from paceline.local.faults import Injector
-from paceline.local.last_status import STATUS
-from paceline.local.printed import Printed
 from paceline.local.processes import Child, tail
-from paceline.local.rundir import RunDirError, write
+from paceline.local.rundir import STATUS, Printed, RunDirError, write
 from paceline.local.slow import Replacer
 from paceline.local.timeline import Timeline
 from paceline.private_files import UMASK, private_umask

@@ -1,4 +1,4 @@
-"""The page of the report: what to change first, the anatomy of a step, blame, and the time line.
+"""The page of the report: slow ranks, advice, the course of the job, and the anatomy of a step.
 
 Its content comes from pods. So this module makes plain data, and `page.html.j2` makes the HTML and
 escapes every value. If a value were taken for code nevertheless, the page's own policy would keep a
@@ -8,15 +8,18 @@ browser from running it.
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from paceline_api.errors import printable
 
+from paceline.core.anatomy.course import Line
 from paceline.core.anatomy.dissect import Part
-from paceline.core.anatomy.job import JobAnatomy, Rank
+from paceline.core.anatomy.job import LOOK, JobAnatomy, Rank, SlowRank
 from paceline.report.spans import Drawn, drawn
 
 COLOURS: Final = {
@@ -42,11 +45,17 @@ LINE: Final = 30
 """Height of one rank in the time line, in pixels."""
 BAR: Final = 130
 """Width of the longest bar of a step, in pixels."""
+CHART_WIDTH, CHART_HEIGHT, CHART_LEFT, CHART_BOTTOM = 540, 150, 60, 20
+"""Size of the drawing of one value over time, and the room for its labels, in pixels."""
+CHARTS_MAX: Final = 6
+"""Upper bound on the values that are drawn over time."""
 STYLE: Final = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1180px; color: #222; }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 table { border-collapse: collapse } td, th { padding: .25rem .8rem .25rem 0; text-align: left }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
+#about tr { border: 0 } #verdict { font-size: 1.1rem }
+.chart { display: inline-block; margin-right: 1.5rem }
 tr + tr { border-top: 1px solid #ddd } .key { display: inline-block; margin-right: 1rem }
 .key svg { margin-right: .3rem } .wide { overflow-x: auto }
 .note { color: #666 } svg text { font: 12px system-ui, sans-serif; fill: #222 }
@@ -100,6 +109,29 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
+class Chart:
+    """One value over time."""
+
+    name: str
+    latest: str
+    line: str
+    """Points of the line, as SVG has them."""
+    texts: tuple[Label, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the head of the page says of the job, as text for people."""
+
+    written_s: float
+    """Time at which the report is made: Unix time in seconds."""
+    place: str
+    """Namespace of the job, or its run folder."""
+    state: str
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """A line in the time line, from a rank that waited to the rank that arrived last."""
 
@@ -125,11 +157,13 @@ class TimeLine:
     lines: tuple[Wait, ...]
 
 
-def page(job: JobAnatomy, rounds: range) -> str:
+def page(job: JobAnatomy, about: About, course: Sequence[Line], rounds: range) -> str:
     """Return the page of a job as HTML.
 
     Args:
         job: The anatomy of the job. None of the text from its pods reaches the page unescaped.
+        about: The job that it belongs to.
+        course: Values over time; the first `CHARTS_MAX` are drawn.
         rounds: The rounds that the time line shows.
 
     Returns:
@@ -140,10 +174,13 @@ def page(job: JobAnatomy, rounds: range) -> str:
         policy=_policy(),
         style=STYLE,
         title=f"Paceline: {job.job}",
+        verdict=verdict(job),
+        about=_about(job, about, course),
+        charts=[_chart(line) for line in course[:CHARTS_MAX]],
         summary=(
-            f"{len(job.ranks)} ranks, {steps} steps, {_ms(job.step_s)} a step in the mean. "
-            f"If nobody were late: {_ms(job.if_nobody_were_late_s)}. "
-            f"If the network were free: {_ms(job.if_the_network_were_free_s)}."
+            f"{len(job.ranks)} ranks, {steps} steps. Mean step: {_ms(job.step_s)}; without waiting "
+            f"for late ranks {_ms(job.if_nobody_were_late_s)}, without exposed communication "
+            f"{_ms(job.if_the_network_were_free_s)}."
         ),
         silent=silent_lines(job),
         advice=advice_lines(job),
@@ -152,7 +189,7 @@ def page(job: JobAnatomy, rounds: range) -> str:
         blame=_blame(job),
         modes=_modes(job),
         why_no_modes=(
-            "it takes the arrivals of all ranks, and pods are missing"
+            "it needs the arrivals of all ranks, and pods are missing"
             if job.silent
             else "in no sampled round did all ranks arrive in time"
         ),
@@ -162,6 +199,31 @@ def page(job: JobAnatomy, rounds: range) -> str:
         clocks_off=_ms(job.clocks_off_s),
         apart=[rank.samples.member for rank in job.ranks if rank.clock is None],
         timeline=_time_line(job, rounds),
+    )
+
+
+def verdict(job: JobAnatomy) -> str:
+    """Return the first thing to know about the job: its slow ranks; also used in a terminal."""
+    if not job.slow:
+        return "No rank is slower than the others."
+    first, *more = job.slow
+    text = _slow(first, job)
+    if more:
+        text += f" Slow as well: {', '.join(slow.worker for slow in more)}."
+    return printable(text)
+
+
+def _slow(slow: SlowRank, job: JobAnatomy) -> str:
+    costs = [blame.per_step_s for blame in job.blame if blame.worker == slow.worker]
+    return (
+        f"Worker {slow.worker} on {slow.host} is slow: it computes {_ms(slow.own_s)} per step, "
+        f"the others {_ms(slow.others_s)}. It spends {_ms(slow.more_s)} more on {slow.part}: look "
+        f"at {LOOK[slow.part]}. "
+        + (
+            f"Each other rank waited {_ms(costs[0])} per step for it."
+            if costs
+            else "No other rank waited for it."
+        )
     )
 
 
@@ -198,6 +260,57 @@ def _policy() -> str:
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
+def _about(job: JobAnatomy, about: About, course: Sequence[Line]) -> Table:
+    at = [point.at_s for line in course for point in line.points]
+    rows = [
+        ("written", _when(about.written_s)),
+        ("job", f"{job.job} in {about.place}"),
+        ("state", about.state),
+        ("mode", about.mode),
+    ]
+    if at:
+        rows.append(("trained", f"{_when(min(at))} to {_when(max(at))}"))
+    return Table("about", (), tuple(rows), left=(0, 1))
+
+
+def _chart(line: Line) -> Chart:
+    values = [point.value for point in line.points]
+    low, high = min(values), max(values)
+    begin_s, end_s = line.points[0].at_s, line.points[-1].at_s
+    wide = (CHART_WIDTH - CHART_LEFT - 10) / ((end_s - begin_s) or 1.0)
+    top, high_px = 10, CHART_HEIGHT - CHART_BOTTOM - 20
+    # Halves: the difference of two finite numbers may be infinite.
+    scale = high_px / ((high / 2 - low / 2) or 1.0)
+    line_px = (
+        f"{CHART_LEFT + (point.at_s - begin_s) * wide:.1f},"
+        f"{top + (high / 2 - point.value / 2) * scale:.1f}"
+        for point in line.points
+    )
+    texts = (
+        Label("2", str(top + 8), f"{high:.4g}"),
+        Label("2", str(top + high_px), f"{low:.4g}"),
+        Label(str(CHART_LEFT), str(CHART_HEIGHT - 4), _clock(begin_s)),
+        Label(str(CHART_WIDTH - 60), str(CHART_HEIGHT - 4), _clock(end_s)),
+    )
+    return Chart(line.name, f"{values[-1]:.4g}", " ".join(line_px), texts)
+
+
+def _when(wall_s: float) -> str:
+    return f"{_utc(wall_s):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _clock(wall_s: float) -> str:
+    return f"{_utc(wall_s):%H:%M:%S}"
+
+
+def _utc(wall_s: float) -> datetime:
+    """Return the time; one that no calendar has, as a pod may report, is the last that it has."""
+    try:
+        return datetime.fromtimestamp(wall_s, UTC)
+    except (OverflowError, ValueError, OSError):
+        return datetime.max.replace(tzinfo=UTC)
+
+
 def _anatomy(job: JobAnatomy) -> Table:
     rows: list[tuple[str | Bar, ...]] = []
     for rank in job.ranks:
@@ -225,13 +338,18 @@ def _blame(job: JobAnatomy) -> Table:
     rows = (
         (b.worker, f"{b.blocked_s:.3f} s", str(b.last), _ms(b.per_step_s)) for b in job.blame[:20]
     )
-    head = ("worker", "held the others, in all", "rounds it was last in", "each other rank, a step")
+    head = (
+        "worker",
+        "blocked the others, in all",
+        "rounds it was last in",
+        "each other rank, per step",
+    )
     return Table("blame", head, tuple(rows))
 
 
 def _modes(job: JobAnatomy) -> Table:
     rows = ((s.mode, _ms(s.saved_s), f"{s.late:.1%}") for s in job.savings)
-    return Table("modes", ("mode", "of each step", "gradients late"), tuple(rows))
+    return Table("modes", ("mode", "saved per step", "gradients late"), tuple(rows))
 
 
 def _time_line(job: JobAnatomy, rounds: range) -> TimeLine | None:

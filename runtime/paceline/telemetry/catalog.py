@@ -6,7 +6,7 @@ of values: never a step, a round or a name that grows. Job, namespace, pod and n
 scrape. `worker` (slot.process) is added to each series of a rank and stays the same when the rank
 is restarted.
 
-`telemetry.reference` generates docs/reference/metrics.md from it.
+scripts/metrics_reference.py generates docs/reference/metrics.md from it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from paceline_api.types.enums import Mode, Wire
 
 from paceline.core.agent.supervise import Phase
 from paceline.core.anatomy.dissect import Part
+from paceline.core.anatomy.samples import FIGURES_MAX
 from paceline.core.collectives.conduct import Bits
 from paceline.core.collectives.schedules import ALGORITHMS
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE
@@ -52,11 +53,7 @@ class Writer(StrEnum):
 
 FIGURE: Final = "figure"
 """Label of a script's own metrics. Its values are known only at run time. So the record keeps the
-names of the first FIGURES_MAX, and numbers represent them until the page is made."""
-FIGURES_MAX: Final = 16
-"""Upper bound on the script's own metrics that are kept."""
-FIGURE_NAME_BYTES: Final = 32
-"""Size of the name of such a metric in UTF-8, in bytes; longer names are cut."""
+names of the first `samples.FIGURES_MAX`, and numbers represent them until the page is made."""
 
 PEER: Final = "peer"
 """Label of a rank that was waited for: slot.process. For each worker the PEERS_MAX peers that cost

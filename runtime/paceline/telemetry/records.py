@@ -41,14 +41,19 @@ from typing import Final
 from paceline_api.times import NS_PER_S
 
 from paceline.clock import now_ns, pause
-from paceline.core.anatomy.samples import ROUNDS, STEPS, RoundSample, StepSample
+from paceline.core.anatomy.samples import (
+    FIGURE_NAME_BYTES,
+    FIGURES_MAX,
+    ROUNDS,
+    STEPS,
+    RoundSample,
+    StepSample,
+)
 from paceline.core.messages import DealtBatch
 from paceline.telemetry import samples
 from paceline.telemetry.catalog import (
     BY_NAME,
     CATALOG,
-    FIGURE_NAME_BYTES,
-    FIGURES_MAX,
     Kind,
     Metric,
     Writer,

@@ -181,7 +181,7 @@ class CoordinatorLine:
         try:
             order = wire.message_to_rank(data)
         except wire.WireError as error:
-            log.warning("the coordinator sent something that is no message: %s", error)
+            log.warning("the coordinator sent something that is not a message: %s", error)
             return
         try:
             match order:

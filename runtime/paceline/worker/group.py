@@ -7,24 +7,26 @@ same state, and each carries out the effects on its own tensors. Events that beg
 such as a step of the script or the end of a reduction, go to the lead, which makes one event of
 them (`core.rank.agreement`).
 
-The messages within a group are in `core.rank.within`. They travel over lines: sockets that the
-agent has made between two processes of the same script in one pod.
+The messages within a group are in `core.rank.within`. They travel over lines: pairs of packet
+sockets (`control.packets`) that the agent has made between two processes of the same script in one
+pod.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from paceline.clock import now_ns
+from paceline.control import packets
 from paceline.core.messages import Fatal, LogPart, Prepare, StateTransfer
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId
 from paceline.core.rank import events as ev
@@ -57,7 +59,7 @@ from paceline.core.wire import WireError
 from paceline.errors import UsageError
 from paceline.refusals import Reason
 from paceline.worker.comm_thread import ROUND, CommThread, Within
-from paceline.worker.peer_sockets import ReceivedMessage
+from paceline.worker.peer_sockets import MESSAGE_BYTES_MAX, ReceivedMessage
 
 log = logging.getLogger("paceline.rank")
 
@@ -81,7 +83,8 @@ class Line:
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)  # not for the script's own subprocesses
-        self._connection = Connection(fd)
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(True)
         self._lock = threading.Lock()
 
     def tell(self, message: Message) -> None:
@@ -92,7 +95,7 @@ class Line:
         """Send a packed message; what a dead rank does not read is lost, and the group ends."""
         with self._lock:
             try:
-                self._connection.send_bytes(data)
+                packets.send(self._socket, data)
             except OSError:
                 log.debug("a rank of this group does not read any more")
 
@@ -103,11 +106,12 @@ class Line:
             The message; None at the end of the other rank, or if the bytes are not a message.
         """
         try:
-            return unpack(self._connection.recv_bytes())
-        except (EOFError, OSError):
+            data = packets.receive(self._socket, MESSAGE_BYTES_MAX)
+            return None if data is None else unpack(data)
+        except OSError:
             return None
         except WireError as error:
-            log.error("a rank of this group said what is no message: %s", error)
+            log.error("a rank of this group said what is not a message: %s", error)
             return None
 
     def first(self, kind: type[T], who: str) -> T:
@@ -123,7 +127,7 @@ class Line:
         Raises:
             UsageError: The rank has ended, or has not called `init()` in time.
         """
-        message = self.read() if self._connection.poll(GREETING_S) else None
+        message = self.read() if select.select([self._socket], [], [], GREETING_S)[0] else None
         if not isinstance(message, kind):
             raise UsageError(
                 f"{who} of this group has ended, or not called init() in {GREETING_S:.0f} s",

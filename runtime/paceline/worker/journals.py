@@ -41,7 +41,7 @@ def read_journals(run_dir: Path) -> dict[MemberId, list[Entry]]:
         try:
             entries = list(unpack(path.read_bytes()))
         except (OSError, *UNDECODABLE) as error:
-            raise ReplayError(f"{path} is no journal of this version: {error}") from None
+            raise ReplayError(f"{path} is not a journal of this version: {error}") from None
         if entries and isinstance(entries[0], Opened):
             journals[entries[0].member] = entries[1:]
     if not journals:

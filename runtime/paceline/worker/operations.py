@@ -1,4 +1,4 @@
-"""The communication thread of a rank whose script steps its own optimizers (docs/design/scripts.md).
+"""Communication thread of a rank whose script steps its own optimizers (docs/design/scripts.md).
 
 A round is an operation of the script: the main thread brings flat buffers, this thread sums them
 over the data channel, and the main thread takes the sums. There are no gradients, weights and
@@ -18,14 +18,16 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from paceline.clock import now_ns
+from paceline.core.messages import StateTransfer
 from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.places import END, Path, Spot
 from paceline.core.protocol.records import Go, Operation
 from paceline.core.rank import events as ev
 from paceline.transport.base import HOST, Transport
-from paceline.worker.comm_thread import Bytes, CommThread
+from paceline.worker.comm_thread import CommThread
 from paceline.worker.state.bit_sums import hash_of
 from paceline.worker.state.codec import Decoder, Encoder, as_tensor, read_header
+from paceline.worker.state.committed import Bytes
 from paceline.worker.state.flat import bytes_of, fill_from_bytes
 
 KEPT_BYTES_MAX: Final = 1 << 20
@@ -172,7 +174,7 @@ class ScriptThread(CommThread):
 
     # ---- effects ------------------------------------------------------------------------------
 
-    def _do(self, effect: ev.Effect) -> ev.Event | None:
+    def _do(self, effect: ev.Prompt) -> ev.Event | None:
         match effect:
             case ev.ChangeBuffers():
                 return None
@@ -206,7 +208,7 @@ class ScriptThread(CommThread):
             fill_from_bytes(each, data)
         self._took(go, sums, weighing)
 
-    def _state_for_joiners(self, state: object) -> list[Bytes]:
+    def _state_for_joiners(self, _: StateTransfer) -> list[Bytes]:
         """Return the state of the script, which waits in an operation or has ended."""
         operations, operation = self.operations, self.machine.state.operation
         spot = END if operation is None else Spot(operation.place, operation.number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -42,6 +42,12 @@ class ScriptEngine(Engine):
 
     def __init__(self, settings: RankSettings | None) -> None:
         self.operations = Operations()
+        self.opens_here: Callable[[], bool] = lambda: True
+        """Returns `Operation.opens` of the next call."""
+        self.on_load: Callable[[ScriptState], None] = lambda _: None
+        """Loads a state into the script."""
+        self.was_active = False
+        """True once this rank has taken part in an operation."""
         self.given_up = 0
         """Number of missing slots that no call waits for any more."""
         super().__init__(settings)
@@ -61,6 +67,9 @@ class ScriptEngine(Engine):
 
         Args:
             devices: Devices of the tensors that the script will sum.
+
+        Raises:
+            PacelineError: The transport cannot serve these devices.
         """
         thread = self._comm
         assert isinstance(thread, ScriptThread)
@@ -69,7 +78,7 @@ class ScriptEngine(Engine):
             self._transport.begin(devices)
         except TransportError as error:
             raise PacelineError(str(error)) from error
-        plan = DataPlan(script=self.slots)
+        plan = DataPlan(slots=self.slots)
         self._call(ev.Begin("", plan, 1, data=self._transport.address))
         self._loop.began(now_ns())
         if self._script is not None:
@@ -107,6 +116,9 @@ class ScriptEngine(Engine):
                     result = operations.path.kept[spot]
                     operations.path.made()
                     return result
+            if act is Act.ALONE:
+                operations.path.made()
+                return Result([each.clone() for each in buffers], 1, 0)
             if act is Act.LOST:
                 raise LeftBehindError(f"operation {spot} is over, and its result was not kept")
             if act is Act.ASK:
@@ -136,6 +148,7 @@ class ScriptEngine(Engine):
             result, operations.source = operations.result, []
             if result is not None:
                 operations.path.made()
+                self.was_active = True
         if result is None and resume.stopped:
             raise DismissedError(0)
         if samples:
@@ -163,6 +176,11 @@ class ScriptEngine(Engine):
         return self._spec
 
     @property
+    def is_alone(self) -> bool:
+        """Return True if the script goes through a pass that is over: its calls are its own."""
+        return self.operations.path.skips
+
+    @property
     def is_at_point(self) -> bool:
         """Return True if the script is between two passes over its loader."""
         return self.operations.path.here.is_at_point
@@ -182,26 +200,28 @@ class ScriptEngine(Engine):
         result = self.operate(name, buffers, opens=self.opens_here(), where=where)
         return result, not known
 
+    def pause(self, seconds: float) -> None:
+        """Wait before a call is made again; ends early when the job is over."""
+        with self._lock:
+            self._watch()
+            self._lock.wait_for(lambda: self._end is not None, seconds)
+
     def lowest_slot(self) -> int:
         """Return the lowest slot that takes part in operations now."""
         log = self._state.log
         has_state = [m for m in log.with_state if m in log.places] or list(log.active)
         return place_of(min(has_state), self._spec.procs if self._spec else 1)
 
-    def opens_here(self) -> bool:
-        """Return `Operation.opens` of the next call; `train.script` replaces this."""
-        return True
-
-    def on_load(self, received: ScriptState) -> None:
-        """Load a state into the script; `train.script` replaces this."""
-
     def _adopt(self) -> None:
         """Do nothing: the sums are complete when the main thread goes on."""
 
     def end(self) -> bool:
-        """Block until the job is over, after the script has ended; return True if it is complete.
+        """Block until the job is over, after the script has ended.
 
         Until then this rank can still send its state to others (S14).
+
+        Returns:
+            True if the job is complete; False if it is over without this rank.
         """
         if self._script is not None:
             self._script.close()

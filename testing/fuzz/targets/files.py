@@ -30,8 +30,7 @@ from paceline.function.packed import DESCRIPTION, FOLDER, PROGRAM, Description
 from paceline.jobs.core import rendering
 from paceline.jobs.local import LocalJobs
 from paceline.local import control, index, plan_file
-from paceline.local.last_status import STATUS
-from paceline.local.rundir import LOCK
+from paceline.local.rundir import LOCK, STATUS
 from paceline.telemetry import records
 from paceline.worker.checkpoint import format as checkpoints
 from paceline.worker.journals import FOLDER as JOURNALS

@@ -33,6 +33,38 @@ def test_advice_names_the_part_in_which_the_late_rank_is_slower() -> None:
     assert "Quorum of 2 would have saved 27 ms" in first.change
 
 
+def test_a_slow_rank_is_found_by_its_own_time_even_if_nobody_waited() -> None:
+    """In a partial mode the others go on without it, so no wait tells."""
+    alone = [
+        replace(pod, ranks=tuple(replace(own, rounds=()) for own in pod.ranks)) for pod in pods()
+    ]
+    job = analyse(alone)
+    assert not job.blame
+    (slow,) = job.slow
+    assert (slow.worker, slow.host, slow.part) == ("2.0", "other", Part.BACKWARD)
+    assert slow.own_s == pytest.approx(0.070)
+    assert slow.others_s == pytest.approx(0.030)
+    assert slow.more_s == pytest.approx(0.040)
+
+
+def test_equal_ranks_and_a_rank_with_few_steps_are_not_slow() -> None:
+    first, second, third = pods()
+    assert not analyse([first, second]).slow
+    (own,) = third.ranks
+    new = replace(third, ranks=(replace(own, steps=own.steps[:2]),))
+    assert not analyse([first, second, new]).slow
+
+
+def test_a_single_long_step_makes_no_rank_slow() -> None:
+    first, second, _ = pods()
+    (own,) = second.ranks
+    *most, last = own.steps
+    hour = replace(
+        last, announced_ns=last.announced_ns + 10**12, resumed_ns=last.resumed_ns + 10**12
+    )
+    assert not analyse([first, replace(second, ranks=(replace(own, steps=(*most, hour)),))]).slow
+
+
 def test_a_job_without_late_ranks_gets_no_advice_about_them() -> None:
     job = analyse([PodSamples("job", 0, "here", (replace(rank(0), rounds=()),))])
     assert not job.blame

@@ -10,8 +10,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paceline.core.anatomy.course import course
 from paceline.core.anatomy.job import analyse, known_rounds, latest_rounds
 from paceline.core.anatomy.samples import (
+    COURSE_BYTES_MAX,
+    MOMENTS_MAX,
     RANK_BYTES_MAX,
     ROUNDS,
     SEGMENTS_MAX,
@@ -20,7 +23,7 @@ from paceline.core.anatomy.samples import (
     bytes_max,
     read_samples,
 )
-from paceline.report.page import page
+from paceline.report.page import About, page
 from paceline.report.trace import trace
 from paceline_api.types.model import PROCS_MAX
 
@@ -42,6 +45,10 @@ def rank(changes: dict[str, Any]) -> Change:
 
 def first(ring: str, changes: dict[str, Any]) -> Change:
     return lambda pod: pod["ranks"][0][ring][0].update(changes)
+
+
+def moment(changes: dict[str, Any]) -> Change:
+    return lambda pod: pod["course"][0].update(changes)
 
 
 def longer(ring: str, count: int) -> Change:
@@ -84,6 +91,12 @@ BAD: list[Change] = [
         segments=pod["ranks"][0]["rounds"][0]["segments"] * (SEGMENTS_MAX + 1)
     ),
     rank({"member": "1.0#0"}),
+    lambda pod: pod.update(course=pod["course"] * MOMENTS_MAX),
+    moment({"round": -1}),
+    moment({"wall_ms": 2**63}),
+    moment({"figures": {"x" * 33: [1.0, 1.0]}}),
+    moment({"figures": {str(number): [1.0, 1.0] for number in range(17)}}),
+    moment({"figures": {"loss": [1.0, "NaN"]}}),
 ]
 
 
@@ -122,7 +135,8 @@ def test_the_largest_valid_samples_fit_into_the_size_limit() -> None:
         pod["ranks"] = [own] * 2
 
     whole = msgspec.json.encode(read_samples(told(change)))
-    assert len(whole) <= bytes_max(1) == 2 * RANK_BYTES_MAX
+    assert len(whole) <= 2 * RANK_BYTES_MAX
+    assert bytes_max(1) == 2 * RANK_BYTES_MAX + COURSE_BYTES_MAX
     assert bytes_max(10**9) == bytes_max(PROCS_MAX)
     assert bytes_max(-1) == bytes_max(1)
 
@@ -141,8 +155,11 @@ def test_a_report_is_built_from_any_samples_within_the_limits(data: st.DataObjec
                 for name in data.draw(st.sets(st.sampled_from(sorted(one)), max_size=4)):
                     if type(one[name]) is int:
                         one[name] = data.draw(NUMBERS)
+        for moment in pod["course"]:
+            moment["wall_ms"], moment["round"] = data.draw(NUMBERS), data.draw(NUMBERS)
 
     found = [read_samples(told(change)), *pods()[1:]]
     job = analyse(found)
-    assert page(job, latest_rounds(job.ranks, 12))
+    about = About(0.0, "team", "Training", "Full")
+    assert page(job, about, course(found), latest_rounds(job.ranks, 12))
     assert trace(job, known_rounds(job.ranks))

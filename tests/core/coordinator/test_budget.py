@@ -11,8 +11,8 @@ import pytest
 from paceline.core import messages as m
 from paceline.core import wire
 
-from benchmarks.coordinator_load import PROCS, Crowd
 from testing.steps import count_steps
+from tests.core.coordinator.crowd import PROCS, Crowd
 
 SIZES = (64, 256, 1024)
 LINEAR = 1.3

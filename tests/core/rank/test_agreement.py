@@ -109,7 +109,7 @@ def test_replicated_parameters_are_compared_within_the_group(
     theirs: tuple[tuple[str, int], ...], name: str
 ) -> None:
     mine = (("norm", 1), ("bias", 2))
-    words = f"parameter {name}, which is no shard, differs at version 4 .* rank 1"
+    words = f"parameter {name}, which is not a shard, differs at version 4 .* rank 1"
     with pytest.raises(GroupDisagreesError, match=words):
         outcome_of([ev.Hashed(4, 7, mine), ev.Hashed(4, 8, theirs)])
     assert isinstance(outcome_of([ev.Hashed(4, 7, mine), ev.Hashed(4, 8, mine)]), ev.Hashed)

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.processes
 def test_the_operator_benchmark_runs_at_its_smallest_size(
     plane: ControlPlane, namespace: str, running: Running, tmp_path: Path
 ) -> None:
+    from benchmarks.harness import Report
     from benchmarks.operator_cluster import Bench
     from benchmarks.operator_requests import COLUMNS, plain, rows, with_operator
-    from benchmarks.report import Report
 
     until(lambda: "acting for" in running.log.read_text(), "an operator")
     report = Report("operator", "Smoke", COLUMNS, smoke=True)

@@ -12,7 +12,7 @@ from paceline_api.times import NS_PER_S, NS_PER_US, US_PER_S
 from paceline_api.types.enums import Mode
 
 from paceline.core.anatomy.clocks import Clock, Sum, align
-from paceline.core.anatomy.dissect import Part, RankAnatomy, summarise
+from paceline.core.anatomy.dissect import Part, RankAnatomy, dissect, summarise
 from paceline.core.anatomy.samples import PodSamples, RankSamples, SilentPod, place_of_member
 from paceline.core.protocol.shadow import Hindsight, hindsight
 
@@ -20,6 +20,10 @@ WORTH: Final = 0.05
 """Smallest share of a step for which a part is mentioned in the advice."""
 SLOWER: Final = 1.15
 """Factor over the median of the other ranks from which a rank counts as slow itself."""
+STEPS_MIN: Final = 3
+"""Steps without which a rank is not called slow: the first ones of a new rank are slower."""
+OWN: Final = (Part.LOADING, Part.FORWARD, Part.BACKWARD, Part.SCRIPT)
+"""The parts of a step that depend on the rank alone."""
 NEARLY: Final = 0.9
 """Share of the largest saving from which a mode is advised; among those, the one with the fewest
 late gradients."""
@@ -56,6 +60,23 @@ class Blame:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowRank:
+    """A worker whose own part of a step takes longer than that of the others, in each mode."""
+
+    worker: str
+    """Place of the worker: slot.process."""
+    host: str
+    own_s: float
+    """Median time outside step() and without leases, in seconds per step."""
+    others_s: float
+    """The same for the others: the median over them."""
+    part: Part
+    """The part that is longer than that of the others by the most."""
+    more_s: float
+    """Difference of the medians of that part, in seconds per step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Saving:
     """Estimated effect of another mode, in the rounds for which all arrivals are known."""
 
@@ -88,6 +109,8 @@ class JobAnatomy:
     ranks: tuple[Rank, ...]
     step_s: float
     """Mean duration of a step over the ranks, in seconds."""
+    slow: tuple[SlowRank, ...]
+    """Workers that are slow themselves, the one with the longest delay first."""
     parts: Mapping[Part, float]
     """Duration of each part, in seconds per step: the mean over the ranks."""
     blame: tuple[Blame, ...]
@@ -145,8 +168,9 @@ def analyse(pods: Sequence[PodSamples], silent: Sequence[SilentPod] = ()) -> Job
     savings, rounds = ((), 0) if silent else _savings(ranks)
     step_s = fmean(rank.anatomy.step_s for rank in ranks)
     advice = _advice(ranks, parts, step_s, blame, savings)
+    slow = _slow(ranks, step_s)
     return JobAnatomy(
-        pods[0].job, ranks, step_s, parts, blame, savings, rounds, advice, tuple(silent)
+        pods[0].job, ranks, step_s, slow, parts, blame, savings, rounds, advice, tuple(silent)
     )
 
 
@@ -168,6 +192,40 @@ def _sums(found: Sequence[tuple[str, RankSamples]]) -> dict[str, dict[int, Sum]]
                 last = sample.segments[-1]
                 sums[host][sample.round] = Sum(last.begun_ns, last.ended_ns)
     return sums
+
+
+def _slow(ranks: Sequence[Rank], step_s: float) -> tuple[SlowRank, ...]:
+    """Return the workers that are slow, whether or not the mode lets others wait for them.
+
+    Medians decide, so a single long step makes no rank slow.
+
+    Args:
+        ranks: All ranks of the job. Of each place the one that was started last counts.
+        step_s: Mean duration of a step, in seconds.
+
+    Returns:
+        The slow workers, the one with the longest delay first.
+    """
+    latest = {rank.worker: rank for rank in ranks}
+    own = {worker: _own_s(rank.samples) for worker, rank in latest.items()}
+    found = []
+    for worker, rank in latest.items():
+        others = [parts for other, parts in own.items() if other != worker]
+        if not others or len(rank.samples.steps) < STEPS_MIN:
+            continue
+        own_s = sum(own[worker].values())
+        others_s = median(sum(parts.values()) for parts in others)
+        if own_s >= SLOWER * others_s and own_s - others_s >= WORTH * step_s > 0:
+            more = {p: own[worker][p] - median(parts[p] for parts in others) for p in OWN}
+            part = max(OWN, key=lambda part: more[part])
+            found.append(SlowRank(worker, rank.host, own_s, others_s, part, more[part]))
+    return tuple(sorted(found, key=lambda slow: slow.others_s - slow.own_s))
+
+
+def _own_s(rank: RankSamples) -> dict[Part, float]:
+    """Return the median duration of each part that depends on the rank alone, in seconds."""
+    parts = [dissect(step, ()).parts for step in rank.steps]
+    return {part: median(each[part] for each in parts) / NS_PER_S for part in OWN}
 
 
 def _blame(ranks: Sequence[Rank]) -> tuple[Blame, ...]:
@@ -261,13 +319,15 @@ def _about(worker: str, ranks: Sequence[Rank]) -> str:
     if not own or not others:
         return f"See what worker {worker} does: it is the last one to arrive."
     more = {
-        part: own[-1].parts[part] - median(other.parts[part] for other in others)
-        for part in (Part.LOADING, Part.FORWARD, Part.BACKWARD, Part.SCRIPT)
+        part: own[-1].parts[part] - median(other.parts[part] for other in others) for part in OWN
     }
     part = max(more, key=lambda part: more[part])
     theirs_s = median(other.parts[part] for other in others)
-    if own[-1].parts[part] < SLOWER * theirs_s:
-        return f"Worker {worker} computes no longer than others: look at its network and its node."
+    if own[-1].parts[part] < SLOWER * theirs_s or more[part] < WORTH * own[-1].step_s:
+        return (
+            f"Worker {worker} does not compute longer than the others: look at its network and its "
+            "node."
+        )
     return (
         f"Worker {worker} spends {own[-1].parts[part] * 1e3:.0f} ms of a step on {part}, the others"
         f" {theirs_s * 1e3:.0f} ms: look at {LOOK[part]}."
@@ -284,22 +344,22 @@ LOOK: Final = {
 WHAT: Final = {
     Part.LOADING: "loading data",
     Part.LEASE: "waiting for data to be dealt",
-    Part.REDUCTION: "sums of gradients that nothing hid",
+    Part.REDUCTION: "exposed reduction of gradients",
     Part.UPDATE: "the optimizer's update",
     Part.COPY: "copying weights into the model",
-    Part.PROTOCOL: "messages, threads that wake, a grace or a deadline",
+    Part.PROTOCOL: "messages, waking threads, a grace or a deadline",
 }
 """Name of each part in the advice."""
 CHANGES: Final = {
-    Part.LOADING: "Give the loader workers (num_workers), or faster storage.",
-    Part.LEASE: "Deal more at once: smaller batches, or fewer ranks for so little data.",
+    Part.LOADING: "Set num_workers of the loader, or use faster storage.",
+    Part.LEASE: "Use smaller batches, or fewer ranks for so little data.",
     Part.REDUCTION: (
-        "A faster network, spec.collective.wire: bfloat16, or larger batches; where only one "
-        "segment is summed, smaller spec.collective.segmentBytes lets backward() hide it."
+        "Use a faster network, spec.collective.wire: BFloat16, or larger batches. If there is only "
+        "one segment, a smaller spec.collective.segmentBytes lets backward() hide it."
     ),
-    Part.UPDATE: "A fused optimizer (fused=True), or more threads (OMP_NUM_THREADS).",
-    Part.COPY: "The model on a device with faster memory; nothing in the job's settings.",
-    Part.PROTOCOL: "More processor for the ranks: their threads wait for one. Or a shorter grace.",
+    Part.UPDATE: "Use a fused optimizer (fused=True), or more threads (OMP_NUM_THREADS).",
+    Part.COPY: "Only a device with faster memory helps; no setting of the job does.",
+    Part.PROTOCOL: "Give the ranks more CPU, for which their threads wait, or set a shorter grace.",
 }
 """Advice for each part that is a large share of the step."""
 

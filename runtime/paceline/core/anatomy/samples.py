@@ -32,6 +32,14 @@ RANK_BYTES_MAX: Final = 512 * 1024
 """
 RANKS_PER_PLACE: Final = 2
 """Number of ranks reported for one place: the living one, and the one that died there last."""
+MOMENTS_MAX: Final = 256
+"""Upper bound on the moments that an agent keeps of the job's course."""
+FIGURES_MAX: Final = 16
+"""Upper bound on the metrics of a script that are kept for Prometheus and in a job's course."""
+FIGURE_NAME_BYTES: Final = 32
+"""Size of the name of such a metric in UTF-8, in bytes; longer names are cut."""
+COURSE_BYTES_MAX: Final = 512 * 1024
+"""Upper bound on the course of one pod as JSON, in bytes; 256 moments of 16 figures take 380 KB."""
 STEPS_PATH: Final = "/steps"
 """HTTP path at which an agent serves `PodSamples` as JSON."""
 
@@ -43,6 +51,8 @@ MemberName = Annotated[str, Meta(pattern=r"\A[0-9]{1,9}\.[0-9]{1,5}#[0-9]{1,15}\
 """A `MemberId` as text: slot.process#attempt."""
 PlaceName = Annotated[str, Meta(pattern=r"\A([0-9]{1,9}\.[0-9]{1,5})?\Z")]
 """The place of a rank, slot.process, or empty."""
+FigureName = Annotated[str, Meta(max_length=FIGURE_NAME_BYTES)]
+"""The name of a figure that the script logs."""
 ShortText = Annotated[str, Meta(max_length=253)]
 """A text that is long enough for any DNS name, and so for any Kubernetes name."""
 
@@ -146,14 +156,28 @@ class RankSamples(Struct, frozen=True):
     rounds: Annotated[tuple[RoundSample, ...], Meta(max_length=ROUNDS)]
 
 
+class Moment(Struct, frozen=True):
+    """The state of the job at one moment, as the ranks of one pod knew it."""
+
+    wall_ms: Count
+    """Unix time in milliseconds, on the clock of the pod's host."""
+    round: Count
+    """Number of rounds applied so far."""
+    figures: Annotated[dict[FigureName, tuple[float, float]], Meta(max_length=FIGURES_MAX)]
+    """Sum of value x weight and sum of the weights of what the script has logged so far. Empty
+    unless the rank that reports them is in this pod."""
+
+
 class PodSamples(Struct, frozen=True):
-    """The samples that an agent reports for its ranks."""
+    """The samples that an agent reports for its ranks, and the job's course."""
 
     job: ShortText
     slot: Count
     host: ShortText
     """Name of the host. Ranks on one host share a clock."""
     ranks: Annotated[tuple[RankSamples, ...], Meta(max_length=RANKS_PER_PLACE * PROCS_MAX)]
+    course: Annotated[tuple[Moment, ...], Meta(max_length=MOMENTS_MAX)] = ()
+    """Moments since the agent has started, in order."""
 
 
 class SilentPod(Struct, frozen=True):
@@ -171,7 +195,8 @@ class SamplesError(ValueError):
 
 def bytes_max(procs: int) -> int:
     """Return the upper bound on the samples of a pod with `procs` processes, in bytes."""
-    return RANKS_PER_PLACE * max(1, min(procs, PROCS_MAX)) * RANK_BYTES_MAX
+    ranks = RANKS_PER_PLACE * max(1, min(procs, PROCS_MAX))
+    return ranks * RANK_BYTES_MAX + COURSE_BYTES_MAX
 
 
 def read_samples(answer: bytes) -> PodSamples:

@@ -178,7 +178,7 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
         _after_the_release(c, message)
         return
     action = ruled(c.config.failure_rules, message.exit_code)
-    # After the last round, deaths are no failures of the job (R17).
+    # After the last round, deaths are not failures of the job (R17).
     if action is FailureAction.FAIL_JOB and not ending.some_stopped(c):
         ending.fail(c, "FailurePolicy", f"rank {message.member}: {message.why}")
         return

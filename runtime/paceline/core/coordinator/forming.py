@@ -361,7 +361,7 @@ def _diverging(
             return Broken(
                 "LogsDiverge",
                 f"the log of rank {member} ends at record {report.index} ({report.digest}), "
-                f"which is no part of the log of rank {best.member} ({best.tail})",
+                f"which is not part of the log of rank {best.member} ({best.tail})",
             )
     return None
 

@@ -632,10 +632,10 @@ class Log:
             The records from there to the end of this log.
 
         Raises:
-            LogError: If that log is no prefix of this one, or is too far behind.
+            LogError: If that log is not a prefix of this one, or is too far behind.
         """
         if (index, digest) not in self.tail:
-            raise LogError(f"a log that ends at {index} ({digest}) is no prefix of this one")
+            raise LogError(f"a log that ends at {index} ({digest}) is not a prefix of this one")
         return tuple(self.recent[self.tail.index((index, digest)) :])
 
     def snapshot(self) -> LogSnapshot:

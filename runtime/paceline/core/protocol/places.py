@@ -4,10 +4,11 @@ A script is in one *place* after the other: at a point (even numbers), then in a
 training loader (odd numbers). Its operations are numbered within a place. So `Spot` names the same
 operation on all ranks, also on one that started later.
 
-A rank that joins starts its script at the first line, while the others are somewhere else. Until it
-has come to where they are, it *follows*: it repeats the calls whose results were kept, gets no batch
-in passes that are over, and asks for the state when it comes to what the job has not completed. The
-state is loaded at the spot where the donor's was taken, so nothing is done twice.
+A rank that joins starts its script at the first line, while the others are somewhere else. Until
+it has come to where they are, it *follows*: it repeats the calls whose results were kept, goes
+through a pass that is over with one batch and by itself, and asks for the state when it comes to
+what the job has not completed. The state is loaded at the spot where the donor's was taken, so
+nothing is done twice.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class Act(StrEnum):
     REPEAT = "repeat"
     """Take the result that was kept."""
     SKIP = "skip"
-    """Give no batch: the others have finished this pass."""
+    """Give one batch: the others have finished this pass."""
+    ALONE = "alone"
+    """Make the operation with this rank alone: the pass is over, and what it computes is replaced
+    by the state."""
     LOAD = "load"
     """Load the state that was received, then take part."""
     ASK = "ask"
@@ -68,11 +72,15 @@ class Path(Generic[T]):
     """Results of operations at points."""
     state: Spot | None = None
     """Operation in which the donor waited when it sent its state; None before it has come."""
+    skips: bool = False
+    """True while the script goes through a pass that is over."""
 
     def operation(self) -> Act:
         """Return what the script does now that it has come to its next operation."""
         if not self.follows:
             return Act.TAKE_PART
+        if self.skips:
+            return Act.ALONE
         if self.state == self.here:
             return Act.LOAD
         if self.here in self.kept:
@@ -92,6 +100,7 @@ class Path(Generic[T]):
             return Act.TAKE_PART
         job = self.done if self.state is None else self.state
         if job.place > self.here.place:
+            self.skips = True
             return Act.SKIP
         if self.state is None:
             return Act.ASK
@@ -99,6 +108,7 @@ class Path(Generic[T]):
 
     def end_pass(self) -> None:
         """Leave the pass: the script is at a point again."""
+        self.skips = False
         self.here = Spot(self.here.place + 1, 0)
 
     def load(self) -> None:

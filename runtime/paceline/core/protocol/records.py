@@ -44,9 +44,15 @@ class DataPlan(Struct, frozen=True):
     steps: int = 0
     """Number of steps (`Log.steps`) after which the job of a script that feeds itself ends; 0 for
     no such end."""
-    script: int = 0
+    slots: int | UnsetType = UNSET
     """Number of ranks with which a script begins that steps its own optimizers (S1). Each round is
-    then an operation of the script (docs/design/scripts.md). 0 if the job steps the optimizer."""
+    then an operation of the script (docs/design/scripts.md). Where it is unset, because the job
+    steps the optimizer, the bytes are those of a release that did not know the field."""
+
+    @property
+    def script(self) -> int:
+        """Number of slots of a script that steps its own optimizers; 0 for any other."""
+        return self.slots or 0
 
     @property
     def ends(self) -> bool:

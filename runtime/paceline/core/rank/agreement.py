@@ -63,7 +63,7 @@ class Agreement:
         """Record an event of one script.
 
         GroupDisagreesError is raised if the scripts call different things, or differ in a field
-        that all must share, or if parameters that are no shard differ.
+        that all must share, or if parameters that are not a shard differ.
 
         Args:
             shard: Rank in the group.
@@ -117,7 +117,7 @@ def _check_alike(events: Sequence[ScriptEvent]) -> None:
 
 
 def check_copies(of_ranks: Sequence[tuple[tuple[str, int], ...]], when: str) -> None:
-    """Check that parameters that are no shard are equal on the ranks of a group.
+    """Check that parameters that are not a shard are equal on the ranks of a group.
 
     Args:
         of_ranks: Names and hashes of these parameters on each rank, by shard.
@@ -132,7 +132,7 @@ def check_copies(of_ranks: Sequence[tuple[tuple[str, int], ...]], when: str) -> 
         for name in [*mine, *(name for name in theirs if name not in mine)]:
             if mine.get(name) != theirs.get(name):
                 raise GroupDisagreesError(
-                    f"parameter {name}, which is no shard, differs {when} between rank 0 of the "
+                    f"parameter {name}, which is not a shard, differs {when} between rank 0 of the "
                     f"group and rank {shard}: make it from the same seed on all ranks of a group, "
                     "and give them the same batches"
                 )

@@ -142,7 +142,7 @@ class Collector:
         words: list[Word] = []
         figures: list[LoggedMetric] = []
         first: Share | None = None
-        """Of the ordinary ranks that wait in an operation, the first."""
+        """Share of the first ordinary rank that waits in an operation."""
         for member, (kind, at_ns, share, is_told) in self._held.items():
             age_us = (now_ns - at_ns) // 1000
             if is_told and kind is AnnounceKind.COMING:

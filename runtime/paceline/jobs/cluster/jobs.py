@@ -25,7 +25,7 @@ from paceline.jobs.cluster import samples
 from paceline.jobs.cluster.logs import Logs
 from paceline.jobs.cluster.patience import Patience
 from paceline.jobs.cluster.server import NotFoundError, Server
-from paceline.jobs.core import carried, explain, from_cluster, sampled, waiting
+from paceline.jobs.core import carried, explain, from_cluster, sampled
 from paceline.jobs.errors import (
     AwayError,
     JobsError,
@@ -213,7 +213,7 @@ class ClusterJobs:
         for job in self._follow(name, end_ns, patience):
             last = self._told(job, None)
             state = last.state
-            if not waiting.reached(last, until):
+            if not last.meets(until):
                 continue
             if state == SUSPENDED and self._left_pods(job, end_ns, patience):
                 state = SUSPENDING

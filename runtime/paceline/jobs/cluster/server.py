@@ -194,7 +194,7 @@ class Server:
 
     def _nonsense(self, path: str) -> JobsError:
         return JobsError(
-            f"the answer of {self.url} to {path} is no object in JSON",
+            f"the answer of {self.url} to {path} is not an object in JSON",
             hint="see that the kubeconfig's server is the API server of a Kubernetes cluster",
         )
 

@@ -1,17 +1,17 @@
 """torch.distributed's backend in a job: each collective is an operation of the script (S2, S3).
 
-It is registered under the names of torch's own backends, so `init_process_group("nccl")`, functional
-collectives, DDP and `torch.distributed.checkpoint` arrive here, however the script has imported
-them. A group has all slots or only this one; other groups are refused by name.
+It is registered under the names of torch's own backends, so `init_process_group("nccl")`,
+functional collectives, DDP and `torch.distributed.checkpoint` arrive here, however the script has
+imported them. A group has all slots or only this one; other groups are refused by name.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any, Final, Protocol
 
 import torch
@@ -48,12 +48,12 @@ Tensors = Sequence[torch.Tensor]
 
 def where() -> str:
     """Return file and line of the script's frame that makes the present call, or ""."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         name = frame.f_code.co_filename
         if not is_own(name) and "/torch/" not in name and not name.startswith("<"):
             return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
 
 
@@ -155,7 +155,7 @@ class JobBackend(Backend):
         """Reduce `sources` over the ranks into `targets`."""
         if op not in COMBINES:
             raise UnsupportedError(f"{call} with the reduction {op}", hint="use SUM, AVG, MIN, MAX")
-        if self._alone:
+        if self._alone or self._engine.is_alone:
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source)
             return
@@ -234,9 +234,9 @@ class JobBackend(Backend):
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         """Give all ranks the tensors of the root."""
         root = opts.rootRank
-        if not self._alone:
+        if not (self._alone or self._engine.is_alone):
             own = tensors if self._slot == root else None
-            found = self._from_root(f"broadcast from {root}", root, own, tensors)
+            found = self._from_root(f"broadcast from {root}", own, tensors)
             with torch.no_grad():
                 for tensor, value in zip(tensors, found, strict=True):
                     tensor.copy_(value)
@@ -246,12 +246,12 @@ class JobBackend(Backend):
         """Give each rank its tensor of those that the root has."""
         root = opts.rootRank
         for index, output in enumerate(outputs):
-            if self._alone:
-                output.copy_(inputs[index][0])
+            if self._alone or self._engine.is_alone:
+                output.copy_(inputs[index][0] if inputs else output)
                 continue
             likes = [output] * self._slots
             own = list(inputs[index]) if self._slot == root else None
-            found = self._from_root(f"scatter from {root}", root, own, likes)
+            found = self._from_root(f"scatter from {root}", own, likes)
             output.copy_(found[self._slot])
         return finished(list(outputs))
 
@@ -306,8 +306,8 @@ class JobBackend(Backend):
 
     def _all(self, call: str, own: Tensors, likes: Tensors) -> list[list[torch.Tensor]]:
         """Return the tensors of every rank of the group, in rank order."""
-        if self._alone:
-            return [[tensor.detach().clone() for tensor in own]]
+        if self._alone or self._engine.is_alone:
+            return [[tensor.detach().clone() for tensor in own]] * self.size()
         parts = self._gather(f"{call}({shape_of(own)})", own, likes)
         missing = [str(slot) for slot, part in enumerate(parts) if part is None]
         if missing:
@@ -323,9 +323,7 @@ class JobBackend(Backend):
         result = self._operate(call, [buffer])
         return gathered(result.sums[0].to(likes[0].device), self._slots, likes)
 
-    def _from_root(
-        self, call: str, root: int, own: Tensors | None, likes: Tensors
-    ) -> list[torch.Tensor]:
+    def _from_root(self, call: str, own: Tensors | None, likes: Tensors) -> list[torch.Tensor]:
         """Return the tensors of one rank on all ranks."""
         size = sum(words_of(like.numel(), like.dtype) for like in likes)
         buffer = torch.zeros(1 + size, dtype=torch.float32, device=likes[0].device)
@@ -344,10 +342,12 @@ class JobBackend(Backend):
     def from_lowest(self, call: str, likes: Tensors) -> list[torch.Tensor]:
         """Return the tensors of the lowest slot that is there, on all ranks."""
         while True:
+            if self._engine.is_alone:
+                return [like.clone() for like in likes]
             root = self._engine.lowest_slot()
             own = likes if self._slot == root else None
             try:
-                return self._from_root(call, root, own, likes)
+                return self._from_root(call, own, likes)
             except UnsupportedError:
                 continue  # it has left since; all ranks have seen that
 
@@ -357,6 +357,9 @@ class JobBackend(Backend):
         All ranks see the same results, and a rank that joins repeats them, so all make the same
         number of tries. Within a pass nobody can be waited for: a rank that joins gets the state at
         the first operation after a batch.
+
+        Returns:
+            The sums.
         """
         engine, place = self._engine, where()
         for tries in range(TRIES_MAX):
@@ -367,7 +370,7 @@ class JobBackend(Backend):
             if is_new:
                 if not tries:
                     log.warning("%s waits for %d ranks that are replaced", name, result.missing)
-                time.sleep(TRY_S)
+                engine.pause(TRY_S)
         log.warning("%s goes on without %d ranks", name, result.missing)
         engine.given_up = result.missing
         return result

@@ -2,8 +2,8 @@
 
 A sum is all that the data channel has, and it has the same bits on every rank. A *gather* sums
 buffers of the size of the result, in which each rank fills its own part and leaves the others zero.
-Tensors travel in it as numbers of 16 bits, which float32 holds exactly, whatever their type is. So a
-gather returns the bits that were sent. Maxima, products and sums of integers are computed from a
+Tensors travel in it as numbers of 16 bits, which float32 holds exactly, whatever their type is. So
+a gather returns the bits that were sent. Maxima, products and sums of integers are computed from a
 gather, in rank order, on every rank.
 
 The first elements of a gather say who has taken part: 1 for each slot that is there.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from paceline.environment import RankSettings
 from paceline.errors import DismissedError, UsageError
@@ -40,6 +40,7 @@ class Launched:
         engine.operations.read_state = self.states.read
         engine.operations.weights = self.models.parameters
         self.models.on_adopted = self._adopted
+        self.passes.on_skipped = self._skipped
         self.models.install()
         self.passes.install()
         self.slot = engine.place
@@ -59,6 +60,11 @@ class Launched:
         received: ScriptState | None = self.engine.operations.received
         if received is not None:
             self.states.load_model(received, index)
+
+    def _skipped(self) -> None:
+        received = self.engine.operations.received
+        if received is not None:
+            self.states.load_models(received)
 
     def environment(self) -> dict[str, str]:
         """Return the variables that torchrun sets, for this rank."""
@@ -114,9 +120,17 @@ class Launched:
             if code:
                 return code
         except LeftBehindError as error:
-            log.warning("%s; the script starts again", error)
-            sys.stderr.write(f"paceline: {error}: the others have gone on; starting again\n")
-            return EXIT_AGAIN
+            if not self.engine.operations.path.follows or self.engine.was_active:
+                sys.stderr.write(f"paceline: {error}; this rank starts its script again\n")
+                return EXIT_AGAIN
+            # Another start would end here as well, so the job goes on without this slot.
+            sys.stderr.write(
+                f"paceline: this rank cannot join: {error}; hint: a loop without a DataLoader "
+                "says `step = paceline.step()` at its top, so that a rank that joins knows where "
+                "to begin\n"
+            )
+            self.engine.end()
+            return 0
         except DismissedError:
             return 0
         return self._end()
@@ -149,6 +163,9 @@ def main(words: Sequence[str]) -> int:
 
     Returns:
         The exit code of this process.
+
+    Raises:
+        UsageError: There is no script in the command line.
     """
     is_module = bool(words) and words[0] == "-m"
     words = words[1:] if is_module else words

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.protocol.places import Spot
@@ -74,17 +73,17 @@ class Models:
 
         def sync_buffers(ddp: Any) -> None:
             if not models._sync_buffers(ddp):
-                _SYNC(ddp)
+                _SYNC(ddp)  # type: ignore[no-untyped-call]
 
-        def hook(ddp: Any, *_: Any) -> None:
+        def hook(*_: Any) -> None:
             raise UnsupportedError(
                 "DistributedDataParallel.register_comm_hook: a job averages the gradients itself",
                 hint="leave the hook out; collective.wire: bfloat16 halves what travels",
             )
 
-        DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
-        DistributedDataParallel._sync_buffers = sync_buffers  # type: ignore[method-assign]
-        DistributedDataParallel.register_comm_hook = hook  # type: ignore[method-assign]
+        kind: Any = DistributedDataParallel
+        kind.__init__, kind._sync_buffers = init, sync_buffers  # noqa: SLF001
+        kind.register_comm_hook = hook
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the trained parameters of all models, for the hash that ranks compare."""
@@ -130,7 +129,7 @@ class Buckets:
         self._buffers: list[torch.Tensor] = []
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
 
-    def add(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def add(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket; the last one of a backward pass makes the operation."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         self._buffers.append(bucket.buffer())

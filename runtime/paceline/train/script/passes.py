@@ -1,14 +1,16 @@
 """Passes of the script over its DataLoaders: where it is, and which batches it has taken (S4, S9).
 
-A loader becomes a training loader with the first synchronizing `backward()` during an iteration over
-it; that iteration is then a *pass*. Other iterations, such as evaluations, belong to the place that
-they are in. A pass ends with its last batch, or when the loop over it is left.
+A loader becomes a training loader with the first synchronizing `backward()` during an iteration
+over it. That iteration is a *pass*, and each later one from its first batch on. Other iterations,
+such as evaluations, belong to the place that they are in. A pass ends with its last batch, or when
+the loop over it is left.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -58,6 +60,12 @@ class Passes:
         """Iteration that gave the last batch."""
         self._pass: Batches | None = None
         """Iteration that is a pass; None at a point."""
+        self.steps = 0
+        """Backward passes that were averaged: what `pl.step` returns."""
+        self.on_skipped: Callable[[], None] = lambda: None
+        """Called after a pass that this rank has made alone."""
+        self._counts = False
+        """True if the script asks for the number of its step."""
         self._samples = 0
         self._is_first = False
         """True until the first operation after a batch was taken."""
@@ -98,8 +106,10 @@ class Passes:
         if act is Act.LOST:
             raise LeftBehindError(f"pass {self._path.here.place} began without this rank")
         if act is Act.SKIP:
-            self._path.end_pass()
-            return iter(())
+            # One batch, so that what the script makes of a pass, such as a mean, is defined.
+            batches = Batches(self, islice(_ITER(loader), 1), number, epoch)
+            self._pass = batches
+            return batches
         self._engine.load()
         batches = Batches(self, _ITER(loader), number, epoch)
         self._pass = self._current = batches
@@ -112,32 +122,48 @@ class Passes:
         """Note that an iteration has given a batch."""
         if self._pass is None or batches is self._pass:
             self._current = batches
+        if self._pass is None and batches.number in self.training:
+            self._begin_pass(batches)
         self._samples = samples_in(batch) if batches is self._current else self._samples
         self._is_first = True
 
     def ended(self, batches: Batches) -> None:
         """Note that an iteration has no batch left, or that its loop was left."""
         if batches is self._pass:
+            skipped = self._path.skips
             self._path.end_pass()
             self._pass = None
+            if skipped:
+                self.on_skipped()
         if batches is self._current:
             self._current = None
 
     def before_backward(self) -> bool:
         """Note that gradients are about to be averaged; return `Operation.opens`."""
         if self._pass is None and self._current is not None:
-            self._pass = self._current
-            self._path.begin_pass()
-            self.training.add(self._pass.number)
-            self.cursor = 0
-            if self._pass.epoch is not None:
-                self.epochs[self._path.here.place] = self._pass.epoch
+            self.training.add(self._current.number)
+            self._begin_pass(self._current)
         return self.opens()
+
+    def _begin_pass(self, batches: Batches) -> None:
+        self._pass, self.cursor = batches, 0
+        self._path.begin_pass()
+        if batches.epoch is not None:
+            self.epochs[self._path.here.place] = batches.epoch
 
     def opens(self) -> bool:
         """Return True if a script that joins can begin with the operation that comes next."""
         first, self._is_first = self._is_first, False
-        return self._pass is None or first
+        return first or (self._pass is None and not self._counts)
+
+    def step(self) -> int:
+        """Return the number of the step that the script makes next (`pl.step`)."""
+        self._counts = self._is_first = True
+        if self._path.follows:
+            while self._path.state is None:
+                self._engine.ask()
+            self._engine.load()
+        return self.steps
 
     def samples(self) -> int:
         """Return the samples of the batch in hand; 1 if the script has no loader."""
@@ -145,6 +171,7 @@ class Passes:
 
     def after_backward(self) -> None:
         """Note that all batches that were taken so far are averaged."""
+        self.steps += 1
         self.cursor = self._pass.taken if self._pass is not None else 0
 
 

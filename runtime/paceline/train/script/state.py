@@ -61,6 +61,7 @@ class States:
             "training": sorted(passes.training),
             "epochs": sorted(passes.epochs.items()),
             "cursor": passes.cursor,
+            "steps": passes.steps,
             "spans": sorted((index, list(spot)) for index, spot in self._models.spans.items()),
         }
         return header, encoder.buffers
@@ -79,6 +80,11 @@ class States:
         passes.epochs = {int(place): int(epoch) for place, epoch in header["epochs"]}
         self._models.spans = {index: Spot(*spot) for index, spot in header["spans"]}
 
+    def load_models(self, received: ScriptState) -> None:
+        """Load the weights of all models again, after a pass that this rank made alone."""
+        for index in range(len(self._models.adopted)):
+            self.load_model(received, index)
+
     def load_model(self, received: ScriptState, index: int) -> None:
         """Load the weights of one model, if the state has them."""
         models = received.header["models"]
@@ -89,7 +95,7 @@ class States:
         """Load the whole state. Main thread, at the spot where the donor's was read."""
         self.begin_to_follow(received)
         header, decoder = received.header, Decoder(received.buffers)
-        self._passes.cursor = header["cursor"]
+        self._passes.cursor, self._passes.steps = header["cursor"], header["steps"]
         for index, model in enumerate(header["models"][: len(self._models.adopted)]):
             self._load_tensors(decoder, model, index)
         own = self._find()
@@ -121,7 +127,7 @@ class States:
             for name, parameter in ddp.module.named_parameters()
         }
         inside = {id(m) for ddp in self._models.adopted for m in ddp.modules()}
-        kinds = {type(ddp.module) for ddp in self._models.adopted}
+        kinds = {AveragedModel, *(type(ddp.module) for ddp in self._models.adopted)}
         optimizers: list[Optimizer] = []
         schedulers, others = [], []
         for each in gc.get_objects():
@@ -130,11 +136,10 @@ class States:
                 optimizers.append(each)
             elif issubclass(kind, LRScheduler | ReduceLROnPlateau):
                 schedulers.append(each)
-            elif issubclass(kind, torch.amp.GradScaler):
+            elif issubclass(kind, torch.amp.GradScaler) or (
+                kind in kinds and id(each) not in inside
+            ):
                 others.append(each)
-            elif issubclass(kind, torch.nn.Module) and id(each) not in inside:
-                if kind in kinds or kind is AveragedModel:
-                    others.append(each)
         found: Found = {}
         keys: dict[int, str] = {}
         for optimizer in optimizers:

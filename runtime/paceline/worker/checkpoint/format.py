@@ -255,7 +255,7 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise _damaged(folder, f"{MANIFEST} cannot be read: {_words(error)}") from None
     except UNDECODABLE as error:
-        raise _damaged(folder, f"{MANIFEST} is no manifest: {error}") from None
+        raise _damaged(folder, f"{MANIFEST} is not a manifest: {error}") from None
     if manifest.format != FORMAT:
         raise CheckpointError(
             f"checkpoint {folder} has format {manifest.format}, this version reads {FORMAT}",
@@ -319,7 +319,7 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
         # Read instead of mapped: a file that is truncated later must not kill the process.
         return load_file(path, backend="pread")
     except SafetensorError as error:
-        raise ValueError(f"{path.name} is no safetensors file: {error}") from None
+        raise ValueError(f"{path.name} is not a safetensors file: {error}") from None
 
 
 def file_of(path: Path) -> File:

@@ -6,8 +6,8 @@ thread only.
 
 from __future__ import annotations
 
+from paceline.core.anatomy.samples import FIGURE_NAME_BYTES, FIGURES_MAX
 from paceline.core.status import LogStatus
-from paceline.telemetry.catalog import FIGURE_NAME_BYTES, FIGURES_MAX
 from paceline.telemetry.records import Gauge, RankRecord
 
 

@@ -112,7 +112,7 @@ def read_header(data: bytes) -> dict[str, Json]:
     except (ValueError, RecursionError) as error:
         raise StateError(f"a torn state: its header is no JSON: {error}") from None
     if not isinstance(header, dict):
-        raise StateError("a torn state: its header is no mapping")
+        raise StateError("a torn state: its header is not a mapping")
     return header
 
 

@@ -55,7 +55,7 @@ def is_shard(parameter: torch.Tensor) -> bool:
 def copies(parameters: Sequence[torch.Tensor]) -> frozenset[int]:
     """Find the parameters that all ranks of the group hold alike.
 
-    In a model with DTensors these are all parameters that are no shards. In a model without, such
+    In a model with DTensors these are all parameters that are not shards. In a model without, such
     as a stage of a pipeline, each rank has its own parameters.
 
     Args:

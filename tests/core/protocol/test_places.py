@@ -72,6 +72,19 @@ def test_a_pass_of_a_script_that_follows(
     assert path.begin_pass() is act
     assert path.here == Spot(place, 0)
     assert path.in_pass() is act
+    assert path.skips == (act is Act.SKIP)
+
+
+def test_a_script_goes_alone_through_a_pass_that_is_over() -> None:
+    path = follower(Spot(0, 2), done=Spot(1, 9), state=Spot(2, 0))
+    assert path.begin_pass() is Act.SKIP
+    for number in range(3):
+        assert path.here == Spot(1, number)
+        assert path.operation() is Act.ALONE
+        path.made()
+    path.end_pass()
+    assert path.here == Spot(2, 0)
+    assert path.operation() is Act.LOAD
 
 
 def test_a_script_that_does_not_follow_takes_part_everywhere() -> None:
@@ -180,6 +193,9 @@ class Follower:
             act = Act.TAKE_PART
         if act is Act.SKIP:
             self.skipped.append(self.path.here.place)
+            for _ in range(count):
+                assert self.path.operation() is Act.ALONE
+                self.path.made()
         if act is Act.TAKE_PART:
             while self.path.here.number < count:
                 self.made.append(self.path.here)

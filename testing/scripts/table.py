@@ -28,6 +28,17 @@ class Expectation(StrEnum):
     """An error that names the line of the script."""
 
 
+class Elastic(StrEnum):
+    """What happens when a rank of the script is killed."""
+
+    YES = "yes"
+    """A replacement joins, the job completes, and all ranks end with equal weights."""
+    STEP = "pl.step"
+    """A replacement needs the line `step = pl.step()`."""
+    UNTRIED = "not tried"
+    """No test kills a rank of this script."""
+
+
 TOLERANCE: Final = 1e-6
 """Largest difference at more than 2 ranks, where the order of a sum may differ."""
 
@@ -47,6 +58,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest difference from torchrun at more than 2 ranks."""
     rounding: str = ""
     """Why results at more than 2 ranks differ by more than `TOLERANCE`."""
+    elastic: Elastic = Elastic.UNTRIED
     compiles: bool = False
     """True if the script uses torch.compile."""
     in_short: bool = False

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.processes
 
 ELASTIC = [row for row in rows() if row.elastic is Elastic.YES]
 RANKS = 3
-PAUSE_S = 0.1
-KILL = "kill:rank=1,at=round:4"
+PAUSE_S = 0.3
+KILL = "kill:rank=1,at=round:2"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from scripts import (
     pins,
     promises,
     python_reference,
+    script_table,
     site,
     version,
 )
@@ -79,6 +80,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/reference/python.md": python_reference.markdown,
     "docs/reference/operator.md": lambda: reference.markdown(VALUES.read_text()),
     "docs/reference/trainingjob.md": field_reference.markdown,
+    "docs/scripts.md": script_table.markdown,
     "docs/testing.md": promises.markdown,
     "examples/digits/requirements.txt": pins.digits,
     "scripts/build.txt": pins.build,

@@ -144,6 +144,13 @@ SECTIONS: Final = (
         lambda: _rows("R"),
     ),
     Section(
+        "rules of scripts",
+        "Rules of scripts",
+        "They are explained in [design/scripts.md](design/scripts.md), and for users in "
+        "[scripts.md](scripts.md).",
+        lambda: _rows("S"),
+    ),
+    Section(
         "injected faults",
         "Faults for `--inject`",
         "They are explained in [reference/cli.md](reference/cli.md#faults-for---inject).",

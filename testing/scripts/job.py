@@ -1,10 +1,9 @@
-"""Run a training script in a job of Paceline, and compare the result with a plain run."""
+"""Run a training script in a job of Paceline, with a result that compares with a plain run's."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,23 @@ from testing.scripts.plain import Rank, Result
 REDIRECTED: Final = Path(__file__).with_name("redirected.py")
 
 
+@dataclass(frozen=True)
+class JobResult:
+    """Result of one job."""
+
+    last: Result
+    """Result of the last process in each slot. The exit codes are those of `paceline run`."""
+    report: str
+    """Text that `paceline run` printed."""
+    attempts: tuple[int, ...]
+    """Number of processes that were started in each slot."""
+
+    @property
+    def story(self) -> str:
+        """Everything that the run and the last processes printed, for a failed test."""
+        return f"{self.report}\n{self.last.story}"
+
+
 def run_paceline(
     script: Path,
     ranks: int,
@@ -23,8 +39,9 @@ def run_paceline(
     out: Path,
     *words: str,
     backend: str = "gloo",
-) -> tuple[Result, str]:
-    """Run `script ARGS --out OUT` in a job on `ranks` replicas.
+    pause_s: float = 0.0,
+) -> JobResult:
+    """Run `script ARGS --out OUT` in a job with one rank for each of `ranks` replicas.
 
     Args:
         script: path of the script.
@@ -33,17 +50,17 @@ def run_paceline(
         out: folder for the files of the script; a second run may continue from those of the first.
         words: more arguments of `paceline run`, such as faults.
         backend: transport of the job.
+        pause_s: pause before each operation in seconds, so that a fault meets a short script.
 
     Returns:
-        The result, with the output of the last process in each slot, and what the run printed.
+        The result of the job. No process of it is left.
     """
     out.mkdir(parents=True, exist_ok=True)
-    number = len(list(out.parent.glob("job-*")))
-    folder = out.parent / f"job-{number}"
-    logs = folder / "streams"
-    logs.mkdir(parents=True)
-    command = ["python", str(REDIRECTED), str(logs), str(script), *args, "--out", str(out)]
-    container = {"name": "trainer", "image": "none", "command": command}
+    folder = out.with_name(f"{out.name}.job-{len(list(out.parent.glob(f'{out.name}.job-*')))}")
+    streams = folder / "streams"
+    streams.mkdir(parents=True)
+    command = ["python", str(REDIRECTED), str(streams), str(pause_s), str(script), *args]
+    container = {"name": "trainer", "image": "none", "command": [*command, "--out", str(out)]}
     job = {
         "apiVersion": "paceline.dev/v1alpha1",
         "kind": "TrainingJob",
@@ -55,25 +72,17 @@ def run_paceline(
         },
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    code, said = forked_paceline(folder, "run", "job.yaml", *words)
-    found = []
-    for slot in range(ranks):
-        streams = sorted(logs.glob(f"{slot}-*.stdout"), key=lambda p: p.stat().st_mtime_ns)
-        last = streams[-1] if streams else None
-        texts = (
-            ("", "")
-            if last is None
-            else (
-                last.read_text(),
-                last.with_suffix(".stderr").read_text(),
-            )
-        )
-        found.append(Rank(code, *texts))
-    return Result(tuple(found), out), said
-
-
-if __name__ == "__main__":
-    result, text = run_paceline(
-        Path(sys.argv[1]), int(sys.argv[2]), sys.argv[4:], Path(sys.argv[3])
+    code, report = forked_paceline(folder, "run", "job.yaml", *words)
+    found = [_streams_of(slot, streams) for slot in range(ranks)]
+    last = tuple(
+        Rank(code, *processes[-1]) if processes else Rank(code, "", "") for processes in found
     )
-    sys.stdout.write(json.dumps([result.codes, text, result.story], indent=1))
+    return JobResult(Result(last, out), report, tuple(map(len, found)))
+
+
+def _streams_of(slot: int, folder: Path) -> list[tuple[str, str]]:
+    """Return stdout and stderr of each process in a slot, in the order of their starts."""
+    attempts = sorted(
+        folder.glob(f"{slot}-*.stdout"), key=lambda path: int(path.stem.split("-")[1])
+    )
+    return [(path.read_text(), path.with_suffix(".stderr").read_text()) for path in attempts]

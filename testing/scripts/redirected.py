@@ -1,6 +1,9 @@
 """Start a script in a rank of a job, with its stdout and stderr in files of their own.
 
-python redirected.py FOLDER SCRIPT [arguments]
+python redirected.py FOLDER PAUSE_S SCRIPT [arguments]
+
+FOLDER gets `SLOT-ATTEMPT.stdout` and `SLOT-ATTEMPT.stderr`. Each operation of the script begins
+PAUSE_S seconds later, so that a fault of a test meets a short script.
 """
 
 import os
@@ -9,23 +12,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+from paceline.environment import RankSettings
 from paceline.train.script.launch import main
 from paceline.worker.script_engine import ScriptEngine
 
-MEMBER = "PACELINE_MEMBER"
 
-
-PAUSE = "SCRIPT_PAUSE_MS"
-"""Variable with a pause before each operation, so that a fault meets a short script."""
-
-
-def pause(ms: float) -> None:
-    """Make each operation of the script wait before it begins."""
+def pause(seconds: float) -> None:
+    """Make each operation of the script wait before it begins, unless the rank follows others."""
     operate = ScriptEngine.operate
 
     def slowly(engine: ScriptEngine, *given: Any, **named: Any) -> Any:
         if not engine.operations.path.follows:
-            time.sleep(ms / 1000)
+            time.sleep(seconds)
         return operate(engine, *given, **named)
 
     setattr(ScriptEngine, "operate", slowly)  # noqa: B010
@@ -33,15 +31,18 @@ def pause(ms: float) -> None:
 
 def redirect(folder: Path) -> None:
     """Let stdout and stderr of this process go to files that are named after the rank."""
-    slot, _, attempt = os.environ[MEMBER].replace("#", ".").partition(".")
-    name = f"{slot}-{attempt.rpartition('.')[2]}"
+    settings = RankSettings.from_environment(os.environ)
+    assert settings is not None, "redirected.py runs in a rank of a job"
+    member = settings.member
     for fd, kind in ((1, "stdout"), (2, "stderr")):
-        sys.stdout.flush()
-        os.dup2(os.open(folder / f"{name}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), fd)
+        path = folder / f"{member.slot}-{member.attempt}.{kind}"
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, fd)
+        os.close(file)
 
 
 if __name__ == "__main__":
     redirect(Path(sys.argv[1]))
-    if PAUSE in os.environ:
-        pause(float(os.environ[PAUSE]))
-    sys.exit(main(sys.argv[2:]))
+    if (pause_s := float(sys.argv[2])) > 0:
+        pause(pause_s)
+    sys.exit(main(sys.argv[3:]))

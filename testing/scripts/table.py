@@ -28,6 +28,17 @@ class Expectation(StrEnum):
     """An error that names the line of the script."""
 
 
+class Elastic(StrEnum):
+    """What happens when a rank of the script is killed."""
+
+    YES = "yes"
+    """A replacement joins, the job completes, and all ranks end with equal weights."""
+    STEP = "pl.step"
+    """A replacement needs the line `step = pl.step()`."""
+    UNTRIED = "not tried"
+    """No test kills a rank of this script."""
+
+
 TOLERANCE: Final = 1e-6
 """Largest difference at more than 2 ranks, where the order of a sum may differ."""
 
@@ -42,7 +53,12 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ranks: tuple[int, ...] = (2, 4)
     expect: Expectation = Expectation.EQUAL
     reason: str = ""
-    """Why the script is refused."""
+    """Why the script is refused, in words of the error."""
+    tolerance: float = TOLERANCE
+    """Largest difference from torchrun at more than 2 ranks."""
+    rounding: str = ""
+    """Why results at more than 2 ranks differ by more than `TOLERANCE`."""
+    elastic: Elastic = Elastic.UNTRIED
     compiles: bool = False
     """True if the script uses torch.compile."""
     in_short: bool = False
@@ -59,10 +75,9 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         words = self.runs[0] if len(self.runs) == 1 else ()
         return "".join([self.script.removesuffix(".py"), *words])
 
-
-def tolerance(ranks: int) -> float:
-    """Return how far numbers of Paceline may be from those of torchrun."""
-    return 0.0 if ranks <= 2 else TOLERANCE
+    def tolerance_at(self, ranks: int) -> float:
+        """Return how far numbers of Paceline may be from those of torchrun."""
+        return 0.0 if ranks <= 2 else self.tolerance
 
 
 @cache

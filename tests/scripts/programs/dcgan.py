@@ -32,8 +32,13 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(999)
-    net_g = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh())
-    net_d = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+    # As in DCGAN, no bias before BatchNorm: its gradient is rounding, which Adam makes large.
+    net_g = nn.Sequential(
+        nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh()
+    )
+    net_d = nn.Sequential(
+        nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.LeakyReLU(0.2), nn.Linear(8, 1)
+    )
     net_g.apply(weights_init)
     net_d.apply(weights_init)
     fixed_noise = torch.randn(5, 4)

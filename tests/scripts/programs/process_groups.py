@@ -1,4 +1,4 @@
-"""Metrics over groups of ranks that the script makes itself by `new_group`."""
+"""Metrics over groups made by `new_group`: of all ranks, and of each rank alone."""
 
 import argparse
 
@@ -16,9 +16,7 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    half = world_size // 2
-    groups = [dist.new_group(range(half)), dist.new_group(range(half, world_size))]
-    mine = groups[int(rank >= half)]
+    mine = [dist.new_group([member]) for member in range(world_size)][rank]
     whole = dist.new_group(backend="gloo")
     torch.manual_seed(rank)
     model = DDP(nn.Linear(4, 4), process_group=whole)
@@ -28,11 +26,11 @@ def main():
         loss = model(torch.randn(6, 4)).pow(2).mean()
         loss.backward()
         optimizer.step()
-        in_half, everywhere = loss.detach().clone(), loss.detach().clone()
-        dist.all_reduce(in_half, group=mine)
+        alone, everywhere = loss.detach().clone(), loss.detach().clone()
+        dist.all_reduce(alone, group=mine)
         dist.all_reduce(everywhere, group=whole)
         size = dist.get_world_size(mine)
-        print(f"rank {rank} step {step}: {exact(in_half / size)} {exact(everywhere / world_size)}")
+        print(f"rank {rank} step {step}: {exact(alone / size)} {exact(everywhere / world_size)}")
         dist.barrier(group=mine)
     print(
         f"rank {rank} is {dist.get_group_rank(mine, rank)} of {dist.get_process_group_ranks(mine)}"

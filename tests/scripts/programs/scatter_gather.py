@@ -1,4 +1,4 @@
-"""Work that rank 0 scatters and whose results it gathers; `send` and `recv` pass a note around."""
+"""Work that rank 0 scatters and whose results it gathers."""
 
 import argparse
 
@@ -40,14 +40,7 @@ def main():
             print(f"step {step}: {digest(*outputs)} loss {exact(total / world_size)}")
     settings = [None]
     dist.scatter_object_list(settings, list(range(10, 10 + world_size)) if rank == 0 else None)
-    note = torch.tensor([float(settings[0])])
-    if rank > 0:
-        before = torch.empty(1)
-        dist.recv(before, src=rank - 1)
-        note += before
-    if rank < world_size - 1:
-        dist.send(note, dst=rank + 1)
-    print(f"rank {rank}: note {note.item()}")
+    print(f"rank {rank}: setting {settings[0]}")
     if rank == 0:
         torch.save(torch.cat(outputs), f"{args.out}/outputs.pt")
     print(f"rank {rank} weights {digest(model)}")

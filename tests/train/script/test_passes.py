@@ -1,0 +1,191 @@
+"""Which iterations over loaders are passes, and which of their batches are averaged (S4, S9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from paceline.core.protocol.places import Path, Spot
+from paceline.train.script.passes import Passes, samples_in
+from torch.utils.data import DataLoader, DistributedSampler
+
+Loader = DataLoader[Any]
+
+
+class Engine:
+    """Engine of a rank whose operations are made at once."""
+
+    def __init__(self) -> None:
+        self.operations = SimpleNamespace(path=Path[Any]())
+
+    def ask(self) -> None:
+        raise AssertionError("this rank has the state")
+
+    def load(self) -> None:
+        self.operations.path.load()
+
+
+class Script:
+    """What a script does with its loaders and its model."""
+
+    def __init__(self) -> None:
+        self.engine: Any = Engine()
+        self.passes = Passes(self.engine)
+        self.passes.install()
+
+    @property
+    def here(self) -> Spot:
+        return self.engine.operations.path.here
+
+    def backward(self) -> Spot:
+        """Make a synchronizing backward pass; return the operation that it is."""
+        self.passes.before_backward()
+        made = self.here
+        self.engine.operations.path.made()
+        self.passes.after_backward()
+        return made
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    monkeypatch.setattr(DataLoader, "__iter__", DataLoader.__iter__)  # restored after the test
+    return Script()
+
+
+def loader(size: int = 8, **words: Any) -> Loader:
+    return DataLoader(list(range(size)), batch_size=2, **words)  # type: ignore[arg-type]
+
+
+def test_an_iteration_without_backward_is_no_pass(script: Script) -> None:
+    assert len(list(loader())) == 4
+    assert script.here == Spot(0, 0)
+    assert not script.passes.training
+
+
+def test_the_first_backward_makes_an_iteration_a_pass(script: Script) -> None:
+    made = [script.backward() for _ in loader()]
+    assert made == [Spot(1, number) for number in range(4)]
+    assert script.here == Spot(2, 0)
+    assert script.passes.cursor == 4
+
+
+def test_each_iteration_over_a_training_loader_is_a_pass_of_its_own(script: Script) -> None:
+    sampler: Any = DistributedSampler(list(range(8)), num_replicas=2, rank=0)  # type: ignore[arg-type]
+    data = loader(sampler=sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        assert [script.backward() for _ in data] == [Spot(2 * epoch + 1, n) for n in range(2)]
+    assert script.passes.epochs == {1: 0, 3: 1, 5: 2}
+
+
+@pytest.mark.xfail(strict=True, reason="Passes itself keeps the iteration alive after a `break`")
+def test_a_loop_that_is_left_ends_its_pass(script: Script) -> None:
+    for number, _ in enumerate(loader()):
+        script.backward()
+        if number == 1:
+            break
+    del _
+    assert script.here == Spot(2, 0)
+
+
+def test_an_endless_cycle_over_a_loader_makes_a_pass_of_each_round(script: Script) -> None:
+    def cycle(data: Loader) -> Iterator[Any]:
+        while True:
+            yield from data
+
+    made = [script.backward() for _ in islice(cycle(loader()), 10)]
+    assert [spot.place for spot in made] == [1, 1, 1, 1, 3, 3, 3, 3, 5, 5]
+
+
+def test_an_evaluation_within_a_pass_belongs_to_the_pass(script: Script) -> None:
+    evaluation, made = loader(4), []
+    for _ in loader():
+        made.append(script.backward())
+        assert len(list(evaluation)) == 2
+        assert script.passes.samples() == 2
+    assert made == [Spot(1, number) for number in range(4)]
+    assert script.passes.cursor == 4
+    assert script.passes.training == {0}
+
+
+@pytest.mark.xfail(
+    strict=True, reason="an evaluation before the first backward hides the training batch"
+)
+def test_an_evaluation_before_the_first_backward_leaves_the_pass_as_it_is(script: Script) -> None:
+    evaluation, made = loader(4), []
+    for step, _ in enumerate(loader()):
+        if step == 0:
+            list(evaluation)
+        made.append(script.backward())
+    assert made == [Spot(1, number) for number in range(4)]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="only the loader that gave the last batch is a training loader"
+)
+def test_loaders_that_are_used_together_are_all_training_loaders(script: Script) -> None:
+    for _ in zip(loader(), loader(), strict=True):
+        script.backward()
+    assert script.passes.training == {0, 1}
+
+
+def ahead(data: Loader) -> Iterator[Any]:
+    """Give the batches of a loader one late, as accelerate and timm do."""
+    found = iter(data)
+    held = next(found)
+    for batch in found:
+        yield held
+        held = batch
+    yield held
+
+
+@pytest.mark.xfail(strict=True, reason="the pass ends when a loop that fetches ahead has all")
+def test_the_last_backward_of_a_loop_that_fetches_ahead_is_in_the_pass(script: Script) -> None:
+    assert [script.backward() for _ in ahead(loader())] == [Spot(1, n) for n in range(4)]
+
+
+@pytest.mark.xfail(strict=True, reason="batches that were fetched ahead count as averaged")
+def test_a_batch_that_was_fetched_ahead_is_not_averaged(script: Script) -> None:
+    cursors = []
+    for _ in islice(ahead(loader()), 3):
+        script.backward()
+        cursors.append(script.passes.cursor)
+    assert cursors == [1, 2, 3]
+
+
+def test_accumulation_without_reduction_counts_batches_and_not_operations(script: Script) -> None:
+    made = [script.backward() for number, _ in enumerate(loader()) if number % 2]
+    assert made == [Spot(1, 0), Spot(1, 1)]
+    assert script.passes.cursor == 4
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("persistent", [False, True])
+def test_worker_processes_change_nothing(script: Script, *, persistent: bool) -> None:
+    data = loader(num_workers=1, persistent_workers=persistent)
+    for place in (1, 3):
+        assert [script.backward() for _ in data] == [Spot(place, n) for n in range(4)]
+
+
+def test_a_rank_that_joins_skips_the_batches_that_are_averaged(script: Script) -> None:
+    passes, path = script.passes, script.engine.operations.path
+    passes.training, passes.cursor = {0}, 2
+    path.follows, path.done, path.state = True, Spot(1, 1), Spot(1, 2)
+    assert [batch.tolist() for batch in loader()] == [[4, 5], [6, 7]]
+    assert not path.follows
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ([], 1),
+        ({}, 1),
+        ("text", 1),
+        ([[1, 2]], 1),
+    ],
+)
+def test_a_batch_without_a_tensor_is_one_sample(batch: object, samples: int) -> None:
+    assert samples_in(batch) == samples

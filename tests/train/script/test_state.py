@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from paceline.train.script.state import States
-from paceline.worker.comm_thread import Bytes
 from paceline.worker.operations import ScriptState
+from paceline.worker.peer_sockets import Bytes
 from paceline.worker.state.flat import bytes_of
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer

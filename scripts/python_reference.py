@@ -29,7 +29,7 @@ seed, the job says so (`SeedsEqual`).
 """
 INNER: Final = ("ensure_started", "start", "after_parking")
 """Methods of the optimizer that are for other parts of Paceline."""
-RULES: Final = re.compile(r"\s\([CDIRV]\d+(?:, [CDIRV]\d+)*\)")
+RULES: Final = re.compile(r"\s\([CDIRSV]\d+(?:, [CDIRSV]\d+)*\)")
 """Numbers of rules mean nothing to a user of the API."""
 SECTIONS: Final = ("Args:", "Returns:", "Raises:", "Yields:", "Attributes:")
 UNNAMED: Final = ("Returns:", "Yields:")
@@ -43,7 +43,7 @@ def markdown() -> str:
     """Return the page."""
     lines = [HEADER, "", BEFORE]
     for name in sorted((n for n in paceline.__all__ if n != "__version__"), key=str.lower):
-        found = [d for path in sorted(TRAIN.glob("*.py")) for d in _definitions(path, name)]
+        found = [d for path in sorted(TRAIN.rglob("*.py")) for d in _definitions(path, name)]
         lines += [f"## pl.{name}", "", *_entry(found[-1])]
         if isinstance(found[-1], ast.ClassDef):
             for each in _methods(found[-1]):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.train.job import evaluating, finish, is_publisher, log, progress, rank, size, stop
     from paceline.train.loader import DataLoader
     from paceline.train.optimizer import DistributedOptimizer
+    from paceline.train.script.words import keep, step
     from paceline.train.steps import steps
 
 __version__ = version("paceline")
@@ -41,10 +42,12 @@ __all__ = [
     "group",
     "init",
     "is_publisher",
+    "keep",
     "log",
     "progress",
     "rank",
     "size",
+    "step",
     "steps",
     "stop",
 ]
@@ -58,10 +61,12 @@ _HOME = {
     "group": "group",
     "init": "context",
     "is_publisher": "job",
+    "keep": "script.words",
     "log": "job",
     "progress": "job",
     "rank": "job",
     "size": "job",
+    "step": "script.words",
     "steps": "steps",
     "stop": "job",
 }

@@ -151,14 +151,25 @@ class Context:
 
 
 _context: Context | None = None
+_refusal: UsageError | None = None
+"""Why `init` is refused in this process; None if it is not."""
+
+
+def refuse_init(why: str, hint: str) -> None:
+    """Make `init` raise from now on: something else takes part in the job for this process."""
+    global _refusal
+    _refusal = UsageError(why, hint=hint)
 
 
 def init() -> None:
     """Connect this process to its job, which it finds in the environment.
 
     Call it on the main thread, before any other function of Paceline. Outside of a job the script
-    works alone, as rank 0 of 1. A second call changes nothing.
+    works alone, as rank 0 of 1. A second call changes nothing. In a script that is run by
+    `paceline launch`, which takes part in the job for it, a UsageError is raised.
     """
+    if _refusal is not None:
+        raise _refusal
     if _context is None and (run_dir := os.environ.get(ENV_REPLAY)):
         from paceline.train.replay import ReplaySession
 

@@ -185,19 +185,22 @@ class ScriptEngine(Engine):
         """Return True if the script is between two passes over its loader."""
         return self.operations.path.here.is_at_point
 
-    def call(self, name: str, buffers: list[torch.Tensor], where: str) -> tuple[Result, bool]:
+    def call(
+        self, name: str, buffers: list[torch.Tensor], where: str, *, opens: bool
+    ) -> tuple[Result, bool]:
         """Make a collective call of the script.
 
         Args:
             name: The call with its arguments.
             buffers: Flat tensors of a floating-point type.
             where: File and line of the script.
+            opens: True if a script that joins can begin at this call.
 
         Returns:
             The result, and False if it was repeated on a rank that follows.
         """
         known = self.operations.path.here in self.operations.path.kept
-        result = self.operate(name, buffers, opens=self.opens_here(), where=where)
+        result = self.operate(name, buffers, opens=opens, where=where)
         return result, not known
 
     def pause(self, seconds: float) -> None:

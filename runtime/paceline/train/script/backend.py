@@ -362,10 +362,11 @@ class JobBackend(Backend):
             The sums.
         """
         engine, place = self._engine, where()
+        opens = engine.opens_here()
+        waits = opens and engine.is_at_point  # otherwise nobody can join here
         for tries in range(TRIES_MAX):
-            at_point = engine.is_at_point
-            result, is_new = engine.call(name, buffers, place)
-            if not at_point or result.missing <= engine.given_up:
+            result, is_new = engine.call(name, buffers, place, opens=opens)
+            if not waits or result.missing <= engine.given_up:
                 return result
             if is_new:
                 if not tries:

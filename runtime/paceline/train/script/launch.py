@@ -8,13 +8,16 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import TCPStore
 
 from paceline.environment import RankSettings
 from paceline.errors import DismissedError, UsageError
+from paceline.train.context import refuse_init
 from paceline.train.mistakes import explain_errors
+from paceline.train.script import words
 from paceline.train.script.backend import register
 from paceline.train.script.models import Models
 from paceline.train.script.passes import Passes
@@ -45,6 +48,13 @@ class Launched:
         self.passes.install()
         self.slot = engine.place
         register(self, self.slot, engine.slots)
+        words.install(self)
+        refuse_init(
+            "pl.init() in a script that `paceline run SCRIPT` or `paceline launch` runs: it takes "
+            "part in the job by torch.distributed",
+            hint="remove pl.init() and what follows from it; or run a script of the pl API with "
+            "a job file whose command is `python SCRIPT`",
+        )
 
     def start(self) -> None:
         """Join the job when the script makes its first process group (S3)."""
@@ -60,6 +70,14 @@ class Launched:
         received: ScriptState | None = self.engine.operations.received
         if received is not None:
             self.states.load_model(received, index)
+
+    def step(self) -> int:
+        """Return the number of the step that the script makes next (`pl.step`)."""
+        return self.passes.step()
+
+    def keep(self, objects: dict[str, Any]) -> None:
+        """Add objects to the state that a rank gets when it joins (`pl.keep`)."""
+        self.states.kept.update(objects)
 
     def _skipped(self) -> None:
         received = self.engine.operations.received
@@ -155,11 +173,11 @@ def _devices() -> list[torch.device]:
     return [torch.device("cpu")]
 
 
-def main(words: Sequence[str]) -> int:
-    """Run a script in a rank; `words` is its path, or `-m` and a module, and its arguments.
+def main(command: Sequence[str]) -> int:
+    """Run a script in a rank; `command` is its path, or `-m` and a module, and its arguments.
 
     Args:
-        words: The command line.
+        command: The command line.
 
     Returns:
         The exit code of this process.
@@ -167,16 +185,16 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: There is no script in the command line.
     """
-    is_module = bool(words) and words[0] == "-m"
-    words = words[1:] if is_module else words
-    if not words:
+    is_module = bool(command) and command[0] == "-m"
+    command = command[1:] if is_module else command
+    if not command:
         raise UsageError("no script to run", hint="paceline launch train.py [its arguments]")
     explain_errors(lambda *_: None)
     settings = RankSettings.from_environment(os.environ)
     launched = Launched(settings)
     explain_errors(launched.engine.failed)
     try:
-        return launched.run(words[0], words[1:], is_module=is_module)
+        return launched.run(command[0], command[1:], is_module=is_module)
     finally:
         sys.stdout.flush()
 

@@ -32,19 +32,20 @@ class Script:
     """What a script does with its loaders and its model."""
 
     def __init__(self) -> None:
-        self.engine: Any = Engine()
-        self.passes = Passes(self.engine)
+        engine: Any = Engine()
+        self.path: Path[Any] = engine.operations.path
+        self.passes = Passes(engine)
         self.passes.install()
 
     @property
     def here(self) -> Spot:
-        return self.engine.operations.path.here
+        return self.path.here
 
     def backward(self) -> Spot:
         """Make a synchronizing backward pass; return the operation that it is."""
         self.passes.before_backward()
         made = self.here
-        self.engine.operations.path.made()
+        self.path.made()
         self.passes.after_backward()
         return made
 
@@ -171,11 +172,25 @@ def test_worker_processes_change_nothing(script: Script, *, persistent: bool) ->
 
 
 def test_a_rank_that_joins_skips_the_batches_that_are_averaged(script: Script) -> None:
-    passes, path = script.passes, script.engine.operations.path
+    passes, path = script.passes, script.path
     passes.training, passes.cursor = {0}, 2
     path.follows, path.done, path.state = True, Spot(1, 1), Spot(1, 2)
     assert [batch.tolist() for batch in loader()] == [[4, 5], [6, 7]]
     assert not path.follows
+
+
+def test_a_loop_without_a_loader_gets_the_number_of_its_step(script: Script) -> None:
+    seen = []
+    for _ in range(3):
+        seen.append(script.passes.step())
+        script.backward()
+    assert seen == [0, 1, 2]
+
+
+def test_a_rank_that_joins_gets_the_number_of_the_step_with_the_state(script: Script) -> None:
+    script.passes.steps, script.path.follows, script.path.state = 7, True, Spot(0, 9)
+    assert script.passes.step() == 7
+    assert script.here == Spot(0, 9)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from paceline.train.script.state import States
 from paceline.worker.operations import ScriptState
+from paceline.worker.peer_sockets import Bytes
 from paceline.worker.state.flat import bytes_of
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -56,9 +57,9 @@ class Process:
         ddp = SimpleNamespace(
             module=self.model, modules=self.model.modules, parameters=self.model.parameters
         )
-        self.passes: Any = SimpleNamespace(training=set(), epochs={}, cursor=0, steps=0)
+        passes: Any = SimpleNamespace(training=set(), epochs={}, cursor=0, steps=0)
         models: Any = SimpleNamespace(adopted=[ddp], spans={})
-        self.states = States(models, self.passes)
+        self.states = States(models, passes)
 
     def train(self, optimizer: Optimizer, steps: int = 3, after: Any = None) -> None:
         for step in range(steps):
@@ -75,7 +76,7 @@ class Process:
 def sent(process: Process) -> ScriptState:
     """Return the state of a process as another one receives it."""
     header, tensors = process.states.read()
-    copies = [bytes(bytes_of(tensor.cpu().contiguous().clone())) for tensor in tensors]
+    copies: list[Bytes] = [bytes(bytes_of(tensor.cpu().contiguous().clone())) for tensor in tensors]
     return ScriptState(json.loads(json.dumps(header)), copies)
 
 

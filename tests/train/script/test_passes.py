@@ -82,7 +82,6 @@ def test_each_iteration_over_a_training_loader_is_a_pass_of_its_own(script: Scri
     assert script.passes.epochs == {1: 0, 3: 1, 5: 2}
 
 
-@pytest.mark.xfail(strict=True, reason="Passes itself keeps the iteration alive after a `break`")
 def test_a_loop_that_is_left_ends_its_pass(script: Script) -> None:
     for number, _ in enumerate(loader()):
         script.backward()

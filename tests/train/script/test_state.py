@@ -162,7 +162,6 @@ def test_two_objects_of_one_class_are_not_exchanged_after_a_collection() -> None
     assert [scaler.get_scale() for scaler in both] == [2.0, 4.0]
 
 
-@pytest.mark.xfail(strict=True, reason="tensors that inference_mode made cannot be updated later")
 def test_a_state_that_is_loaded_during_an_evaluation_can_be_trained_further() -> None:
     donor, joiner = Process(1), Process(2)
     ours, theirs = (SGD(p.model.parameters(), lr=0.1, momentum=0.9) for p in (donor, joiner))
@@ -173,7 +172,7 @@ def test_a_state_that_is_loaded_during_an_evaluation_can_be_trained_further() ->
     joiner.train(theirs)
 
 
-def test_what_is_kept_by_name_is_part_of_the_state() -> None:
+def test_kept_objects_belong_to_the_state() -> None:
     donor, joiner = Process(1), Process(2)
     meters = [nn.Linear(2, 2), nn.Linear(2, 2)]
     donor.states.kept["meter"], joiner.states.kept["meter"] = meters

@@ -47,7 +47,7 @@ def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the bytes of tensors as float32 numbers, one tensor after the other."""
     parts = []
     for tensor in tensors:
-        flat = tensor.detach().contiguous().reshape(-1)
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
         data = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
         if data.numel() % WORD_BYTES:

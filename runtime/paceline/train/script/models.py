@@ -75,7 +75,7 @@ class Models:
             if not models._sync_buffers(ddp):
                 _SYNC(ddp)  # type: ignore[no-untyped-call]
 
-        def hook(*_: Any) -> None:
+        def hook(*_: Any, **__: Any) -> None:
             raise UnsupportedError(
                 "DistributedDataParallel.register_comm_hook: a job averages the gradients itself",
                 hint="leave the hook out; collective.wire: bfloat16 halves what travels",

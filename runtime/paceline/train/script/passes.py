@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
@@ -43,6 +44,17 @@ def epoch_of(loader: DataLoader[Any]) -> int | None:
     return None
 
 
+@dataclass(eq=False, slots=True)
+class Iteration:
+    """What is known of one iteration over a loader."""
+
+    number: int
+    """Number of the loader."""
+    epoch: int | None
+    taken: int = 0
+    """Batches that it has given."""
+
+
 class Passes:
     """Follows the iterations over all loaders of the script. Main thread."""
 
@@ -56,9 +68,9 @@ class Passes:
         """Place of a pass -> epoch that the script told its sampler."""
         self.cursor = 0
         """Batches of the pass that were taken before the last backward pass was averaged."""
-        self._current: Batches | None = None
+        self._current: Iteration | None = None
         """Iteration that gave the last batch."""
-        self._pass: Batches | None = None
+        self._pass: Iteration | None = None
         """Iteration that is a pass; None at a point."""
         self.steps = 0
         """Backward passes that were averaged: what `pl.step` returns."""
@@ -91,7 +103,7 @@ class Passes:
             self._known += 1
         if self._path.follows and number in self.training:
             return self._follow(loader, number)
-        return Batches(self, _ITER(loader), number, epoch_of(loader))
+        return Batches(self, _ITER(loader), Iteration(number, epoch_of(loader)))
 
     def _follow(self, loader: DataLoader[Any], number: int) -> Iterator[Any]:
         """Begin a pass on a rank that follows: with no batch, or where the others are."""
@@ -107,35 +119,34 @@ class Passes:
             raise LeftBehindError(f"pass {self._path.here.place} began without this rank")
         if act is Act.SKIP:
             # One batch, so that what the script makes of a pass, such as a mean, is defined.
-            batches = Batches(self, islice(_ITER(loader), 1), number, epoch)
-            self._pass = batches
-            return batches
+            self._pass = Iteration(number, epoch)
+            return Batches(self, islice(_ITER(loader), 1), self._pass)
         self._engine.load()
-        batches = Batches(self, _ITER(loader), number, epoch)
-        self._pass = self._current = batches
+        inner = _ITER(loader)
         for _ in range(self.cursor):
-            next(batches.inner, None)
-        batches.taken = self.cursor
-        return batches
+            next(inner, None)
+        self._pass = self._current = Iteration(number, epoch, self.cursor)
+        return Batches(self, inner, self._pass)
 
-    def took(self, batches: Batches, batch: object) -> None:
+    def took(self, iteration: Iteration, batch: object) -> None:
         """Note that an iteration has given a batch."""
-        if self._pass is None or batches is self._pass:
-            self._current = batches
-        if self._pass is None and batches.number in self.training:
-            self._begin_pass(batches)
-        self._samples = samples_in(batch) if batches is self._current else self._samples
+        iteration.taken += 1
+        if self._pass is None or iteration is self._pass:
+            self._current = iteration
+        if self._pass is None and iteration.number in self.training:
+            self._begin_pass(iteration)
+        self._samples = samples_in(batch) if iteration is self._current else self._samples
         self._is_first = True
 
-    def ended(self, batches: Batches) -> None:
+    def ended(self, iteration: Iteration) -> None:
         """Note that an iteration has no batch left, or that its loop was left."""
-        if batches is self._pass:
+        if iteration is self._pass:
             skipped = self._path.skips
             self._path.end_pass()
             self._pass = None
             if skipped:
                 self.on_skipped()
-        if batches is self._current:
+        if iteration is self._current:
             self._current = None
 
     def before_backward(self) -> bool:
@@ -145,11 +156,11 @@ class Passes:
             self._begin_pass(self._current)
         return self.opens()
 
-    def _begin_pass(self, batches: Batches) -> None:
-        self._pass, self.cursor = batches, 0
+    def _begin_pass(self, iteration: Iteration) -> None:
+        self._pass, self.cursor = iteration, 0
         self._path.begin_pass()
-        if batches.epoch is not None:
-            self.epochs[self._path.here.place] = batches.epoch
+        if iteration.epoch is not None:
+            self.epochs[self._path.here.place] = iteration.epoch
 
     def opens(self) -> bool:
         """Return True if a script that joins can begin with the operation that comes next."""
@@ -178,11 +189,8 @@ class Passes:
 class Batches(Iterator[Any]):
     """The iterator over one loader that the script gets."""
 
-    def __init__(
-        self, passes: Passes, inner: Iterator[Any], number: int, epoch: int | None
-    ) -> None:
-        self._passes, self.inner, self.number, self.epoch = passes, inner, number, epoch
-        self.taken = 0
+    def __init__(self, passes: Passes, inner: Iterator[Any], iteration: Iteration) -> None:
+        self._passes, self.inner, self._iteration = passes, inner, iteration
         self._over = False
 
     def __next__(self) -> Any:
@@ -192,8 +200,7 @@ class Batches(Iterator[Any]):
         except StopIteration:
             self._end()
             raise
-        self.taken += 1
-        self._passes.took(self, batch)
+        self._passes.took(self._iteration, batch)
         return batch
 
     def __getattr__(self, name: str) -> Any:
@@ -206,7 +213,7 @@ class Batches(Iterator[Any]):
     def _end(self) -> None:
         if not self._over:
             self._over = True
-            self._passes.ended(self)
+            self._passes.ended(self._iteration)
 
     def __del__(self) -> None:
         """End the pass when the script leaves its loop."""

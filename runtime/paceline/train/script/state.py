@@ -85,12 +85,14 @@ class States:
         for index in range(len(self._models.adopted)):
             self.load_model(received, index)
 
+    @torch.inference_mode(mode=False)
     def load_model(self, received: ScriptState, index: int) -> None:
         """Load the weights of one model, if the state has them."""
         models = received.header["models"]
         if index < len(models):
             self._load_tensors(Decoder(received.buffers), models[index], index)
 
+    @torch.inference_mode(mode=False)
     def load(self, received: ScriptState) -> None:
         """Load the whole state. Main thread, at the spot where the donor's was read."""
         self.begin_to_follow(received)

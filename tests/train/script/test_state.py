@@ -57,7 +57,7 @@ class Process:
         ddp = SimpleNamespace(
             module=self.model, modules=self.model.modules, parameters=self.model.parameters
         )
-        passes: Any = SimpleNamespace(training=set(), epochs={}, cursor=0, steps=0)
+        passes: Any = SimpleNamespace(training=set(), epochs={}, cursors={}, steps=0)
         models: Any = SimpleNamespace(adopted=[ddp], spans={})
         self.states = States(models, passes)
 

@@ -53,6 +53,8 @@ class Iteration:
     epoch: int | None
     taken: int = 0
     """Batches that it has given."""
+    samples: int = 0
+    """Samples of the last of them."""
 
 
 class Passes:
@@ -66,10 +68,13 @@ class Passes:
         """Numbers of the training loaders, in the order in which loaders were first used."""
         self.epochs: dict[int, int] = {}
         """Place of a pass -> epoch that the script told its sampler."""
-        self.cursor = 0
-        """Batches of the pass that were taken before the last backward pass was averaged."""
-        self._current: Iteration | None = None
-        """Iteration that gave the last batch."""
+        self.cursors: dict[int, int] = {}
+        """Number of a loader -> batches of it that were taken in this pass before the last backward
+        pass was averaged."""
+        self._resumes: dict[int, int] = {}
+        """The donor's cursors of loaders that this rank has not begun to read."""
+        self._open: list[Iteration] = []
+        """Iterations that have given a batch and have not ended, the last one to give one last."""
         self._pass: Iteration | None = None
         """Iteration that is a pass; None at a point."""
         self.steps = 0
@@ -78,7 +83,6 @@ class Passes:
         """Called after a pass that this rank has made alone."""
         self._counts = False
         """True if the script asks for the number of its step."""
-        self._samples = 0
         self._is_first = False
         """True until the first operation after a batch was taken."""
 
@@ -101,13 +105,24 @@ class Passes:
         if number is None:
             number = self._loaders[loader] = self._known
             self._known += 1
-        if self._path.follows and number in self.training:
-            return self._follow(loader, number)
-        return Batches(self, _ITER(loader), Iteration(number, epoch_of(loader)))
-
-    def _follow(self, loader: DataLoader[Any], number: int) -> Iterator[Any]:
-        """Begin a pass on a rank that follows: with no batch, or where the others are."""
         epoch = epoch_of(loader)
+        if self._path.skips and number in self.training:
+            return Batches(self, islice(_ITER(loader), 1), Iteration(number, epoch))
+        if self._path.follows and number in self.training:
+            return self._follow(loader, number, epoch)
+        iteration = Iteration(number, epoch)
+        return Batches(self, self._resumed(loader, iteration), iteration)
+
+    def _resumed(self, loader: DataLoader[Any], iteration: Iteration) -> Iterator[Any]:
+        """Return the loader's own iterator, behind the batches that the donor had taken."""
+        inner = _ITER(loader)
+        iteration.taken = self._resumes.pop(iteration.number, 0)
+        for _ in range(iteration.taken):
+            next(inner, None)
+        return inner
+
+    def _follow(self, loader: DataLoader[Any], number: int, epoch: int | None) -> Iterator[Any]:
+        """Begin a pass on a rank that follows: with one batch, or where the others are."""
         places = [place for place, at in self.epochs.items() if at == epoch]
         if epoch is not None and places:
             self._path.here = Spot(places[-1] - 1, 0)  # the script resumes from its own snapshot
@@ -122,20 +137,19 @@ class Passes:
             self._pass = Iteration(number, epoch)
             return Batches(self, islice(_ITER(loader), 1), self._pass)
         self._engine.load()
-        inner = _ITER(loader)
-        for _ in range(self.cursor):
-            next(inner, None)
-        self._pass = self._current = Iteration(number, epoch, self.cursor)
-        return Batches(self, inner, self._pass)
+        self._resumes = dict(self.cursors)
+        self._pass = Iteration(number, epoch)
+        return Batches(self, self._resumed(loader, self._pass), self._pass)
 
     def took(self, iteration: Iteration, batch: object) -> None:
         """Note that an iteration has given a batch."""
         iteration.taken += 1
-        if self._pass is None or iteration is self._pass:
-            self._current = iteration
+        iteration.samples = samples_in(batch)
+        if iteration in self._open:
+            self._open.remove(iteration)
+        self._open.append(iteration)
         if self._pass is None and iteration.number in self.training:
             self._begin_pass(iteration)
-        self._samples = samples_in(batch) if iteration is self._current else self._samples
         self._is_first = True
 
     def ended(self, iteration: Iteration) -> None:
@@ -146,18 +160,20 @@ class Passes:
             self._pass = None
             if skipped:
                 self.on_skipped()
-        if iteration is self._current:
-            self._current = None
+        if iteration in self._open:
+            self._open.remove(iteration)
 
     def before_backward(self) -> bool:
         """Note that gradients are about to be averaged; return `Operation.opens`."""
-        if self._pass is None and self._current is not None:
-            self.training.add(self._current.number)
-            self._begin_pass(self._current)
+        if self._open:
+            # Loaders that are used together, as by zip(), are all training loaders.
+            self.training.update(iteration.number for iteration in self._open)
+            if self._pass is None:
+                self._begin_pass(self._open[0])
         return self.opens()
 
     def _begin_pass(self, iteration: Iteration) -> None:
-        self._pass, self.cursor = iteration, 0
+        self._pass, self.cursors = iteration, {}
         self._path.begin_pass()
         if iteration.epoch is not None:
             self.epochs[self._path.here.place] = iteration.epoch
@@ -178,12 +194,13 @@ class Passes:
 
     def samples(self) -> int:
         """Return the samples of the batch in hand; 1 if the script has no loader."""
-        return max(1, self._samples) if self._current is not None else 1
+        return max(1, self._open[-1].samples) if self._open else 1
 
     def after_backward(self) -> None:
         """Note that all batches that were taken so far are averaged."""
         self.steps += 1
-        self.cursor = self._pass.taken if self._pass is not None else 0
+        if self._pass is not None:
+            self.cursors = {iteration.number: iteration.taken for iteration in self._open}
 
 
 class Batches(Iterator[Any]):

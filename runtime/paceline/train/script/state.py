@@ -60,7 +60,7 @@ class States:
             "others": others,
             "training": sorted(passes.training),
             "epochs": sorted(passes.epochs.items()),
-            "cursor": passes.cursor,
+            "cursors": sorted(passes.cursors.items()),
             "steps": passes.steps,
             "spans": sorted((index, list(spot)) for index, spot in self._models.spans.items()),
         }
@@ -97,7 +97,8 @@ class States:
         """Load the whole state. Main thread, at the spot where the donor's was read."""
         self.begin_to_follow(received)
         header, decoder = received.header, Decoder(received.buffers)
-        self._passes.cursor, self._passes.steps = header["cursor"], header["steps"]
+        self._passes.cursors = {int(number): int(n) for number, n in header["cursors"]}
+        self._passes.steps = header["steps"]
         for index, model in enumerate(header["models"][: len(self._models.adopted)]):
             self._load_tensors(decoder, model, index)
         own = self._find()

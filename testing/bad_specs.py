@@ -134,6 +134,17 @@ BAD: dict[str, Bad] = {
         "  collective:\n    mode: Quorum\n    quorum: 6\n", "  collective: [Quorum]\n",
         "spec.collective", "a list is not a mapping", "write its fields below it",
     ),
+    "mode of a launched script": Bad(
+        "command: [python, train.py]", "command: [paceline, launch, train.py]",
+        "spec.collective.mode", "does not go with a script", "set it to Full",
+    ),
+    "model of a launched script": Bad(
+        GOOD[GOOD.index("    mode: Quorum") : GOOD.index("          env:")],
+        GOOD[GOOD.index("    mode: Quorum") : GOOD.index("          env:")]
+        .replace("mode: Quorum\n    quorum: 6", "mode: Full\n  parallelism: {model: 2}")
+        .replace("[python, train.py]", "[paceline, launch, train.py]"),
+        "spec.parallelism.model", "does not go with a script", "remove it",
+    ),
     "command a text": Bad(
         "command: [python, train.py]", "command: python train.py", f"{TRAINER}.command",
         "is not a list", 'write ["python", "train.py"]',

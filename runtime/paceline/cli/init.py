@@ -12,17 +12,12 @@ import yaml
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
 from paceline.cli.options import (
+    Fields,
     Gpus,
     Image,
     IsModule,
-    Mode,
-    Name,
-    Overrides,
-    Procs,
-    Quorum,
     Script,
     Words,
-    changes,
 )
 from paceline.cli.output import say
 from paceline.cli.program import Program, ScriptError
@@ -37,14 +32,11 @@ def init(
     file: Script,
     words: Words = None,
     is_module: IsModule = False,
+    *,
     replicas: Annotated[int, typer.Option(help="Number of replicas.", min=1)] = 1,
-    procs: Procs = None,
+    fields: Fields,
     gpus: Gpus = 0,
     image: Image = None,
-    mode: Mode = None,
-    quorum: Quorum = None,
-    name: Name = None,
-    overrides: Overrides = None,
     to: Annotated[Path, typer.Option("--file", "-f", help="Where the job file is written.")] = Path(
         "job.yaml"
     ),
@@ -55,20 +47,12 @@ def init(
 ) -> int:
     """Write the job file of a script, for `paceline run`, `submit` and kubectl."""
     program = within_folder(Program.of(file, words, is_module=is_module))
-    fields = changes(
-        program,
-        overrides,
-        replicas=replicas,
-        procs=procs,
-        mode=mode,
-        quorum=quorum,
-        name=name,
-    )
+    changes = fields.changes(program, replicas)
     made = program.script_job(LAUNCH, image or default_image(), gpus)
-    job = made.job(fields)
+    job = made.job(changes)
     if dockerfile and image is None:
         made = program.script_job(LAUNCH, f"{job.metadata.name}:1", gpus)
-    texts = {to: job_text(made.changed(fields))}
+    texts = {to: job_text(made.changed(changes))}
     if dockerfile:
         texts[DOCKERFILE] = dockerfile_text(made.image, has_requirements=REQUIREMENTS.is_file())
     write(texts, force=force)

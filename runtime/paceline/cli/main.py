@@ -23,18 +23,14 @@ from paceline.cli.choice import RULE, Where
 from paceline.cli.init import init
 from paceline.cli.launch import launch
 from paceline.cli.options import (
+    Fields,
     FormatOption,
     IsModule,
-    Mode,
-    Name,
     OutputOption,
     Overrides,
-    Procs,
     ProgramFile,
-    Quorum,
     Words,
     add,
-    changes,
     complete_job,
 )
 from paceline.cli.program import Program
@@ -79,6 +75,7 @@ def run(
     file: ProgramFile,
     words: Words = None,
     is_module: IsModule = False,
+    *,
     replicas: Annotated[
         int | None,
         typer.Option(
@@ -89,17 +86,13 @@ def run(
             min=1,
         ),
     ] = None,
-    procs: Procs = None,
-    mode: Mode = None,
-    quorum: Quorum = None,
-    name: Name = None,
+    fields: Fields,
     nnodes: Annotated[
         str, typer.Option(metavar="1", help="As of torchrun: this machine is the only one.")
     ] = "1",
     standalone: Annotated[  # noqa: ARG001
         bool, typer.Option("--standalone", help="As of torchrun: accepted, and always so.")
     ] = False,
-    overrides: Overrides = None,
     inject: Annotated[
         list[str] | None,
         typer.Option(
@@ -139,15 +132,7 @@ def run(
         program,
         nodes=nnodes,
         is_size_given=replicas is not None,
-        overrides=changes(
-            program,
-            overrides,
-            replicas=replicas,
-            procs=procs,
-            mode=mode,
-            quorum=quorum,
-            name=name,
-        ),
+        overrides=fields.changes(program, replicas),
         inject=inject or [],
         run_dir=run_dir,
         quiet=quiet,

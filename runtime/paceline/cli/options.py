@@ -1,7 +1,8 @@
 """Arguments and options that several commands share, and how a function becomes a command.
 
 A command is a function that takes arguments and options and returns the exit code. Its parameter
-`where` stands for the three options that name a cluster.
+`where` stands for the three options that name a cluster, and `fields` for those that change fields
+of a job.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -35,12 +37,13 @@ def add(app: typer.Typer, command: Callable[..., int]) -> None:
     parameters: list[inspect.Parameter] = []
     for each in own.parameters.values():
         named = each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        parameters += CLUSTER if each.name == "where" else [named]
+        parameters += SEVERAL[each.name][0] if each.name in SEVERAL else [named]
 
     @functools.wraps(command)
     def call(**given: Any) -> None:
-        if "where" in own.parameters:
-            given["where"] = Where(**{each.name: given.pop(each.name) for each in CLUSTER})
+        for name in own.parameters.keys() & SEVERAL:
+            stands_for, made = SEVERAL[name]
+            given[name] = made(**{each.name: given.pop(each.name) for each in stands_for})
         raise typer.Exit(command(**given))
 
     setattr(call, "__signature__", own.replace(parameters=parameters))  # noqa: B010
@@ -181,41 +184,54 @@ FormatOption = Annotated[
 ]
 
 
-def changes(
-    program: Program,
-    overrides: list[str] | None,
-    *,
-    replicas: int | None = None,
-    procs: int | None = None,
-    mode: str | None = None,
-    quorum: str | None = None,
-    name: str | None = None,
-) -> list[str]:
-    """Return the options that stand for one field of a job, and those of --set, which come last.
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The options that stand for fields of a job; None for one that was not given."""
 
-    A script trains in mode Full, where a quorum has no meaning. So --quorum asks for mode Quorum,
-    and the rules of a job decide.
+    procs: int | None
+    mode: str | None
+    quorum: str | None
+    name: str | None
+    overrides: list[str] | None
 
-    Args:
-        program: What is run.
-        overrides: Values of --set.
-        replicas: Value of --replicas.
-        procs: Value of --procs.
-        mode: Value of --mode.
-        quorum: Value of --quorum.
-        name: Value of --name.
+    def changes(self, program: Program, replicas: int | None) -> list[str]:
+        """Return the options as changes of fields; those of --set come last.
 
-    Returns:
-        Changes, as `path=value`.
-    """
-    if quorum is not None and program.is_script:
-        mode = mode or "Quorum"
-    fields = {
-        "spec.replicas": replicas,
-        "spec.procsPerReplica": procs,
-        "spec.collective.mode": mode,
-        "spec.collective.quorum": quorum,
-        "metadata.name": name,
-    }
-    given = [f"{path}={value}" for path, value in fields.items() if value is not None]
-    return [*given, *(overrides or ())]
+        A script trains in mode Full, where a quorum has no meaning. So --quorum asks for mode
+        Quorum, and the rules of a job decide.
+
+        Args:
+            program: What is run.
+            replicas: Value of --replicas, which not all commands have alike.
+
+        Returns:
+            Changes, as `path=value`.
+        """
+        mode = self.mode
+        if self.quorum is not None and program.is_script:
+            mode = mode or "Quorum"
+        fields = {
+            "spec.replicas": replicas,
+            "spec.procsPerReplica": self.procs,
+            "spec.collective.mode": mode,
+            "spec.collective.quorum": self.quorum,
+            "metadata.name": self.name,
+        }
+        given = [f"{path}={value}" for path, value in fields.items() if value is not None]
+        return [*given, *(self.overrides or ())]
+
+
+SEVERAL: Final[dict[str, tuple[tuple[inspect.Parameter, ...], Callable[..., object]]]] = {
+    "where": (CLUSTER, Where),
+    "fields": (
+        (
+            _option("procs", Procs),
+            _option("mode", Mode),
+            _option("quorum", Quorum),
+            _option("name", Name),
+            _option("overrides", Overrides),
+        ),
+        Fields,
+    ),
+}
+"""Parameters that stand for several options, and what is made of these."""

@@ -155,7 +155,7 @@ class Program:
 
     @property
     def is_script(self) -> bool:
-        """True for a script or a module, and False for a job file."""
+        """Return True for a script or a module, and False for a job file."""
         return self.is_module or not is_job_file(self.file)
 
     @property

@@ -18,19 +18,14 @@ from paceline_api.types.durations import parse_duration
 
 from paceline.cli.choice import Where, choose, choose_one, cluster
 from paceline.cli.options import (
+    Fields,
     Gpus,
     Image,
     IsModule,
     Job,
-    Mode,
-    Name,
     OutputOption,
-    Overrides,
-    Procs,
     ProgramFile,
-    Quorum,
     Words,
-    changes,
 )
 from paceline.cli.output import Output, console, is_printed_as_data, say
 from paceline.cli.program import Program, ScriptError
@@ -46,19 +41,16 @@ def submit(
     where: Where,
     words: Words = None,
     is_module: IsModule = False,
+    *,
     replicas: Annotated[
         int | None, typer.Option(help="Number of replicas. Default: spec.replicas.", min=1)
     ] = None,
-    procs: Procs = None,
-    mode: Mode = None,
-    quorum: Quorum = None,
-    name: Name = None,
+    fields: Fields,
     image: Image = None,
     gpus: Gpus = 0,
     with_script: Annotated[
         bool, typer.Option("--with-script", help="Send the script, so that no image needs it.")
     ] = False,
-    overrides: Overrides = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Watch the job until it has ended.")
     ] = False,
@@ -66,15 +58,7 @@ def submit(
 ) -> int:
     """Start a job in a cluster, of a file or a script. Here `paceline run --detach` does."""
     program = Program.of(file, words, is_module=is_module)
-    fields = changes(
-        program,
-        overrides,
-        replicas=replicas,
-        procs=procs,
-        mode=mode,
-        quorum=quorum,
-        name=name,
-    )
+    changes = fields.changes(program, replicas)
     files: dict[str, str] = {}
     if program.is_script:
         if with_script:
@@ -90,7 +74,7 @@ def submit(
             "--image, --gpus and --with-script are for a script, and this is a job file",
             hint="write them into the file, or change its fields with --set",
         )
-    job = program.job(LAUNCH, fields, image or default_image(), gpus)
+    job = program.job(LAUNCH, changes, image or default_image(), gpus)
     if where.namespace is None:
         where = Where(job.metadata.namespace, where.context, where.kubeconfig)
     jobs = cluster(where)

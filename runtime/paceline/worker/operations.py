@@ -1,9 +1,9 @@
 """Communication thread of a rank whose script steps its own optimizers (docs/design/scripts.md).
 
 A round is an operation of the script: the main thread brings flat buffers, this thread sums them
-over the data channel, and the main thread takes the sums. There are no gradients, weights and
-optimizers here. The state of a script is read only while its main thread waits in an operation,
-through the function that `train.script` has set.
+over the data channel in host memory, and the main thread takes the sums. There are no gradients,
+weights and optimizers here. The state of a script is read only while its main thread waits in an
+operation, through the function that `train.script` has set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.clock import now_ns
 from paceline.core.messages import StateTransfer
 from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.places import END, Path, Spot
-from paceline.core.protocol.records import Go, Operation
+from paceline.core.protocol.records import Go
 from paceline.core.rank import events as ev
 from paceline.transport.base import HOST, Transport
 from paceline.worker.comm_thread import CommThread
@@ -34,6 +34,11 @@ KEPT_BYTES_MAX: Final = 1 << 20
 """Upper bound on the result of a call that is kept for ranks that join later."""
 KEPT_TOTAL_MAX: Final = 64 << 20
 """Upper bound on all kept results together. What comes after it cannot be repeated."""
+SETS_MAX: Final = 2
+"""Upper bound on the free sets of buffers of one kind of operation: that of the present one, and
+that of the last one, whose sums are kept (R7)."""
+KINDS_MAX: Final = 8
+"""Upper bound on the kinds of operations whose buffers are kept: a script makes few of them."""
 NOTHING: Final = (("float32", 1),)
 """Buffers of a round in which no script waits in an operation. Its sum only shows that all ranks
 have taken part."""
@@ -98,7 +103,6 @@ class ScriptThread(CommThread):
 
     operations: Operations
     transport: Transport
-    device: torch.device = HOST
 
     def begin_with(self, operations: Operations, transport: Transport) -> None:
         """Give the thread what it needs. Main thread, before the first event."""
@@ -123,11 +127,7 @@ class ScriptThread(CommThread):
             for each in scratch:
                 each.zero_()
         else:
-            source = self.operations.source
-            if len(source) != len(scratch):
-                scratch[0].zero_()
-            else:
-                torch._foreach_copy_(scratch, source)
+            torch._foreach_copy_(scratch, self.operations.source)
         failed = self._channel.sum(scratch)
         if failed is not None:
             return failed  # an abandoned call may still write to the buffers: they are given up
@@ -139,23 +139,22 @@ class ScriptThread(CommThread):
         free = self._spare.get(parts)
         if free:
             return free.pop()
-        return [self.transport.zeros(n, getattr(torch, dtype), self.device) for dtype, n in parts]
+        return [self.transport.zeros(n, getattr(torch, dtype), HOST) for dtype, n in parts]
 
     def _give_back(self, buffers: list[torch.Tensor]) -> None:
         parts = parts_of(buffers)
         free = self._spare.setdefault(parts, [])
-        if len(free) < 2:
+        if len(free) < SETS_MAX:
             free.append(buffers)
-        if len(self._spare) > 8:
+        if len(self._spare) > KINDS_MAX:
             self._spare.pop(next(iter(self._spare)))
 
     def _apply(self, go: Go, weighing: Weighing, *, hash_due: bool) -> ev.Event | None:
         begun_ns = now_ns()
         value = None
         if hash_due and not self.machine.state.follows:
-            # The script has made this version's step by the end of its next operation at the
-            # latest, so the weights are those of the version before.
-            value = hash_of([each.reshape(-1) for each in self.operations.weights()] or [_ZERO])
+            # The script makes its step with this sum later, so these are the weights before it.
+            value = hash_of([each.reshape(-1) for each in self.operations.weights()])
         self._took(go, self._scratch, weighing)
         now, rank = now_ns(), self.machine.state
         self._later.append(partial(self._metrics.applied, go, rank, now, now - begun_ns))
@@ -252,14 +251,6 @@ class ScriptThread(CommThread):
         self._results.clear()
 
 
-_ZERO: Final = torch.zeros(1)
-
-
 def parts_of(buffers: list[torch.Tensor]) -> tuple[tuple[str, int], ...]:
     """Return data type and number of elements of each buffer, as in `Operation.parts`."""
     return tuple((str(each.dtype).removeprefix("torch."), each.numel()) for each in buffers)
-
-
-def operation_of(name: str, spot: Spot, buffers: list[torch.Tensor], *, opens: bool) -> Operation:
-    """Return the description of an operation that all ranks compare."""
-    return Operation(name, *spot, opens, parts_of(buffers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -11,7 +11,7 @@ from paceline_api.jobfile import JobFile
 
 from paceline.clock import now_ns
 from paceline.core.protocol.places import Act, Spot
-from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.records import DataPlan, Operation
 from paceline.core.rank import events as ev
 from paceline.core.status import place_of
 from paceline.environment import RankSettings
@@ -26,7 +26,7 @@ from paceline.worker.operations import (
     Result,
     ScriptState,
     ScriptThread,
-    operation_of,
+    parts_of,
 )
 
 EXIT_AGAIN: Final = 75
@@ -60,22 +60,19 @@ class ScriptEngine(Engine):
         """Number of slots of the job, which the script knows as WORLD_SIZE (S1)."""
         return self._spec.replicas * self._spec.procs if self._spec else 1
 
-    def start(self, devices: Sequence[torch.device] = (HOST,)) -> None:
+    def start(self) -> None:
         """Join the job, and block until the first generation has formed (S3).
 
         On a rank that joins later it returns as soon as the script may follow the others.
 
-        Args:
-            devices: Devices of the tensors that the script will sum.
-
         Raises:
-            PacelineError: The transport cannot serve these devices.
+            PacelineError: The transport cannot sum in host memory.
         """
         thread = self._comm
         assert isinstance(thread, ScriptThread)
         thread.begin_with(self.operations, self._transport)
         try:
-            self._transport.begin(devices)
+            self._transport.begin((HOST,))
         except TransportError as error:
             raise PacelineError(str(error)) from error
         plan = DataPlan(slots=self.slots)
@@ -141,7 +138,7 @@ class ScriptEngine(Engine):
         operations = self.operations
         with operations.lock:
             operations.source, operations.result = buffers, None
-        operation = operation_of(name, spot, buffers, opens=opens)
+        operation = Operation(name, *spot, opens, parts_of(buffers))
         begun_ns = now_ns()
         resume = self._call(ev.Step((), samples, 1, operation=operation, where=where))
         with operations.lock:
@@ -161,14 +158,13 @@ class ScriptEngine(Engine):
         """Ask for the state, and block until it has been received (S3)."""
         self._call(ev.Need())
 
-    def load(self) -> ScriptState:
-        """Go on where the donor was; the caller loads what is returned into the script."""
+    def load(self) -> None:
+        """Load the donor's state into the script, which goes on where the donor was."""
         with self.operations.lock:
             received = self.operations.received
             self.operations.path.load()
         assert received is not None
         self.on_load(received)
-        return received
 
     @property
     def spec(self) -> JobFile | None:
@@ -181,27 +177,14 @@ class ScriptEngine(Engine):
         return self.operations.path.skips
 
     @property
+    def follows(self) -> bool:
+        """Return True until the script is where the others are."""
+        return self.operations.path.follows
+
+    @property
     def is_at_point(self) -> bool:
         """Return True if the script is between two passes over its loader."""
         return self.operations.path.here.is_at_point
-
-    def call(
-        self, name: str, buffers: list[torch.Tensor], where: str, *, opens: bool
-    ) -> tuple[Result, bool]:
-        """Make a collective call of the script.
-
-        Args:
-            name: The call with its arguments.
-            buffers: Flat tensors of a floating-point type.
-            where: File and line of the script.
-            opens: True if a script that joins can begin at this call.
-
-        Returns:
-            The result, and False if it was repeated on a rank that follows.
-        """
-        known = self.operations.path.here in self.operations.path.kept
-        result = self.operate(name, buffers, opens=opens, where=where)
-        return result, not known
 
     def pause(self, seconds: float) -> None:
         """Wait before a call is made again; ends early when the job is over."""

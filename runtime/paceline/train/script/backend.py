@@ -89,7 +89,12 @@ class JobBackend(Backend):
         """
         super().__init__(slot if size > 1 else 0, size)
         self._engine, self._slot, self._slots = engine, slot, slots
-        self._alone = size == 1
+        self._has_one_rank = size == 1
+
+    @property
+    def _is_alone(self) -> bool:
+        """Return True if calls of this group concern this rank only."""
+        return self._has_one_rank or self._engine.is_alone
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         """Return the name for torch's messages."""
@@ -155,7 +160,7 @@ class JobBackend(Backend):
         """Reduce `sources` over the ranks into `targets`."""
         if op not in COMBINES:
             raise UnsupportedError(f"{call} with the reduction {op}", hint="use SUM, AVG, MIN, MAX")
-        if self._alone or self._engine.is_alone:
+        if self._is_alone:
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source)
             return
@@ -234,9 +239,9 @@ class JobBackend(Backend):
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         """Give all ranks the tensors of the root."""
         root = opts.rootRank
-        if not (self._alone or self._engine.is_alone):
+        if not self._is_alone:
             own = tensors if self._slot == root else None
-            found = self._from_root(f"broadcast from {root}", own, tensors)
+            found = self._from_one(f"broadcast from {root}", own, tensors)
             with torch.no_grad():
                 for tensor, value in zip(tensors, found, strict=True):
                     tensor.copy_(value)
@@ -246,12 +251,12 @@ class JobBackend(Backend):
         """Give each rank its tensor of those that the root has."""
         root = opts.rootRank
         for index, output in enumerate(outputs):
-            if self._alone or self._engine.is_alone:
+            if self._is_alone:
                 output.copy_(inputs[index][0] if inputs else output)
                 continue
             likes = [output] * self._slots
             own = list(inputs[index]) if self._slot == root else None
-            found = self._from_root(f"scatter from {root}", own, likes)
+            found = self._from_one(f"scatter from {root}", own, likes)
             output.copy_(found[self._slot])
         return finished(list(outputs))
 
@@ -286,7 +291,7 @@ class JobBackend(Backend):
 
     def barrier(self, _: Any = None) -> Work:
         """Block until all ranks have come."""
-        if not self._alone:
+        if not self._is_alone:
             self._operate("barrier", [torch.zeros(1)])
         return finished([])
 
@@ -306,7 +311,7 @@ class JobBackend(Backend):
 
     def _all(self, call: str, own: Tensors, likes: Tensors) -> list[list[torch.Tensor]]:
         """Return the tensors of every rank of the group, in rank order."""
-        if self._alone or self._engine.is_alone:
+        if self._is_alone:
             return [[tensor.detach().clone() for tensor in own]] * self.size()
         parts = self._gather(f"{call}({shape_of(own)})", own, likes)
         missing = [str(slot) for slot, part in enumerate(parts) if part is None]
@@ -323,8 +328,22 @@ class JobBackend(Backend):
         result = self._operate(call, [buffer])
         return gathered(result.sums[0].to(likes[0].device), self._slots, likes)
 
-    def _from_root(self, call: str, own: Tensors | None, likes: Tensors) -> list[torch.Tensor]:
-        """Return the tensors of one rank on all ranks."""
+    def _from_one(self, call: str, own: Tensors | None, likes: Tensors) -> list[torch.Tensor]:
+        """Return the tensors of the one rank that has them, on all ranks.
+
+        Raises:
+            UnsupportedError: That rank has left the job.
+        """
+        found = self._sent(call, own, likes)
+        if found is None:
+            raise UnsupportedError(
+                f"{call}, which has left the job",
+                hint="a rank that is replaced comes back; let another rank be the root",
+            )
+        return found
+
+    def _sent(self, call: str, own: Tensors | None, likes: Tensors) -> list[torch.Tensor] | None:
+        """Return the tensors of the one rank that has them; None if it took no part."""
         size = sum(words_of(like.numel(), like.dtype) for like in likes)
         buffer = torch.zeros(1 + size, dtype=torch.float32, device=likes[0].device)
         if own is not None:
@@ -332,24 +351,17 @@ class JobBackend(Backend):
             buffer[1:] = pack_words(own)
         result = self._operate(f"{call}({shape_of(likes)})", [buffer])
         total = result.sums[0].to(likes[0].device)
-        if not total[0]:
-            raise UnsupportedError(
-                f"{call}, which has left the job",
-                hint="a rank that is replaced comes back; let another rank be the root",
-            )
-        return unpack_words(total[1:], likes)
+        return unpack_words(total[1:], likes) if total[0] else None
 
     def from_lowest(self, call: str, likes: Tensors) -> list[torch.Tensor]:
         """Return the tensors of the lowest slot that is there, on all ranks."""
-        while True:
-            if self._engine.is_alone:
-                return [like.clone() for like in likes]
-            root = self._engine.lowest_slot()
-            own = likes if self._slot == root else None
-            try:
-                return self._from_root(call, own, likes)
-            except UnsupportedError:
-                continue  # it has left since; all ranks have seen that
+        if self._is_alone:
+            return [like.clone() for like in likes]
+        found = None
+        while found is None:  # again if that slot has left since; all ranks see that it has
+            own = likes if self._slot == self._engine.lowest_slot() else None
+            found = self._sent(call, own, likes)
+        return found
 
     def _operate(self, name: str, buffers: list[torch.Tensor]) -> Result:
         """Make a call; at a point, again until the slots that are replaced have come (S3).
@@ -365,10 +377,10 @@ class JobBackend(Backend):
         opens = engine.opens_here()
         waits = opens and engine.is_at_point  # otherwise nobody can join here
         for tries in range(TRIES_MAX):
-            result, is_new = engine.call(name, buffers, place, opens=opens)
+            result = engine.operate(name, buffers, opens=opens, where=place)
             if not waits or result.missing <= engine.given_up:
                 return result
-            if is_new:
+            if not engine.follows:  # a rank that follows repeats the tries of the others
                 if not tries:
                     log.warning("%s waits for %d ranks that are replaced", name, result.missing)
                 engine.pause(TRY_S)

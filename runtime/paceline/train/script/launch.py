@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch._C._distributed_c10d import TCPStore
 
 from paceline.environment import RankSettings
@@ -61,9 +60,9 @@ class Launched:
         if self._started:
             return
         self._started = True
-        self.engine.start(_devices())
+        self.engine.start()
         received = self.engine.operations.received
-        if self.engine.operations.path.follows and received is not None:
+        if self.engine.follows and received is not None:
             self.states.begin_to_follow(received)
 
     def _adopted(self, index: int) -> None:
@@ -138,7 +137,7 @@ class Launched:
             if code:
                 return code
         except LeftBehindError as error:
-            if not self.engine.operations.path.follows or self.engine.was_active:
+            if self.engine.was_active:
                 sys.stderr.write(f"paceline: {error}; this rank starts its script again\n")
                 return EXIT_AGAIN
             # Another start would end here as well, so the job goes on without this slot.
@@ -165,12 +164,6 @@ class Launched:
             self.start()
         self.engine.end()
         return 0
-
-
-def _devices() -> list[torch.device]:
-    if torch.cuda.is_available():
-        return [torch.device("cuda", torch.cuda.current_device())]
-    return [torch.device("cpu")]
 
 
 def main(command: Sequence[str]) -> int:

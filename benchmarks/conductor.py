@@ -17,7 +17,6 @@ import msgspec
 from paceline.clock import now_ns
 from paceline.core.faults import parse_faults
 from paceline.core.messages import Targets
-from paceline.core.status import RankPhase, Status
 from paceline.local import steps
 from paceline.local.client import CoordinatorAwayError
 from paceline.local.runner import Runner
@@ -25,6 +24,7 @@ from paceline.local.timeline import Timeline
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
 from paceline_api.rounds import RoundSettings
+from paceline_api.status import RankPhase, Status
 
 from benchmarks.lab import SAMPLES
 from testing.processes import fork_server, forked

@@ -21,11 +21,11 @@ from typing import Final, NamedTuple
 
 from paceline.core import messages as m
 from paceline.core.protocol.arrivals import Arrivals
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.tree import Grid
 from paceline.core.protocol.trigger import decide
 from paceline.core.rank.gather import Collector, hear_all
+from paceline_api.ids import MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 

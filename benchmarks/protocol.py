@@ -17,13 +17,13 @@ from typing import Final
 from paceline.core import messages as m
 from paceline.core import wire
 from paceline.core.protocol.composition import ordinary_share
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Share
 from paceline.core.protocol.tree import TREE_ABOVE, Grid
 from paceline.core.rank import events as ev
 from paceline.core.rank.gather import Collector
 from paceline.core.rank.machine import Rank
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 

@@ -15,13 +15,13 @@ from paceline.core.anatomy.samples import Phase
 from paceline.core.collectives.select import Method
 from paceline.core.messages import Endpoints
 from paceline.core.protocol.composition import compact
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Go, Share, Trigger
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import RankState
 from paceline.telemetry.records import RankRecord
 from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import RoundMetrics
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 

@@ -31,6 +31,7 @@ PARSERS: Final = frozenset(
         *("yaml.load", "yaml.safe_load", "yaml.compose", "yaml.compose_all", "struct.unpack"),
         *("struct.unpack_from", "struct.iter_unpack", "np.frombuffer", "np.load", "np.fromfile"),
         *("torch.frombuffer", "socket.recv_fds", "zipfile.ZipFile", "tarfile.open"),
+        "decode_status",
     }
 )
 """Calls, as they are written, that make objects from bytes."""

@@ -6,10 +6,10 @@ from typing import Final
 
 from paceline.coordinator.metrics import Exporter
 from paceline.core.anatomy.samples import FIGURE_NAME_BYTES, FIGURES_MAX
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import RankPhase, RankStatus, Status
 from paceline.refusals import Entry, Reason, Refusals
 from paceline.telemetry.catalog import CATALOG, FIGURE, LABELS, PEER, PEERS_MAX
+from paceline_api.ids import MemberId
+from paceline_api.status import RankPhase, RankStatus, Status
 from paceline_operator.metrics import Metrics
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric as Family

@@ -14,10 +14,10 @@ from typing import Final
 
 from msgspec.structs import replace as changed
 from paceline.core.protocol.arrivals import Arrival, Arrivals
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, Gen, Go, Share
 from paceline.core.protocol.trigger import Decision, decide
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 
 MS: Final = 10**6

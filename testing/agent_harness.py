@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from paceline import scratch
 from paceline.core import wire
 from paceline.core.messages import RankDead, RankStarted
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
 from paceline_api.jobfile import JobFile
 from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve

@@ -8,10 +8,10 @@ from typing import Any
 from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.protocol.arrivals import Arrival, Arrivals
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Go, Share, Trigger
 from paceline.core.protocol.sampling import samples_of
+from paceline_api.ids import GenerationId, MemberId, pod_of
 from paceline_api.rounds import RoundSettings
 
 PLAN = DataPlan(samples=400, batch=4, epochs=1, seed=1)
@@ -99,6 +99,6 @@ def table(log: Log, said: Mapping[MemberId, Arrival], opened_ns: int = 0) -> Arr
 
 def pod_beat(*beats: m.Heartbeat) -> m.PodBeat:
     """Return the first heartbeat that the agent of these ranks sends."""
-    slot, attempt = m.pod_of(beats[0].member)
+    slot, attempt = pod_of(beats[0].member)
     heard = tuple((beat.member.local, beat.member.attempt) for beat in beats)
     return m.PodBeat(slot, attempt, heard, changed=beats)

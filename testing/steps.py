@@ -16,7 +16,7 @@ from typing import Any
 
 import paceline.core as package
 import pytest
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
 
 CORE = str(Path(package.__file__).parent)
 

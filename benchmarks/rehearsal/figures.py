@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import ceil, sqrt
 from statistics import median
 
-from paceline.core.protocol.ids import GenerationId
+from paceline_api.ids import GenerationId
 from paceline_api.times import NS_PER_MS, NS_PER_S
 
 from benchmarks.rehearsal.meters import Account, RoundSummary

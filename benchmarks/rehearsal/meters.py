@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline_api.ids import GenerationId, MemberId
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import Final
 
 from paceline.control.tls import pinned
 from paceline.core.agent.exits import End
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
 
 from benchmarks.rehearsal.meters import Summary
 from benchmarks.rehearsal.pod import Job, Pod

@@ -37,9 +37,9 @@ from paceline.core.messages import (
     Shutdown,
     ToAgent,
 )
-from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import events as ev
 from paceline.worker.coordinator_line import BEAT_NS
+from paceline_api.ids import MemberId
 from paceline_api.times import NS_PER_S
 
 from benchmarks.rehearsal.rank import RehearsedRank, Surroundings

@@ -38,7 +38,6 @@ from paceline.core.messages import (
     ToRank,
 )
 from paceline.core.protocol.composition import Weighing
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.protocol.rank_leases import RankLeases
 from paceline.core.protocol.records import DataPlan, Go
@@ -47,6 +46,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.worker.metrics.heartbeat import HeartbeatFacts
 from paceline.worker.peer_sockets import Bytes, PeerSockets
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.times import NS_PER_MS, NS_PER_S
 
 from benchmarks.rehearsal.meters import Account, Meter, RankRound

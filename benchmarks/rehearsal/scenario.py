@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline.clock import now_ns
-from paceline.core.messages import ATTEMPT_STRIDE
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import Change
+from paceline_api.ids import ATTEMPT_STRIDE, MemberId
+from paceline_api.status import MembershipChange
 from paceline_api.times import NS_PER_S
 
 from benchmarks.rehearsal.meters import Summary
@@ -66,7 +65,7 @@ class Played:
     stretches: dict[str, Stretch] = field(default_factory=dict)
     took_s: dict[str, float] = field(default_factory=dict)
     """Time from each event until all ranks were active again, as the status shows it."""
-    changes: list[Change] = field(default_factory=list)
+    changes: list[MembershipChange] = field(default_factory=list)
     summary: Summary = field(default_factory=Summary)
     memory: int = 0
     """Peak memory of any coordinator, in bytes."""

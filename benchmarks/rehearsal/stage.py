@@ -29,12 +29,12 @@ from paceline import environment
 from paceline.clock import now_ns
 from paceline.core.agent.exits import End
 from paceline.core.messages import Inventory, Targets
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import RankPhase, Status
 from paceline_api import names
+from paceline_api.ids import MemberId
 from paceline_api.jobfile import JobFile
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
+from paceline_api.status import RankPhase, Status
 from paceline_operator.cluster.tls import certificates_of, operator_context
 from paceline_operator.core.keys import OPERATOR_KEY_BYTES, job_keys
 
@@ -327,7 +327,7 @@ class Stage:
         if self.status is None:
             return f"the coordinator never answered\n{said}"
         phases = {str(p): n for p in RankPhase if (n := self._count(p))}
-        last = [x.message for x in self.status.happenings[-5:]]
+        last = [x.message for x in self.status.history[-5:]]
         return f"version {self.version}, ranks {phases}, {last}\n{said}"
 
     # ---- threads --------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.rank.events import ChannelFailed, Reduced
+from paceline_api.ids import GenerationId, MemberId
 
 Numbers = tuple[float, ...]
 NONE: Numbers = (0.0, 0.0)

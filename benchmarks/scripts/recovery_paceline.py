@@ -7,8 +7,8 @@ from typing import Any
 
 import paceline as pl
 import torch
-from paceline.core.protocol.ids import parse_member
 from paceline.worker.comm_thread import CommThread
+from paceline_api.ids import parse_member
 
 from benchmarks.progress import Progress, loss_of, make_model, make_optimizer, perhaps_die
 

@@ -21,6 +21,7 @@ import kopf
 from paceline_api.access.access import Access, access
 from paceline_api.crdgen import PLURAL
 from paceline_api.errors import PacelineError
+from paceline_api.status import Status
 from paceline_api.types.job import API_VERSION
 
 from paceline_operator.cluster import observe
@@ -39,7 +40,6 @@ from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.tls import certificates_of, metrics_context, operator_context
 from paceline_operator.cluster.wire import NodeObject, PodObject
 from paceline_operator.controller import Controller
-from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.job import Job
 from paceline_operator.core.keys import job_keys
 from paceline_operator.core.pods import children
@@ -308,7 +308,7 @@ class Operator:
             for key in self._store.jobs:
                 self._queue.add(key)
 
-    def _heard(self, key: Key, status: CoordinatorStatus) -> None:
+    def _heard(self, key: Key, status: Status) -> None:
         if (memory := self._memory(key)) is not None:
             memory.hear(status, time.time())
             self._queue.add(key)

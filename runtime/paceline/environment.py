@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
+from paceline_api.ids import MemberId, parse_member
 from paceline_api.names import (
     COORDINATOR_PORT,
     ENV_ATTEMPT,
@@ -32,8 +33,6 @@ from paceline_api.names import (
     ENV_TOKEN,
     ENV_TOKENS_FILE,
 )
-
-from paceline.core.protocol.ids import MemberId, parse_member
 
 ENV_PROCS: Final = "PACELINE_PROCS"
 ENV_SPEC: Final = "PACELINE_SPEC"

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
+from paceline_api.ids import ATTEMPT_STRIDE, GenerationId, MemberId
+from paceline_api.status import MembershipChange, RankPhase, RankStatus, Status
 from paceline_api.times import timestamp
+from paceline_api.types.enums import Network
 from paceline_operator.core.coordinator_status import (
-    CoordinatorStatus,
     Limits,
-    Rank,
     read_coordinator_status,
 )
 from paceline_operator.core.job import Job, read_job
@@ -63,18 +64,42 @@ COORDINATOR = Pod(
 )
 
 
-def read(answer: Any) -> CoordinatorStatus:
+def read(answer: Any) -> Status:
     """Return what the operator reads from a coordinator's answer, after encoding it as JSON."""
     return read_coordinator_status(msgspec.json.encode(answer), MANY)
 
 
-def coordinator_status(pods: list[Pod], **fields: Any) -> CoordinatorStatus:
+def rank_status(
+    slot: int,
+    attempt: int,
+    state: RankPhase,
+    rank: int | None = None,
+    *,
+    restarts: int = 0,
+    **fields: Any,
+) -> RankStatus:
+    """Return the status of the first rank in the pod with this slot and attempt."""
+    member = MemberId(slot, 0, attempt * ATTEMPT_STRIDE + restarts)
+    return RankStatus(member, state, rank, **fields)
+
+
+def coordinator_status(pods: list[Pod], **fields: Any) -> Status:
     """Return the status in which all ranks of these pods are active."""
-    ranks = tuple(Rank(p.slot, 0, p.attempt, "active", i) for i, p in enumerate(pods))
-    base = CoordinatorStatus(
-        pod_uid="coordinator-uid", generation="1.1", ranks=ranks, version=9, replicas=len(pods)
+    ranks = tuple(
+        rank_status(pod.slot, pod.attempt, RankPhase.ACTIVE, index)
+        for index, pod in enumerate(pods)
     )
-    return replace(base, **fields)
+    generation = GenerationId(1, "coordinator-uid", 1)
+    base = Status(
+        coordinator="coordinator-uid",
+        generation=generation,
+        changes=(MembershipChange(generation),),
+        ranks=ranks,
+        version=9,
+        replicas=len(pods),
+        carrier=Network.UNKNOWN,
+    )
+    return msgspec.structs.replace(base, **fields)
 
 
 def training(count: int = 3, **fields: Any) -> Observed:

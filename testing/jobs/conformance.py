@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from paceline.core.status import RankPhase, place_of
 from paceline.jobs.errors import (
     NameTakenError,
     NoSuchJobError,
@@ -28,6 +27,7 @@ from paceline.jobs.errors import (
 )
 from paceline.jobs.interface import COMPLETE, FAILED, SUSPENDED, Jobs, Selection, Until
 from paceline_api.reading.load import parse_job
+from paceline_api.status import RankPhase, place_of
 
 from testing.jobs.terminal import LIMIT_S, Followed, Terminal, until
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from paceline.clock import now_ns
 from paceline.core.protocol.records import Trigger
-from paceline.core.status import RankPhase, RankStatus, Status, place_of
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
+from paceline_api.status import RankPhase, RankStatus, Status, place_of
 from paceline_api.times import NS_PER_S
 
 ROUNDS_BETWEEN = 6
@@ -90,7 +90,7 @@ class Director:
             await asyncio.sleep(moment_ms / 1000)
             await getattr(self, f"_late_{action}")(number, milliseconds)
             assert self._status is not None
-            released = any(h.reason == "Released" for h in self._status.happenings)
+            released = any(h.reason == "Released" for h in self._status.history)
             self.said.append(f"{action} {number} {milliseconds} at the end, {released=}")
 
     def _goes_well(self, status: Status) -> bool:

@@ -22,8 +22,8 @@ from typing import Any
 
 import paceline as pl
 import torch
-from paceline.core.protocol.ids import parse_member
 from paceline.worker.comm_thread import CommThread
+from paceline_api.ids import parse_member
 
 from testing.processes import two_levels
 from testing.processes.at_call import at_call

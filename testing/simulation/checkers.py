@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from paceline.core import messages as m
 from paceline.core.coordinator.state import CoordinatorState
 from paceline.core.protocol.composition import Weighing
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.pending import Buffer
 from paceline.core.protocol.records import AnnounceKind, Gen, Go, Record, Share, Trigger
@@ -18,6 +17,7 @@ from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.core.protocol.snapshot import Totals
 from paceline.core.rank import events as ev
+from paceline_api.ids import GenerationId, MemberId, pod_of
 from paceline_api.types.enums import MaxAgePolicy, Mode
 
 from testing.simulation.disk import Copy
@@ -136,20 +136,20 @@ class Checkers:
         allowed = self.sim.world.allowed
         if not allowed or not state.reports:
             return
-        out = {m.pod_of(x) for x, r in state.reports.items() if r.leaving}
+        out = {pod_of(x) for x, r in state.reports.items() if r.leaving}
         out |= {name for name, pod in state.roster.pods.items() if pod.draining}
         best = max(state.reports.values(), key=lambda r: (r.last, r.version))
         trained = members_of(best.members)
         before = {*gen.with_state, *trained}
-        pods = {m.pod_of(x) for x in gen.members}
-        inside = {m.pod_of(x) for x in before}  # a rank may have been restarted in its pod
+        pods = {pod_of(x) for x in gen.members}
+        inside = {pod_of(x) for x in before}  # a rank may have been restarted in its pod
         held, new = (pods & inside) - out, pods - inside
         if gen.plan is not None:
             assert len(pods) in allowed, f"{gen.members} begin, allowed: {allowed}"
         elif new and held:
             assert len(held | new) in allowed, f"{sorted(new)} join {sorted(held)}: {allowed}"
         if gen.plan is None and not best.stopped:
-            ready = {x for x, r in state.reports.items() if r.ready and m.pod_of(x) not in out}
+            ready = {x for x, r in state.reports.items() if r.ready and pod_of(x) not in out}
             away = ready.intersection(trained) - set(gen.members)
             assert not away, f"{sorted(away)} trained, and are sent away: {allowed}"
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.protocol.sampling import total_leases
+from paceline_api.ids import pod_of
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
@@ -99,7 +100,7 @@ def happen(sim: Simulation, fault: Fault) -> None:
         return
     after = bool(sim.world.after_ms)
     there = (r for r in sim.ranks.values() if r.running or (after and r.released))
-    live = [r for r in there if m.pod_of(r.me) not in sim.links.cut]
+    live = [r for r in there if pod_of(r.me) not in sim.links.cut]
     if not live or (sim.finished and not after):
         return
     rank = live[fault.pick % len(live)]
@@ -116,14 +117,14 @@ def happen(sim: Simulation, fault: Fault) -> None:
         case Kind.CUT:
             _cut(sim, rank, fault.ms)
         case Kind.RECONNECT:
-            pod = sim.pods[m.pod_of(rank.me)]
+            pod = sim.pods[pod_of(rank.me)]
             sim.tell(f"pod {pod.key} gets a new connection")
             names = sim.links.names(pod)
             sim.links.disconnect(pod, noticed=False)
             for name in names:
                 sim.after(fault.ms % 30, lambda n=name: sim.connect(pod, n))  # type: ignore[misc]
         case Kind.DAZE:
-            _daze(sim, sim.pods[m.pod_of(rank.me)], fault.ms)
+            _daze(sim, sim.pods[pod_of(rank.me)], fault.ms)
         case Kind.BREAK:
             sim.tell(f"links fail for {fault.ms:.0f} ms")
             sim.broken_until = sim.now + int(fault.ms * 10**6)
@@ -189,7 +190,7 @@ def _to_coordinators(sim: Simulation, fault: Fault) -> None:
 
 
 def _to_processes(sim: Simulation, fault: Fault, rank: SimRank, live: int) -> None:
-    pod = sim.pods[m.pod_of(rank.me)]
+    pod = sim.pods[pod_of(rank.me)]
     match fault.kind:
         case Kind.KILL:
             sim.kill(rank.me, restart=True)
@@ -221,7 +222,7 @@ def _scale(sim: Simulation, step: int) -> None:
 
 def _cut(sim: Simulation, rank: SimRank, ms: float) -> None:
     """Cut a pod's control channel; the pod goes on with its peers as long as they do."""
-    pod = sim.pods[m.pod_of(rank.me)]
+    pod = sim.pods[pod_of(rank.me)]
     sim.tell(f"pod {pod.key} is cut off for {ms:.0f} ms")
     sim.links.cut.add(pod.key)
     sim.links.disconnect(pod)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.core import messages as m
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
 
 from testing.simulation.faults import Kind
 from testing.simulation.simulation import Simulation

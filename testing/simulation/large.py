@@ -18,9 +18,9 @@ from typing import NamedTuple
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.protocol.composition import Weighing
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import Go
 from paceline.core.protocol.tree import BRANCHES
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 

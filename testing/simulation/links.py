@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId, pod_of
 
 from testing.simulation.sums import Sum
 from testing.simulation.world import MS
@@ -163,7 +163,7 @@ class Links:
 
     def to_coordinators(self, src: MemberId, message: m.RankMessage | m.Heartbeat) -> None:
         """Send a message of a rank to its agent, which passes it on to each coordinator."""
-        pod = self.sim.pods[m.pod_of(src)]
+        pod = self.sim.pods[pod_of(src)]
         for name, number in list(self.sim.ranks[src].connections.items()):
             pod.hear(name, src, m.RankEnvelope(number, message))
 

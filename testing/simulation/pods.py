@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core import messages as m
 from paceline.core.agent.relay import Relay
-from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline_api.ids import GenerationId, MemberId
 
 if TYPE_CHECKING:
     from testing.simulation.simulation import Simulation

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, assert_never
 
 from paceline.core import messages as m
 from paceline.core.protocol.composition import Weighing
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.protocol.rank_leases import RankLeases
 from paceline.core.protocol.records import GivenUp, Go, LoggedMetric
@@ -20,6 +19,7 @@ from paceline.core.protocol.sampling import samples_of
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
+from paceline_api.ids import MemberId
 
 from testing.simulation.links import Copies
 from testing.simulation.sums import FLAG, Label, Sum, add, scaled

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import Gen
+from paceline_api.ids import GenerationId, MemberId
 
 from testing.simulation.sums import Sum, add
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.places import END, Act, Path, Spot
 from paceline.core.protocol.records import BACKWARD, DataPlan, Go, Operation
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import Main
+from paceline_api.ids import MemberId
 
 from testing.simulation.faults import Fault, plant
 from testing.simulation.ranks import SimRank

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import events as ev
+from paceline_api.ids import ATTEMPT_STRIDE, MemberId, pod_of
 
 from testing.simulation.checkers import Checkers
 from testing.simulation.coordinators import SimCoordinator
@@ -186,7 +186,7 @@ class Simulation:
         slot, attempt = pod.key
         restarts = pod.restarts.get(local, -1) + 1
         pod.restarts[local] = restarts
-        me = MemberId(slot, local, attempt * m.ATTEMPT_STRIDE + restarts)
+        me = MemberId(slot, local, attempt * ATTEMPT_STRIDE + restarts)
         rank = self.ranks[me] = self.make_rank(me)
         pod.living.append(me)
         self.links.from_agent(pod, m.RankStarted(me, slot))
@@ -281,7 +281,7 @@ class Simulation:
         if not rank.alive:
             return
         self.tell(f"rank {member} dies: {why}")
-        pod = self.pods[m.pod_of(member)]
+        pod = self.pods[pod_of(member)]
         self._dead(rank)
         pod.act(lambda: self.links.close_line(pod, member))
         restart = restart and rank.exit is None and not (pod.draining or pod.closing)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
 
 
 class Label(NamedTuple):

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from paceline.core.agent.supervise import Phase
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.shadow import PARTIAL
-from paceline.core.status import LogStatus
 from paceline.telemetry.catalog import CATALOG, FIGURE, LABELS, Kind, Metric, Writer
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import RankRecord
 from paceline.worker.metrics.job import JobMetrics
+from paceline_api.ids import MemberId
+from paceline_api.status import LogStatus
 from paceline_api.types.enums import Mode
 
 from testing.telemetry import known

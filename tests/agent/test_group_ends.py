@@ -13,7 +13,7 @@ from paceline.agent.system import Reaper
 from paceline.core.agent import supervise
 from paceline.core.agent.exits import RankOutcome
 from paceline.core.messages import ScriptError
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
 
 LOST = ScriptError("RuntimeError", "Connection closed by peer", "train.py", 12)
 MISTAKE = ScriptError("KeyError", "'label'", "train.py", 7)

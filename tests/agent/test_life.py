@@ -11,8 +11,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 from paceline.core.messages import AgentDone, AgentHello, DrainPod, RankDead, Shutdown
-from paceline.core.protocol.ids import GenerationId
 from paceline.environment import AgentSettings, RankSettings, SettingsError
+from paceline_api.ids import GenerationId
 from prometheus_client.parser import text_string_to_metric_families
 
 from testing.agent_harness import RANK_SIDE, descendants, gone, member, pod, started, until
@@ -137,7 +137,7 @@ def test_an_agent_reports_a_release_to_a_restarted_coordinator(tmp_path: Path) -
     script = RANK_SIDE + (
         "import time\n"
         "from pathlib import Path\n"
-        "from paceline.core.protocol.ids import GenerationId\n"
+        "from paceline_api.ids import GenerationId\n"
         "last = settings.member.local == 1\n"
         "print('ready', flush=True)\n"
         "while last or not Path('go').exists(): time.sleep(0.01)\n"

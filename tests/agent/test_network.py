@@ -22,14 +22,14 @@ from paceline.agent.network import (
 )
 from paceline.core.agent.network import Connections
 from paceline.core.collectives.select import Method
-from paceline.core.messages import Network
-from paceline.core.protocol.ids import MemberId
 from paceline.environment import AgentSettings
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import RankRecord
+from paceline_api.ids import MemberId
 from paceline_api.jobfile import JobFile
 from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
+from paceline_api.types.enums import Network
 
 from testing.agent_harness import JOB
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from paceline.agent.rank_lines import QUEUE_MAX, RankLines
 from paceline.control import packets
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
 
 ME = MemberId(0, 0, 1000)
 ANEW = b'{"type":"introduce"}'

@@ -24,8 +24,6 @@ from paceline.cli.screen import Screen
 from paceline.cli.table import line, table
 from paceline.client.progress import Bar
 from paceline.core.messages import ScriptError
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import RankPhase, RankStatus, Status
 from paceline.jobs.core import explain, from_cluster, rendering
 from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
 from paceline.local.rundir import RunDirError, make_run_dir
@@ -34,7 +32,9 @@ from paceline.logs import PrintableFormatter
 from paceline.train.context import Context
 from paceline.worker.agent_pipe import AgentPipe
 from paceline_api.errors import InvalidJobError, PacelineError, printable, printable_lines
+from paceline_api.ids import MemberId
 from paceline_api.reading.load import parse_job
+from paceline_api.status import RankPhase, RankStatus, Status
 from paceline_operator.logs import JsonFormatter, TextFormatter
 from rich.console import Console
 

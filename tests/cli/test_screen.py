@@ -12,8 +12,8 @@ from typing import TextIO
 
 import pytest
 from paceline.cli.screen import Screen
-from paceline.core.status import Status
 from paceline.local.timeline import Timeline
+from paceline_api.status import Status
 
 
 def closed_pipe() -> TextIO:

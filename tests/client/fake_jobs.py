@@ -8,7 +8,6 @@ import threading
 from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 
-from paceline.core.status import LogStatus, Status
 from paceline.jobs.errors import NoSuchJobError
 from paceline.jobs.interface import (
     ALL_LINES,
@@ -22,6 +21,7 @@ from paceline.jobs.interface import (
     Until,
 )
 from paceline_api.settings import ResolvedJob
+from paceline_api.status import LogStatus, Status
 from paceline_api.types.job import TrainingJob
 
 

@@ -36,8 +36,8 @@ from paceline.core.messages import (
     Stopped,
     ToPod,
 )
-from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.refusals import PROCESS, Entry, Reason
+from paceline_api.ids import NO_GENERATION, MemberId
 
 from testing.failing import Failing
 

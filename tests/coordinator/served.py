@@ -19,10 +19,10 @@ from paceline.core.admission import Bounds
 from paceline.core.coordinator.events import Config
 from paceline.core.coordinator.machine import Coordinator
 from paceline.core.coordinator.pace import LoadBounds
-from paceline.core.messages import AgentHello, Endpoints, Register, pod_of
-from paceline.core.protocol.ids import NO_GENERATION, MemberId
-from paceline.core.status import Status
+from paceline.core.messages import AgentHello, Endpoints, Register
 from paceline.refusals import Entry, Refusals
+from paceline_api.ids import NO_GENERATION, MemberId, pod_of
+from paceline_api.status import Status
 
 TOKEN = "the-token-of-the-ranks"
 OPERATOR_TOKEN = "the-token-of-the-operator"

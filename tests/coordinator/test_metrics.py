@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from paceline.coordinator.metrics import Exporter
-from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.status import Condition, RankPhase, RankStatus, Status
 from paceline.refusals import Entry, Reason, Refusals
+from paceline_api.ids import GenerationId, MemberId
+from paceline_api.status import LiveCondition, RankPhase, RankStatus, Status
 from prometheus_client.parser import text_string_to_metric_families
 
 
@@ -32,7 +32,7 @@ def test_each_metric_is_derived_from_the_status() -> None:
         replicas=5,
         version=1234,
         ranks=tuple(rank(slot, state) for slot, state in enumerate(states)),
-        conditions=(Condition("Degraded", "RanksMissing", "3 of 5", 0.0),),
+        conditions=(LiveCondition("Degraded", "RanksMissing", "3 of 5", 0.0),),
     )
     by_state = {f"paceline_ranks {state}": states.count(state) for state in RankPhase}
     assert page(status) == by_state | {
@@ -45,7 +45,7 @@ def test_each_metric_is_derived_from_the_status() -> None:
 
 
 def test_a_job_that_is_not_degraded_exports_zero() -> None:
-    ready = (Condition("RingReady", "AllActive", "", 0.0),)
+    ready = (LiveCondition("RingReady", "AllActive", "", 0.0),)
     shown = page(Status(job="job", coordinator="a", conditions=ready))
     assert shown["paceline_job_degraded"] == 0
 

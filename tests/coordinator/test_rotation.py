@@ -14,8 +14,8 @@ from paceline.control.tokens import Tokens, read_tokens
 from paceline.control.voice import PodVoice
 from paceline.core.agent.relay import Relay
 from paceline.core.messages import PodBeat
-from paceline.core.protocol.ids import MemberId
 from paceline.refusals import Entry, Reason
+from paceline_api.ids import MemberId
 from paceline_operator.core.pods import children
 
 from testing.fake_cluster.observations import job_of

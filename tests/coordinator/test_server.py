@@ -26,8 +26,8 @@ from paceline.core.messages import (
     Targets,
     ToPod,
 )
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import RankPhase
+from paceline_api.ids import MemberId
+from paceline_api.status import RankPhase
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.coordinator.served import OPERATOR_TOKEN, TOKEN, greeting, hello, register, served, text

@@ -7,17 +7,17 @@ import asyncio
 import aiohttp
 import pytest
 from paceline.coordinator import server as module
-from paceline.core.messages import ATTEMPT_STRIDE, Inventory
-from paceline.core.protocol.ids import MemberId
+from paceline.core.messages import Inventory
 from paceline.refusals import Entry, Reason
+from paceline_api.ids import ATTEMPT_STRIDE, MemberId
 
 from tests.coordinator.served import Served, greeting, served
 
 OURS = MemberId(0, 0, 0)
 
 
-def refused(at: Served) -> int:
-    return at.refusals.counts().get((Entry.COORDINATOR, Reason.UNKNOWN_PEER), 0)
+def refused(at: Served, reason: Reason = Reason.UNKNOWN_PEER) -> int:
+    return at.refusals.counts().get((Entry.COORDINATOR, reason), 0)
 
 
 async def members(at: Served) -> set[MemberId]:
@@ -31,18 +31,23 @@ async def until_known(at: Served, member: MemberId) -> None:
 
 
 @pytest.mark.parametrize(
-    "stranger",
-    [MemberId(7, 0, 0), MemberId(0, 0, ATTEMPT_STRIDE), MemberId(-1, 0, 0), MemberId(0, 0, 10**9)],
+    ("stranger", "reason"),
+    [
+        (MemberId(7, 0, 0), Reason.UNKNOWN_PEER),
+        (MemberId(0, 0, ATTEMPT_STRIDE), Reason.UNKNOWN_PEER),
+        (MemberId(0, 0, 10**9), Reason.UNKNOWN_PEER),
+        (MemberId(-1, 0, 0), Reason.MALFORMED),
+    ],
 )
 def test_a_hello_of_an_unlisted_pod_is_refused(
-    stranger: MemberId, monkeypatch: pytest.MonkeyPatch
+    stranger: MemberId, reason: Reason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "UNLISTED_S", 0.2)
 
     async def run() -> None:
         async with served() as at:
             await at.post("/v1/inventory", Inventory(1, ((0, 0),)))
-            before = refused(at)
+            before = refused(at, reason)
             line = await at.socket(greeting(stranger))
             while not line.closed:
                 if (await line.receive()).type in (
@@ -50,7 +55,7 @@ def test_a_hello_of_an_unlisted_pod_is_refused(
                     aiohttp.WSMsgType.CLOSED,
                 ):
                     break
-            assert refused(at) == before + 1
+            assert refused(at, reason) == before + 1
             await at.socket(greeting(OURS))
             await until_known(at, OURS)
             assert await members(at) == {OURS}

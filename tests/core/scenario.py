@@ -34,8 +34,8 @@ from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.messages import CommitChange
 from paceline.core.protocol.composition import Weighing
-from paceline.core.protocol.ids import parse_member
 from paceline.core.protocol.records import Go
+from paceline_api.ids import parse_member
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
 

@@ -13,8 +13,8 @@ from paceline.core.demand import (
     most_peers,
     rank_files,
 )
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.tree import Grid
+from paceline_api.ids import MemberId
 
 from testing.makers import members
 

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from paceline.core import wire
 from paceline.core.differences import changed, difference
 from paceline.core.messages import Commit, CommitChange, Endpoints
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import LogError
 from paceline.core.protocol.records import DataPlan, Gen, LeftOut, pack_record
+from paceline_api.ids import GenerationId, MemberId
 
 members = st.builds(MemberId, st.integers(0, 6), st.integers(0, 1), st.sampled_from([0, 1]))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from paceline.core.log_figures import pack_log, unpack_figures
-from paceline.core.status import Fact, LogStatus, ShadowStatus
+from paceline.core.status import Fact
+from paceline_api.status import LogStatus, ShadowStatus
 
 LOG = LogStatus(
     rounds={"quorum": 7},

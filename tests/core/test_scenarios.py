@@ -17,7 +17,6 @@ from paceline.core.coordinator import changing, forming
 from paceline.core.messages import Commit, Endpoints, Prepare, Prepared, Release
 from paceline.core.protocol import trigger
 from paceline.core.protocol.arrivals import Arrivals
-from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.pending import Pending
 from paceline.core.protocol.records import DataPlan, Gen
@@ -26,6 +25,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank import machine, membership, rounds
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
+from paceline_api.ids import GenerationId
 from paceline_api.rounds import RoundSettings
 
 from testing.makers import GEN_1, member

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paceline.core import messages as m
 from paceline.core import wire
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import chain
 from paceline.core.protocol.records import (
     DataPlan,
@@ -25,6 +24,7 @@ from paceline.core.protocol.records import (
     Trigger,
     pack_record,
 )
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 

@@ -18,7 +18,7 @@ import yaml
 from paceline.agent.launch import group_of_one
 from paceline.cli.main import app
 from paceline.core.faults import parse_faults
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
 from paceline_api.reading.load import load_job
 from paceline_api.reading.overrides import with_overrides
 

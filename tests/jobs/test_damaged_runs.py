@@ -21,7 +21,6 @@ from paceline.client import EndUnknownError
 from paceline.client.job import Job
 from paceline.core.anatomy.samples import PodSamples
 from paceline.core.replay.sequence import RESULT
-from paceline.core.status import Outcome, Status
 from paceline.jobs.errors import AwayError, NoSamplesError, UnreadableRunError
 from paceline.jobs.interface import ENDED, UNKNOWN
 from paceline.jobs.local import LocalJobs
@@ -29,6 +28,7 @@ from paceline.local import control, index, plan_file, rundir, steps
 from paceline.local.rundir import LOCK, PRINTED, STATUS
 from paceline_api.errors import JobFileError, PacelineError
 from paceline_api.jobfile import JOB_FILE
+from paceline_api.status import Outcome, Status
 from typer.testing import CliRunner
 
 FIELDS = Status.__struct_fields__

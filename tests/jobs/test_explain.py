@@ -5,23 +5,24 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import (
-    Condition,
+from paceline.jobs.core import rendering
+from paceline.jobs.core.explain import COMMANDS_MAX, WORDS_MAX, explain
+from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
+from paceline_api.errors import printable_lines
+from paceline_api.ids import MemberId
+from paceline_api.rounds import RoundSettings
+from paceline_api.status import (
+    LiveCondition,
     RankPhase,
     RankStatus,
     ScriptFailure,
     Status,
     StragglerStatus,
 )
-from paceline.jobs.core import rendering
-from paceline.jobs.core.explain import COMMANDS_MAX, WORDS_MAX, explain
-from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
-from paceline_api.errors import printable_lines
-from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
 
@@ -73,7 +74,13 @@ def test_a_slow_rank_is_blamed_only_if_the_mode_waits_for_it(
     settings: RoundSettings, waits: bool
 ) -> None:
     slow = StragglerStatus(MemberId(1, 0, 1000), 210, 0.0, "Tolerate")
-    detail = Status("digits", "", ranks=(rank(0), rank(1)), stragglers=(slow,), settings=settings)
+    detail = Status(
+        "digits",
+        "",
+        ranks=(rank(0), rank(1)),
+        stragglers=(slow,),
+        settings=msgspec.to_builtins(settings),
+    )
     verdict = told(status(detail=detail)).verdict
     assert ("holds it up" in verdict) is waits
     assert ("nobody waits" in verdict) is not waits
@@ -99,7 +106,7 @@ def test_a_complete_job_reports_script_failures() -> None:
 def test_pods_that_do_not_start_are_explained_with_their_reason() -> None:
     waits = rank(1, RankPhase.STARTING, "ImagePullBackOff: no such image\nmore")
     also = rank(2, RankPhase.STARTING, "ImagePullBackOff: no such image\nelse")
-    held = Condition("Degraded", "PodNotStarting", "worker digits-1-1 does not start", 0.0)
+    held = LiveCondition("Degraded", "PodNotStarting", "worker digits-1-1 does not start", 0.0)
     detail = Status("digits", "", ranks=(rank(0), waits, also), conditions=(held,))
     found = told(
         status("PodNotStarting", ready=1, replicas=3, message=held.message, detail=detail),

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.core.status import Fact, RankPhase
+from paceline.core.status import Fact
 from paceline.jobs.core.explain import explain
 from paceline.jobs.core.from_cluster import job_events, job_status, latest, time_s
 from paceline.jobs.interface import Until
+from paceline_api.status import RankPhase
 
 CREATED = "2026-11-23T06:00:00Z"
 NOW_S = time_s(CREATED) + 90
@@ -81,7 +82,7 @@ def test_the_status_of_a_training_job_is_decoded() -> None:
         (1, 0, 1000),
         (1, 1, 1000),
     ]
-    assert found.detail.settings.mode == "Quorum"
+    assert found.detail.settings["mode"] == "Quorum"
     assert (found.detail.transport, found.detail.carrier) == ("mpi", "TCP")
     assert found.detail.transport_why == "mpi:ring 300 us at 4096 B"
     assert (found.detail.generation.incarnation, found.detail.generation.counter) == (1, 3)

@@ -9,24 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.cli.table import line, table
-from paceline.core.messages import Network
-from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.status import (
-    Change,
-    Fact,
-    LogStatus,
-    RankPhase,
-    RankStatus,
-    Status,
-    place_of,
-)
+from paceline.core.status import Fact
 from paceline.jobs.core.from_cluster import job_status
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
-from paceline_api.types.enums import Mode
+from paceline_api.status import LogStatus, MembershipChange, RankPhase, RankStatus, Status, place_of
+from paceline_api.types.enums import Mode, Network
 from paceline_operator.core.reconcile import reconcile
 from rich.console import Console
 
@@ -97,8 +90,8 @@ def test_the_table_of_a_cluster_job_equals_that_of_a_local_run(
         ranks=told,
         log=log,
         generation=GENERATION,
-        changes=(Change(GENERATION, "First", "", 1, 0, 0.0, 0.0),),
-        settings=RoundSettings(mode=Mode.QUORUM, pipeline=pipeline),
+        changes=(MembershipChange(GENERATION, "First", "", 1, 0, 0.0, 0.0),),
+        settings=msgspec.to_builtins(RoundSettings(mode=Mode.QUORUM, pipeline=pipeline)),
         transport="mpi",
         carrier=Network.TCP,
     )

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import (
-    Condition,
+from paceline.jobs.core import from_run
+from paceline.jobs.core.explain import explain
+from paceline.jobs.interface import TRAINING, JobEvent, Until
+from paceline_api.ids import MemberId
+from paceline_api.reasons import ConditionType
+from paceline_api.status import (
+    LiveCondition,
     Outcome,
     RankPhase,
     RankStatus,
     Status,
     StragglerStatus,
 )
-from paceline.jobs.core import from_run
-from paceline.jobs.core.explain import explain
-from paceline.jobs.interface import TRAINING, JobEvent, Until
-from paceline_api.reasons import ConditionType
 
 
 @pytest.mark.parametrize(("wanted", "all_take_part"), [(2, True), (3, False), (1, False)])
@@ -27,7 +27,7 @@ def test_a_job_just_scaled_is_not_yet_training_with_all_replicas(
     Until then the coordinator reports two replicas.
     """
     ranks = tuple(RankStatus(MemberId(slot, 0, 0), RankPhase.ACTIVE) for slot in range(2))
-    ring = Condition(ConditionType.RING_READY, "", "", 0.0)
+    ring = LiveCondition(ConditionType.RING_READY, "", "", 0.0)
     status = Status("first", "uid", replicas=2, ranks=ranks, conditions=(ring,))
     told = from_run.running(
         *("first", "runs/first-1", status),
@@ -49,7 +49,7 @@ def test_an_ended_or_suspended_job_shows_rank_outcomes_and_no_stale_conditions(
         RankStatus(MemberId(0, 0, 0), RankPhase.DEAD, why="it has ended", finished=True),
         RankStatus(MemberId(1, 0, 0), RankPhase.DEAD, why="signal 9 (SIGKILL)"),
     )
-    resizing = Condition(ConditionType.RESIZING, "ReplicasDiffer", "1 replicas run, 2 are", 0.0)
+    resizing = LiveCondition(ConditionType.RESIZING, "ReplicasDiffer", "1 replicas run, 2 are", 0.0)
     slow = StragglerStatus(MemberId(0, 0, 0), 300, 0.0, "Tolerate")
     outcome = None if suspended else Outcome(True, "Complete", "9 rounds")
     told = from_run.running(

@@ -17,7 +17,7 @@ from typing import Any
 
 import paceline as pl
 import torch
-from paceline.core.protocol.ids import parse_member
+from paceline_api.ids import parse_member
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import (

@@ -43,7 +43,7 @@ import os, time
 import paceline as pl
 import torch
 from testing.processes import two_levels
-from paceline.core.protocol.ids import parse_member
+from paceline_api.ids import parse_member
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from paceline.core.status import RankPhase, Status
 from paceline.local import cluster as cluster_module
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.cluster import ASK_S, Cluster
 from paceline.local.processes import children_of
 from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
+from paceline_api.status import RankPhase, Status
 
 from tests.layers import exhaustive_except
 
@@ -153,7 +153,7 @@ def test_scaling_up_starts_agents_and_scaling_down_asks_the_coordinator(
         cluster.scale(2)
         status = await seen(client, lambda s: s.replicas == 2)
         assert len(cluster.agents) == 3, "the runner itself ends nobody"
-        assert any(happening.reason == "Draining" for happening in status.happenings)
+        assert any(happening.reason == "Draining" for happening in status.history)
 
     with_cluster(tmp_path, act)
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 from paceline.core.faults import parse_faults
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import RankPhase, RankStatus, Status
 from paceline.local.faults import Injector
+from paceline_api.ids import MemberId
+from paceline_api.status import RankPhase, RankStatus, Status
 
 pytestmark = pytest.mark.processes
 

@@ -6,15 +6,22 @@ import io
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from paceline.cli.table import line, table
-from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.status import (
-    Change,
-    Fact,
-    Happening,
+from paceline.core.status import Fact
+from paceline.local.report import summary, verdict
+from paceline.local.rundir import RunDirError, make_run_dir
+from paceline.local.slow import Replacer
+from paceline.local.timeline import Timeline
+from paceline_api.ids import GenerationId, MemberId
+from paceline_api.rounds import RoundSettings
+from paceline_api.settings import StragglerSettings
+from paceline_api.status import (
+    HistoryEntry,
     LogStatus,
+    MembershipChange,
     Outcome,
     RankPhase,
     RankStatus,
@@ -23,12 +30,6 @@ from paceline.core.status import (
     StragglerStatus,
     place_of,
 )
-from paceline.local.report import summary, verdict
-from paceline.local.rundir import RunDirError, make_run_dir
-from paceline.local.slow import Replacer
-from paceline.local.timeline import Timeline
-from paceline_api.rounds import RoundSettings
-from paceline_api.settings import StragglerSettings
 from paceline_api.types.enums import Mode, StragglerResponse
 from rich.console import Console
 
@@ -37,8 +38,8 @@ FIRST = GenerationId(1, "a", 1)
 SECOND = GenerationId(2, "b", 1)
 
 
-def change(generation: GenerationId, why: str, *, start_s: float | None = 0.25) -> Change:
-    return Change(
+def change(generation: GenerationId, why: str, *, start_s: float | None = 0.25) -> MembershipChange:
+    return MembershipChange(
         generation,
         reason="Died",
         why=why,
@@ -51,16 +52,16 @@ def change(generation: GenerationId, why: str, *, start_s: float | None = 0.25) 
     )
 
 
-def status(version: int, *changes: Change, who: str = "a", happened: int = 0) -> Status:
+def status(version: int, *changes: MembershipChange, who: str = "a", happened: int = 0) -> Status:
     return Status(
         job="digits",
         coordinator=who,
         generation=FIRST,
         replicas=2,
-        settings=RoundSettings(mode=Mode.QUORUM),
+        settings=msgspec.to_builtins(RoundSettings(mode=Mode.QUORUM)),
         version=version,
         changes=changes,
-        happenings=tuple(Happening(n, 0.0, "R", f"{who}{n}") for n in range(1, happened + 1)),
+        history=tuple(HistoryEntry(n, 0.0, "R", f"{who}{n}") for n in range(1, happened + 1)),
         ranks=(
             RankStatus(
                 MemberId(0, 0, 0),

@@ -11,25 +11,24 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.core.messages import Network
-from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.status import (
-    HAPPENINGS_MAX,
-    Change,
-    Fact,
+from paceline.core.status import Fact
+from paceline_api.ids import GenerationId, MemberId
+from paceline_api.reasons import Reason
+from paceline_api.status import (
+    HISTORY_MAX,
+    HistoryEntry,
     LogStatus,
+    MembershipChange,
     Outcome,
     RankPhase,
     RankStatus,
     Status,
 )
-from paceline.core.status import Happening as Told
-from paceline_api.reasons import Reason
+from paceline_api.types.enums import Network
 from paceline_operator.core.coordinator_status import (
     ANSWER_BYTES_MAX,
     DEAD_RANKS,
     AnswerError,
-    Happening,
     Limits,
     Refused,
     read_coordinator_status,
@@ -77,6 +76,10 @@ HOSTILE: dict[str, tuple[bytes, Refused]] = {
     "a tree in settings": (b'{"settings":{"a":{"b":1}}}', Refused.FORM),
     "a long name": (msgspec.json.encode({"coordinator": "x" * 10_000}), Refused.FORM),
     "a text for a number": (b'{"seq":"1"}', Refused.FORM),
+    "a number that JSON readers round": (b'{"seq":9007199254740993}', Refused.FORM),
+    "a large number of rounds": (b'{"log":{"rounds":{"full":9223372036854775808}}}', Refused.FORM),
+    "a large slot": (b'{"ranks":[{"member":[9223372036854775808,0,1]}]}', Refused.FORM),
+    "a negative slot": (b'{"ranks":[{"member":[-1,0,1]}]}', Refused.FORM),
     "a number for a text": (b'{"transport":1}', Refused.FORM),
     "null for a list": (b'{"ranks":null}', Refused.FORM),
     "a number with too many digits": (b'{"seq":' + b"9" * 10_000 + b"}", Refused.FORM),
@@ -140,8 +143,10 @@ def honest(ranks: int) -> Status:
         "0b1a33ca-63c6-4d1c-9b3a-2c5b3a0d9f11",
         seq=7,
         generation=generation,
-        changes=tuple(Change(generation, "Joined", message, 9, 9, 1.5, 0.1) for _ in range(64)),
-        happenings=tuple(Told(n, 1e9 + n, "Joined", message) for n in range(HAPPENINGS_MAX)),
+        changes=tuple(
+            MembershipChange(generation, "Joined", message, 9, 9, 1.5, 0.1) for _ in range(64)
+        ),
+        history=tuple(HistoryEntry(n, 1e9 + n, "Joined", message) for n in range(HISTORY_MAX)),
         ranks=tuple(
             RankStatus(
                 member,
@@ -168,26 +173,35 @@ def test_a_complete_honest_answer_is_accepted(ranks: int) -> None:
     assert len(raw) <= limits.bytes
     found = read_coordinator_status(raw, limits)
     assert len(found.ranks) == ranks
-    assert found.generation == "3.12"
-    assert found.ranks[-1].share == 0.98765
+    assert found.membership == "3.12"
+    assert found.log.shares[str(found.ranks[-1].member)] == 0.98765
     assert found.outcome is not None
     assert found.outcome.message.startswith("Traceback")
-    assert found.round_s == 0.0, "infinite"
+    assert found.log.round_s is None, "infinite"
 
 
-def test_large_numbers_are_clamped() -> None:
-    found = read(
-        {
-            "seq": 2**63,
-            "version": -(2**63),
-            "log": {"progress": 1e308, "left_s": -1e308, "rounds": {"full": 2**63}},
-            "ranks": [{"member": [2**63, 0, -(2**63)], "rank": 2**63, "pid": 2**63}],
-        }
-    )
+def test_large_figures_are_clamped() -> None:
+    facts = {"step_seconds": 1e308, "lag_seconds": -1e308}
+    log = {"progress": 1e308, "left_s": -1e308, "round_s": 1e308, "avoided_s": 1e308}
+    found = read({"log": log, "ranks": [{"member": [1, 0, 1000], "facts": facts}]})
     (rank,) = found.ranks
-    numbers = [found.seq, found.version, found.progress, found.left_s, *found.rounds.values()]
-    numbers += [rank.slot, rank.attempt, rank.rank, rank.pid]
-    assert all(number is not None and abs(number) <= 2**53 for number in numbers)
+    numbers = [found.log.progress, found.log.left_s, found.log.round_s, found.log.avoided_s]
+    numbers += [rank.step_s, rank.lag_s]
+    assert all(number is not None and abs(number) == 2**53 for number in numbers)
+
+
+def test_figures_that_no_decision_reads_are_dropped() -> None:
+    facts = {"gradient_square": 1e300, "step_seconds": 0.5, "carried.mpi": 3.0}
+    log = {"metrics": {"loss": 1e300}, "samples_applied": 5}
+    found = read({"log": log, "ranks": [{"member": [1, 0, 1000], "facts": facts, "host": "n"}]})
+    assert found.ranks == (RankStatus(MemberId(1, 0, 1000), facts={"step_seconds": 0.5}),)
+    assert found.log == LogStatus()
+
+
+@pytest.mark.parametrize("state", ["warming-up", "x" * 10**5])
+def test_a_phase_of_a_newer_release_counts_as_joining(state: str) -> None:
+    found = read({"ranks": [{"member": [1, 0, 1000], "state": state, "carrier": state}]})
+    assert (found.ranks[0].state, found.ranks[0].carrier) == (RankPhase.JOINING, Network.UNKNOWN)
 
 
 def test_history_and_texts_are_truncated() -> None:
@@ -196,10 +210,10 @@ def test_history_and_texts_are_truncated() -> None:
     conditions = [{"type": f"t{n}", "message": "m" * 10**5} for n in range(1000)]
     ranks = [{"member": [0, 0, 1000], "why": "w" * 10**5}]
     found = read({"happenings": happened, "conditions": conditions, "ranks": ranks})
-    assert [h.seq for h in found.happenings] == list(range(1000 - 256, 1000)), "the latest"
+    assert [h.seq for h in found.history] == list(range(1000 - 256, 1000)), "the latest"
     assert len(found.conditions) == 16
-    texts = [h.message for h in found.happenings] + [rank.why for rank in found.ranks]
-    texts += [reason + message for reason, message in found.conditions.values()]
+    texts = [h.message for h in found.history] + [rank.why for rank in found.ranks]
+    texts += [one.reason + one.message for one in found.conditions]
     assert max(map(len, texts)) < 4_000
 
 
@@ -208,7 +222,11 @@ def test_only_reported_kinds_of_happenings_are_kept() -> None:
     reasons = ["Draining", "ResumedFromCheckpoint", "RankDied", "BatchSkipped"]
     happened = [{"seq": n, "reason": each, "message": "m"} for n, each in enumerate(reasons)]
     found = read({"happenings": happened})
-    assert found.happenings == (Happening(1, "m"), Happening(3, "m", Reason.BATCH_SKIPPED))
+    resumed, skipped = Reason.RESUMED_FROM_CHECKPOINT, Reason.BATCH_SKIPPED
+    assert found.history == (
+        HistoryEntry(1, reason=resumed, message="m"),
+        HistoryEntry(3, reason=skipped, message="m"),
+    )
 
 
 def test_missing_and_unknown_fields_of_other_releases_are_accepted() -> None:
@@ -217,4 +235,4 @@ def test_missing_and_unknown_fields_of_other_releases_are_accepted() -> None:
     found = read(
         {"seq": 4, "new": {"deep": [[1], {"a": [2]}]}, "ranks": [{"member": [1, 0, 2000]}]}
     )
-    assert (found.seq, found.ranks[0].attempt) == (4, 2)
+    assert (found.seq, found.ranks[0].pod) == (4, (1, 2))

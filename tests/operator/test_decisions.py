@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from paceline_api.names import NOTE_WATCHED
 from paceline_api.reasons import Reason
+from paceline_api.status import STEP_S, HistoryEntry, LogStatus, Outcome, RankPhase
 from paceline_api.times import timestamp
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.coordinator_status import Happening, Outcome, Rank
 from paceline_operator.core.decide import backoff, stragglers
 from paceline_operator.core.job import Job, read_job
 from paceline_operator.core.observed import (
@@ -31,6 +32,7 @@ from testing.fake_cluster.observations import (
     RUNNING,
     UID,
     job_of,
+    rank_status,
     training,
     worker,
 )
@@ -97,11 +99,11 @@ def test_exceeding_the_backoff_limit_fails_the_job_with_the_last_message() -> No
 def test_a_new_attempt_is_above_every_earlier_one_of_its_slot() -> None:
     foreign = worker(1, 7, owner="another-job")
     seen = training(1)
-    ghost = Rank(1, 0, 9, "dead")
+    ghost = rank_status(1, 9, RankPhase.DEAD)
     known = replace(
         seen,
         pods=(*seen.pods, foreign),
-        coordinator=replace(seen.coordinator, ranks=(*seen.coordinator.ranks, ghost))
+        coordinator=structs.replace(seen.coordinator, ranks=(*seen.coordinator.ranks, ghost))
         if seen.coordinator
         else None,
     )
@@ -118,7 +120,7 @@ def test_a_pod_that_exited_with_0_is_replaced_only_if_the_job_continues() -> Non
     later = replace(seen, coordinator_heard_s=NOW + 1)
     assert [c.name for c in decided(job, later, NOW + 1).workers] == ["digits-2-2"]
     assert seen.coordinator is not None
-    stopping = replace(later, coordinator=replace(seen.coordinator, stopping=True))
+    stopping = replace(later, coordinator=structs.replace(seen.coordinator, stopping=True))
     assert decided(job, stopping, NOW + 60).workers == ()
 
 
@@ -127,7 +129,7 @@ def at_the_end(**status: Any) -> Observed:
     killed = worker(2, end=End(137, "OOMKilled"), ended_seen_s=NOW)
     seen = training(2)
     assert seen.coordinator is not None
-    heard = replace(seen.coordinator, **{"stopping": True, **status})
+    heard = structs.replace(seen.coordinator, **{"stopping": True, **status})
     pods = (*seen.pods, killed)
     return replace(seen, pods=pods, coordinator=heard, coordinator_heard_s=NOW + 1)
 
@@ -146,8 +148,8 @@ def test_a_coordinator_restarted_at_the_end_causes_no_new_workers() -> None:
     """Its container restarted after the release, and no rank has reported to it yet."""
     job = job_of(RUNNING, replicas=3)
     before = decided(job, at_the_end(), NOW + 1)
-    ranks = tuple(Rank(slot, 0, 1, "starting") for slot in range(2))
-    unknowing = at_the_end(stopping=False, generation="", ranks=ranks)
+    ranks = tuple(rank_status(slot, 1, RankPhase.STARTING) for slot in range(2))
+    unknowing = at_the_end(stopping=False, changes=(), ranks=ranks)
     unknowing = replace(unknowing, clocks=before.clocks)
     assert decided(job, unknowing, NOW + 2).workers == ()
     on = replace(at_the_end(stopping=False), clocks=before.clocks)
@@ -184,7 +186,7 @@ def test_a_coordinator_without_targets_is_sent_the_size() -> None:
     seen = training(3)
     assert seen.coordinator is not None
     assert decided(job_of(RUNNING, replicas=3), seen).targets is None
-    restarted = replace(seen, coordinator=replace(seen.coordinator, has_targets=False))
+    restarted = replace(seen, coordinator=structs.replace(seen.coordinator, has_targets=False))
     assert decided(job_of(RUNNING, replicas=3), restarted).targets == {"replicas": 3}
 
 
@@ -200,8 +202,11 @@ def test_the_scale_down_handshake_has_a_deadline() -> None:
 def slow_observed(**fields: Any) -> Observed:
     seen = training(3)
     assert seen.coordinator is not None
-    ranks = tuple(replace(r, step_s=0.3 if r.slot == 1 else 0.1) for r in seen.coordinator.ranks)
-    slow = replace(seen.coordinator, ranks=ranks, round_s=0.1)
+    ranks = tuple(
+        structs.replace(r, facts={STEP_S: 0.3 if r.member.slot == 1 else 0.1})
+        for r in seen.coordinator.ranks
+    )
+    slow = structs.replace(seen.coordinator, ranks=ranks, log=LogStatus(round_s=0.1))
     clocks = Clocks(slow_s={"1.0#1": NOW - 60})
     return replace(seen, coordinator=slow, clocks=clocks, **fields)
 
@@ -283,10 +288,12 @@ def with_states(count: int, **states: str) -> Observed:
     seen = training(count)
     assert seen.coordinator is not None
     ranks = [
-        replace(r, state=states[f"s{r.slot}"], rank=None) if f"s{r.slot}" in states else r
-        for r in seen.coordinator.ranks
+        structs.replace(rank, state=RankPhase(state), rank=None)
+        if (state := states.get(f"s{rank.member.slot}"))
+        else rank
+        for rank in seen.coordinator.ranks
     ]
-    return replace(seen, coordinator=replace(seen.coordinator, ranks=tuple(ranks)))
+    return replace(seen, coordinator=structs.replace(seen.coordinator, ranks=tuple(ranks)))
 
 
 @pytest.mark.parametrize(
@@ -323,7 +330,7 @@ def test_an_outcome_sets_the_final_condition_and_state(
     assert seen.coordinator is not None
     changes = decided(
         job_of(RUNNING),
-        replace(seen, coordinator=replace(seen.coordinator, outcome=outcome)),
+        replace(seen, coordinator=structs.replace(seen.coordinator, outcome=outcome)),
     )
     assert condition(changes, kind)["reason"] == reason
     assert changes.status is not None
@@ -423,8 +430,8 @@ def test_an_event_names_the_checkpoint_that_the_job_resumes_from() -> None:
     text = "the job goes on from the checkpoint of version 40; 3 rounds are lost"
     seen = training()
     assert seen.coordinator is not None
-    happening = Happening(5, text)
-    seen = replace(seen, coordinator=replace(seen.coordinator, happenings=(happening,)))
+    happening = HistoryEntry(5, reason=Reason.RESUMED_FROM_CHECKPOINT, message=text)
+    seen = replace(seen, coordinator=structs.replace(seen.coordinator, history=(happening,)))
     (event,) = (e for e in decided(job_of(RUNNING), seen).events if e.message == text)
     assert event.reason == "ResumedFromCheckpoint"
     again = replace(seen, sent=replace(seen.sent, events=frozenset({event.key})))
@@ -434,8 +441,8 @@ def test_an_event_names_the_checkpoint_that_the_job_resumes_from() -> None:
 def test_an_event_names_the_batch_that_is_skipped() -> None:
     seen = training()
     assert seen.coordinator is not None
-    given_up = Happening(5, "OSError on ranks 0 and 1", Reason.BATCH_SKIPPED)
-    seen = replace(seen, coordinator=replace(seen.coordinator, happenings=(given_up,)))
+    given_up = HistoryEntry(5, reason=Reason.BATCH_SKIPPED, message="OSError on ranks 0 and 1")
+    seen = replace(seen, coordinator=structs.replace(seen.coordinator, history=(given_up,)))
     (event,) = (e for e in decided(job_of(RUNNING), seen).events if e.message == given_up.message)
     assert (event.reason, event.warning) == ("BatchSkipped", True)
 
@@ -476,7 +483,7 @@ def test_transitions_are_written_at_once_and_rounds_once_a_minute() -> None:
     seen = training(sent=sent)
     assert decided(settled, seen, NOW + 1).status is None
     assert seen.coordinator is not None
-    later = replace(seen, coordinator=replace(seen.coordinator, version=99))
+    later = replace(seen, coordinator=structs.replace(seen.coordinator, version=99))
     quiet = decided(settled, later, NOW + 1)
     assert quiet.status is None
     assert quiet.look_again_s is not None
@@ -498,6 +505,6 @@ def test_figures_are_written_more_often_while_the_job_is_watched(
     settled = replace(job, status=first.status)
     seen = training(sent=Sent(secret=True, status_s=NOW, figures_s=NOW))
     assert seen.coordinator is not None
-    later = replace(seen, coordinator=replace(seen.coordinator, version=99))
+    later = replace(seen, coordinator=structs.replace(seen.coordinator, version=99))
     assert decided(settled, later, NOW + pause_s - 1).status is None
     assert decided(settled, later, NOW + pause_s).status is not None

@@ -5,13 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from paceline_api.status import RankPhase, Status
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.coordinator_status import CoordinatorStatus, Rank
 from paceline_operator.core.decide import evidence
 from paceline_operator.core.observed import End, Node, Observed, Pod, Sent
 from paceline_operator.core.reconcile import reconcile
 
-from testing.fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, training, worker
+from testing.fake_cluster.observations import (
+    COORDINATOR,
+    NOW,
+    RUNNING,
+    job_of,
+    rank_status,
+    training,
+    worker,
+)
 
 
 def lost(pod: Pod, seen: Observed, now_s: float = NOW) -> evidence.Loss:
@@ -53,7 +61,7 @@ def test_node_lost_seconds_sets_how_long_a_node_must_be_away(seconds: int, gone:
     assert made == (["digits-1-2"] if gone else [])
 
 
-HEARD = CoordinatorStatus(ranks=(Rank(1, 0, 1, "active"),))
+HEARD = Status(ranks=(rank_status(1, 1, RankPhase.ACTIVE),))
 
 
 def test_a_new_pod_is_not_lost_with_its_node() -> None:
@@ -122,10 +130,10 @@ def test_a_new_coordinator_has_time_to_receive_heartbeats() -> None:
 
 def test_a_heartbeat_overrules_evidence_of_an_end() -> None:
     ended = worker(1, end=End(1))
-    silent = Rank(1, 0, 1, "suspect", silent_ms=60_000)
+    silent = rank_status(1, 1, RankPhase.SUSPECT, silent_ms=60_000)
     job = job_of()
-    for rank, lives in ((Rank(1, 0, 1, "active", 0), True), (silent, False)):
-        seen = Observed(pods=(ended,), coordinator=CoordinatorStatus(ranks=(rank,)))
+    for rank, lives in ((rank_status(1, 1, RankPhase.ACTIVE, 0), True), (silent, False)):
+        seen = Observed(pods=(ended,), coordinator=Status(ranks=(rank,)))
         found, overruled = evidence.may_live(job, seen, {})
         assert ((1, 1) in found) is lives
         assert overruled is lives

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 import pytest
 from aiohttp import web
+from paceline_api.reasons import Reason
+from paceline_api.status import HistoryEntry, Status
 from paceline_operator.cluster import coordinator as cluster_coordinator
 from paceline_operator.cluster.coordinator import Links
 from paceline_operator.cluster.store import Key
 from paceline_operator.cluster.tls import operator_context
 from paceline_operator.core.coordinator_status import (
-    CoordinatorStatus,
-    Happening,
     Limits,
     read_coordinator_status,
 )
@@ -65,10 +65,10 @@ def job(name: str = "digits", replicas: int = 2) -> Job:
 class Heard:
     """A recorder of what the links report to the operator."""
 
-    statuses: list[CoordinatorStatus] = field(default_factory=list)
+    statuses: list[Status] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __call__(self, _: Key, status: CoordinatorStatus | None) -> None:
+    def __call__(self, _: Key, status: Status | None) -> None:
         if status is not None:
             self.statuses.append(status)
             self.news.set()
@@ -76,7 +76,7 @@ class Heard:
 
 @asynccontextmanager
 async def links(
-    heard: Callable[[Key, CoordinatorStatus], None],
+    heard: Callable[[Key, Status], None],
     *,
     metrics: Metrics | None = None,
     missed: Callable[[Key, Unheard, bool], None] = lambda *_: None,
@@ -324,7 +324,7 @@ def test_jobs_of_a_namespace_beyond_its_share_are_polled_later(
         async def answer(_: web.Request) -> web.Response:
             return web.Response(body=text)
 
-        def hear(key: Key, _: CoordinatorStatus) -> None:
+        def hear(key: Key, _: Status) -> None:
             heard[key] = heard.get(key, 0) + 1
 
         def missed(key: Key, unheard: Unheard, _: bool) -> None:
@@ -403,7 +403,7 @@ def test_answers_are_decoded_outside_the_event_loop_thread(monkeypatch: pytest.M
     """The event loop keeps running while one answer takes long to decode."""
     begun, go_on, threads = threading.Event(), threading.Event(), list[int]()
 
-    def slow(raw: bytearray, limits: Limits) -> CoordinatorStatus:
+    def slow(raw: bytearray, limits: Limits) -> Status:
         threads.append(threading.get_ident())
         begun.set()
         assert go_on.wait(30)
@@ -527,10 +527,13 @@ def test_a_large_job_may_send_a_larger_answer() -> None:
 def test_a_coordinator_causes_a_bounded_number_of_events() -> None:
     sent: frozenset[str] = frozenset()
     for seq in range(0, 1000, 100):
-        resumed = tuple(Happening(seq + n, "again") for n in range(100))
+        resumed = tuple(
+            HistoryEntry(seq + n, reason=Reason.RESUMED_FROM_CHECKPOINT, message="again")
+            for n in range(100)
+        )
         workers = [worker(slot) for slot in range(3)]
         seen = training(
-            coordinator=coordinator_status(workers, happenings=resumed), sent=Sent(events=sent)
+            coordinator=coordinator_status(workers, history=resumed), sent=Sent(events=sent)
         )
         events = reconcile(job_of(RUNNING, replicas=3), seen, NOW).events
         sent |= {event.key for event in events}

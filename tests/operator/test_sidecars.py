@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 from paceline_api.times import timestamp
 from paceline_operator.cluster.wire import PodObject, pod_of
 from paceline_operator.core.changes import Changes
@@ -151,8 +152,8 @@ def test_a_drained_worker_with_a_sidecar_is_deleted(kind: str) -> None:
     job = job_of(TRAINING, replicas=2)
     seen = beside(drained)
     assert seen.coordinator is not None
-    ranks = tuple(rank for rank in seen.coordinator.ranks if rank.slot != 2)
-    seen = replace(seen, coordinator=replace(seen.coordinator, ranks=ranks))
+    ranks = tuple(rank for rank in seen.coordinator.ranks if rank.member.slot != 2)
+    seen = replace(seen, coordinator=structs.replace(seen.coordinator, ranks=ranks))
     first = reconcile(job, seen, NOW)
     assert deleted(first) == []
     assert first.look_again_s is not None
@@ -164,7 +165,7 @@ def test_a_released_pod_is_not_deleted_before_the_end() -> None:
     """The other ranks finish, and their coordinator may be lost before it reports the outcome."""
     seen = beside(ended("plain", 1, 0, "finished"))
     assert seen.coordinator is not None
-    seen = replace(seen, coordinator=replace(seen.coordinator, stopping=True))
+    seen = replace(seen, coordinator=structs.replace(seen.coordinator, stopping=True))
     assert deleted(reconcile(job_of(TRAINING, replicas=3), seen, NOW + 600)) == []
 
 

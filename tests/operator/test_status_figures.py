@@ -10,21 +10,29 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import Fact, LogStatus, RankPhase, RankStatus, Status
+from msgspec import structs
+from paceline.core.status import Fact
+from paceline_api.ids import MemberId
+from paceline_api.status import LogStatus, Outcome, RankPhase, RankStatus, Status
 from paceline_api.times import timestamp
 from paceline_api.types.status import TrainingJobStatus
 from paceline_operator.core.coordinator_status import (
     AnswerError,
-    Outcome,
-    Rank,
     read_coordinator_status,
 )
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.report import status
 
-from testing.fake_cluster.observations import MANY, NOW, RUNNING, job_of, read, training
+from testing.fake_cluster.observations import (
+    MANY,
+    NOW,
+    RUNNING,
+    job_of,
+    rank_status,
+    read,
+    training,
+)
 
 WHY = "mpi:ring 300 us at 1048576 B; next: gloo 610 us"
 
@@ -33,7 +41,7 @@ def status_of(before: dict[str, Any], answer: Status, **spec: Any) -> TrainingJo
     """Return the status that the operator writes after this answer."""
     seen = training(2)
     assert seen.coordinator is not None
-    told = replace(read(answer), ranks=seen.coordinator.ranks)
+    told = structs.replace(read(answer), ranks=seen.coordinator.ranks)
     changes = reconcile(job_of(before, **spec), replace(seen, coordinator=told), NOW)
     assert changes.status is not None
     return TrainingJobStatus.model_validate(dict(changes.status), by_alias=True)
@@ -141,19 +149,21 @@ SLOW = {"rank": 1, "replica": "digits-1-1", "node": "n", "slowdownPercent": 300,
 OLD = {**RUNNING, "stragglers": [SLOW], "stragglerCount": 1}
 
 
-def training_with(*ranks: Rank, **more: Any) -> Observed:
+def training_with(*ranks: RankStatus, **more: Any) -> Observed:
     seen = training(2)
     assert seen.coordinator is not None
-    return replace(seen, coordinator=replace(seen.coordinator, ranks=ranks, **more))
+    return replace(seen, coordinator=structs.replace(seen.coordinator, ranks=ranks, **more))
 
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_the_last_status_has_the_end_of_each_rank_and_no_stragglers(complete: bool) -> None:
     seen = training_with(
-        Rank(0, 0, 1, "dead", version=9, finished=complete),
-        Rank(1, 0, 1, "dead", version=4),
-        Rank(7, 0, 1, "dead", version=2),  # left when the job was scaled down
-        Rank(1, 0, 1, "finished" if complete else "active", restarts=1, version=9),
+        rank_status(0, 1, RankPhase.DEAD, version=9, finished=complete),
+        rank_status(1, 1, RankPhase.DEAD, version=4),
+        rank_status(7, 1, RankPhase.DEAD, version=2),  # left when the job was scaled down
+        rank_status(
+            1, 1, RankPhase.FINISHED if complete else RankPhase.ACTIVE, restarts=1, version=9
+        ),
         outcome=Outcome(complete, "Complete" if complete else "ScriptFailed", "why"),
     )
     found = reconcile(job_of(OLD), seen, NOW).status
@@ -166,8 +176,8 @@ def test_the_last_status_has_the_end_of_each_rank_and_no_stragglers(complete: bo
 
 def test_a_suspended_job_keeps_the_final_rank_states_until_resumed() -> None:
     seen = training_with(
-        Rank(0, 0, 1, "finished", version=9),
-        Rank(1, 0, 1, "dead", version=9, finished=True),
+        rank_status(0, 1, RankPhase.FINISHED, version=9),
+        rank_status(1, 1, RankPhase.DEAD, version=9, finished=True),
         outcome=Outcome(True, "Complete", "stopped"),
         stopping=True,
     )

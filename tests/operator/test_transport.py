@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from paceline_api.times import timestamp
+from paceline_api.types.enums import Network
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import CarrierUnknown, Clocks
 from paceline_operator.core.decide import transport
@@ -38,8 +40,14 @@ def seen_over(carrier: str | None, *carriers: str, kind: str = "mpi", **fields: 
     seen = training(max(2, len(carriers)))
     assert seen.coordinator is not None
     each = carriers or (carrier or "",) * len(seen.coordinator.ranks)
-    ranks = tuple(replace(r, carrier=c) for r, c in zip(seen.coordinator.ranks, each, strict=True))
-    spoken = replace(seen.coordinator, ranks=ranks, transport=kind, carrier=carrier, **fields)
+    ranks = tuple(
+        structs.replace(rank, carrier=Network(network))
+        for rank, network in zip(seen.coordinator.ranks, each, strict=True)
+    )
+    network = None if carrier is None else Network(carrier)
+    spoken = structs.replace(
+        seen.coordinator, ranks=ranks, transport=kind, carrier=network, **fields
+    )
     return replace(seen, coordinator=spoken)
 
 
@@ -139,7 +147,7 @@ def test_the_message_names_the_rank_and_what_to_check() -> None:
 
 def test_a_job_of_one_pod_needs_no_carrier() -> None:
     pods = [worker(0)]
-    spoken = replace(coordinator_status(pods), transport="mpi")
+    spoken = structs.replace(coordinator_status(pods), transport="mpi")
     job = job_of({**RUNNING, "replicas": 1}, replicas=1, minReplicas=1, fabric=RDMA)
     seen = replace(training(1), coordinator=spoken)
     changes = decided(job, seen, NOW + 10 * LIMIT_S)

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from msgspec import structs
+from paceline_api.status import Status
 from paceline_operator.cluster import coordinator as driver
 from paceline_operator.cluster.tls import operator_context
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.keys import job_keys
 from paceline_operator.core.observed import End, Observed, Sent
 from paceline_operator.core.reconcile import reconcile
@@ -73,7 +74,7 @@ def test_workers_that_still_finish_have_their_grace_period() -> None:
 
 def new_coordinator(seen: Observed, **fields: Any) -> Observed:
     """Return `seen` with a coordinator that was created after the end and knows no rank."""
-    status = CoordinatorStatus(pod_uid="coordinator-uid", replicas=2, **fields)
+    status = Status(coordinator="coordinator-uid", replicas=2, **fields)
     return replace(seen, coordinator=status, coordinator_heard_s=NOW)
 
 
@@ -87,7 +88,7 @@ def test_a_released_pod_is_not_replaced() -> None:
     seen = new_coordinator(unheard(RELEASED, None))
     changes = reconcile(job_of(RUNNING), seen, NOW)
     assert changes.workers == ()
-    coordinator = replace(seen.coordinator or CoordinatorStatus(), stopping=True)
+    coordinator = structs.replace(seen.coordinator or Status(), stopping=True)
     waiting = reconcile(job_of(RUNNING), replace(seen, coordinator=coordinator), NOW)
     assert waiting.workers == (), "its outcome is waited for"
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.coordinator import silence
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import DropReason, Gen, Go, Trigger
 from paceline.core.protocol.sampling import samples_of
 from paceline.core.rank import events as ev
 from paceline.core.rank import script
 from paceline.core.rank.state import RankState
+from paceline_api.ids import MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 

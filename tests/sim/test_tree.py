@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from paceline.core import messages as m
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Go
 from paceline.core.protocol.tree import TREE_ABOVE
 from paceline.core.rank import membership
 from paceline.core.rank.gather import Collector
+from paceline_api.ids import MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 

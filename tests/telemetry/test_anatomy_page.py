@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from paceline.core.anatomy.dissect import Part
-from paceline.core.protocol.ids import MemberId
 from paceline.telemetry.catalog import PEERS_MAX
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import RankRecord
+from paceline_api.ids import MemberId
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 MS = 10**6

@@ -15,7 +15,6 @@ from paceline.core.log_figures import unpack_figures
 from paceline.core.messages import Endpoints
 from paceline.core.protocol.bits import pack_bits
 from paceline.core.protocol.composition import Composition
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import (
     Benched,
@@ -32,14 +31,16 @@ from paceline.core.protocol.records import (
 )
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import RankState, Saving
-from paceline.core.status import METRIC_ROUNDS, Fact, LogStatus
+from paceline.core.status import METRIC_ROUNDS, Fact
 from paceline.refusals import PROCESS, Entry, Reason, refuse
 from paceline.telemetry.catalog import CATALOG, Writer
 from paceline.telemetry.records import RankRecord
 from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import CheckpointMetrics, RoundMetrics
 from paceline.worker.metrics.waits import AvoidedWaiting
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
+from paceline_api.status import LogStatus
 from paceline_api.types.enums import Mode, Wire
 
 MS = 1_000_000
@@ -400,8 +401,8 @@ def test_progress_reaches_one_when_samples_are_left_out(one: OneRank) -> None:
 def test_participation_shares_follow_the_log(one: OneRank) -> None:
     """Shares are read from the ledger now and then, also across changes of the membership."""
 
-    def shares() -> dict[str, float]:
-        return one.reported_log().shares
+    def shares() -> dict[str, float | None]:
+        return dict(one.reported_log().shares)
 
     one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
     one.round(one.share(A, 0), one.share(C, 0), took_ms=0)

@@ -11,9 +11,6 @@ from collections.abc import Iterator
 import pytest
 from paceline.core.agent.supervise import Phase
 from paceline.core.anatomy.samples import FIGURES_MAX
-from paceline.core.messages import Network
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import LogStatus
 from paceline.telemetry.catalog import CATALOG, Kind
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import (
@@ -28,6 +25,9 @@ from paceline.telemetry.records import (
     width,
 )
 from paceline.worker.metrics.job import JobMetrics
+from paceline_api.ids import MemberId
+from paceline_api.status import LogStatus
+from paceline_api.types.enums import Network
 from prometheus_client.parser import text_string_to_metric_families
 
 FIRST, SECOND = MemberId(3, 0, 1000), MemberId(3, 0, 1001)

@@ -8,8 +8,8 @@ import sys
 from array import array
 
 from paceline.core.anatomy.samples import ROUNDS, SEGMENTS_MAX, STEPS, StepSample
-from paceline.core.protocol.ids import MemberId
 from paceline.telemetry.records import RankRecord, RecordReader, allocate_record
+from paceline_api.ids import MemberId
 
 PEER = MemberId(3, 1, 2)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from paceline.core.messages import Endpoints
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.rank import events as ev
 from paceline.transport.base import Abort, Group
 from paceline.transport.sim import Hub, SimTransport
 from paceline.worker.data_channel import DataChannel
+from paceline_api.ids import GenerationId, MemberId
 
 MEMBERS = MemberId(0, 0, 0), MemberId(1, 0, 0)
 

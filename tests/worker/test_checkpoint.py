@@ -16,7 +16,6 @@ from queue import Queue
 import pytest
 import torch
 from msgspec.structs import replace
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import DataPlan, Gen
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
@@ -27,6 +26,7 @@ from paceline.worker.checkpoint import writer as writing
 from paceline.worker.checkpoint.writer import WRITING, Answer, CheckpointWriter
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 from safetensors.torch import load_file
 from torch import nn

@@ -28,10 +28,10 @@ from paceline.core.messages import (
     Saved,
     Stopped,
 )
-from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.protocol.records import Request
 from paceline.worker import coordinator_line
 from paceline.worker.coordinator_line import CoordinatorLine
+from paceline_api.ids import NO_GENERATION, MemberId
 
 from testing.failing import Failing
 

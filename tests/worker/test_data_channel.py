@@ -10,11 +10,11 @@ import pytest
 import torch
 from paceline.core.collectives.select import Method
 from paceline.core.messages import Endpoints
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.rank import events as ev
 from paceline.transport.base import Abort, PeerLost
 from paceline.transport.solo import NoTransport
 from paceline.worker.data_channel import DataChannel
+from paceline_api.ids import GenerationId, MemberId
 
 MEMBERS = MemberId(0, 0, 0), MemberId(1, 0, 0)
 SEGMENTS = [torch.ones(4), torch.ones(2), torch.ones(8)]

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from paceline.control import packets
 from paceline.core import messages as m
-from paceline.core.protocol.ids import GenerationId
 from paceline.core.rank.within import Greeting, Key, Mail, Welcome
 from paceline.refusals import Reason
 from paceline.worker import group
 from paceline.worker.comm_thread import CommThread
 from paceline.worker.group import MAIL_MAX, FollowerThread, LeadThread, PendingMail, _Heard
 from paceline.worker.peer_sockets import ReceivedMessage
+from paceline_api.ids import GenerationId
 
 NOW = GenerationId(1, "a", 5)
 

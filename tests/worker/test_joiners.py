@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from paceline.core.messages import StateTransfer
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.rank import events as ev
 from paceline.telemetry.records import RankRecord
 from paceline.transport.solo import NoTransport
@@ -16,6 +15,7 @@ from paceline.worker.comm_thread import STAGED_MAX, CommThread, Interrupts
 from paceline.worker.peer_sockets import ReceivedMessage
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
+from paceline_api.ids import GenerationId, MemberId
 from torch import nn
 
 GEN = GenerationId(1, "c", 1)

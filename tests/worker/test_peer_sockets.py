@@ -77,7 +77,7 @@ def test_wait_returns_whether_anything_arrived(tmp_path: Path) -> None:
 ENDS: Final = """
 import atexit, pathlib, sys
 from paceline.core.messages import AskState
-from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline_api.ids import GenerationId, MemberId
 from paceline.worker.peer_sockets import PeerSockets
 
 rank = PeerSockets(directory=pathlib.Path(sys.argv[1]), name="a", host="", token="")

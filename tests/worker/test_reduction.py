@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import GivenUp, Go, Trigger
 from paceline.core.rank import events as ev
@@ -30,6 +29,7 @@ from paceline.worker import reduction
 from paceline.worker.reduction import Reducer
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
+from paceline_api.ids import GenerationId
 
 PATIENCE_S = 60.0
 QUIET_S = 0.05

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.pending import BufferName, Scale, Zero
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import AnnounceKind, DataPlan, GivenUp, Go, Trigger
@@ -33,6 +32,7 @@ from paceline.worker.state.flags import Flags
 from paceline.worker.state.flat import Segment
 from paceline.worker.state.gradients import Gradients
 from paceline.worker.state.streams import Streams
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -132,3 +132,23 @@ class FailureAction(StrEnum):
     FAIL_JOB = "FailJob"
     COUNT = "Count"
     IGNORE = "Ignore"
+
+
+class Network(StrEnum):
+    """The network that carries the gradients of a rank to other pods.
+
+    Apart from UNKNOWN, the values are in order from the worst to the best. The agent of a pod
+    detects the value. A network that this release does not know counts as UNKNOWN.
+    """
+
+    UNKNOWN = ""
+    """Not detected yet."""
+    TCP = "TCP"
+    RDMA = "RDMA"
+    """RDMA, which is not known to be GPUDirect."""
+    GPUDIRECT = "GPUDirect"
+    """RDMA to and from the memory of GPUs."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Network:  # noqa: ARG003
+        return cls.UNKNOWN

@@ -27,7 +27,7 @@ class StatusModel(Model):
     model_config = ConfigDict(extra="ignore")
 
 
-class Condition(StatusModel):
+class JobCondition(StatusModel):
     """One standard condition."""
 
     type: Annotated[str, Field(max_length=316)]
@@ -109,7 +109,7 @@ class CollectiveStatus(StatusModel):
     """Median time of the recent rounds."""
 
 
-class StragglerStatus(StatusModel):
+class StragglerRow(StatusModel):
     """One rank that is slow for long."""
 
     rank: int
@@ -131,7 +131,7 @@ class StragglerStatus(StatusModel):
     """The last step taken against it."""
 
 
-class RankFigures(StatusModel):
+class RankRow(StatusModel):
     """One rank, as the coordinator reported it."""
 
     member: Annotated[str, Field(max_length=64)]
@@ -218,13 +218,13 @@ class TrainingJobStatus(StatusModel):
     straggler_count: int | None = None
     """Ranks that are slow for long."""
 
-    stragglers: Annotated[tuple[StragglerStatus, ...], Field(max_length=STRAGGLERS_MAX)] = ()
+    stragglers: Annotated[tuple[StragglerRow, ...], Field(max_length=STRAGGLERS_MAX)] = ()
     """The slowest of them, at most 16."""
 
     progress: Progress | None = None
     """How far the job is."""
 
-    ranks: Annotated[tuple[RankFigures, ...], Field(max_length=RANKS_MAX)] = ()
+    ranks: Annotated[tuple[RankRow, ...], Field(max_length=RANKS_MAX)] = ()
     """The ranks with their figures; of more than 64 those that come last. Written at most once a
     minute, but for transitions."""
 
@@ -245,5 +245,5 @@ class TrainingJobStatus(StatusModel):
     """The settings in force, in the form of spec, with every default filled in as it was when the
     job started."""
 
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=32)] = ()
+    conditions: Annotated[tuple[JobCondition, ...], Field(max_length=32)] = ()
     """Standard conditions, one of each type."""

@@ -29,6 +29,7 @@ import aiohttp
 import msgspec
 from aiohttp.client_proto import ResponseHandler
 from paceline_api.errors import printable
+from paceline_api.status import Status
 
 from paceline_operator.cluster.kube import pause
 from paceline_operator.cluster.store import Key
@@ -36,7 +37,6 @@ from paceline_operator.cluster.tls import spare_buffers
 from paceline_operator.core.changes import Message
 from paceline_operator.core.coordinator_status import (
     AnswerError,
-    CoordinatorStatus,
     Limits,
     Refused,
     read_coordinator_status,
@@ -134,7 +134,7 @@ class Links:
         self,
         *,
         secrets_of: Callable[[str, str], tuple[str, ssl.SSLContext] | None],
-        heard: Callable[[Key, CoordinatorStatus], None],
+        heard: Callable[[Key, Status], None],
         missed: Callable[[Key, Unheard, bool], None],
         arrived: Callable[[Key, Inventory], None],
         clock: Callable[[], float],
@@ -283,7 +283,7 @@ class Links:
         except TimeoutError:
             return
 
-    async def _ask(self, link: Link) -> CoordinatorStatus:
+    async def _ask(self, link: Link) -> Status:
         query = {"timeout": f"{POLL_S}s"}
         if link.seq is not None:
             query["after"] = str(link.seq)
@@ -500,10 +500,10 @@ async def _read(response: aiohttp.ClientResponse, length: int) -> bytearray:
     return raw
 
 
-def _timed(raw: bytearray, limits: Limits) -> tuple[CoordinatorStatus | AnswerError, float]:
+def _timed(raw: bytearray, limits: Limits) -> tuple[Status | AnswerError, float]:
     """Return the status, or why it is refused, and the CPU seconds that this thread took."""
     began_s = time.thread_time()
-    found: CoordinatorStatus | AnswerError
+    found: Status | AnswerError
     try:
         found = read_coordinator_status(raw, limits)
     except AnswerError as error:

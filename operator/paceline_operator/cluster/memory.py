@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline_api.status import Status
 from paceline_api.types.fabric import FabricSpec
 
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.observed import Observed, Pod, Sent
 from paceline_operator.core.refusals import Refusal
 from paceline_operator.core.unheard import Unheard
@@ -25,7 +25,7 @@ class Memory:
 
     uid: str
     """Uid of the job. A job recreated under the same name gets a new memory."""
-    coordinator: CoordinatorStatus | None = None
+    coordinator: Status | None = None
     coordinator_heard_s: float = 0.0
     unheard: Unheard | None = None
     refusal: Refusal | None = None
@@ -68,7 +68,7 @@ class Memory:
             epoch=epoch,
         )
 
-    def hear(self, status: CoordinatorStatus, now_s: float) -> None:
+    def hear(self, status: Status, now_s: float) -> None:
         """Record a report of the coordinator."""
         self.coordinator, self.coordinator_heard_s, self.unheard = status, now_s, None
 

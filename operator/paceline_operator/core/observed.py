@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline_api.names import NOTE_KEY, ROLE_COORDINATOR, ROLE_WORKER
+from paceline_api.status import Status
 from paceline_api.types.fabric import PLAIN, PLAIN_SPEC, FabricSpec
 
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.refusals import OF_GANG, Refusal
 from paceline_operator.core.unheard import Unheard
 
@@ -162,7 +162,7 @@ class Observed:
 
     pods: tuple[Pod, ...] = ()
     """All pods whose label names this job, including those that another object owns."""
-    coordinator: CoordinatorStatus | None = None
+    coordinator: Status | None = None
     """Last status of the coordinator; None if the present one has not reported one."""
     coordinator_heard_s: float = 0.0
     """Time at which `coordinator` was received."""

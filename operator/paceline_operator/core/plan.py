@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from paceline_api.status import RankStatus
 from paceline_api.types.enums import StragglerResponse
 
 from paceline_operator.core.changes import Delete
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.coordinator_status import Rank
 from paceline_operator.core.observed import Pod
 
 
@@ -45,7 +45,7 @@ class NewPod:
 class Slow:
     """A rank that is confirmed to be slow, its pod, and the action that applies to it."""
 
-    rank: Rank
+    rank: RankStatus
     pod: Pod
     slowdown_percent: int
     since_s: float

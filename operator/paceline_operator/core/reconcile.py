@@ -14,12 +14,12 @@ from typing import Any, Final
 import msgspec
 from paceline_api.reasons import ConditionType, Reason
 from paceline_api.rounds import RoundSettings
+from paceline_api.status import RankPhase
 from paceline_api.types.status import TERMINATION_MAX
 
 from paceline_operator.core import refusals
 from paceline_operator.core.changes import Changes, Create, Event
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.coordinator_status import FINISHED
 from paceline_operator.core.decide import (
     evidence,
     fabric,
@@ -73,7 +73,7 @@ def reconcile(job: Job, seen: Observed, now_s: float) -> Changes:
 def _of_the_present_coordinator(job: Job, seen: Observed) -> Observed:
     """Drop the status of an earlier coordinator, from before a suspension or a crash."""
     uids = {pod.uid for pod in seen.own(job.uid) if pod.is_coordinator and pod.active}
-    if seen.coordinator is None or seen.coordinator.pod_uid in uids:
+    if seen.coordinator is None or seen.coordinator.coordinator in uids:
         return seen
     return replace(seen, coordinator=None)
 
@@ -120,7 +120,7 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
         new_status.pop("transport", None)  # the next pods may be on other nodes
         # Only ranks that have made the stop round stay. Without a checkpoint no rank makes one.
         rows = status.ranks_at_rest(job, seen, complete=False)
-        new_status["ranks"] = [row for row in rows if row["state"] == FINISHED]
+        new_status["ranks"] = [row for row in rows if row["state"] == RankPhase.FINISHED]
         new_status |= {"stragglers": [], "stragglerCount": 0}
         status.without_eta(new_status)
         attempts = [pod.attempt for pod in seen.own(job.uid)]

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, printable_lines
+from paceline_api.ids import MemberId
 from paceline_api.jobfile import JobFile, read_job_file
 from paceline_api.times import NS_PER_S
 
@@ -41,7 +42,6 @@ from paceline.core.agent.supervise import Limits, Report
 from paceline.core.anatomy.samples import PodSamples
 from paceline.core.demand import agent_files
 from paceline.core.messages import AgentDone, AgentHello, Register, Shutdown, ToAgent
-from paceline.core.protocol.ids import MemberId
 from paceline.environment import AgentSettings
 from paceline.limits import ensure_files
 from paceline.logs import log_to_stderr

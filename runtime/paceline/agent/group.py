@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from paceline_api.ids import MemberId
+
 from paceline.agent.launch import LaunchPlan
 from paceline.agent.logs import Output
 from paceline.agent.process import RankProcess
@@ -23,7 +25,6 @@ from paceline.agent.system import Reaper
 from paceline.control import packets
 from paceline.core.agent import supervise
 from paceline.core.agent.exits import RankOutcome
-from paceline.core.protocol.ids import MemberId
 from paceline.telemetry.records import allocate_record
 
 IN_ORDER: Final = (RankOutcome.FINISHED, RankOutcome.DISMISSED)

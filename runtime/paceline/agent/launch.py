@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 from paceline_api.errors import PacelineError
+from paceline_api.ids import MemberId
 from paceline_api.jobfile import JobFile
 from paceline_api.names import TORCHELASTIC
 from paceline_api.types.enums import Backend
@@ -24,7 +25,6 @@ from paceline_api.types.enums import Backend
 from paceline import scratch
 from paceline.agent import shim
 from paceline.agent.network import nccl_environment
-from paceline.core.protocol.ids import MemberId
 from paceline.environment import PREFIX, AgentSettings, rank_environment
 
 ENV_HWLOC: Final = "HWLOC_XMLFILE"

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from paceline_api.ids import MemberId
+from paceline_api.types.enums import Network
+
 from paceline.core.agent.network import (
     Connections,
     Judge,
@@ -23,8 +26,6 @@ from paceline.core.agent.network import (
     RankReading,
     nccl_connections,
 )
-from paceline.core.messages import Network
-from paceline.core.protocol.ids import MemberId
 from paceline.telemetry.collector import PodRecords, Values
 
 log = logging.getLogger("paceline.agent")

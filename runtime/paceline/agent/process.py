@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 from paceline_api.errors import printable_lines
+from paceline_api.ids import MemberId
 
 from paceline import scratch
 from paceline.agent.launch import LaunchPlan
@@ -31,7 +32,6 @@ from paceline.agent.system import Reaper
 from paceline.control import packets
 from paceline.core.agent import supervise
 from paceline.core.agent.exits import RankOutcome, how_it_ended
-from paceline.core.protocol.ids import MemberId
 
 log = logging.getLogger("paceline.agent")
 

@@ -13,8 +13,9 @@ import socket
 from collections import deque
 from typing import Final, Protocol
 
+from paceline_api.ids import MemberId
+
 from paceline.control import packets
-from paceline.core.protocol.ids import MemberId
 
 QUEUE_MAX: Final = 256
 """Number of packets that wait for one rank. A change of the membership sends a handful to each

@@ -19,9 +19,9 @@ from typing import Final
 
 import msgspec
 from paceline_api.decoding import UNDECODABLE
+from paceline_api.ids import GenerationId
 
 from paceline.core.messages import ScriptError
-from paceline.core.protocol.ids import GenerationId
 from paceline.limits import LISTEN_BACKLOG
 from paceline.peer_credentials import credentials_of
 from paceline.refusals import Entry, Reason, refuse

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, assert_never
 
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.times import NS_PER_S
 
 from paceline.agent.group import GroupProcess
@@ -35,7 +36,6 @@ from paceline.core.messages import (
     Shutdown,
     ToAgent,
 )
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.environment import AgentSettings
 from paceline.telemetry.collector import PodRecords
 

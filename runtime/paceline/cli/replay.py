@@ -16,12 +16,12 @@ import typer
 from paceline_api.bounded import read_file
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, JobFileError, PacelineError
+from paceline_api.ids import MemberId
 from paceline_api.jobfile import JOB_FILE, JobFile, read_job_file
 from paceline_api.types.enums import Wire
 
 from paceline import private_files
 from paceline.agent.launch import expand, group_of_one
-from paceline.core.protocol.ids import MemberId
 from paceline.core.replay.sequence import RESULT, ReplayResult
 from paceline.environment import ENV_REPLAY, PREFIX
 from paceline.local.rundir import check

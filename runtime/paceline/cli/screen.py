@@ -17,13 +17,13 @@ from types import TracebackType
 from typing import Final, Self, TextIO
 
 from paceline_api.errors import printable_lines
+from paceline_api.status import Status
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from paceline.cli.table import line, table
 from paceline.clock import wall_s
-from paceline.core.status import Status
 from paceline.local.timeline import Timeline
 
 LINE_S: Final = 10.0

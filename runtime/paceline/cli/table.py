@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from paceline_api.errors import printable, printable_lines
+from paceline_api.ids import NO_GENERATION
+from paceline_api.status import RankPhase, RankStatus, Status, place_of
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.core.protocol.ids import NO_GENERATION
-from paceline.core.status import Fact, RankPhase, RankStatus, Status, place_of
+from paceline.core.status import Fact
 from paceline.local.report import figures, shadow_line, straggler
 
 
@@ -101,8 +102,8 @@ def _head(status: Status, speed: Speed) -> str:
     parts = [
         f"round {status.version}",
         f"{speed.rounds_per_s_now:.1f}/s",
-        f"mode {status.settings.mode}",
-        *(["pipeline 1"] if status.settings.pipeline else []),
+        f"mode {status.round_settings.mode}",
+        *(["pipeline 1"] if status.round_settings.pipeline else []),
         f"generation {generation}",
         f"active {active}/{status.replicas * status.procs}",
     ]

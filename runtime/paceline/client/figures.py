@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from paceline_api.status import LogStatus, as_number
+
 from paceline.core.protocol.ledger import since
-from paceline.core.status import LogStatus
 from paceline.jobs.interface import JobStatus
 
 ROWS_MAX: Final = 20_000
@@ -39,9 +40,9 @@ class Figures:
         """
         found, before = [], LogStatus()
         for row, log in self._rows:
-            figures = log.metrics
+            figures = {name: as_number(value) for name, value in log.metrics.items()}
             if before.metric_sums:
-                sums = since(log.metric_sums, before.metric_sums)
+                sums = since(_numbers(log), _numbers(before))
                 figures = {name: total / n for name, (total, n) in sums.items() if n > 0}
             # Rename a figure of the script that has the name of a built-in column.
             own = {f"{name}_" if name in row else name: value for name, value in figures.items()}
@@ -84,4 +85,8 @@ def row_of(status: JobStatus, wall_s: float) -> dict[str, Any]:
         }
     if log.round_s:
         row["round_s"] = log.round_s
-    return row | {"wait_avoided_s": log.avoided_s}
+    return row | {"wait_avoided_s": log.avoided_s or 0.0}
+
+
+def _numbers(log: LogStatus) -> dict[str, tuple[float, float]]:
+    return {name: (as_number(total), as_number(n)) for name, (total, n) in log.metric_sums.items()}

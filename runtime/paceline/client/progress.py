@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from paceline_api.errors import printable
+from paceline_api.status import as_number
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -59,7 +60,9 @@ def words(status: JobStatus) -> str:
     if status.rounds_per_s_now and not status.ended:
         found.append(f"{status.rounds_per_s_now:.1f}/s")
     metrics = status.detail.log.metrics if status.detail is not None else {}
-    found += [f"{name} {value:.4g}" for name, value in list(metrics.items())[:FIGURES_MAX]]
+    found += [
+        f"{name} {as_number(value):.4g}" for name, value in list(metrics.items())[:FIGURES_MAX]
+    ]
     if status.left_s is not None and not status.ended:
         left_s = math.ceil(status.left_s)
         found.append(f"ETA {left_s // 60}:{left_s % 60:02}")

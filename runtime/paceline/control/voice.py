@@ -12,6 +12,9 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
+from paceline_api.ids import MemberId
+from paceline_api.types.enums import Network
+
 from paceline.control.client import ControlClient, ControlTiming
 from paceline.core import wire
 from paceline.core.agent.relay import Relay
@@ -20,14 +23,12 @@ from paceline.core.messages import (
     AgentHello,
     BeatEvery,
     Introduce,
-    Network,
     RankDead,
     RankStarted,
     Register,
     ToAgent,
     ToPod,
 )
-from paceline.core.protocol.ids import MemberId
 from paceline.refusals import Entry, Reason, refuse
 
 log = logging.getLogger("paceline.agent")

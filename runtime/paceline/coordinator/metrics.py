@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from paceline_api.status import RankPhase, Status
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from paceline.core.status import RankPhase, Status
 from paceline.refusals import Entry, Reason, Refusals
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST

@@ -2,7 +2,7 @@
 
     GET  /v1/agents       web socket of a pod: of its agent and all of its ranks (R43); first
                           message AgentHello
-    GET  /v1/status       core.status.Status; ?after=SEQ&timeout=10s waits for something newer
+    GET  /v1/status       paceline_api.status.Status; ?after=SEQ&timeout=10s waits for a newer one
     POST /v1/inventory    core.messages.Inventory (R25)
     POST /v1/targets      core.messages.Targets
     POST /v1/acknowledge  the runner or operator has read the outcome; the process may end
@@ -34,7 +34,9 @@ from typing import Final, TypeVar, assert_never
 
 import msgspec
 from aiohttp import web
+from paceline_api.ids import pod_of
 from paceline_api.names import CALLER_AGENT, CALLER_OPERATOR
+from paceline_api.status import Outcome, RankPhase, Status
 from paceline_api.times import NS_PER_S
 from paceline_api.types.durations import parse_duration
 
@@ -57,9 +59,7 @@ from paceline.core.messages import (
     RankMessage,
     Targets,
     ToPod,
-    pod_of,
 )
-from paceline.core.status import Outcome, RankPhase, Status
 from paceline.refusals import Reason, Refusals
 
 log = logging.getLogger("paceline.coordinator")

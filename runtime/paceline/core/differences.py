@@ -7,9 +7,9 @@ instead of a hundred thousand.
 from __future__ import annotations
 
 from msgspec import UNSET
+from paceline_api.ids import MemberId
 
 from paceline.core.messages import Commit, CommitChange, Endpoints, MemberChange
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import LogError
 from paceline.core.protocol.records import Gen
 from paceline.core.protocol.rows import members_of, rows_of

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
 from msgspec import Struct
-
-from paceline.core.status import LogStatus, ShadowStatus
+from paceline_api.status import LogStatus, ShadowStatus, as_number
 
 PREFIX: Final = "log."
 """Beginning of the name of every figure of the log."""
@@ -48,7 +47,7 @@ def _fields(kind: type[Struct], prefix: str, apart: tuple[str, ...] = ()) -> tup
         stem = field.removesuffix("_s")
         regular = field if stem == field else f"{stem}_seconds"
         name = prefix + _IRREGULAR.get(field, regular)
-        is_map, is_whole = get_origin(hint) is dict, hint is int or int in get_args(hint)
+        is_map, is_whole = get_origin(hint) is Mapping, hint is int or int in get_args(hint)
         found.append(_Field(field, f"{name}." if is_map else name, is_map, is_whole))
     return tuple(found)
 
@@ -63,7 +62,8 @@ def pack_log(log: LogStatus) -> dict[str, float]:
     if log.shadow is not None:
         facts |= _pack(log.shadow, _SHADOW)
     for name, (total, weight) in log.metric_sums.items():
-        facts[_METRIC_SUM + name], facts[_METRIC_WEIGHT + name] = total, weight
+        facts[_METRIC_SUM + name] = as_number(total)
+        facts[_METRIC_WEIGHT + name] = as_number(weight)
     return facts
 
 

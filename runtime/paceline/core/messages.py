@@ -8,15 +8,14 @@ R4).
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Final
 
 from msgspec import Raw, Struct
 from paceline_api.errors import printable_lines
+from paceline_api.ids import NO_GENERATION, GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
-from paceline_api.types.enums import Pacing
+from paceline_api.types.enums import Network, Pacing
 
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import (
     AnnounceKind,
     DataPlan,
@@ -30,23 +29,6 @@ from paceline.core.protocol.records import (
 )
 from paceline.core.protocol.rows import Rows
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
-
-
-class Network(StrEnum):
-    """The network that carries the gradients of a rank to other pods.
-
-    Apart from UNKNOWN, the values are in order from the worst to the best. `core.agent.network`
-    detects the value.
-    """
-
-    UNKNOWN = ""
-    """Not detected yet."""
-    TCP = "TCP"
-    RDMA = "RDMA"
-    """RDMA, which is not known to be GPUDirect."""
-    GPUDIRECT = "GPUDirect"
-    """RDMA to and from the memory of GPUs."""
-
 
 # ---- rank -> rank -----------------------------------------------------------------------------
 
@@ -790,11 +772,3 @@ RankMessage = (
 AgentMessage = AgentHello | PodBeat | RankStarted | RankGone | RankDead | AgentDone
 ToRank = Prepare | Commit | CommitChange | Release | Dismiss | Ask
 ToAgent = KillRank | DrainPod | Closing | Shutdown
-
-ATTEMPT_STRIDE = 1000
-"""Attempt of a rank = attempt of its pod x ATTEMPT_STRIDE + restarts inside the pod."""
-
-
-def pod_of(member: MemberId) -> tuple[int, int]:
-    """Return (slot, attempt) of the pod that a rank process belongs to."""
-    return member.slot, member.attempt // ATTEMPT_STRIDE

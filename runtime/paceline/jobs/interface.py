@@ -16,10 +16,10 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 from paceline_api.settings import ResolvedJob
+from paceline_api.status import Status
 from paceline_api.types.job import TrainingJob
 
 from paceline.core.anatomy.samples import PodSamples, SilentPod
-from paceline.core.status import Status
 
 COMPLETE = "Complete"
 FAILED = "Failed"

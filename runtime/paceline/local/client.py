@@ -7,8 +7,7 @@ from typing import Final, Self
 
 import aiohttp
 import msgspec
-
-from paceline.core.status import Status
+from paceline_api.status import Status, decode_status
 
 REQUEST_S: Final = 5.0
 """Timeout of a request in seconds, on top of the time that the request itself may wait."""
@@ -57,7 +56,7 @@ class Client:
         """
         params = {} if after is None else {"after": str(after), "timeout": f"{wait_s:.3f}s"}
         body = await self._ask("GET", "/v1/status", wait_s=wait_s, params=params)
-        return msgspec.json.decode(body, type=Status)
+        return decode_status(body)
 
     async def post(self, path: str, body: msgspec.Struct | None = None) -> None:
         """Post a request, with its JSON body; CoordinatorAwayError if there is no answer."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from paceline_api.ids import pod_of
 from paceline_api.jobfile import JOB_FILE, JobFile
 from paceline_api.names import (
     ENV_ATTEMPT,
@@ -37,14 +38,14 @@ from paceline_api.names import (
     is_reserved_env,
 )
 from paceline_api.settings import ResolvedJob
+from paceline_api.status import Outcome, Status
 from paceline_api.times import NS_PER_S
 
 from paceline import scratch
 from paceline.agent.launch import ENV_COMPILED
 from paceline.clock import now_ns
 from paceline.core.faults import INSIDE_A_RANK, Fault, format_faults
-from paceline.core.messages import Inventory, Targets, pod_of
-from paceline.core.status import Outcome, Status
+from paceline.core.messages import Inventory, Targets
 from paceline.environment import (
     ENV_DRAIN_GRACE,
     ENV_FAULTS,

@@ -20,8 +20,8 @@ import msgspec
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.settings import ResolvedJob
+from paceline_api.status import Status
 
-from paceline.core.status import Status
 from paceline.local import index
 from paceline.local.room import Room, check_room
 from paceline.local.rundir import CONTROL

@@ -12,10 +12,10 @@ import signal
 from collections.abc import Callable, Iterable
 from typing import Protocol, assert_never
 
+from paceline_api.status import RankPhase, RankStatus, Status, place_of
 from paceline_api.times import NS_PER_S
 
 from paceline.core.faults import INSIDE_A_RANK, Fault, FaultKind, format_faults
-from paceline.core.status import RankPhase, RankStatus, Status, place_of
 
 
 class Target(Protocol):

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from paceline_api.errors import PacelineError
 from paceline_api.settings import ResolvedJob
+from paceline_api.status import Outcome, Status
 from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Mode, StragglerResponse
 
@@ -23,7 +24,6 @@ from paceline.clock import now_ns, wall_s
 from paceline.core.anatomy.samples import PodSamples
 from paceline.core.forecast.book import Measurement
 from paceline.core.forecast.measured import noise_scale_told, row
-from paceline.core.status import Outcome, Status
 from paceline.local import steps
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
@@ -103,7 +103,7 @@ async def measure(
         found = None
         if (status := run.status) is not None:
             noise_scale = noise_scale_told(status.ranks)
-            found = row(run.pods, status.settings, size.model, noise_scale)
+            found = row(run.pods, status.round_settings, size.model, noise_scale)
     if found is None:
         raise _not_measured(size, outcome, run.rounds, limit_s)
     return Measurement(SOURCE, begun_s, found.setting, found.step_s, found)

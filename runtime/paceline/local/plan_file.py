@@ -17,11 +17,11 @@ from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, JobFileError, PacelineError
 from paceline_api.jobfile import JOB_FILE, read_resolved_job
 from paceline_api.settings import ResolvedJob
+from paceline_api.status import Status
 
 from paceline import private_files
 from paceline.core.forecast.book import Book, Measurement
 from paceline.core.forecast.measured import earlier, row
-from paceline.core.status import Status
 from paceline.local import control, index, steps
 from paceline.local.rundir import RUNS, WHAT_RUNS, LastStatusError, numbered, read_last_status
 
@@ -137,7 +137,7 @@ def of_runs(job: ResolvedJob, runs: Path = RUNS) -> Iterator[Measurement]:
 def _of_run(folder: Path, status: Status, model: int) -> Iterator[Measurement]:
     pods, silent = steps.of_run(folder)
     # If a pod does not answer, the row would be that of fewer ranks.
-    found = None if silent else row(pods, status.settings, model)
+    found = None if silent else row(pods, status.round_settings, model)
     if found is None or not status.changes:
         return
     for one in earlier(status, found.setting.batch, model):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
-from paceline_api.types.enums import StragglerResponse
-
-from paceline.core.protocol.records import DropReason, GivenUp, Trigger
-from paceline.core.status import (
-    METRIC_ROUNDS,
-    Change,
-    Fact,
+from paceline_api.status import (
     LogStatus,
+    MembershipChange,
     Outcome,
     ShadowStatus,
     Status,
     StragglerStatus,
+    as_number,
     place_of,
 )
+from paceline_api.types.enums import StragglerResponse
+
+from paceline.core.protocol.records import DropReason, GivenUp, Trigger
+from paceline.core.status import METRIC_ROUNDS, Fact
 from paceline.local.timeline import Timeline
 
 
@@ -41,7 +42,10 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         ("optimizer steps", f"{log.updates:,}"),
         ("rounds started by", _counts(log.rounds)),
         ("streamed", _streamed(status)),
-        ("pipeline", "reductions ran beside the next batch" if status.settings.pipeline else ""),
+        (
+            "pipeline",
+            "reductions ran beside the next batch" if status.round_settings.pipeline else "",
+        ),
         ("samples applied", _applied(log)),
         ("samples dropped", _counts(log.samples_dropped)),
         ("WARNING", _skipped(log.samples_dropped)),
@@ -49,7 +53,7 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         ("samples dealt again", f"{log.samples_redealt:,}"),
         *(("SCRIPT FAILED", str(failed)) for failed in status.script_failures),
         ("epochs", _epochs(log)),
-        ("waiting avoided", f"{log.avoided_s:.1f} s, summed over ranks"),
+        ("waiting avoided", f"{log.avoided_s or 0.0:.1f} s, summed over ranks"),
         ("share of rounds", _shares(status)),
         ("checkpoints", _checkpoints(status)),
         ("WARNING", _unsaved(status)),
@@ -78,16 +82,18 @@ def figures(log: LogStatus) -> str:
     """
     if not log.metrics:
         return ""
-    means = "  ".join(f"{name} {value:.4g}" for name, value in sorted(log.metrics.items()))
+    means = "  ".join(
+        f"{name} {as_number(value):.4g}" for name, value in sorted(log.metrics.items())
+    )
     return f"{means} (last {METRIC_ROUNDS} rounds)"
 
 
 def _figure(log: LogStatus, name: str) -> str:
     parts = []
     if name in log.metrics_of_epoch:
-        parts.append(f"{log.metrics_of_epoch[name]:.4g} in the last epoch")
+        parts.append(f"{as_number(log.metrics_of_epoch[name]):.4g} in the last epoch")
     if name in log.metrics:
-        parts.append(f"{log.metrics[name]:.4g} in the last {METRIC_ROUNDS} rounds")
+        parts.append(f"{as_number(log.metrics[name]):.4g} in the last {METRIC_ROUNDS} rounds")
     return ", ".join(parts)
 
 
@@ -133,7 +139,7 @@ def shadow_line(shadow: ShadowStatus, mode: str) -> str:
     Returns:
         The waiting that it would have saved, and the gradients that would have been late.
     """
-    saved_s, late = shadow.saved_s.get(mode, 0.0), shadow.late.get(mode, 0)
+    saved_s, late = shadow.saved_s.get(mode) or 0.0, shadow.late.get(mode, 0)
     share = f" ({saved_s / shadow.waited_s:.0%})" if shadow.waited_s else ""
     return f"{saved_s:.1f} s of waiting saved{share}, {late:,} of {shadow.fresh:,} gradients late"
 
@@ -161,7 +167,7 @@ def _streamed(status: Status) -> str:
     if not void:
         return text
     whys = {
-        str(why): sum(int(rank.facts.get(Fact.GIVEN_UP + why, 0.0)) for rank in status.ranks)
+        str(why): sum(int(rank.facts.get(Fact.GIVEN_UP + why) or 0.0) for rank in status.ranks)
         for why in GivenUp
     }
     return f"{text}; {void:,} were given up and made again ({_counts(whys)})"
@@ -175,12 +181,12 @@ def _checkpoints(status: Status) -> str:
     """
 
     def total(fact: Fact) -> float:
-        return sum(rank.facts.get(fact, 0.0) for rank in status.ranks)
+        return sum(rank.facts.get(fact) or 0.0 for rank in status.ranks)
 
     written, failed, skipped = map(total, (Fact.SAVED, Fact.SAVE_FAILED, Fact.SAVE_SKIPPED))
     if not written + failed + skipped:
         return ""
-    last = max(rank.facts.get(Fact.SAVED_VERSION, -1.0) for rank in status.ranks)
+    last = max(as_number(rank.facts.get(Fact.SAVED_VERSION, -1.0)) for rank in status.ranks)
     parts = [f"{written:.0f} written"]
     parts += [f"the last of version {last:.0f}"] if last >= 0 else []
     parts += [f"{skipped:.0f} skipped"] if skipped else []
@@ -218,11 +224,11 @@ def verdict(job: str, outcome: Outcome, *, interrupted: bool) -> str:
     return f"job {job}: Failed ({outcome.reason})"
 
 
-def _counts(counts: dict[str, int]) -> str:
+def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {n:,}" for name, n in sorted(counts.items()) if n) or "0"
 
 
-def _skipped(dropped: dict[str, int]) -> str:
+def _skipped(dropped: Mapping[str, int]) -> str:
     count = dropped.get(DropReason.SKIPPED, 0)
     if not count:
         return ""
@@ -232,7 +238,7 @@ def _skipped(dropped: dict[str, int]) -> str:
     )
 
 
-def _failed(dropped: dict[str, int]) -> str:
+def _failed(dropped: Mapping[str, int]) -> str:
     count = dropped.get(DropReason.FAILED, 0)
     if not count:
         return ""
@@ -282,7 +288,7 @@ def _shares(status: Status) -> str:
     )
 
 
-def _change(change: Change) -> str:
+def _change(change: MembershipChange) -> str:
     costs = [f"agreed after {change.agree_s:.2f} s"]
     costs.append(
         "never started" if change.start_s is None else f"all started after {change.start_s:.2f} s"

@@ -14,15 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from paceline_api.bounded import read_file
-from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, printable
+from paceline_api.status import Status, StatusError, decode_status
 from paceline_api.times import NS_PER_S
 
 from paceline import private_files
 from paceline.clock import wall_s
-from paceline.core.status import Status
 from paceline.function.packed import FOLDER
 
 RUNS: Final = Path("runs")
@@ -233,11 +231,14 @@ def read_last_status(run_dir: Path) -> Status:
     """
     path = run_dir / STATUS
     try:
-        return msgspec.json.decode(read_file(path, STATUS_BYTES_MAX), type=Status)
+        status = decode_status(read_file(path, STATUS_BYTES_MAX))
     except FileNotFoundError:
         raise
     except OSError as error:
         told = (error.strerror or str(error)).lower()
         raise LastStatusError(path, f"cannot be read: {told}") from None
-    except UNDECODABLE as error:
+    except StatusError as error:
         raise LastStatusError(path, f"is damaged: {error}") from None
+    if not status.job:
+        raise LastStatusError(path, "is damaged: it names no job")
+    return status

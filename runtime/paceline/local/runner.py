@@ -17,13 +17,14 @@ from typing import Any, Final
 
 import msgspec
 from paceline_api.settings import ResolvedJob
+from paceline_api.status import Outcome, Status, at_rest
 from paceline_api.times import NS_PER_S
 from paceline_api.types.durations import format_duration
+from paceline_api.types.enums import Network
 
 from paceline import scratch
 from paceline.clock import now_ns, wall_s
 from paceline.core.faults import Fault
-from paceline.core.status import Outcome, Status, at_rest
 from paceline.local import index
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.cluster import Cluster
@@ -51,7 +52,7 @@ IDLE_S: Final = 20.0
 INTERRUPTED: Final = "Interrupted"
 """Reason of the outcome of a run that the user has ended."""
 RELEASED: Final = "Released"
-"""Reason of the `Happening` which reports that all ranks have made the last round."""
+"""Reason of the `HistoryEntry` which reports that all ranks have made the last round."""
 SUSPENDING: Final = "Suspending"
 """State of a run that is being suspended."""
 SUSPENDED: Final = "Suspended"
@@ -349,7 +350,9 @@ class Runner:
 
     def _keep(self, outcome: Outcome) -> None:
         """Write the status that `paceline status` shows from now on."""
-        status = self._status or Status(self._job.name, "", replicas=self._job.replicas)
+        status = self._status or Status(
+            self._job.name, "", replicas=self._job.replicas, carrier=Network.UNKNOWN
+        )
         if self._interrupts and not self._is_whole(outcome):
             outcome = Outcome(complete=False, reason=INTERRUPTED, message="ended by the user")
         status = at_rest(status, outcome)

@@ -8,13 +8,12 @@ in between. All replicas share the machine, so there is no slow node to avoid.
 
 from __future__ import annotations
 
+from paceline_api.ids import pod_of
 from paceline_api.settings import StragglerSettings
 from paceline_api.slow import cooldown_s
+from paceline_api.status import Status, StragglerStatus
 from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import StragglerResponse
-
-from paceline.core.messages import pod_of
-from paceline.core.status import Status, StragglerStatus
 
 
 class Replacer:

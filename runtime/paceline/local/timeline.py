@@ -10,10 +10,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from paceline_api.ids import GenerationId, MemberId
+from paceline_api.status import (
+    HistoryEntry,
+    MembershipChange,
+    Status,
+    StragglerStatus,
+)
 from paceline_api.times import NS_PER_S
-
-from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.status import Change, Happening, Status, StragglerStatus
 
 SPEED_WINDOW_NS: Final = 5 * NS_PER_S
 """Length of the time window for the present speed."""
@@ -40,13 +44,13 @@ class Timeline:
     """Last point at which the version grew."""
     gradients_before: int | None = None
     """Gradients that earlier runs of this job had applied, from the log; None: not reported yet."""
-    changes: dict[GenerationId, Change] = field(default_factory=dict)
+    changes: dict[GenerationId, MembershipChange] = field(default_factory=dict)
     stragglers: dict[MemberId, StragglerStatus] = field(default_factory=dict)
     """All ranks that were slow for long, each with its latest report."""
     _recent: deque[Point] = field(default_factory=deque)
     _told: tuple[str, int] = ("", 0)
 
-    def add(self, status: Status, at_ns: int) -> list[Happening]:
+    def add(self, status: Status, at_ns: int) -> list[HistoryEntry]:
         """Record one status.
 
         Args:
@@ -80,11 +84,11 @@ class Timeline:
             self.stragglers[slow.member] = slow
         return self._news(status)
 
-    def _news(self, status: Status) -> list[Happening]:
+    def _news(self, status: Status) -> list[HistoryEntry]:
         who, seen = self._told
         if who != status.coordinator:
             seen = 0
-        news = [happening for happening in status.happenings if happening.seq > seen]
+        news = [happening for happening in status.history if happening.seq > seen]
         self._told = status.coordinator, max([seen, *(h.seq for h in news)])
         return news
 

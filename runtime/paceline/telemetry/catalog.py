@@ -17,7 +17,7 @@ from enum import StrEnum
 from itertools import product
 from typing import Final
 
-from paceline_api.types.enums import Mode, Wire
+from paceline_api.types.enums import Mode, Network, Wire
 
 from paceline.core.agent.supervise import Phase
 from paceline.core.anatomy.dissect import Part
@@ -25,7 +25,6 @@ from paceline.core.anatomy.samples import FIGURES_MAX
 from paceline.core.collectives.conduct import Bits
 from paceline.core.collectives.schedules import ALGORITHMS
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE
-from paceline.core.messages import Network
 from paceline.core.protocol.records import DROP_MEANINGS, DropReason, GivenUp, Trigger
 from paceline.core.status import Fact
 from paceline.refusals import Entry, Reason

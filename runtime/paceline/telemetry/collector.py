@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import Final
 
+from paceline_api.ids import MemberId
 from paceline_api.times import NS_PER_S
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -30,7 +31,6 @@ from paceline.core.agent.supervise import Phase
 from paceline.core.anatomy.dissect import summarise
 from paceline.core.anatomy.samples import RankSamples
 from paceline.core.messages import DealtBatch
-from paceline.core.protocol.ids import MemberId
 from paceline.refusals import PROCESS
 from paceline.telemetry import anatomy
 from paceline.telemetry.catalog import BY_NAME, CATALOG, FIGURE, Kind, Metric, Writer

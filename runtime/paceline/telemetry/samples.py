@@ -20,6 +20,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from paceline_api.ids import MemberId
+
 from paceline.core.anatomy.samples import (
     ROUNDS,
     SEGMENTS_MAX,
@@ -28,7 +30,6 @@ from paceline.core.anatomy.samples import (
     SegmentSample,
     StepSample,
 )
-from paceline.core.protocol.ids import MemberId
 
 WORD_BYTES: Final = 8
 """Size of a word, in bytes."""

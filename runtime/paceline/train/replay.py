@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 import torch
+from paceline_api.ids import MemberId
 from paceline_api.jobfile import JOB_FILE, read_job_file
 from paceline_api.types.enums import Wire
 from torch._C._distributed_c10d import HashStore
@@ -23,7 +24,6 @@ from torch._C._distributed_c10d import HashStore
 from paceline import private_files
 from paceline.core.anatomy.samples import Phase
 from paceline.core.messages import DealtBatch, ScriptError
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric

@@ -17,9 +17,9 @@ from typing import Final
 import msgspec
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import printable_lines
+from paceline_api.ids import GenerationId
 
 from paceline.core.messages import ScriptError
-from paceline.core.protocol.ids import GenerationId
 
 MESSAGE_BYTES_MAX: Final = 32 * 1024
 MESSAGE_CHARS_MAX: Final = 4_000

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
 import torch
 from paceline_api.errors import PacelineError
+from paceline_api.ids import GenerationId
 from paceline_api.times import NS_PER_MS
 
 from paceline.clock import now_ns
@@ -44,7 +45,6 @@ from paceline.core.messages import (
     ToRank,
 )
 from paceline.core.protocol.composition import Weighing
-from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.pending import BufferName, BufferOp, Zero
 from paceline.core.protocol.records import Go
 from paceline.core.rank import events as ev

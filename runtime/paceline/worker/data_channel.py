@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 import torch
+from paceline_api.ids import MemberId
 from paceline_api.times import NS_PER_S
 
 from paceline.clock import now_ns
@@ -23,7 +24,6 @@ from paceline.core.collectives.conduct import told
 from paceline.core.collectives.select import NATIVE, Method, size_class
 from paceline.core.coordinator.timeouts import CONNECT_NS
 from paceline.core.messages import Commit
-from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import events as ev
 from paceline.transport.base import Abort, Group, Peer, Transport, TransportAborted, TransportError
 from paceline.transport.rendezvous import secret_of

@@ -24,21 +24,21 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 import torch
+from paceline_api.ids import MemberId
 from paceline_api.jobfile import JobFile, read_job_file
+from paceline_api.status import place_of
 from paceline_api.types.enums import Pacing, Wire
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from paceline.clock import now_ns
 from paceline.core.anatomy.samples import Phase
 from paceline.core.messages import DealtBatch, Dismiss, Endpoints, ScriptError
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.progress import Progress, progress_of
 from paceline.core.protocol.rank_leases import RankLeases
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.within import Welcome
-from paceline.core.status import place_of
 from paceline.environment import RankSettings
 from paceline.errors import DismissedError, PacelineError, RuntimeBrokenError, UsageError
 from paceline.telemetry.records import RankRecord, RecordError

@@ -25,10 +25,11 @@ from math import fsum
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
+from paceline_api.ids import NO_GENERATION, GenerationId
+
 from paceline.clock import now_ns
 from paceline.control import packets
 from paceline.core.messages import Fatal, LogPart, Prepare, StateTransfer
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId
 from paceline.core.rank import events as ev
 from paceline.core.rank.agreement import (
     SCRIPT,

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from paceline_api.decoding import UNDECODABLE
+from paceline_api.ids import MemberId
 from paceline_api.types.enums import Wire
 
-from paceline.core.protocol.ids import MemberId
 from paceline.core.replay.journal import Entry, Opened, unpack
 from paceline.errors import ReplayError
 

@@ -27,13 +27,13 @@ import msgspec
 import zmq
 import zmq.utils.garbage  # noqa: F401 (here, so that its exit handler runs after the engine's)
 from paceline_api.decoding import UNDECODABLE
+from paceline_api.ids import MemberId
 from paceline_api.times import NS_PER_MS
 from zmq.utils import z85
 
 from paceline.clock import now_ns
 from paceline.core import wire
 from paceline.core.messages import PeerMessage
-from paceline.core.protocol.ids import MemberId
 from paceline.core.wire import WireError
 from paceline.limits import LISTEN_BACKLOG
 from paceline.refusals import Entry, Reason, refuse

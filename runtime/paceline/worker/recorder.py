@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from paceline_api.ids import MemberId
+
 from paceline import private_files
 from paceline.core.collectives.select import Method
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log, LogError
 from paceline.core.protocol.pending import BufferOp
 from paceline.core.rank import events as ev

@@ -8,12 +8,12 @@ from typing import Final
 
 import torch
 from paceline_api.jobfile import JobFile
+from paceline_api.status import place_of
 
 from paceline.clock import now_ns
 from paceline.core.protocol.places import Act, Spot
 from paceline.core.protocol.records import DataPlan, Operation
 from paceline.core.rank import events as ev
-from paceline.core.status import place_of
 from paceline.environment import RankSettings
 from paceline.errors import DismissedError, PacelineError
 from paceline.transport.base import HOST, TransportError

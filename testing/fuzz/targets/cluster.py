@@ -10,7 +10,6 @@ from unittest import mock
 import msgspec
 import yaml
 from paceline.core.anatomy.samples import PodSamples
-from paceline.core.status import Status
 from paceline.jobs.cluster import samples, server
 from paceline.jobs.cluster.server import Server
 from paceline.jobs.errors import JobsError
@@ -26,6 +25,7 @@ from paceline_api.names import (
     LABEL_SLOT,
 )
 from paceline_api.reading.load import job_from_mapping
+from paceline_api.status import Status
 from paceline_api.types.template import TRAINER
 from paceline_operator.cluster import observe
 from paceline_operator.cluster.api import ApiError

@@ -18,11 +18,9 @@ from paceline.agent.targets import Target as ScrapeTarget
 from paceline.cli.table import line
 from paceline.core.forecast.book import Book
 from paceline.core.messages import DealtBatch
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.snapshot import LogSnapshot
 from paceline.core.replay import journal
-from paceline.core.status import Outcome, Status
 from paceline.errors import CheckpointError, ReplayError, StateError
 from paceline.function import start as function_start
 from paceline.function.errors import FunctionError
@@ -37,8 +35,10 @@ from paceline.worker.journals import FOLDER as JOURNALS
 from paceline.worker.journals import read_journals
 from paceline.worker.state.codec import Decoder, Encoder, as_tensor, read_header
 from paceline_api.errors import JobFileError
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.jobfile import JobFile, read_job_file, read_resolved_job
 from paceline_api.settings import ResolvedJob
+from paceline_api.status import Outcome, Status
 from safetensors.torch import save
 
 from testing.fuzz.samples import json_samples, msgpack_samples

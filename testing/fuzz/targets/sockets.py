@@ -18,7 +18,6 @@ from paceline.agent.process import RankProcess
 from paceline.agent.rank_pipe import RankPipe
 from paceline.control import packets
 from paceline.core import messages, wire
-from paceline.core.protocol.ids import MemberId
 from paceline.local import control
 from paceline.transport import rendezvous
 from paceline.transport.base import Abort, Group, Peer, TransportError
@@ -26,6 +25,7 @@ from paceline.transport.rendezvous import Deadline, PeerClosedError, PeerConnect
 from paceline.transport.shm.rendezvous import LocalRendezvous, machine_place
 from paceline.worker.agent_pipe import AgentPipe
 from paceline.worker.peer_sockets import Lanes, PeerSockets
+from paceline_api.ids import MemberId
 from paceline_api.settings import ResolvedJob
 
 from testing.fuzz.samples import json_samples, msgpack_samples

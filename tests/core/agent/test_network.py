@@ -15,8 +15,8 @@ from paceline.core.agent.network import (
     nccl_connections,
     worst,
 )
-from paceline.core.messages import Network
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
+from paceline_api.types.enums import Network
 
 A, B = MemberId(0, 0, 0), MemberId(0, 1, 0)
 MIB = 1 << 20

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.agent.relay import Relay
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline_api.ids import NO_GENERATION, GenerationId, MemberId
+from paceline_api.types.enums import Network
 
 A, B, C = (MemberId(4, local, 1000) for local in range(3))
 GEN = GenerationId(1, "c", 7)
@@ -224,7 +225,7 @@ def test_the_end_of_a_long_reduction_is_reported_once() -> None:
 def test_a_new_connection_reports_all_values_again() -> None:
     pod = Pod(A)
     pod.greeted()
-    carriers = ((A, m.Network.TCP),)
+    carriers = ((A, Network.TCP),)
     for _ in range(2):
         pod.say(beat(A))
         told = pod.relay.beat(carriers)

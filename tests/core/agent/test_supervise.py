@@ -50,14 +50,8 @@ from paceline.core.agent.supervise import (
     pod_end,
     reason_to_leave,
 )
-from paceline.core.messages import (
-    ATTEMPT_STRIDE,
-    DealtBatch,
-    RankDead,
-    RankStarted,
-    ScriptError,
-)
-from paceline.core.protocol.ids import MemberId
+from paceline.core.messages import DealtBatch, RankDead, RankStarted, ScriptError
+from paceline_api.ids import ATTEMPT_STRIDE, MemberId
 from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
 

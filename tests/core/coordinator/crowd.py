@@ -9,9 +9,9 @@ import msgspec
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.agent.relay import Relay
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.rows import Rows, rows_of
+from paceline_api.ids import NO_GENERATION, GenerationId, MemberId, pod_of
 
 S = 10**9
 MS = 10**6
@@ -89,7 +89,7 @@ class Crowd:
     def lose(self, member: MemberId) -> None:
         """Let one rank die; the others continue without it."""
         self.members.remove(member)
-        [gone] = self.relays[m.pod_of(member)].close(member)
+        [gone] = self.relays[pod_of(member)].close(member)
         self.hear(gone)
         self.post(coord.FromAgent(m.RankDead(member, -9, "killed", restarts=False)))
         self.at(self.now + SPREAD_NS)
@@ -122,7 +122,7 @@ class Crowd:
 
     def _relay(self, pod: tuple[int, int]) -> Relay:
         relay = Relay(*pod)
-        for member in (x for x in self.members if m.pod_of(x) == pod):
+        for member in (x for x in self.members if pod_of(x) == pod):
             relay.open(member)
         for member, word in relay.connect():
             self.numbers[member] = word.connection

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.messages import Network
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Gen
-from paceline.core.status import Status
+from paceline_api.ids import MemberId
+from paceline_api.status import Status
+from paceline_api.types.enums import Network
 
 from testing.makers import GEN_1, PLAN
 
@@ -32,7 +32,7 @@ class Desk:
         self._now += 1
         self._coordinator.handle(self._now, coord.FromAgent(message))
 
-    def told(self, *carriers: tuple[MemberId, Network]) -> Network:
+    def told(self, *carriers: tuple[MemberId, Network]) -> Network | None:
         """Let all agents send two heartbeats with these networks, and return that of the job."""
         for slot in sorted({who.slot for who in self._members}) * 2:
             own = tuple((who, network) for who, network in carriers if who.slot == slot)
@@ -65,6 +65,6 @@ def test_the_history_contains_each_change_of_the_network_once() -> None:
     desk = Desk(A, B)
     for network in (Network.RDMA, Network.UNKNOWN, Network.RDMA, Network.TCP, Network.RDMA):
         desk.told((A, Network.RDMA), (B, network))
-    lines = [h for h in desk.status.happenings if h.reason == "Carrier"]
+    lines = [h for h in desk.status.history if h.reason == "Carrier"]
     assert [line.facts["carrier"] for line in lines] == ["RDMA", "TCP", "RDMA"]
     assert lines[0].message == "RDMA carries the gradients between replicas"

@@ -15,14 +15,15 @@ from paceline.core.coordinator.hearing import COMPLAINTS_MAX
 from paceline.core.coordinator.report import status
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.log_figures import pack_log
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.snapshot import Kept
-from paceline.core.status import Fact, LogStatus, Status
+from paceline.core.status import Fact
 from paceline.local.report import summary
 from paceline.local.timeline import Timeline
+from paceline_api.ids import ATTEMPT_STRIDE, NO_GENERATION, GenerationId, MemberId
 from paceline_api.settings import FailureRuleSettings
+from paceline_api.status import LogStatus, Status
 from paceline_api.types.enums import FailureAction
 
 from testing.makers import GEN_1, PLAN, member, pod_beat
@@ -159,7 +160,7 @@ def prepared(who: MemberId, proposal: GenerationId, **facts: Any) -> m.Prepared:
 
 
 def said_of(told: Status) -> list[Any]:
-    return [*told.happenings, *told.conditions]
+    return [*told.history, *told.conditions]
 
 
 def beat(who: MemberId, at: GenerationId, version: int = 3, **facts: bool) -> m.Heartbeat:
@@ -226,7 +227,7 @@ def test_equal_seeds_of_self_fed_ranks_are_reported() -> None:
             desk.say(register(who, plan=DataPlan(), seed=seed))
         for who in (A, B):
             desk.say(prepared(who, desk.state.proposal))
-        told = [x for x in status(desk.state).happenings if x.reason == "SeedsEqual"]
+        told = [x for x in status(desk.state).history if x.reason == "SeedsEqual"]
         assert bool(told) == named, seeds
         assert all("pl.rank()" in x.message for x in told)
 
@@ -308,7 +309,7 @@ def test_a_rank_that_hangs_before_init_is_named_as_the_one_awaited() -> None:
     assert row.why == "has not called pl.init() since 00:00:00 UTC"
     assert desk.state.outcome is None, "it may be reading its data"
     pass_time(desk, 3_000, A)
-    assert len([h for h in status(desk.state).happenings if h.reason == NO_PART]) == 1
+    assert len([h for h in status(desk.state).history if h.reason == NO_PART]) == 1
     desk.say(register(B))
     assert desk.state.phase is Phase.PREPARING
     assert not [x for x in status(desk.state).conditions if x.reason == NO_PART]
@@ -716,7 +717,7 @@ def test_a_stopped_job_is_not_reported_as_complete() -> None:
     desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
     assert desk.state.outcome is not None
     assert desk.state.outcome.complete, "all that was made is in the weights"
-    told = desk.coordinator.status(desk.now).happenings[-2:]
+    told = desk.coordinator.status(desk.now).history[-2:]
     assert [h.reason for h in told] == ["Released", "Stopped"]
     assert "complete" not in " ".join(h.message for h in told)
 
@@ -744,7 +745,7 @@ def test_a_silent_agent_after_the_release_does_not_delay_the_end() -> None:
     assert desk.state.outcome is not None
     assert desk.state.outcome.complete
     told = desk.coordinator.status(desk.now)
-    [line] = [h.message for h in told.happenings if h.reason == "AgentSilent"]
+    [line] = [h.message for h in told.history if h.reason == "AgentSilent"]
     assert "replica 1" in line
     assert told.silent == (1,)
 
@@ -773,7 +774,7 @@ def test_a_failed_checkpoint_fails_the_job_only_if_checkpoints_are_required(
         desk.say(m.Stopped(at, A, 9))
     desk.say(m.Saved(A, 9, "no space left on device"))
     outcome = desk.state.outcome
-    [found] = [h for h in status(desk.state).happenings if h.reason == "CheckpointFailed"]
+    [found] = [h for h in status(desk.state).history if h.reason == "CheckpointFailed"]
     assert "rank 0.0#0 could not write the checkpoint of version 9: no space left" in found.message
     if required:
         assert outcome is not None
@@ -802,7 +803,7 @@ def test_a_script_that_delays_the_end_of_a_complete_job_is_reported_once() -> No
         desk.post(coord.FromAgent(m.PodBeat(1, 0)), FREEZE_MS // 2)
         desk.say(beat(B, at))
     told = desk.coordinator.status(desk.now)
-    [line] = [h.message for h in told.happenings if h.reason == reason]
+    [line] = [h.message for h in told.history if h.reason == reason]
     assert f"rank {B} on " in line
     assert f"rank {A}" not in line
     assert "600 s" in line
@@ -813,7 +814,7 @@ def test_a_script_that_delays_the_end_of_a_complete_job_is_reported_once() -> No
     assert desk.state.outcome.complete
     told = desk.coordinator.status(desk.now)
     assert [x for x in told.conditions if x.reason == reason] == []
-    assert [h.message for h in told.happenings if h.reason == "ScriptCutShort"]
+    assert [h.message for h in told.history if h.reason == "ScriptCutShort"]
 
 
 def test_a_script_that_ends_soon_after_the_release_is_not_reported() -> None:
@@ -821,7 +822,7 @@ def test_a_script_that_ends_soon_after_the_release_is_not_reported() -> None:
     for who in (A, B):
         desk.post(coord.FromAgent(m.RankDead(who, 0, "", False, (at, 9))), 2000)
     told = desk.coordinator.status(desk.now)
-    assert not [h for h in told.happenings if h.reason == "ScriptStillRuns"]
+    assert not [h for h in told.history if h.reason == "ScriptStillRuns"]
 
 
 def test_a_released_rank_is_awaited_as_long_as_its_agent_sends_heartbeats() -> None:
@@ -902,7 +903,7 @@ def test_a_script_stuck_in_a_batch_is_reported_once_with_its_line() -> None:
     for _ in range(3):
         desk.say(m.Heartbeat(B, at, at, 7, active=True, away=away), 30)
         told = desk.coordinator.status(desk.now)
-        [line] = [h.message for h in told.happenings if h.reason == "ScriptStuck"]
+        [line] = [h.message for h in told.history if h.reason == "ScriptStuck"]
         assert f"the script of rank {B} on " in line
         assert "since 01:00:00 UTC (train.py, line 18)" in line
         assert "1800 s (spec.stepDeadlineSeconds)" in line
@@ -991,7 +992,7 @@ def test_a_membership_change_names_the_death_not_the_peers_lost_channel() -> Non
         desk.say(prepared(who, desk.state.proposal, last=generation, has_state=True, **FORMED))
     [*_, change] = status(desk.state).changes
     assert change.why == f"rank {B}: signal 9 (SIGKILL)"
-    formed = [one for one in desk.state.history.happenings if one.reason == "GenerationFormed"]
+    formed = [one for one in desk.state.history.entries if one.reason == "GenerationFormed"]
     assert formed[-1].facts["why"] == change.why
 
 
@@ -1067,7 +1068,7 @@ def test_restarts_are_summed_over_all_places() -> None:
     desk.pods(0, 1)
     desk.form(A, B)
     assert status(desk.state).restarts == 0
-    third, next_pod = B._replace(attempt=2), A._replace(attempt=m.ATTEMPT_STRIDE + 1)
+    third, next_pod = B._replace(attempt=2), A._replace(attempt=ATTEMPT_STRIDE + 1)
     for who in (B._replace(attempt=1), third, next_pod):
         desk.post(coord.FromAgent(m.RankStarted(who, 7)))
     assert status(desk.state).restarts == 3
@@ -1149,7 +1150,7 @@ def test_a_restarted_coordinator_drains_no_pod_before_it_knows_the_size() -> Non
     desk.pods(0, 1, 2)
     assert "DrainPod" not in kinds(told)
     status = desk.coordinator.status(desk.now)
-    assert not status.told
+    assert not status.has_targets
     assert "Resizing" not in {c.type for c in status.conditions}
     assert "DrainPod" not in kinds(desk.post(coord.SetTargets(m.Targets(replicas=3))))
     assert "DrainPod" in kinds(desk.post(coord.SetTargets(m.Targets(replicas=2))))

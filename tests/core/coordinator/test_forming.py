@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from paceline.core.coordinator.forming import Broken, Wait, form, may_begin, may_commit, winner
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Commit, Endpoints, Prepared, Register
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.rows import rows_of
+from paceline_api.ids import NO_GENERATION, GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Pacing
 

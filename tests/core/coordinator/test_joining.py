@@ -9,9 +9,9 @@ from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator.forming import Wait, beginners
 from paceline.core.coordinator.sizes import Sizes, pods_to_drain
-from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.protocol.snapshot import Kept
-from paceline.core.status import RankPhase
+from paceline_api.ids import NO_GENERATION, MemberId
+from paceline_api.status import RankPhase
 
 from testing.makers import GEN_1, members
 from tests.core.coordinator.test_coordinator import SETTLE_MS, A, B, C, Desk, kinds, prepared

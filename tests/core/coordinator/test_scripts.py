@@ -8,9 +8,9 @@ from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator import ending, scripts
 from paceline.core.coordinator.report import status
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.sampling import batches_of
 from paceline_api.errors import EXIT_BAD_INPUT
+from paceline_api.ids import MemberId
 from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
 
@@ -181,7 +181,7 @@ def test_a_complete_job_reports_the_script_failures_on_the_way() -> None:
     assert "the script failed 2 times" in message
     for part in (str(BAD), str(OTHER), str(A)):
         assert part in message
-    told = [one.message for one in desk.state.history.happenings if one.reason == "RankDied"]
+    told = [one.message for one in desk.state.history.entries if one.reason == "RankDied"]
     assert len(told) == 2, "each has its event, in whichever phase it was"
     assert [one.what for one in status(desk.state).script_failures] == [str(BAD), str(OTHER)]
 
@@ -228,7 +228,7 @@ PARTS = ("members", "with_state", "active", "gen_active")
 
 
 def told(desk: Desk) -> list[str]:
-    return [one.message for one in desk.state.history.happenings if one.reason == "BatchSkipped"]
+    return [one.message for one in desk.state.history.entries if one.reason == "BatchSkipped"]
 
 
 def test_a_batch_on_which_two_processes_failed_is_skipped() -> None:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.rows import rows_of
+from paceline_api.ids import NO_GENERATION, GenerationId, MemberId
 from paceline_api.settings import StragglerSettings
-from paceline_api.types.enums import StragglerResponse
+from paceline_api.types.enums import Network, StragglerResponse
 
 from testing.examples import examples
 from testing.makers import member, pod_beat
@@ -153,7 +153,7 @@ def happen(stage: Stage, what: str, who: int, n: int) -> None:
             here = (said,) if n % 2 else ()
             stage.agent_says(m.AgentHello(who, 0, "h", "", (me,), (), registers=here))
         case "agent beats":
-            stage.agent_says(m.PodBeat(who, 0, carriers=((me, m.Network.TCP),) if n else ()))
+            stage.agent_says(m.PodBeat(who, 0, carriers=((me, Network.TCP),) if n else ()))
         case "all still":
             version = rank.version
             at: dict[str, Any] = {"promise": rank.promise, "last": rank.last, "version": version}

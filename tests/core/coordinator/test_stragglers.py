@@ -10,10 +10,10 @@ from typing import Any
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator.state import Phase
-from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.protocol.rows import rows_of
-from paceline.core.status import Status
+from paceline_api.ids import NO_GENERATION, MemberId
 from paceline_api.settings import StragglerSettings
+from paceline_api.status import Status
 from paceline_api.types.enums import StragglerResponse as Do
 
 from testing.makers import PLAN, member, pod_beat
@@ -115,7 +115,7 @@ def test_a_slow_rank_is_reported_with_its_slowdown_and_start_time() -> None:
     [slow] = status.stragglers
     assert (slow.member, slow.percent, slow.action) == (C, 320, "Tolerate")
     assert 1003 < slow.since_wall_s < 1006
-    [told] = [h for h in status.happenings if h.reason == "RankSlow"]
+    [told] = [h for h in status.history if h.reason == "RankSlow"]
     assert "320 % of the median step" in told.message
     assert job.kills == []
     assert job.train(2, a=0.1, b=0.1, c=0.1).stragglers == ()

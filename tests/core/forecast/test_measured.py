@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from paceline.core.forecast.link import Sum
 from paceline.core.forecast.measured import earlier, noise_scale_told, row
 from paceline.core.forecast.model import Setting
-from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.status import Change, Fact, RankPhase, RankStatus, Status
+from paceline.core.status import Fact
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
+from paceline_api.status import MembershipChange, RankPhase, RankStatus, Status
 from paceline_api.types.enums import Mode
 
 from testing.forecast_samples import pods, rank
 
 
-def change(number: int, members: int, version: int, at_s: float) -> Change:
-    return Change(
+def change(number: int, members: int, version: int, at_s: float) -> MembershipChange:
+    return MembershipChange(
         generation=GenerationId(1, "c", number),
         reason="Joined",
         why="",
@@ -110,7 +112,7 @@ def test_earlier_memberships_with_enough_rounds_are_listed() -> None:
         change(3, 4, 44, 120.0),
         change(4, 3, 100, 130.0),
     )
-    status = Status(job="job", coordinator="c", settings=FULL, changes=changes)
+    status = Status(job="job", coordinator="c", settings=msgspec.to_builtins(FULL), changes=changes)
     found = list(earlier(status, 32, 1))
     assert [one.generation for one in found] == ["1.1", "1.3"], "1.2 made four rounds"
     assert found[0].setting == Setting(2, 2, 32)

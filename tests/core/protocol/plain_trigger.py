@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.core.protocol.arrivals import Arrival, bench_after_ns
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, Share, Trigger
 from paceline.core.protocol.trigger import Decision, initiator
 from paceline.core.protocol.waits import deadline_ns, grace_ns
+from paceline_api.ids import MemberId
 from paceline_api.types.enums import MaxAgePolicy, Mode
 
 Said = Mapping[MemberId, Arrival]

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core.protocol.arrivals import Arrival, Arrivals
 from paceline.core.protocol.composition import ordinary_share
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Share
 from paceline.core.protocol.trigger import decide
+from paceline_api.ids import MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 from paceline.core.protocol.composition import compact
-from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import (
     AnnounceKind,
@@ -17,6 +16,7 @@ from paceline.core.protocol.records import (
     Trigger,
 )
 from paceline.core.protocol.snapshot import EpochCount, Totals
+from paceline_api.ids import GenerationId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from paceline.core.messages import Commit, Endpoints, Prepare
 from paceline.core.protocol.composition import compact
 from paceline.core.protocol.deal import Deal, DealError
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import AGES_MAX, Log, LogError
 from paceline.core.protocol.pending import Pending
 from paceline.core.protocol.progress import progress_of
@@ -31,6 +30,7 @@ from paceline.core.protocol.records import (
 from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode, Normalisation, Pacing
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.rows import members_of, rows_of
+from paceline_api.ids import MemberId
 
 members = st.builds(MemberId, st.integers(0, 12), st.integers(0, 3), st.sampled_from([0, 1, 1000]))
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core.protocol.arrivals import Arrival
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight
 from paceline.core.protocol.trigger import decide
+from paceline_api.ids import MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 

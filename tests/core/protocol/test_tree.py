@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.tree import BRANCHES, Grid, branches
+from paceline_api.ids import MemberId
 
 from testing.makers import members
 

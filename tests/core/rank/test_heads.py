@@ -12,7 +12,6 @@ from paceline.core import wire
 from paceline.core.protocol.arrivals import Arrival, Arrivals
 from paceline.core.protocol.bits import pack_offsets
 from paceline.core.protocol.composition import compact, ordinary_share, quiet_share
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, Go
 from paceline.core.protocol.tree import Grid
@@ -21,6 +20,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank import rounds
 from paceline.core.rank.gather import Collector, hear_all
 from paceline.core.rank.state import RankState
+from paceline_api.ids import MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
 
 from benchmarks.protocol import Job
 from testing.steps import count_steps

@@ -18,13 +18,13 @@ from paceline.core.messages import (
     Release,
     Saved,
 )
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId
 from paceline.core.protocol.records import DataPlan, Gen
 from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import Stage
+from paceline_api.ids import NO_GENERATION, GenerationId
 from paceline_api.rounds import RoundSettings
 
 from testing.makers import member

@@ -15,7 +15,6 @@ from paceline.core.messages import (
     Start,
     Stopped,
 )
-from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.records import (
     AnnounceKind,
     Benched,
@@ -28,6 +27,7 @@ from paceline.core.protocol.records import (
 from paceline.core.protocol.snapshot import Kept
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
+from paceline_api.ids import GenerationId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 

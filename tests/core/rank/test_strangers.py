@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from paceline.core import messages as m
 from paceline.core.protocol.composition import compact
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import AnnounceKind
 from paceline.core.rank import events as ev
+from paceline_api.ids import MemberId
 
 from benchmarks.protocol import Player
 from testing.makers import go

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.messages import Commit, Endpoints, LogPart, Start
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan, Gen, Go, LoggedMetric, Share, Trigger
 from paceline.core.rank import events as ev
 from paceline.core.rank import within
 from paceline.core.wire import WireError
+from paceline_api.ids import GenerationId, MemberId
 
 ID = GenerationId(1, "c", 2)
 ME = MemberId(0, 1, 2)

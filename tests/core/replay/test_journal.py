@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import chain
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import DataPlan, Gen, Go, Record, Share, Trigger
@@ -27,6 +26,7 @@ from paceline.core.replay.sequence import (
     compose,
     true_log,
 )
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 
 A, B = MemberId(0, 0, 0), MemberId(1, 0, 0)

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from paceline.core.protocol.ids import MemberId
 from paceline.errors import UsageError
 from paceline.train.script.launch import Launched
+from paceline_api.ids import MemberId
 
 from testing.scripts.plain import environment
 

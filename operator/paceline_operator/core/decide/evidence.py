@@ -54,7 +54,7 @@ def answers(pod: Pod, seen: Observed, now_s: float) -> bool:
     coordinator = seen.coordinator
     return (
         coordinator is not None
-        and coordinator.pod_uid == pod.uid
+        and coordinator.coordinator == pod.uid
         and now_s - seen.coordinator_heard_s < POLL_S + REPLY_S
     )
 

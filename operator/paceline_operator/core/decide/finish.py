@@ -176,7 +176,7 @@ def _state(
     # An excluded rank may have been one round ahead of the others (R8), so allow one round.
     if (
         coordinator is not None
-        and coordinator.generation
+        and coordinator.membership
         and coordinator.version + 1 < before
         and not resumable
     ):

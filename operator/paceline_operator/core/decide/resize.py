@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from paceline_api.names import worker_name
+from paceline_api.status import RankPhase
 from paceline_api.times import NS_PER_S
 
 from paceline_operator.core.changes import Delete
-from paceline_operator.core.coordinator_status import ACTIVE, DRAINING
 from paceline_operator.core.decide import backoff, evidence, stragglers
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
@@ -89,7 +89,9 @@ def _is_at_its_end(seen: Observed, workers: list[Pod], made: Plan, now_s: float)
     if coordinator is not None and coordinator.stopping:
         made.keep_running(ending_s=since_s if since_s is not None else now_s)
         return True
-    trains = coordinator is not None and any(rank.state == ACTIVE for rank in coordinator.ranks)
+    trains = coordinator is not None and any(
+        rank.state is RankPhase.ACTIVE for rank in coordinator.ranks
+    )
     if since_s is None or trains or not made.living:
         return False
     made.keep_running(ending_s=since_s)
@@ -254,7 +256,7 @@ def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
     leaving = idle[:surplus]
     if now_s - since_s >= patience_s:
         draining = (
-            {r.pod for r in coordinator.ranks if r.state == DRAINING}
+            {r.pod for r in coordinator.ranks if r.state is RankPhase.DRAINING}
             if coordinator is not None
             else set()
         )

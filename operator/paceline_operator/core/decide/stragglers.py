@@ -13,10 +13,10 @@ from typing import Final
 
 from paceline_api import slow
 from paceline_api.slow import StepTime
+from paceline_api.status import RankPhase, RankStatus
 from paceline_api.times import seconds_of
 from paceline_api.types.enums import StragglerResponse
 
-from paceline_operator.core.coordinator_status import ACTIVE, Rank
 from paceline_operator.core.decide.backoff import NOTE_CAUSE
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
@@ -66,9 +66,12 @@ def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdic
         if key in seen.clocks.slow_s:
             before[key] = seen.clocks.slow_s[key]
     judged = slow.judge(
-        [StepTime(_key(r), r.step_s if r.state == ACTIVE else 0.0) for r in coordinator.living],
+        [
+            StepTime(_key(r), r.step_s if r.state is RankPhase.ACTIVE else 0.0)
+            for r in coordinator.living
+        ],
         settings.straggler,
-        round_s=coordinator.round_s,
+        round_s=coordinator.log.round_s or 0.0,
         since=before,
         now_s=now_s,
         confirmed=confirmed,
@@ -84,8 +87,9 @@ def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdic
     return Verdict(tuple(found), replace, slow_s, min(looks, default=None))
 
 
-def _key(rank: Rank) -> str:
-    return f"{rank.slot}.{rank.local}#{rank.attempt}"
+def _key(rank: RankStatus) -> str:
+    slot, attempt = rank.pod
+    return f"{slot}.{rank.member.local}#{attempt}"
 
 
 def _to_replace(

@@ -146,7 +146,7 @@ def _named(job: Job, seen: Observed, *, lacking: tuple[str, ...], unknown: bool 
     """Name the ranks with a carrier outside `lacking`, or, if `unknown`, without a known one."""
     ranks = [r for r in seen.coordinator.ranks if r.rank is not None] if seen.coordinator else []
     found = [
-        f"rank {rank.rank} in {job.name}-{rank.slot}-{rank.attempt}"
+        f"rank {rank.rank} in {job.name}-{rank.pod[0]}-{rank.pod[1]}"
         + (f" uses {rank.carrier}" if rank.carrier else "")
         for rank in ranks
         if (not rank.carrier if unknown else rank.carrier and rank.carrier not in lacking)
@@ -184,7 +184,7 @@ def _in_two_pods(seen: Observed) -> bool:
     coordinator = seen.coordinator
     return (
         coordinator is not None
-        and len({r.slot for r in coordinator.ranks if r.rank is not None}) > 1
+        and len({r.member.slot for r in coordinator.ranks if r.rank is not None}) > 1
     )
 
 

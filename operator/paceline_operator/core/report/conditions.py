@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline_api.reasons import ConditionType, Reason
+from paceline_api.status import RankPhase
 from paceline_api.times import timestamp
 
-from paceline_operator.core.coordinator_status import ACTIVE, BENCHED
 from paceline_operator.core.decide import transport
 from paceline_operator.core.decide.coordinator_pod import CoordinatorPod
 from paceline_operator.core.job import Job
@@ -115,11 +115,11 @@ def ring_ready(job: Job, seen: Observed, plan: Plan) -> Wanted | None:
             return Wanted(ConditionType.RING_READY, False, Reason.STARTING, "pods are being made")
         return None
     members = [rank for rank in coordinator.ranks if rank.rank is not None]
-    computing = any(rank.state in (ACTIVE, BENCHED) for rank in members)
-    if coordinator.generation and computing:
-        message = f"{len(members)} ranks in membership {coordinator.generation}"
+    computing = any(rank.state in (RankPhase.ACTIVE, RankPhase.BENCHED) for rank in members)
+    if coordinator.membership and computing:
+        message = f"{len(members)} ranks in membership {coordinator.membership}"
         return Wanted(ConditionType.RING_READY, True, Reason.RING_FORMED, message)
-    if coordinator.generation and job.holds(ConditionType.RING_READY) and members:
+    if coordinator.membership and job.holds(ConditionType.RING_READY) and members:
         return None  # a change of the membership takes a moment
     registered = len(coordinator.registered_pods())
     if registered and registered < len(plan.living):
@@ -167,9 +167,8 @@ def _worst(
     if trouble := provider_of(job).trouble(job, plan):
         return trouble
     coordinator = seen.coordinator
-    if coordinator is not None and "Degraded" in coordinator.conditions:
-        reason, message = coordinator.conditions["Degraded"]
-        return reason, message
+    if coordinator is not None and (found := coordinator.condition(ConditionType.DEGRADED)):
+        return found.reason, found.message
     if coordinator is None and seen.unheard is not None and seen.unheard.was_refused:
         return Reason.ANSWER_REFUSED, _not_heard(job, seen)
     if coordinator is None and _is_away(plan, now_s):
@@ -177,8 +176,9 @@ def _worst(
     if job.has_started and len(plan.living) < job.settings.min_replicas:
         message = f"fewer than minReplicas = {job.settings.min_replicas} workers are there"
         return Reason.BELOW_MIN_REPLICAS, "; ".join([message, *plan.waiting])
-    if coordinator is not None and any(rank.state == BENCHED for rank in coordinator.ranks):
-        names = sorted(f"{r.slot}.{r.local}" for r in coordinator.ranks if r.state == BENCHED)
+    ranks = coordinator.ranks if coordinator is not None else ()
+    if benched := [rank.member for rank in ranks if rank.state is RankPhase.BENCHED]:
+        names = sorted(f"{member.slot}.{member.local}" for member in benched)
         return Reason.RANK_BENCHED, f"silent and without data: rank {', '.join(names)}"
     if plan.slow:
         slow = plan.slow[0]

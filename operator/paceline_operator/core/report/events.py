@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from paceline_api.reasons import ConditionType, Reason
+from paceline_api.status import Status
 
 from paceline_operator.core.changes import Event
-from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.decide import transport
 from paceline_operator.core.decide.coordinator_pod import CoordinatorPod
 from paceline_operator.core.decide.suspend import Suspension
@@ -56,14 +56,15 @@ def events_of(
         text = f"{resume}; the job goes on from its last checkpoint"
         key = f"resume:{pod.make}"
         events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, text, warning=True))
-    coordinator = seen.coordinator or CoordinatorStatus()
+    coordinator = seen.coordinator or Status()
     told = {key for key in seen.sent.events if key.startswith((RESUMED, SKIPPED))}
-    for happened in coordinator.happenings:
-        skipped = happened.reason is Reason.BATCH_SKIPPED
-        key = f"{SKIPPED if skipped else RESUMED}{coordinator.pod_uid}:{happened.seq}"
+    for happened in coordinator.history:
+        skipped = happened.reason == Reason.BATCH_SKIPPED
+        reason = Reason.BATCH_SKIPPED if skipped else Reason.RESUMED_FROM_CHECKPOINT
+        key = f"{SKIPPED if skipped else RESUMED}{coordinator.coordinator}:{happened.seq}"
         if key in told or len(told) < RESUMED_MAX:
             told.add(key)
-            events.append(Event(key, happened.reason, happened.message, warning=skipped))
+            events.append(Event(key, reason, happened.message, warning=skipped))
     if plan.no_fabric:
         key = f"fabric:{job.generation}"
         events.append(Event(key, Reason.FABRIC_UNAVAILABLE, plan.no_fabric, warning=True))
@@ -90,7 +91,7 @@ def events_of(
             f"rank {slow.rank.rank} on {slow.pod.name}, node {slow.pod.node}, takes "
             f"{slow.slowdown_percent} % of the median step; {slow.action} applies"
         )
-        key = f"slow:{slow.pod.name}:{slow.rank.local}:{slow.action}"
+        key = f"slow:{slow.pod.name}:{slow.rank.member.local}:{slow.action}"
         events.append(Event(key, Reason.RANK_SLOW, text, warning=True))
     return tuple(events)
 

@@ -12,18 +12,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from paceline_api.names import NOTE_WATCHED, worker_selector
+from paceline_api.rank_rows import microseconds, rank_row
 from paceline_api.reasons import ConditionType
-from paceline_api.times import US_PER_S, seconds_of, timestamp
-from paceline_api.types.status import RANK_STATE_MAX, RANKS_MAX, STRAGGLERS_MAX
+from paceline_api.status import RankPhase, RankStatus, Status
+from paceline_api.times import seconds_of, timestamp
+from paceline_api.types.status import RANKS_MAX, STRAGGLERS_MAX
 
-from paceline_operator.core.coordinator_status import (
-    ACTIVE,
-    DEAD,
-    FINISHED,
-    WHOLE_MAX,
-    CoordinatorStatus,
-    Rank,
-)
 from paceline_operator.core.decide import backoff
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
@@ -79,9 +73,9 @@ def running(
         full = coordinator.full_pods(job.settings.procs_per_replica)
         ready = sum((pod.slot, pod.attempt) in full for pod in plan.living)
         status["readyReplicas"] = ready
-        status["activeRanks"] = sum(rank.state == ACTIVE for rank in coordinator.ranks)
-        if coordinator.generation:
-            status["membershipGeneration"] = coordinator.generation
+        status["activeRanks"] = sum(rank.state is RankPhase.ACTIVE for rank in coordinator.ranks)
+        if coordinator.membership:
+            status["membershipGeneration"] = coordinator.membership
         status["round"] = max(coordinator.version, job.round)
         status["collective"] = _collective(job, seen)
         if moved := transport_status(job, seen, now_s):
@@ -176,13 +170,14 @@ def ended(
     return status
 
 
-def _progress(coordinator: CoordinatorStatus) -> dict[str, int] | None:
-    if coordinator.progress is None:
+def _progress(coordinator: Status) -> dict[str, int] | None:
+    log = coordinator.log
+    if log.progress is None:
         return None
     # Round down, but not because of float errors: 0.57 would be 56.99999999999999 percent.
-    found = {"percent": int(round(100 * min(1.0, coordinator.progress), 6))}
-    if coordinator.left_s is not None:
-        found["etaSeconds"] = round(coordinator.left_s)
+    found = {"percent": int(round(100 * min(1.0, log.progress), 6))}
+    if log.left_s is not None:
+        found["etaSeconds"] = round(log.left_s)
     return found
 
 
@@ -190,9 +185,9 @@ def figures(seen: Observed) -> dict[str, Any]:
     """Return `ranks` (if too many, those with the largest lag) and `figuresTime` of the status."""
     assert seen.coordinator is not None
     last = sorted(seen.coordinator.living, key=lambda rank: rank.lag_s or 0.0, reverse=True)
-    chosen = sorted(last[:RANKS_MAX], key=lambda rank: (rank.slot, rank.local))
+    chosen = sorted(last[:RANKS_MAX], key=lambda rank: rank.member[:2])
     return {
-        "ranks": [_row(rank) for rank in chosen],
+        "ranks": [_row(rank, seen.coordinator) for rank in chosen],
         "figuresTime": timestamp(seen.coordinator_heard_s),
     }
 
@@ -210,44 +205,35 @@ def ranks_at_rest(job: Job, seen: Observed, *, complete: bool) -> list[dict[str,
     """
     if seen.coordinator is None:
         return [
-            {**row, "state": FINISHED if complete or row["state"] == FINISHED else DEAD}
+            {**row, "state": _end(finished=complete or row["state"] == RankPhase.FINISHED)}
             for row in job.status.get("ranks") or ()
         ]
-    last: dict[tuple[int, int], Rank] = {}
-    for rank in sorted(seen.coordinator.ranks, key=lambda rank: (rank.attempt, rank.restarts)):
-        last[rank.slot, rank.local] = rank
-    rows = [_row_at_rest(last[key], complete=complete) for key in sorted(last)]
+    last: dict[tuple[int, int], RankStatus] = {}
+    for rank in sorted(seen.coordinator.ranks, key=lambda rank: rank.member.attempt):
+        last[rank.member.slot, rank.member.local] = rank
+    rows = [_row_at_rest(last[key], seen.coordinator, complete=complete) for key in sorted(last)]
     # Ranks in higher slots left when the job was scaled down; they do not belong to its end.
     wanted = job.settings.replicas if job.settings else len(rows)
     kept = [
         row
         for (slot, _), row in zip(sorted(last), rows, strict=True)
-        if slot < wanted or row["state"] == FINISHED
+        if slot < wanted or row["state"] == RankPhase.FINISHED
     ]
     return kept[:RANKS_MAX]
 
 
-def _row_at_rest(rank: Rank, *, complete: bool) -> dict[str, Any]:
-    finished = rank.finished or rank.state == FINISHED or (complete and rank.state != DEAD)
-    return {**_row(rank), "state": FINISHED if finished else DEAD}
+def _row_at_rest(rank: RankStatus, told: Status, *, complete: bool) -> dict[str, Any]:
+    finished = rank.finished or rank.state is RankPhase.FINISHED
+    finished = finished or (complete and rank.state is not RankPhase.DEAD)
+    return {**_row(rank, told), "state": _end(finished=finished)}
 
 
-def _row(rank: Rank) -> dict[str, Any]:
-    state = rank.state[:RANK_STATE_MAX]
-    found: dict[str, Any] = {"member": rank.member, "state": state, "round": rank.version}
-    if rank.pid:
-        found["pid"] = rank.pid
-    if rank.step_s:
-        found["stepMicroseconds"] = _us(rank.step_s)
-    if rank.lag_s is not None:
-        found["lagMicroseconds"] = _us(rank.lag_s)
-    if rank.share is not None:
-        found["sharePercent"] = round(100 * max(0.0, min(rank.share, 1.0)))
-    return found
+def _end(*, finished: bool) -> str:
+    return str(RankPhase.FINISHED if finished else RankPhase.DEAD)
 
 
-def _us(seconds: float) -> int:
-    return max(0, min(round(seconds * US_PER_S), WHOLE_MAX))
+def _row(rank: RankStatus, told: Status) -> dict[str, Any]:
+    return rank_row(rank, told.log.shares.get(str(rank.member)))
 
 
 def without_eta(status: dict[str, Any]) -> None:
@@ -263,13 +249,14 @@ def _collective(job: Job, seen: Observed) -> dict[str, Any]:
         job.settings.collective.mode if job.settings else ""
     )
     found: dict[str, Any] = {"mode": str(mode)}
-    total = sum(coordinator.rounds.values())
+    log = coordinator.log
+    total = sum(log.rounds.values())
     if total:
-        partial = sum(coordinator.rounds.get(name, 0) for name in PARTIAL)
+        partial = sum(log.rounds.get(name, 0) for name in PARTIAL)
         found["partialPercent"] = round(100 * partial / total)
-    found["waitAvoidedSeconds"] = int(coordinator.avoided_s)
-    if coordinator.round_s:
-        found["roundMicroseconds"] = _us(coordinator.round_s)
+    found["waitAvoidedSeconds"] = int(log.avoided_s or 0.0)
+    if log.round_s:
+        found["roundMicroseconds"] = microseconds(log.round_s)
     return found
 
 

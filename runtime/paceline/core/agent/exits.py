@@ -13,9 +13,9 @@ from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, Si
 from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE
+from paceline_api.ids import MemberId
 
 from paceline.core.messages import RankDead, ScriptError
-from paceline.core.protocol.ids import MemberId
 
 ENDED_EARLY: Final = "ScriptEndedEarly"
 """Reason for a script that took part and ended before the job did (D7)."""

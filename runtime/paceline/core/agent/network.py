@@ -38,8 +38,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.core.messages import Network
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
+from paceline_api.types.enums import Network
 
 ENOUGH_BYTES: Final = 4 << 20
 """Minimum number of reduced bytes in a window that is judged."""

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
+from paceline_api.ids import NO_GENERATION, MemberId
+from paceline_api.types.enums import Network
 
 from paceline.core.messages import (
     Doing,
     Heartbeat,
     Introduce,
-    Network,
     PodBeat,
     RankEnvelope,
     RankFigures,
@@ -33,7 +34,6 @@ from paceline.core.messages import (
     Saved,
     Stopped,
 )
-from paceline.core.protocol.ids import NO_GENERATION, MemberId
 
 LONG_MS: Final = 1_500
 """Time at one piece of work above which each beat reports it. A communication thread that waits for

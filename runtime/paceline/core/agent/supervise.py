@@ -20,6 +20,7 @@ from typing import Final
 
 from paceline_api.errors import EXIT_FAILURE
 from paceline_api.failures import ruled
+from paceline_api.ids import ATTEMPT_STRIDE, GenerationId, MemberId
 from paceline_api.settings import FINISH_DEADLINE_S, FailureRuleSettings
 from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import FailureAction
@@ -35,14 +36,7 @@ from paceline.core.agent.exits import (
     why_it_ended,
 )
 from paceline.core.agent.last_words import error_in
-from paceline.core.messages import (
-    ATTEMPT_STRIDE,
-    DealtBatch,
-    RankDead,
-    RankStarted,
-    ScriptError,
-)
-from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.messages import DealtBatch, RankDead, RankStarted, ScriptError
 
 BACKOFF_NS: Final = NS_PER_S
 """Backoff before the first restart; doubles with each further failure."""

@@ -8,6 +8,8 @@ generation, a pure function); `machine`; and the modules that `machine` calls: `
 of ranks), `agents` (evidence), `changing`, `silence`, `ending`.
 """
 
+from paceline_api.status import Outcome
+
 from paceline.core.coordinator.events import (
     AgentGone,
     Config,
@@ -29,7 +31,6 @@ from paceline.core.coordinator.events import (
     heard,
 )
 from paceline.core.coordinator.machine import Coordinator
-from paceline.core.status import Outcome
 
 __all__ = [
     "AgentGone",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from paceline_api.errors import EXIT_BAD_INPUT
 from paceline_api.failures import ruled
-from paceline_api.types.enums import FailureAction
+from paceline_api.ids import MemberId, pod_of
+from paceline_api.types.enums import FailureAction, Network
 
 from paceline.core import messages as m
 from paceline.core.coordinator import ending, hearing, scripts, silence
@@ -13,8 +14,6 @@ from paceline.core.coordinator.report import carrier
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.sizes import pods_to_drain
 from paceline.core.coordinator.state import CoordinatorState, Phase
-from paceline.core.messages import Network
-from paceline.core.protocol.ids import MemberId
 
 
 def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
@@ -37,16 +36,16 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
             beats = hearing.beats(c, message)
             _carried(c, pod, message.carriers)
         case m.RankGone():
-            pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
+            pod = c.roster.pod(*pod_of(message.member), c.now_ns)
             _rank_gone(c, c.roster.rank(message.member))
         case m.RankStarted():
-            pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
+            pod = c.roster.pod(*pod_of(message.member), c.now_ns)
             pod.living.add(message.member)
             seen = c.roster.rank(message.member)
             seen.pid, seen.alive_ns = message.pid, c.now_ns
             seen.newborn = c.gen is not None and seen.register is None
         case m.RankDead():
-            pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
+            pod = c.roster.pod(*pod_of(message.member), c.now_ns)
             pod.living.discard(message.member)
             hearing.committed(c, message.version)
             c.roster.rank(message.member).finished = message.released is not None

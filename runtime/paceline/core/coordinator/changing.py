@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from msgspec.structs import replace
+from paceline_api.ids import NO_GENERATION, GenerationId, MemberId
 
 from paceline.core import messages as m
 from paceline.core.coordinator import ending, forming, joining, scripts
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.differences import difference
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import Gen
 from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from paceline_api.ids import GenerationId
+from paceline_api.status import Outcome
 from paceline_api.times import NS_PER_S
 
 from paceline.core import messages as m
@@ -13,9 +15,7 @@ from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.coordinator.timeouts import OVERTIME_NS
 from paceline.core.coordinator.wording import format_clock, named
-from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.snapshot import Kept
-from paceline.core.status import Outcome
 
 STATE_LOST: Final = "StateLost"
 """Reason of the outcome if no living rank has the weights."""

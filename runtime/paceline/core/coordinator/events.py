@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from msgspec import Struct
+from paceline_api.ids import MemberId, pod_of
 from paceline_api.rounds import RoundSettings
 from paceline_api.settings import (
     FINISH_DEADLINE_S,
@@ -12,13 +13,12 @@ from paceline_api.settings import (
     FailureRuleSettings,
     StragglerSettings,
 )
+from paceline_api.status import Outcome
 from paceline_api.times import NS_PER_S
 
 from paceline.core import messages as m
 from paceline.core.coordinator.pace import LoadBounds
 from paceline.core.coordinator.timeouts import CONNECT_NS
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class ToRanks(Struct, frozen=True):
     @property
     def pod(self) -> tuple[int, int]:
         """Slot and attempt of the pod."""
-        return m.pod_of(self.members[0])
+        return pod_of(self.members[0])
 
 
 def by_pod(effects: list[Effect]) -> list[Effect | ToRanks]:
@@ -192,7 +192,7 @@ def by_pod(effects: list[Effect]) -> list[Effect | ToRanks]:
         if (
             isinstance(before, ToRanks)
             and before.message is effect.message
-            and before.pod == m.pod_of(effect.member)
+            and before.pod == pod_of(effect.member)
         ):
             members = (*before.members, effect.member)
             found.pop()

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
+from paceline_api.ids import GenerationId, MemberId, pod_of
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Pacing
 
 from paceline.core.coordinator.sizes import Sizes
-from paceline.core.messages import Commit, Prepared, Register, pod_of
-from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.messages import Commit, Prepared, Register
 from paceline.core.protocol.records import Gen, LeftOut
 from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept

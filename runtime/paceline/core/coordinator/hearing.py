@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from msgspec.structs import replace
+from paceline_api.ids import NO_GENERATION, GenerationId, MemberId
 from paceline_api.reasons import Reason
 from paceline_api.types.enums import Pacing
 
@@ -16,7 +17,6 @@ from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.coordinator.timeouts import COMPLAINT_MAX_NS, COMPLAINT_NS
 from paceline.core.coordinator.wording import GOES_ON
 from paceline.core.log_figures import unpack_figures
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import Request
 from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept

@@ -6,18 +6,18 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
+from paceline_api.status import CHANGES_MAX, HISTORY_MAX, HistoryEntry, MembershipChange
 from paceline_api.times import NS_PER_S
 
 from paceline.core.protocol.records import Gen
-from paceline.core.status import CHANGES_MAX, HAPPENINGS_MAX, Change, Happening
 
 
 @dataclass(slots=True)
 class History:
     """The last events and changes of the membership, with the times that a change took."""
 
-    happenings: deque[Happening] = field(default_factory=lambda: deque(maxlen=HAPPENINGS_MAX))
-    changes: deque[Change] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
+    entries: deque[HistoryEntry] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+    changes: deque[MembershipChange] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
     seq: int = 0
     """Number of the last event; grows by one with each."""
     cause_ns: int | None = None
@@ -34,7 +34,7 @@ class History:
     def happened(self, reason: str, message: str, facts: dict[str, str], wall_s: float) -> None:
         """Append an event."""
         self.seq += 1
-        self.happenings.append(Happening(self.seq, wall_s, reason, message, facts))
+        self.entries.append(HistoryEntry(self.seq, wall_s, reason, message, facts))
 
     def cause(self, why: str, now_ns: int) -> None:
         """Note the cause of a change. The first cause since the last complete change counts."""
@@ -76,7 +76,7 @@ class History:
         cause_ns = self.cause_ns if self.cause_ns is not None else now_ns
         agree_s = (now_ns - cause_ns) / NS_PER_S
         self.changes.append(
-            Change(
+            MembershipChange(
                 generation=gen.id,
                 reason=_reason(gen),
                 why=why,

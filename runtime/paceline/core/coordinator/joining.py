@@ -7,9 +7,10 @@ else waits for that: a change for another reason admits all ranks that are ready
 
 from __future__ import annotations
 
+from paceline_api.ids import MemberId
+
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState
-from paceline.core.protocol.ids import MemberId
 
 
 def waiting(c: CoordinatorState) -> list[KnownRank]:

@@ -11,6 +11,7 @@ coordinator makes the earlier one retire (R3).
 
 from __future__ import annotations
 
+from paceline_api.status import Status
 from paceline_api.times import NS_PER_S
 
 from paceline.core.coordinator import (
@@ -34,7 +35,6 @@ from paceline.core.coordinator.events import (
     Tick,
 )
 from paceline.core.coordinator.state import CoordinatorState, Phase
-from paceline.core.status import Status
 
 
 class Coordinator:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
+from paceline_api.ids import ATTEMPT_STRIDE, MemberId, pod_of
+from paceline_api.status import LiveCondition, LogStatus, RankPhase, RankStatus, Status
 from paceline_api.times import NS_PER_MS
+from paceline_api.types.enums import Network
 
 from paceline.core.agent.network import worst
 from paceline.core.coordinator import ending, joining, scripts, silence
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState
 from paceline.core.coordinator.wording import GOES_ON
-from paceline.core.messages import ATTEMPT_STRIDE, Network, pod_of
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import DropReason
-from paceline.core.status import Condition, Fact, LogStatus, RankPhase, RankStatus, Status
+from paceline.core.status import Fact
 
 
 def status(c: CoordinatorState) -> Status:
@@ -36,11 +38,11 @@ def status(c: CoordinatorState) -> Status:
         wall_s=c.wall_s,
         generation=gen.id if gen else c.proposal,
         replicas=c.replicas,
-        told=c.told,
+        has_targets=c.told,
         procs=c.config.procs,
         beat_ms=c.config.pace.beat_ns(c.expected_pods) // NS_PER_MS,
         inventory=c.roster.inventory.revision if c.roster.inventory else 0,
-        settings=c.settings,
+        settings=msgspec.to_builtins(c.settings),
         ranks=(*living, *dead),
         version=c.version,
         transport=_transport(c),
@@ -48,7 +50,7 @@ def status(c: CoordinatorState) -> Status:
         carrier=carrier(c),
         log=(furthest.log if furthest else None) or LogStatus(),
         changes=tuple(c.history.changes),
-        happenings=tuple(c.history.happenings),
+        history=tuple(c.history.entries),
         stragglers=c.stragglers,
         conditions=_conditions(c),
         restarts=_restarts(c),
@@ -155,38 +157,38 @@ def _skipped(c: CoordinatorState) -> int:
     return max((log.samples_dropped.get(DropReason.SKIPPED, 0) for log in logs), default=0)
 
 
-def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
+def _conditions(c: CoordinatorState) -> tuple[LiveCondition, ...]:
     found = []
     now = c.wall_s
     if c.gen is not None and not c.unstarted and c.outcome is None and c.due_ns is None:
         text = f"{len(c.gen.members)} ranks in generation {c.gen.id}"
-        found.append(Condition("RingReady", "GenerationStarted", text, now))
+        found.append(LiveCondition("RingReady", "GenerationStarted", text, now))
     unheard = []
     if c.outcome is None and (text := silence.never_heard(c)):
-        unheard = [Condition("Degraded", "ScriptTakesNoPart", text, now)]
+        unheard = [LiveCondition("Degraded", "ScriptTakesNoPart", text, now)]
     found += unheard if c.gen is not None else []
     if c.outcome is None and (text := silence.stuck_scripts(c)):
-        found.append(Condition("Degraded", "ScriptStuck", text, now))
+        found.append(LiveCondition("Degraded", "ScriptStuck", text, now))
     if text := ending.running_scripts(c):
-        found.append(Condition("Degraded", "ScriptStillRuns", text, now))
+        found.append(LiveCondition("Degraded", "ScriptStillRuns", text, now))
     if c.starts_over and c.outcome is None:
-        found.append(Condition("Degraded", "ScriptStartsOver", c.starts_over, now))
+        found.append(LiveCondition("Degraded", "ScriptStartsOver", c.starts_over, now))
     if (skipped := _skipped(c)) and c.outcome is None:
         text = f"{skipped:,} samples were taken from the loader and no step was made of them"
-        found.append(Condition("Degraded", "SamplesSkipped", text, now))
+        found.append(LiveCondition("Degraded", "SamplesSkipped", text, now))
     if c.waits:
-        found.append(Condition("Degraded", "WaitingForEvidence", c.waits, now))
+        found.append(LiveCondition("Degraded", "WaitingForEvidence", c.waits, now))
     if c.gen is None:
         found += unheard  # the last condition of a type is shown where only one fits
     if c.unsaved:
-        found.append(Condition("Degraded", "CheckpointFailed", f"{c.unsaved}; {GOES_ON}", now))
+        found.append(LiveCondition("Degraded", "CheckpointFailed", f"{c.unsaved}; {GOES_ON}", now))
     k = c.settings.quorum
     active = len(c.gen.active) if c.gen else 0
     if c.gen is not None and k > active:
         text = f"quorum {k} is asked for, {active} ranks are active"
-        found.append(Condition("Degraded", "QuorumReduced", text, now))
+        found.append(LiveCondition("Degraded", "QuorumReduced", text, now))
     running = sum(1 for pod in c.roster.running_pods() if not pod.draining)
     if c.told and running != c.replicas:
         text = f"{running} replicas run, {c.replicas} are wanted"
-        found.append(Condition("Resizing", "ReplicasDiffer", text, now))
+        found.append(LiveCondition("Resizing", "ReplicasDiffer", text, now))
     return tuple(found)

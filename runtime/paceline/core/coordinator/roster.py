@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.messages import Heartbeat, Inventory, Network, Register, pod_of
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline_api.ids import NO_GENERATION, GenerationId, MemberId, pod_of
+from paceline_api.status import LogStatus
+from paceline_api.types.enums import Network
+
+from paceline.core.messages import Heartbeat, Inventory, Register
 from paceline.core.protocol.snapshot import Kept
-from paceline.core.status import LogStatus
 
 
 @dataclass(slots=True)

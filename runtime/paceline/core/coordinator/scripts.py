@@ -18,14 +18,14 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from paceline_api.failures import ruled
+from paceline_api.ids import MemberId
+from paceline_api.status import ScriptFailure
 
 from paceline.core import messages as m
 from paceline.core.agent.exits import how_it_ended, is_scripts_own
 from paceline.core.coordinator.state import CoordinatorState
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, samples_of, total_leases
-from paceline.core.status import ScriptFailure
 
 SAMPLES_MAX: Final = 64
 """Number of sample numbers of one batch that are listed."""

@@ -13,6 +13,7 @@ silence.
 
 from __future__ import annotations
 
+from paceline_api.ids import NO_GENERATION, pod_of
 from paceline_api.times import NS_PER_MS, NS_PER_S
 
 from paceline.core import messages as m
@@ -28,7 +29,6 @@ from paceline.core.coordinator.timeouts import (
     USUAL_TIMES,
 )
 from paceline.core.coordinator.wording import format_clock, named
-from paceline.core.protocol.ids import NO_GENERATION
 
 
 def suspect_the_silent(c: CoordinatorState) -> None:
@@ -222,7 +222,7 @@ def _process(c: CoordinatorState, seen: KnownRank) -> str:
     Returns:
         Text for a message.
     """
-    agent = c.roster.pods.get(m.pod_of(seen.member))
+    agent = c.roster.pods.get(pod_of(seen.member))
     pid = f"pid {seen.pid}" if seen.pid else "pid not known"
     host = f" on {agent.host}" if agent is not None and agent.host else ""
     assert seen.alive_ns is not None

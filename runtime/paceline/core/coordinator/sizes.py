@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from paceline_api.ids import MemberId, pod_of
+
 from paceline.core.coordinator.roster import KnownPod, Roster
-from paceline.core.messages import pod_of
-from paceline.core.protocol.ids import MemberId
 
 PodKey = tuple[int, int]
 

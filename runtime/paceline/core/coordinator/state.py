@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from paceline_api.ids import NO_GENERATION, GenerationId, MemberId, pod_of
 from paceline_api.rounds import RoundSettings
+from paceline_api.status import Outcome, StragglerStatus
 from paceline_api.times import NS_PER_S
+from paceline_api.types.enums import Network
 
 from paceline.core import messages as m
 from paceline.core.coordinator.events import Config, Effect, Happened, ToAgent, ToRank
 from paceline.core.coordinator.history import History
 from paceline.core.coordinator.roster import KnownRank, Roster
 from paceline.core.coordinator.sizes import Sizes
-from paceline.core.messages import Network
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import Gen, Request
-from paceline.core.status import Outcome, StragglerStatus
 
 FAILURES_MAX: Final = 64
 """Number of script failures that are kept (R55)."""
@@ -218,7 +218,7 @@ class CoordinatorState:
     @property
     def expected_pods(self) -> int:
         """Number of pods for which the heartbeat interval is chosen (R42)."""
-        return max(self.replicas, len({m.pod_of(member) for member in self.index}))
+        return max(self.replicas, len({pod_of(member) for member in self.index}))
 
     @property
     def wall_s(self) -> float:

@@ -8,6 +8,8 @@ for each time it is a step of the ladder. Replace is carried out by the owner of
 from __future__ import annotations
 
 from paceline_api import slow
+from paceline_api.ids import MemberId, pod_of
+from paceline_api.status import StragglerStatus
 from paceline_api.types.enums import StragglerResponse
 
 from paceline.core import messages as m
@@ -15,8 +17,6 @@ from paceline.core.coordinator.events import ToAgent
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.coordinator.timeouts import JUDGE_NS
-from paceline.core.protocol.ids import MemberId
-from paceline.core.status import StragglerStatus
 
 
 def is_due(c: CoordinatorState) -> bool:
@@ -41,13 +41,13 @@ def judge_now_and_then(c: CoordinatorState) -> None:
     ranks = {}
     for seen in c.roster.ranks.values():
         if not seen.dead and seen.member in c.index:
-            key = _key(seen.member.slot, seen.member.local, m.pod_of(seen.member)[1])
+            key = _key(seen.member.slot, seen.member.local, pod_of(seen.member)[1])
             ranks[key] = seen
             steps[key] = seen.beat.step_s if seen.beat.active else 0.0
     verdict = slow.judge(
         [slow.StepTime(key, step_s) for key, step_s in sorted(steps.items())],
         settings,
-        round_s=max((s.log.round_s for s in ranks.values() if s.log), default=0.0),
+        round_s=max((s.log.round_s or 0.0 for s in ranks.values() if s.log), default=0.0),
         since=c.slow_since,
         now_s=c.wall_s,
     )

@@ -10,6 +10,7 @@ from statistics import fmean, median
 from typing import Final
 
 from paceline_api.rounds import RoundSettings
+from paceline_api.status import RankStatus, Status, as_number
 from paceline_api.times import NS_PER_S
 
 from paceline.core.anatomy.dissect import Part, summarise
@@ -24,7 +25,7 @@ from paceline.core.forecast.efficiency import noise_scale
 from paceline.core.forecast.link import Sum
 from paceline.core.forecast.model import Row, Setting
 from paceline.core.protocol.waits import quorum_of
-from paceline.core.status import Fact, RankStatus, Status
+from paceline.core.status import Fact
 
 BEGINNING: Final = 2
 """Number of steps and rounds at the start that are ignored: they allocate memory and set up threads
@@ -121,7 +122,7 @@ def earlier(status: Status, batch: float, model: int) -> Iterator[Earlier]:
         yield Earlier(
             generation=change.generation.short,
             at_s=begun_s,
-            setting=_setting(status.settings, change.members, batch, model),
+            setting=_setting(status.round_settings, change.members, batch, model),
             step_s=(after.wall_s + after.agree_s - begun_s) / rounds,
         )
 
@@ -194,7 +195,7 @@ def noise_scale_told(ranks: Sequence[RankStatus]) -> float | None:
     if not told:
         return None
     batch, square, larger, larger_square = (
-        fmean(facts[name] for facts in told)
+        fmean(as_number(facts[name]) for facts in told)
         for name in (Fact.OWN_BATCH, Fact.OWN_SQUARE, Fact.MEAN_BATCH, Fact.MEAN_SQUARE)
     )
     if larger <= batch:

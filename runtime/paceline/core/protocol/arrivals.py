@@ -13,11 +13,11 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from paceline_api.ids import MemberId
 from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import MaxAgePolicy, Mode
 
 from paceline.core.protocol.composition import is_usual
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, LoggedMetric, Operation, Share
 from paceline.core.protocol.waits import deadline_ns, grace_ns

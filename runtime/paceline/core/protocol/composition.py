@@ -15,9 +15,9 @@ from fractions import Fraction
 from typing import Protocol
 
 from msgspec.structs import replace
+from paceline_api.ids import MemberId
 
 from paceline.core.protocol.bits import chosen, pack_bits, pack_offsets, unpack_offsets
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import (
     AnnounceKind,
     DataPlan,

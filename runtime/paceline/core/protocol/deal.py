@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
+
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import total_leases
 

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
+from paceline_api.ids import MemberId
 
 from paceline.core.protocol.composition import Composition
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import DataPlan, DropReason, LoggedMetric, Share, Trigger
 from paceline.core.protocol.sampling import epoch_of, leases_per_epoch, samples_of
 from paceline.core.protocol.snapshot import EpochCount, LedgerSnapshot, Totals

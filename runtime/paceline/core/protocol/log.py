@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
 
+from paceline_api.ids import NO_GENERATION, GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode, Normalisation, Pacing
 
 from paceline.core.protocol.composition import Composition, Weighing, read
 from paceline.core.protocol.deal import Deal
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.ledger import Ledger
 from paceline.core.protocol.records import (
     DataPlan,

@@ -17,10 +17,10 @@ from itertools import chain
 from msgspec import Struct
 from msgspec import field as msgspec_field
 from msgspec.structs import replace
+from paceline_api.ids import MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy
 
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Drop, DropReason, LoggedMetric, Share, summed
 
 

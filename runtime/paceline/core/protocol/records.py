@@ -12,9 +12,8 @@ from typing import Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
-
-from paceline.core.protocol.ids import GenerationId, MemberId
 
 
 class Request(Struct, frozen=True):

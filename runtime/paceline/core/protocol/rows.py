@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
 
 
 class Row(NamedTuple):

@@ -7,9 +7,9 @@ can be compared and sent.
 from __future__ import annotations
 
 from msgspec import Struct, field
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan, DropReason, Gen, Trigger
 from paceline.core.protocol.shadow import ShadowReport
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import isqrt
 from typing import Final
 
-from paceline.core.protocol.ids import MemberId
+from paceline_api.ids import MemberId
 
 TREE_ABOVE: Final = 64
 """Largest number of members that exchange messages with the starter directly."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 from typing import Final, NamedTuple
 
+from paceline_api.ids import MemberId
 from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Mode
 
 from paceline.core.protocol.arrivals import Arrivals
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, Trigger
 

@@ -21,6 +21,7 @@ a new one.
 from __future__ import annotations
 
 from msgspec import Struct
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.types.enums import Pacing
 
 from paceline.core.messages import (
@@ -44,7 +45,6 @@ from paceline.core.messages import (
     Stopped,
 )
 from paceline.core.protocol.composition import Weighing
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.pending import BufferName, BufferOp
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, GivenUp, Go, LoggedMetric, Operation

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from paceline_api.ids import MemberId
 from paceline_api.types.enums import MaxAgePolicy, Mode
 
 from paceline.core.messages import Announce, Gathered, Word
 from paceline.core.protocol.arrivals import Arrivals, bench_after_ns
 from paceline.core.protocol.bits import chosen, unpack_offsets
 from paceline.core.protocol.composition import is_usual, pack_usual
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, LoggedMetric, Share, summed
 from paceline.core.protocol.trigger import initiator

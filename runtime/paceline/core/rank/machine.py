@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from paceline_api.ids import MemberId
+
 from paceline.core.messages import (
     Announce,
     Ask,
@@ -26,7 +28,6 @@ from paceline.core.messages import (
     StateTransfer,
     WeightsHash,
 )
-from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import membership, rounds, saving, script, streaming
 from paceline.core.rank.events import (
     Begin,

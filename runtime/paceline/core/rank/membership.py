@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
+from paceline_api.ids import MemberId
 
 from paceline.core.differences import changed
 from paceline.core.messages import (
@@ -22,7 +23,6 @@ from paceline.core.messages import (
     Started,
     StateTransfer,
 )
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log, LogError
 from paceline.core.protocol.records import Gen, Go
 from paceline.core.protocol.rows import rows_of

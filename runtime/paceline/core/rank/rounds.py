@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from msgspec.structs import replace
+from paceline_api.ids import MemberId
 
 from paceline.core.messages import (
     Announce,
@@ -23,7 +24,6 @@ from paceline.core.messages import (
 from paceline.core.protocol.arrivals import Arrivals
 from paceline.core.protocol.bits import chosen, pack_bits, rounded
 from paceline.core.protocol.composition import compact
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import LogError
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import (

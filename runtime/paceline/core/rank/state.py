@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from paceline_api.ids import NO_GENERATION, GenerationId, MemberId
 from paceline_api.types.enums import Pacing
 
 from paceline.core.messages import (
@@ -20,7 +21,6 @@ from paceline.core.messages import (
     StateTransfer,
 )
 from paceline.core.protocol.arrivals import Arrivals
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.pending import BufferOp, Pending
 from paceline.core.protocol.records import Go, Operation, Request, Share

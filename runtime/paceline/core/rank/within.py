@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 from paceline_api.decoding import UNDECODABLE
+from paceline_api.ids import GenerationId
 
-from paceline.core.protocol.ids import GenerationId
 from paceline.core.rank.agreement import ScriptEvent
 from paceline.core.rank.events import Event, Written
 from paceline.core.wire import WireError

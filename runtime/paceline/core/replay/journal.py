@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct, field
+from paceline_api.ids import GenerationId, MemberId
 
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.pending import BufferName, BufferOp
 from paceline.core.protocol.records import Record
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from msgspec import Struct
+from paceline_api.ids import GenerationId, MemberId
 
 from paceline.core.protocol.composition import Weighing
-from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log, LogError, chain
 from paceline.core.protocol.pending import BufferName, BufferOp
 from paceline.core.protocol.progress import Progress, progress_of

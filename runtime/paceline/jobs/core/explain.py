@@ -10,12 +10,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from paceline_api.ids import pod_of
 from paceline_api.reasons import Reason
+from paceline_api.status import RankPhase, RankStatus, Status, StragglerStatus, place_of
 from paceline_api.types.enums import Mode
 
-from paceline.core.messages import pod_of
 from paceline.core.protocol.waits import quorum_of
-from paceline.core.status import RankPhase, RankStatus, Status, StragglerStatus, place_of
 from paceline.jobs.interface import (
     COMPLETE,
     ENDED,
@@ -128,7 +128,7 @@ class _Job:
         takes = f"its step takes {worst.percent} % of the median"
         verdict = f"It trains, and rank {rank} holds it up: {takes}."
         if not self._waits_for_all():
-            mode = self._detail.settings.mode
+            mode = self._detail.round_settings.mode
             verdict = f"It trains; rank {rank} is slow ({takes}), and in mode {mode} nobody waits."
         because = [*map(self._slow, slow)]
         return (
@@ -139,7 +139,7 @@ class _Job:
 
     def _waits_for_all(self) -> bool:
         """Return True if a round of the job's mode can wait for its slowest rank."""
-        settings = self._detail.settings
+        settings = self._detail.round_settings
         if settings.is_synchronous or settings.mode is Mode.DEADLINE:
             return True
         active = sum(rank.state == RankPhase.ACTIVE for rank in self._detail.ranks)

@@ -7,27 +7,35 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
+import msgspec
+from msgspec.structs import replace
+from paceline_api.ids import (
+    ATTEMPT_STRIDE,
+    NO_GENERATION,
+    GenerationId,
+    MemberId,
+    pod_of,
+)
 from paceline_api.names import (
     LABEL_ATTEMPT,
     LABEL_ROLE,
     LABEL_SLOT,
     ROLE_WORKER,
 )
+from paceline_api.rank_rows import read_rank_row
 from paceline_api.reasons import ConditionType
 from paceline_api.rounds import RoundSettings
-from paceline_api.times import US_PER_S
-
-from paceline.core.messages import ATTEMPT_STRIDE, Network, pod_of
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId, parse_member
-from paceline.core.status import (
-    Condition,
-    Fact,
+from paceline_api.status import (
+    LiveCondition,
     LogStatus,
     RankPhase,
     RankStatus,
     Status,
     StragglerStatus,
 )
+from paceline_api.times import US_PER_S
+from paceline_api.types.enums import Network
+
 from paceline.jobs.interface import (
     COMPLETE,
     FAILED,
@@ -221,36 +229,33 @@ def _detail(job: Object, pods: list[Object], state: str) -> Status:
     progress = (status.get("progress") or {}).get("percent")
     moved = status.get("transport") or {}
     transport, _, carrier = str(moved.get("kind") or "").partition(" over ")
-    told = _told(status)
+    rows = [read_rank_row(row) for row in status.get("ranks") or ()]
+    told = {_place(rank): rank for rank, _ in rows}
     rests = state in _AT_REST
     ranks = _ranks(pods, status, procs, told)
     if rests:
-        ranks = _ranks_at_rest(pods, status, procs, state)
+        ranks = _ranks_at_rest(pods, (rank for rank, _ in rows), procs, state)
     return Status(
         job=job["metadata"]["name"],
         coordinator="",
         generation=_generation(str(status.get("membershipGeneration") or "")),
         replicas=int(spec.get("replicas", 1)),
         procs=procs,
-        settings=settings,
+        settings=msgspec.to_builtins(settings),
         ranks=tuple(ranks),
         version=int(status.get("round") or 0),
         transport=transport,
         transport_why=str(moved.get("message") or ""),
-        carrier=Network(carrier) if carrier in set(Network) else Network.UNKNOWN,
+        carrier=Network(carrier),
         log=LogStatus(
             progress=None if progress is None else progress / 100,
             left_s=(status.get("progress") or {}).get("etaSeconds"),
             round_s=float(collective.get("roundMicroseconds") or 0) / US_PER_S,
             avoided_s=float(collective.get("waitAvoidedSeconds") or 0),
-            shares={
-                row["member"]: row["sharePercent"] / 100
-                for row in told.values()
-                if row.get("sharePercent") is not None
-            },
+            shares={str(rank.member): share for rank, share in rows if share is not None},
         ),
         conditions=tuple(
-            Condition(
+            LiveCondition(
                 type=one["type"],
                 reason=one["reason"],
                 message=one.get("message", ""),
@@ -286,26 +291,21 @@ def _generation(text: str) -> GenerationId:
     return GenerationId(int(incarnation), "", int(counter))
 
 
-def _told(status: Object) -> dict[Place, Object]:
-    """Return the rows of `status.ranks`, which the coordinator reported, by place."""
-    found = {}
-    for row in status.get("ranks") or ():
-        member = parse_member(row["member"])
-        found[member.slot, member.local, pod_of(member)[1]] = row
-    return found
+def _place(rank: RankStatus) -> Place:
+    return rank.member.slot, rank.member.local, rank.pod[1]
 
 
-def _member(place: Place, told: Mapping[Place, Object]) -> MemberId:
+def _member(place: Place, told: Mapping[Place, RankStatus]) -> MemberId:
     slot, local, attempt = place
-    row = told.get(place)
-    return parse_member(row["member"]) if row else MemberId(slot, local, attempt * ATTEMPT_STRIDE)
+    rank = told.get(place)
+    return rank.member if rank else MemberId(slot, local, attempt * ATTEMPT_STRIDE)
 
 
 def _ranks(
     pods: list[Object],
     status: Object,
     procs: int,
-    told: Mapping[Place, Object],
+    told: Mapping[Place, RankStatus],
 ) -> Iterator[RankStatus]:
     """Yield the status of each rank of a job that runs.
 
@@ -330,26 +330,25 @@ def _ranks(
         of_pod = pod_phase(pod)
         slot, attempt = place(pod)
         for local in range(procs):
-            row = told.get((slot, local, attempt))
-            phase = of_pod
-            if of_pod is RankPhase.ACTIVE and row is not None:
-                phase = _phase(row)
-            elif of_pod is RankPhase.ACTIVE and not all_train:
-                phase = RankPhase.STARTING
-            own = version if phase is RankPhase.ACTIVE else 0
-            yield RankStatus(
-                member=_member((slot, local, attempt), told),
-                state=phase,
-                pid=int((row or {}).get("pid") or 0),
+            known = told.get((slot, local, attempt))
+            if known is None:
+                trains = of_pod is RankPhase.ACTIVE and all_train
+                phase = RankPhase.STARTING if of_pod is RankPhase.ACTIVE else of_pod
+                known = RankStatus(
+                    member=MemberId(slot, local, attempt * ATTEMPT_STRIDE),
+                    state=RankPhase.ACTIVE if trains else phase,
+                    version=version if trains else 0,
+                )
+            yield replace(
+                known,
+                state=known.state if of_pod is RankPhase.ACTIVE else of_pod,
                 host=str(pod["spec"].get("nodeName") or ""),
-                version=own if row is None else int(row.get("round") or 0),
-                facts=_facts(row or {}),
                 why=_why(pod),
             )
 
 
 def _ranks_at_rest(
-    pods: list[Object], status: Object, procs: int, state: str
+    pods: list[Object], told: Iterable[RankStatus], procs: int, state: str
 ) -> Iterator[RankStatus]:
     """Yield how the ranks ended, for a job of which no process runs any more.
 
@@ -358,7 +357,7 @@ def _ranks_at_rest(
 
     Args:
         pods: Pods of the job.
-        status: `status` of the TrainingJob.
+        told: Reports of the operator about the last process of each place.
         procs: Members in each pod.
         state: State of the job: Complete, Failed or Suspended.
 
@@ -377,8 +376,8 @@ def _ranks_at_rest(
             found[slot, local] = RankStatus(
                 member, ended, host=str(pod["spec"].get("nodeName") or ""), why=why
             )
-    for row in status.get("ranks") or ():
-        member, noted = parse_member(row["member"]), _phase(row)
+    for rank in told:
+        member, noted = rank.member, rank.state
         of_pod = found.get((member.slot, member.local))
         if noted not in _ENDS and of_pod is not None:
             continue  # left by an operator of an earlier release: the last phase, not the end
@@ -387,28 +386,14 @@ def _ranks_at_rest(
         if noted not in _ENDS:
             noted = RankPhase.FINISHED if state == COMPLETE else RankPhase.DEAD
         known = of_pod if of_pod is not None and pod_of(member) == pod_of(of_pod.member) else None
-        found[member.slot, member.local] = RankStatus(
-            member=member,
+        found[member.slot, member.local] = replace(
+            rank,
             state=noted,
+            pid=0,
             host=known.host if known is not None else "",
-            version=int(row.get("round") or 0),
-            facts=_facts(row),
             why=known.why if known is not None and noted is RankPhase.DEAD else "",
         )
     yield from (found[key] for key in sorted(found))
-
-
-def _phase(row: Object) -> RankPhase:
-    """Return the phase in a row of `status.ranks`; ACTIVE for one this release does not know."""
-    state = row.get("state")
-    return RankPhase(state) if state in set(RankPhase) else RankPhase.ACTIVE
-
-
-def _facts(row: Object) -> dict[str, float]:
-    names = {Fact.STEP_S: "stepMicroseconds", Fact.LAG_S: "lagMicroseconds"}
-    return {
-        str(fact): row[name] / US_PER_S for fact, name in names.items() if row.get(name) is not None
-    }
 
 
 def pod_phase(pod: Object) -> RankPhase:
@@ -451,7 +436,7 @@ def _stragglers(
     status: Object,
     pods: list[Object],
     procs: int,
-    told: Mapping[Place, Object],
+    told: Mapping[Place, RankStatus],
 ) -> Iterator[StragglerStatus]:
     places = {pod["metadata"]["name"]: place(pod) for pod in workers(pods)}
     for slow in status.get("stragglers") or ():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline_api.reasons import ConditionType, Reason
+from paceline_api.status import Outcome, RankPhase, Status, at_rest
 
-from paceline.core.status import Outcome, RankPhase, Status, at_rest
 from paceline.jobs.interface import (
     COMPLETE,
     ENDED,
@@ -141,7 +141,7 @@ def events(status: Status | None) -> list[JobEvent]:
         bad.add(status.outcome.reason)
     return [
         JobEvent(one.wall_s, one.reason in bad, one.reason, one.message, "coordinator")
-        for one in status.happenings
+        for one in status.history
     ]
 
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
+from paceline_api.ids import parse_member
+from paceline_api.status import place_of
 from paceline_api.times import NS_PER_S
 
-from paceline.core.protocol.ids import parse_member
-from paceline.core.status import place_of
 from paceline.jobs.interface import LogLine
 
 _STAMPED: Final = re.compile(

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from paceline_api.names import ENV_METRICS_PORT, ENV_PROCS, ENV_TOKEN
+from paceline_api.status import RankPhase
 from paceline_api.types.template import TRAINER
 
 from paceline.core.anatomy.samples import STEPS_PATH, PodSamples, SamplesError
-from paceline.core.status import RankPhase
 from paceline.jobs.core.from_cluster import Object, latest, place, pod_phase
 from paceline.jobs.errors import NoSamplesError
 from paceline.jobs.interface import SUSPENDED, JobStatus

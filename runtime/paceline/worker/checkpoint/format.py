@@ -27,10 +27,10 @@ import torch
 from paceline_api.bounded import read_file
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import printable
+from paceline_api.ids import GenerationId
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.errors import CheckpointError, StateError

@@ -13,18 +13,19 @@ from collections.abc import Callable, Collection
 from statistics import median
 from typing import Final
 
+from paceline_api.ids import MemberId
+from paceline_api.status import LogStatus, ShadowStatus
 from paceline_api.times import NS_PER_MS, NS_PER_S, US_PER_S
 
 from paceline.core.log_figures import pack_log
 from paceline.core.messages import Away, Doing, Heartbeat, RankFigures
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.ledger import Ledger, since
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import Go, summed
 from paceline.core.protocol.sampling import left_out_per_epoch
 from paceline.core.protocol.shadow import ShadowReport
 from paceline.core.rank.state import Main, RankState
-from paceline.core.status import METRIC_ROUNDS, Fact, LogStatus, ShadowStatus
+from paceline.core.status import METRIC_ROUNDS, Fact
 from paceline.worker.metrics.pace import JobSpeed
 
 REFRESH_NS: Final = 150 * NS_PER_MS

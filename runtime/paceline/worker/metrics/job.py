@@ -6,8 +6,9 @@ thread only.
 
 from __future__ import annotations
 
+from paceline_api.status import LogStatus, as_number
+
 from paceline.core.anatomy.samples import FIGURE_NAME_BYTES, FIGURES_MAX
-from paceline.core.status import LogStatus
 from paceline.telemetry.records import Gauge, RankRecord
 
 
@@ -38,8 +39,8 @@ class JobMetrics:
         for name, (total, weight) in log.metric_sums.items():
             figure = self._figure(name)
             if figure is not None:
-                figure[0].set(total)
-                figure[1].set(weight)
+                figure[0].set(as_number(total))
+                figure[1].set(as_number(weight))
 
     def clear(self) -> None:
         """Clear all metrics, because another rank exports them."""

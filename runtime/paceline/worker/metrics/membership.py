@@ -11,9 +11,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
+from paceline_api.ids import MemberId
 from paceline_api.times import NS_PER_S
 
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Gen, Go
 from paceline.core.rank.state import RankState
 from paceline.telemetry.records import RankRecord

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from paceline_api.ids import MemberId
 from paceline_api.times import NS_PER_S, NS_PER_US, US_PER_S
 from paceline_api.types.enums import Mode
 
@@ -19,7 +20,6 @@ from paceline.core.collectives.select import CLASS_NAMES, Method
 from paceline.core.messages import RankFigures
 from paceline.core.protocol.bits import chosen
 from paceline.core.protocol.composition import Composition
-from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import GivenUp, Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
 from paceline.core.rank import events as ev

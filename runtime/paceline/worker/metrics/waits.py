@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from paceline_api.ids import MemberId
 from paceline_api.times import NS_PER_US
 
 from paceline.core.protocol.composition import Composition
-from paceline.core.protocol.ids import MemberId
 
 
 class AvoidedWaiting:

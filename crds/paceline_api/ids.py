@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta
+
+ATTEMPT_STRIDE: Final = 1000
+"""Attempt of a rank = attempt of its pod x ATTEMPT_STRIDE + restarts inside the pod."""
+NUMBER_MAX: Final = 2**53
+"""Largest number that every JSON reader represents exactly as a whole number."""
+
+WholeNumber = Annotated[int, Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+"""A whole number of a message; a decoder rejects one that a JSON reader could not represent."""
 
 
 class MemberId(NamedTuple):
     """Name of one rank process for its whole life; a restarted process is a new member (A10, D12).
 
-    The order (slot, local, attempt) is the rank order of a generation and the order of dealing.
+    The order (slot, local, attempt) is the rank order of a generation and the order of dealing. The
+    bounds are those of the text that `parse_member` reads.
     """
 
-    slot: int
+    slot: Annotated[int, Meta(ge=0, lt=10**9)]
     """Replica (pod) of the job."""
-    local: int
+    local: Annotated[int, Meta(ge=0, lt=10**5)]
     """Process within the replica, 0 <= local < procsPerReplica."""
-    attempt: int
+    attempt: Annotated[int, Meta(ge=0, lt=10**15)]
     """Start number of this process: attempt of its pod x ATTEMPT_STRIDE + restarts inside the pod.
     It grows with every restart and every replacement."""
 
@@ -49,12 +60,12 @@ _MEMBER: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,5})#([0-9]{1,15})")
 class GenerationId(NamedTuple):
     """Identity of a membership, or of a proposal for one; compared as a whole, in order (R1)."""
 
-    incarnation: int
+    incarnation: WholeNumber
     """Incarnation of the coordinator: the highest one in any registration, plus 1."""
     coordinator: str
     """Uid of the coordinator's process or pod. It breaks the tie between two coordinators of one
     incarnation."""
-    counter: int
+    counter: WholeNumber
     """Number that grows with every PREPARE of that coordinator."""
 
     @property
@@ -68,3 +79,8 @@ class GenerationId(NamedTuple):
 
 NO_GENERATION = GenerationId(0, "", 0)
 """Generation below every real one: the promise of a rank that never joined."""
+
+
+def pod_of(member: MemberId) -> tuple[int, int]:
+    """Return (slot, attempt) of the pod that a rank process belongs to."""
+    return member.slot, member.attempt // ATTEMPT_STRIDE

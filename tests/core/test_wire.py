@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -60,10 +60,25 @@ def build(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{f.name: of(f.type) for f in fields})
 
 
+def whole(bounds: list[msgspec.Meta]) -> st.SearchStrategy[int]:
+    """Return a strategy for whole numbers within the bounds of a declaration."""
+    least, most = -(2**63), 2**63 - 1
+    for each in bounds:
+        least = max(least, least if each.ge is None else int(each.ge))
+        most = min(most, most if each.le is None else int(each.le))
+        most = min(most, most if each.lt is None else int(each.lt) - 1)
+    return st.integers(least, most)
+
+
 def of(kind: Any) -> st.SearchStrategy[Any]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return build(kind)
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        hints = get_type_hints(kind, include_extras=True)
+        return st.builds(kind, **{name: of(hints[name]) for name in kind._fields})
     args = get_args(kind)
+    if get_origin(kind) is Annotated and args[0] is int:
+        return whole(list(args[1:]))
     if not args:
         return st.from_type(kind)
     if getattr(kind, "__origin__", None) is tuple:

@@ -20,7 +20,7 @@ _FORM: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 _IMAGE: Final = r"paceline/(?:operator|worker):([\w.]+)"
 _CHART: Final = (r"^version: (.+)$", r"^appVersion: (.+)$", _IMAGE)
 _RENDERED: Final = (
-    r'app\.kubernetes\.io/version: "(.+)"',
+    r"app\.kubernetes\.io/version: (.+)",
     r"helm\.sh/chart: paceline-(.+)",
     _IMAGE,
 )

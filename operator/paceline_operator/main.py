@@ -37,7 +37,12 @@ from paceline_operator.cluster.rights import denied
 from paceline_operator.cluster.scrapers import Scrapers
 from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
-from paceline_operator.cluster.tls import certificates_of, metrics_context, operator_context
+from paceline_operator.cluster.tls import (
+    CertificateFiles,
+    certificates_of,
+    metrics_context,
+    operator_context,
+)
 from paceline_operator.cluster.wire import NodeObject, PodObject
 from paceline_operator.controller import Controller
 from paceline_operator.core.job import Job
@@ -74,7 +79,7 @@ class Operator:
             options.manager,
             pods_changed=lambda key: self._queue.add(key, PODS_S),
         )
-        self._kube = Kube(access, self.metrics)
+        self._kube = Kube(access, self.metrics, options.api_rate)
         self._keys = OwnKeys(self._kube, self._key_changed)
         self._listing = Listing(self._kube, self._store, options.scope)
         self._nodes: observe.Watch[NodeObject] | None = None
@@ -135,7 +140,9 @@ class Operator:
             return await self._kube.request("POST", path, body=body)
 
         scrapers = Scrapers(create, time.monotonic)
-        return Guarded(*self._options.metrics_at, metrics_context(), scrapers)
+        folder = self._options.metrics_certificate
+        tls = metrics_context() if folder is None else CertificateFiles(folder).context
+        return Guarded(*self._options.metrics_at, tls, scrapers)
 
     def _handle_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -31,6 +31,11 @@ class Metrics:
             ["code", "method"],
             registry=r,
         )
+        self.throttled = Counter(
+            "paceline_operator_throttled_seconds",
+            "Seconds that requests to the API server waited for the limit of --api-qps.",
+            registry=r,
+        )
         self.reconciles = Counter(
             "controller_runtime_reconcile",
             "Reconciliations of jobs, by result.",

@@ -6,8 +6,11 @@ import argparse
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from paceline_api.names import DEFAULT_MANAGER, ENV_OPERATOR_IDENTITY, ENV_OPERATOR_NAMESPACE
+
+from paceline_operator.core.shares import Rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,10 @@ class Options:
     port: int
     metrics_at: tuple[str, int] | None
     """Host and port of /metrics by TLS and token; None: plain HTTP, at `port`."""
+    metrics_certificate: Path | None
+    """Folder with tls.crt and tls.key for `metrics_at`; None: a certificate made at the start."""
+    api_rate: Rate | None
+    """Limit of the requests to the API server; None: no limit."""
     log_format: str
     log_level: str
 
@@ -75,6 +82,26 @@ def parse(arguments: list[str] | None = None) -> Options:
         metavar="HOST:PORT",
         help="/metrics here instead, by TLS, for those whom the API server lets get /metrics",
     )
+    add(
+        "--metrics-certificate",
+        type=Path,
+        metavar="FOLDER",
+        help="its tls.crt and tls.key are for --secure-metrics; read again when they change",
+    )
+    add(
+        "--api-qps",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="requests per second to the API server, without watches and the Lease; 0: no limit",
+    )
+    add(
+        "--api-burst",
+        type=int,
+        default=0,
+        metavar="N",
+        help="requests that may be sent at once; default: twice --api-qps",
+    )
     add("--log-format", choices=["json", "text"], default="json")
     add("--log-level", choices=["debug", "info", "warning"], default="info")
     given = parser.parse_args(arguments)
@@ -82,6 +109,13 @@ def parse(arguments: list[str] | None = None) -> Options:
     secure = given.secure_metrics
     if given.lease_duration < 2:
         parser.error("--lease-duration: use 2 seconds or more")
+    if given.metrics_certificate is not None and not secure:
+        parser.error("--metrics-certificate is for --secure-metrics; add that option")
+    if not 0 <= given.api_qps < float("inf"):
+        parser.error("--api-qps: use a number of requests per second, or 0 for no limit")
+    if given.api_burst < 0 or (given.api_burst and not given.api_qps):
+        parser.error("--api-burst: use a positive number, together with --api-qps")
+    burst = float(given.api_burst or max(1.0, 2 * given.api_qps))
     return Options(
         kubeconfig=given.kubeconfig,
         scope=given.namespace,
@@ -94,6 +128,8 @@ def parse(arguments: list[str] | None = None) -> Options:
         host=host,
         port=port,
         metrics_at=_address(parser, "--secure-metrics", secure) if secure else None,
+        metrics_certificate=given.metrics_certificate,
+        api_rate=Rate(given.api_qps, burst) if given.api_qps else None,
         log_format=given.log_format,
         log_level=given.log_level,
     )

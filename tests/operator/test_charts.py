@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,17 @@ ALL = (
     "--set=serviceAccount.annotations.owner=c,metrics.podMonitor.labels.prometheus=d",
     "--set=tenantPolicy.enabled=true,tenantPolicy.namespaceSelector.matchLabels.group=tenants",
     "--set=tenantPolicy.capabilities={SYS_NICE},tenantPolicy.fabricProfiles={aws-efa}",
+    "--set=commonLabels.team=b,commonLabels.cost=c,image.registry=registry.example.com",
+    "--set=client.qps=50,client.burst=80",
+    "--set=ports.http=18080,ports.metrics=18443",
+    "--set=env[0].name=HTTPS_PROXY,env[0].value=http://proxy:3128,envFrom[0].secretRef.name=more",
+    "--set=volumes[0].name=authority,volumes[0].configMap.name=authority",
+    "--set=volumeMounts[0].name=authority,volumeMounts[0].mountPath=/authority",
+    "--set=podSecurityContext.runAsUser=65532,securityContext.runAsGroup=65532",
+    "--set=livenessProbe.timeoutSeconds=5,readinessProbe.failureThreshold=2",
+    "--set=topologySpreadConstraints[0].maxSkew=1,topologySpreadConstraints[0].topologyKey=zone",
+    "--set=topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway",
+    "--set=metrics.certificate.certManager.enabled=true,metrics.rules.enabled=true",
 )
 NAMESPACED = ("--set=scope.clusterWide=false",)
 VARIANTS = {"default": (), "namespaced": NAMESPACED, "everything": ALL}
@@ -99,6 +112,7 @@ def test_optional_values_render_their_objects() -> None:
     assert kinds == {
         *("PodDisruptionBudget", "PriorityClass", "ServiceMonitor", "PodMonitor"),
         *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+        *("PrometheusRule", "Certificate", "Issuer"),
     }
     assert "podgroups" in str(rendered())
     assert "podgroups" not in str(rendered("--set=rbac.gangs=false"))
@@ -121,7 +135,7 @@ def test_network_policies_admit_only_scrapers_to_metrics(options: tuple[str, ...
                 rule
                 for rule in policy["spec"]["ingress"]
                 if rule.get("ports")
-                in ([{"port": p, "protocol": "TCP"}] for p in (8080, 8443, "metrics"))
+                in ([{"port": p, "protocol": "TCP"}] for p in (8080, 18443, "metrics"))
             ]
             assert [rule["from"] for rule in metrics] == [peers], policy["metadata"]["name"]
 
@@ -169,6 +183,95 @@ def test_templates_match_the_golden_file(variant: str) -> None:
     assert text == file.read_text()
 
 
+def deployment(*options: str) -> dict[str, Any]:
+    (found,) = (f for f in rendered(*options) if f["kind"] == "Deployment")
+    return found
+
+
+def names_in(found: Any) -> Iterator[str]:
+    """Yield every value of a key `name` of an object's metadata, and of what refers to one."""
+    yield found["metadata"]["name"]
+    yield from (subject["name"] for subject in found.get("subjects", ()))
+    if "roleRef" in found:
+        yield found["roleRef"]["name"]
+
+
+@pytest.mark.parametrize("length", range(35, 54))
+def test_names_are_valid_for_release_names_of_any_length(length: int) -> None:
+    """Helm admits release names of 53 characters; the name of a Service has 63 at most."""
+    text = helm("template", "r" * length, str(CHARTS / "paceline"), "-n", "sys", *ALL)
+    for found in yaml.safe_load_all(text):
+        for name in names_in(found):
+            assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name), name
+        assert len(found["metadata"]["name"]) <= (63 if found["kind"] == "Service" else 253)
+
+
+def test_overrides_rename_every_object_and_what_refers_to_it() -> None:
+    for options, name in (
+        ("--set=nameOverride=pace", "x-pace-operator"),
+        ("--set=fullnameOverride=it", "it"),
+    ):
+        for found in rendered(options):
+            own = [each for each in names_in(found) if each != "paceline-operator"]
+            assert all(each.removeprefix("sys-").startswith(name) for each in own), own
+        assert deployment(options)["spec"]["template"]["spec"]["serviceAccountName"] == name
+
+
+def test_common_labels_are_on_every_object_and_pod_but_not_in_selectors() -> None:
+    for found in [*rendered(*ALL), deployment(*ALL)["spec"]["template"]]:
+        assert found["metadata"]["labels"]["cost"] == "c", found["metadata"]
+    assert set(deployment(*ALL)["spec"]["selector"]["matchLabels"]) == {
+        *("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component")
+    }
+    assert deployment(*ALL)["metadata"]["labels"]["team"] == "b"
+    assert deployment(*ALL)["spec"]["template"]["metadata"]["labels"]["team"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("options", "image"),
+    [
+        ("image.repository=a/b,image.tag=t", "a/b:t"),
+        ("image.repository=a/b,image.tag=t,image.registry=r.io", "r.io/a/b:t"),
+        ("image.repository=a/b,image.registry=r.io,global.imageRegistry=g.io/", "g.io/a/b:t"),
+        (f"image.tag=t,image.digest=sha256:{'0' * 64}", f"paceline/operator@sha256:{'0' * 64}"),
+    ],
+)
+def test_the_image_is_named_by_registry_tag_and_digest(options: str, image: str) -> None:
+    found = deployment(f"--set=image.tag=t,{options}")
+    assert found["spec"]["template"]["spec"]["containers"][0]["image"] == image
+
+
+def test_pods_in_the_network_of_their_nodes_still_find_services() -> None:
+    pod = deployment("--set=hostNetwork=true")["spec"]["template"]["spec"]
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    pod = deployment("--set=hostNetwork=true,dnsPolicy=Default")["spec"]["template"]["spec"]
+    assert pod["dnsPolicy"] == "Default"
+    assert "dnsPolicy" not in deployment()["spec"]["template"]["spec"]
+
+
+def leaves(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from leaves(value, (*path, key))
+
+
+@pytest.mark.parametrize("more", [(), ALL], ids=["default", "everything"])
+def test_a_removed_value_is_refused_by_name_or_renders(more: tuple[str, ...]) -> None:
+    """`--set x=null` removes a default; no template may fail on what is not there."""
+    values = yaml.safe_load((CHARTS / "paceline/values.yaml").read_text())
+    with or_skip():
+        program = programs.require("helm")
+    for path in leaves(values):
+        option = f"--set={'.'.join(path)}=null"
+        words = [str(program), "template", "x", str(CHARTS / "paceline"), *more, option]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            said = ("missing property", "execution error at")  # by the schema, by `fail`
+            assert any(words in done.stderr for words in said), (option, done.stderr)
+            assert path[-1] in done.stderr, (option, done.stderr)
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
@@ -191,6 +294,22 @@ def test_templates_match_the_golden_file(variant: str) -> None:
         ("tenantPolicy.enabled=true,scope.clusterWide=false", "needs scope.clusterWide: true"),
         ("tenantPolicy.validationActions={Refuse}", "validationActions"),
         ("tenantPolicy.capabilities={sys_nice}", "capabilities"),
+        ("fullnameOverride=Upper", "fullnameOverride"),
+        ("image.digest=latest", "digest"),
+        ("ports.http=0", "ports/http"),
+        ("client.qps=-1", "qps"),
+        ("dnsPolicy=Cluster", "dnsPolicy"),
+        ("livenessProbe.period=3", "period"),
+        ("volumes[0].emptyDir.medium=Memory", "name"),
+        ("topologySpreadConstraints[0].maxSkew=1", "topologyKey"),
+        ("serviceAccount.create=false", "needs serviceAccount.name"),
+        ("metrics.certificate.secretName=x", "needs metrics.secure"),
+        ("metrics.certificate.certManager.enabled=true", "needs metrics.secure"),
+        (r"podLabels.app\.kubernetes\.io/name=x", "podLabels: app.kubernetes.io/name"),
+        (
+            r"commonLabels.app\.kubernetes\.io/component=x",
+            "commonLabels: app.kubernetes.io/component",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused(wrong: str, field: str) -> None:
@@ -215,16 +334,25 @@ def _covers(schema: dict[str, Any], values: Any, root: dict[str, Any], path: str
         schema = root["definitions"][schema["$ref"].rpartition("/")[2]]
     if not isinstance(values, dict):
         return
+    if path.removeprefix("paceline.") in OF_KUBERNETES and "properties" not in schema:
+        return
     assert "additionalProperties" in schema, f"{path} takes anything"
     fields = schema.get("properties", {})
     if schema["additionalProperties"] is False:
         assert set(values) <= set(fields), path
-        assert set(fields) - set(values) <= {"global", "claims", "nodeAffinity"} | AFFINITIES, path
+        assert path.removeprefix("paceline").removeprefix(".") in OF_KUBERNETES or set(
+            fields
+        ) - set(values) <= {"global"}, path
     for name, value in values.items():
         _covers(fields.get(name, {"additionalProperties": {}}), value, root, f"{path}.{name}")
 
 
-AFFINITIES = {"podAffinity", "podAntiAffinity"}
+OF_KUBERNETES = {
+    *("resources", "affinity", "podSecurityContext", "securityContext"),
+    *("podSecurityContext.seccompProfile", "securityContext.capabilities"),
+    *("livenessProbe", "readinessProbe", "metrics.certificate.certManager.issuerRef"),
+}
+"""Values that have the fields of an object of Kubernetes or cert-manager, most of them unset."""
 
 
 def test_every_value_has_a_comment() -> None:

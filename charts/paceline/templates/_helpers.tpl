@@ -1,22 +1,76 @@
+{{- /* Name of the chart in labels and names. */ -}}
+{{- define "paceline.chart" -}}
+{{- .Values.nameOverride | default "paceline" | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* Name of the operator's objects. It is the name of a Service and therefore has 63 characters at
+       most; those that add to it have 253. */ -}}
 {{- define "paceline.name" -}}
-{{- if contains "paceline" .Release.Name -}}
-{{- printf "%s-operator" .Release.Name | trunc 63 -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-paceline-operator" .Release.Name | trunc 63 -}}
+{{- $chart := include "paceline.chart" . -}}
+{{- $release := .Release.Name -}}
+{{- if not (contains $chart $release) -}}
+{{- $release = printf "%s-%s" $release $chart -}}
+{{- end -}}
+{{- printf "%s-operator" (trunc 54 $release | trimSuffix "-") -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "paceline.selector" -}}
-app.kubernetes.io/name: paceline
+app.kubernetes.io/name: {{ include "paceline.chart" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
+{{- /* Labels of every object. Those of the selector cannot be replaced: a Deployment keeps its own for
+       ever, and its Service would find nothing. */ -}}
 {{- define "paceline.labels" -}}
+{{- $own := include "paceline.ownLabels" . | fromYaml -}}
+{{- $selector := include "paceline.selector" . | fromYaml -}}
+{{- range $value, $labels := dict "commonLabels" .Values.commonLabels "podLabels" .Values.podLabels -}}
+{{- range $key, $_ := $labels -}}
+{{- if hasKey $selector $key -}}
+{{- fail (printf "%s: %s is a label by which the operator's pods are selected; choose another key" $value $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- merge (dict) (.Values.commonLabels | default dict) $own | toYaml -}}
+{{- end -}}
+
+{{- define "paceline.ownLabels" -}}
 {{ include "paceline.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- /* Labels of the operator's pods. */ -}}
+{{- define "paceline.podLabels" -}}
+{{- merge (dict) (.Values.podLabels | default dict) (include "paceline.labels" . | fromYaml) | toYaml -}}
+{{- end -}}
+
+{{- define "paceline.image" -}}
+{{- $registry := (.Values.global).imageRegistry | default .Values.image.registry -}}
+{{- with $registry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- .Values.image.repository -}}
+{{- if .Values.image.digest }}@{{ .Values.image.digest }}
+{{- else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end -}}
+{{- end -}}
+
+{{- define "paceline.serviceAccountName" -}}
+{{- .Values.serviceAccount.name | default (include "paceline.name" .) -}}
+{{- end -}}
+
+{{- /* Secret with the certificate of /metrics; empty: the operator makes one at its start. */ -}}
+{{- define "paceline.certificate" -}}
+{{- $with := .Values.metrics.certificate -}}
+{{- if $with.certManager.enabled -}}
+{{- $with.secretName | default (printf "%s-metrics" (include "paceline.name" .)) -}}
+{{- else -}}
+{{- $with.secretName -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* A cluster-wide name that two releases do not share. */ -}}

@@ -7,6 +7,7 @@ refused, it is renewed and the request is sent once more.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -21,6 +22,7 @@ from paceline_api.access.login import Login
 
 from paceline_operator.cluster.api import MANAGER, PATHS, ApiError
 from paceline_operator.cluster.rights import asked, words_of
+from paceline_operator.core.shares import Bucket, Rate
 from paceline_operator.metrics import Metrics
 
 REQUEST_S: Final = 15.0
@@ -39,10 +41,19 @@ class Kube:
     All requests raise ApiError if the answer is not a success, or if there was no answer (code 0).
     """
 
-    def __init__(self, access: Access, metrics: Metrics) -> None:
+    def __init__(self, access: Access, metrics: Metrics, rate: Rate | None = None) -> None:
+        """Prepare the client.
+
+        Args:
+            access: Source of logins.
+            metrics: Counters of requests.
+            rate: Limit of all requests but watches; None for no limit. Those above it wait, in the
+                order in which they came.
+        """
         self._access = access
         self._metrics = metrics
         self._session: aiohttp.ClientSession | None = None
+        self._bucket = None if rate is None else Bucket(rate, rate.burst, time.monotonic())
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -123,6 +134,7 @@ class Kube:
         content: str = "application/json",
     ) -> Mapping[str, Any]:
         """Send a request, with `body` as JSON, and return the JSON object of the answer, if any."""
+        await self._wait_for_turn()
         data = msgspec.json.encode(body) if body is not None else None
         code = "<error>"
         try:
@@ -140,6 +152,17 @@ class Kube:
             self._metrics.requests.labels(code, method).inc()
         found = msgspec.json.decode(raw) if raw else {}
         return found if isinstance(found, dict) else {}
+
+    async def _wait_for_turn(self) -> None:
+        if self._bucket is None:
+            return
+        self._bucket.fill(self._bucket.rate, time.monotonic())
+        # Requests that wait have taken their part already: the bucket is in debt for them.
+        self._bucket.level -= 1.0
+        wait_s = max(0.0, -self._bucket.level / self._bucket.rate.per_s)
+        if wait_s:
+            self._metrics.throttled.inc(wait_s)
+            await pause(wait_s)
 
     @asynccontextmanager
     async def stream(

@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import ssl
 from asyncio.sslproto import SSLProtocol
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from cryptography import x509
@@ -26,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from paceline_api.errors import PacelineError
 from paceline_api.names import CALLER_AGENT, CALLER_OPERATOR
 
 from paceline_operator.core.keys import JobKeys
@@ -173,6 +176,55 @@ def metrics_context() -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     _load(context, _pair(made, private))
     return context
+
+
+class CertificateFiles:
+    """The certificate of /metrics in a folder, as cert-manager or a Secret's volume writes it.
+
+    The files are looked at when a connection begins. If they have changed, that connection and all
+    later ones get the new certificate, so a renewal needs no restart. While the new files cannot be
+    loaded, such as in the middle of a renewal, the last certificate stays.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Load the certificate.
+
+        Args:
+            folder: Folder with tls.crt, the certificate chain, and tls.key, both PEM.
+
+        Raises:
+            PacelineError: The files are missing, or are not a certificate and its key.
+        """
+        self._certificate, self._key = folder / "tls.crt", folder / "tls.key"
+        try:
+            self._seen = self._state()
+            self._newest = self._context()
+        except (OSError, ssl.SSLError) as error:
+            raise PacelineError(
+                f"{folder} has no certificate for /metrics: {error}",
+                hint="put the certificate into tls.crt and its private key into tls.key, both PEM",
+            ) from None
+        self.context = self._newest
+        """Server context that chooses the newest certificate for each connection."""
+        self.context.sni_callback = self._choose
+
+    def _choose(self, connection: ssl.SSLSocket | ssl.SSLObject, *_: object) -> None:
+        with suppress(OSError, ssl.SSLError):
+            now = self._state()
+            if now != self._seen:
+                self._newest = self._context()
+                self._seen = now
+        connection.context = self._newest
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self._certificate, self._key, password="")
+        return context
+
+    def _state(self) -> tuple[tuple[int, int, int], ...]:
+        found = [path.stat() for path in (self._certificate, self._key)]
+        return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
 
 
 def operator_context(keys: JobKeys) -> ssl.SSLContext:

@@ -1,7 +1,8 @@
 """Compare two runs of a script: what each rank printed, how it ended, and the files written.
 
-Numbers are compared exactly or within a tolerance; all other text is compared exactly. A hash of
-weights has no tolerance. Under a tolerance it only has to be equal on the same ranks in both runs.
+Numbers are compared exactly or within a tolerance; all other text is compared exactly, but for the
+name of the folder that the script writes to, and for durations. A hash of weights has no tolerance.
+Under a tolerance it only has to be equal on the same ranks in both runs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pickle import UnpicklingError
 from typing import Any, Final
 
 import torch
+from safetensors.torch import load_file
 
 from testing.scripts.plain import Result
 
@@ -26,8 +28,10 @@ NUMBER: Final = re.compile(
 """A number as `repr`, `float.hex` or `format` write it."""
 HASH: Final = re.compile(r"\b[0-9a-f]{32,64}\b")
 """A hash of weights as hashlib writes it."""
-CONTENTS: Final = frozenset({".pt", ".pth", ".bin"})
+CONTENTS: Final = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl"})
 """Suffixes of files that `torch.save` writes."""
+DURATION: Final = re.compile(r"""("\w*_(?:runtime|per_second)": )[\d.e+-]+""")
+"""A duration, or a number of steps per second, in a JSON file of transformers."""
 OPAQUE: Final = frozenset({".distcp", ".metadata"})
 """Suffixes of a distributed checkpoint. How its tensors are laid out in files is not compared; a
 script that writes one prints what it has loaded from it."""
@@ -112,11 +116,16 @@ def _names(folder: Path) -> set[str]:
 def _file(name: str, a: Path, b: Path, tolerance: float) -> Iterator[str]:
     if a.suffix in OPAQUE or a.name in OPAQUE:
         return
-    if a.suffix not in CONTENTS:
-        yield from _texts(name, a.read_text(), b.read_text(), tolerance)
+    if a.suffix == ".safetensors":
+        yield from _values(name, load_file(a), load_file(b), tolerance)
         return
+    if a.suffix not in CONTENTS:
+        yield from _texts(name, _text(a, name), _text(b, name), tolerance)
+        return
+    one: Any
+    other: Any
     try:
-        one, other = torch.load(a, weights_only=True), torch.load(b, weights_only=True)
+        one, other = (_placeless(torch.load(x, weights_only=True), x, name) for x in (a, b))
     except UnpicklingError:  # whole models, whose classes only the script has
         one, other = _records(a), _records(b)
         if not tolerance and one != other:
@@ -125,6 +134,26 @@ def _file(name: str, a: Path, b: Path, tolerance: float) -> Iterator[str]:
             yield f"{name}: {len(one)} and {len(other)} storages"
         return
     yield from _values(name, one, other, tolerance)
+
+
+def _folder(path: Path, name: str) -> str:
+    """Return the folder of the script's files, below which `path` is called `name`."""
+    return str(path).removesuffix(f"/{name}")
+
+
+def _text(path: Path, name: str) -> str:
+    return DURATION.sub(r"\g<1>DURATION", path.read_text()).replace(_folder(path, name), "OUT")
+
+
+def _placeless(value: Any, path: Path, name: str) -> Any:
+    """Return a value that was loaded from a file, without the name of the script's folder."""
+    if isinstance(value, str):
+        return value.replace(_folder(path, name), "OUT")
+    if isinstance(value, dict):
+        return {_placeless(k, path, name): _placeless(v, path, name) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_placeless(each, path, name) for each in value)
+    return value
 
 
 def _records(path: Path) -> dict[str, bytes]:

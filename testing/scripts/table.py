@@ -71,8 +71,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """Name of the row for test ids: the script, and the arguments of its only run."""
-        words = self.runs[0] if len(self.runs) == 1 else ()
+        """Name of the row for test ids: the script, and the arguments of its first run."""
+        words = self.runs[0]
         return "".join([self.script.removesuffix(".py"), *words])
 
     def tolerance_at(self, ranks: int) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from paceline.core.protocol.places import Path, Spot
 from paceline.train.script.passes import Passes, samples_in
 from torch.utils.data import DataLoader, DistributedSampler
@@ -36,6 +38,8 @@ class Script:
         self.path: Path[Any] = engine.operations.path
         self.passes = Passes(engine)
         self.passes.install()
+        self.sent: list[int] = []
+        """What a rank that joins gets as the cursor of the first loader, operation by operation."""
 
     @property
     def here(self) -> Spot:
@@ -43,7 +47,8 @@ class Script:
 
     def backward(self) -> Spot:
         """Make a synchronizing backward pass; return the operation that it is."""
-        self.passes.before_backward()
+        if self.passes.before_backward() and self.passes.cursors.get(0):
+            self.sent.append(self.passes.cursors[0])
         made = self.here
         self.path.made()
         self.passes.after_backward()
@@ -126,28 +131,115 @@ def test_loaders_that_are_used_together_are_all_training_loaders(script: Script)
     assert script.passes.training == {0, 1}
 
 
-def ahead(data: Loader) -> Iterator[Any]:
-    """Give the batches of a loader one late, as accelerate and timm do."""
+def ahead(data: Loader, held: int = 1) -> Iterator[Any]:
+    """Give the batches of a loader late, as accelerate and timm do."""
+    batches: deque[Any] = deque()
+    for batch in data:
+        batches.append(batch)
+        if len(batches) > held:
+            yield batches.popleft()
+    while batches:
+        yield batches.popleft()
+
+
+def accelerated(data: Loader) -> Iterator[Any]:
+    """Give the batches of a loader as accelerate does."""
     found = iter(data)
-    held = next(found)
-    for batch in found:
-        yield held
-        held = batch
-    yield held
+    present = next(found)
+    while True:
+        try:
+            following = next(found)
+        except StopIteration:
+            yield present
+            break
+        yield present
+        present = following
 
 
-@pytest.mark.xfail(strict=True, reason="the pass ends when a loop that fetches ahead has all")
-def test_the_last_backward_of_a_loop_that_fetches_ahead_is_in_the_pass(script: Script) -> None:
-    assert [script.backward() for _ in ahead(loader())] == [Spot(1, n) for n in range(4)]
+def grouped(data: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    """Give groups of batches, as transformers' Trainer takes them for one step."""
+    while group := list(islice(data, size)):
+        yield group
 
 
-@pytest.mark.xfail(strict=True, reason="batches that were fetched ahead count as averaged")
-def test_a_batch_that_was_fetched_ahead_is_not_averaged(script: Script) -> None:
-    cursors = []
-    for _ in islice(ahead(loader()), 3):
+@pytest.mark.parametrize(
+    ("give", "size"), [(ahead, 6), (ahead, 8), *((accelerated, size) for size in (2, 4, 6, 8))]
+)
+def test_the_last_backward_of_a_loop_that_fetches_ahead_is_in_the_pass(
+    script: Script, give: Callable[[Loader], Iterator[Any]], size: int
+) -> None:
+    data = loader(size)
+    for place in (1, 3):
+        assert [script.backward() for _ in give(data)] == [
+            Spot(place, number) for number in range(size // 2)
+        ]
+    assert script.here == Spot(4, 0)
+
+
+@pytest.mark.parametrize("held", [0, 1, 2, 3])
+def test_batches_that_were_fetched_ahead_are_not_averaged(script: Script, held: int) -> None:
+    data = loader(16)
+    for _ in range(2):
+        for _ in ahead(data, held):
+            script.backward()
+    # Nobody can join at the last batches of those that are held: nothing shows where they begin.
+    assert script.sent == list(range(1, 9 - max(1, held))) * 2
+    assert script.passes.cursors == {0: 8}
+    assert script.here == Spot(4, 0)
+
+
+def test_an_operation_behind_the_last_step_but_one_opens_nothing(script: Script) -> None:
+    for _ in ahead(loader(12), 2):
         script.backward()
-        cursors.append(script.passes.cursors[0])
-    assert cursors == [1, 2, 3]
+        assert not script.passes.opens() or script.here == Spot(2, 0)
+
+
+@pytest.mark.parametrize("batches", [4, 5, 6])
+def test_batches_that_were_fetched_for_a_step_are_averaged_with_it(
+    script: Script, batches: int
+) -> None:
+    data = loader(2 * batches)
+    made = [[script.backward() for _ in grouped(accelerated(data), 2)] for _ in range(2)]
+    steps = (batches + 1) // 2
+    assert made == [[Spot(place, n) for n in range(steps)] for place in (1, 3)]
+    assert script.sent == [2 * n for n in range(1, steps)] * 2
+    assert script.here == Spot(4, 0)
+
+
+def test_backward_passes_of_one_step_with_a_batch_ahead_count_it_once(script: Script) -> None:
+    for _ in accelerated(loader(8)):
+        script.backward()
+        script.backward()
+    assert script.sent == [1, 2, 3]
+    assert script.here == Spot(2, 0)
+
+
+def test_a_call_before_the_second_step_does_not_count_a_batch_ahead(script: Script) -> None:
+    for number, _ in enumerate(accelerated(loader(8))):
+        if number == 1:
+            assert script.passes.opens()
+            assert script.passes.cursors == {0: 1}
+            break
+        script.backward()
+
+
+def test_an_iterator_that_is_still_held_does_not_prolong_its_pass(script: Script) -> None:
+    data, held = loader(), []
+    for place in (1, 3):
+        held.append(iter(data))
+        assert [script.backward() for _ in islice(held[-1], 4)] == [
+            Spot(place, number) for number in range(4)
+        ]
+
+
+def test_an_evaluation_of_the_data_of_a_pass_leaves_the_pass_as_it_is(script: Script) -> None:
+    data = loader()
+    made = []
+    for _ in data:
+        made.append(script.backward())
+        with torch.no_grad():
+            assert len(list(data)) == 4
+    assert made == [Spot(1, number) for number in range(4)]
 
 
 def test_accumulation_without_reduction_counts_batches_and_not_operations(script: Script) -> None:

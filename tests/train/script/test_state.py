@@ -178,3 +178,28 @@ def test_kept_objects_belong_to_the_state() -> None:
     donor.states.kept["meter"], joiner.states.kept["meter"] = meters
     joiner.states.load(sent(donor))
     assert same(*(dict(meter.state_dict()) for meter in meters))
+
+
+class TrainerState:
+    """What transformers' Trainer knows of its progress."""
+
+    def __init__(self, step: int) -> None:
+        self.global_step, self.epoch, self.max_steps = step, step / 10, 100
+        self.log_history = [{"loss": 1 / (step + 1), "step": step}]
+        self.best_metric: float | None = None
+        self.is_world_process_zero = step == 0
+
+
+TrainerState.__module__ = "transformers.trainer_callback"
+
+
+def test_the_steps_that_a_framework_has_counted_go_along() -> None:
+    donor, joiner = Process(1), Process(2)
+    own = TrainerState(7)
+    state = sent(donor)
+    del own
+    counted = TrainerState(0)
+    joiner.states.load(state)
+    assert (counted.global_step, counted.epoch) == (7, 0.7)
+    assert counted.log_history == [{"loss": 1 / 8, "step": 7}]
+    assert counted.is_world_process_zero, "which rank this is stays as it is"

@@ -2,8 +2,13 @@
 
 A loader becomes a training loader with the first synchronizing `backward()` during an iteration
 over it. That iteration is a *pass*, and each later one from its first batch on. Other iterations,
-such as evaluations, belong to the place that they are in. A pass ends with its last batch, or when
-the loop over it is left.
+such as evaluations, belong to the place that they are in. A pass ends when its loader has no batch
+left and all of its batches are averaged, or when the loop over it is left.
+
+Many loops fetch ahead: those of accelerate and of transformers take the next batch before they give
+the present one. Such a batch is not averaged with the others, so a rank that joins takes it again.
+How many batches are held is seen from the second step on: a step takes as many batches as it uses,
+and the first one took those that are held beside.
 """
 
 from __future__ import annotations
@@ -37,11 +42,26 @@ def samples_in(batch: object) -> int:
 
 def epoch_of(loader: DataLoader[Any]) -> int | None:
     """Return the epoch that the script has told the loader's sampler, if it tells it."""
-    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
-        epoch = getattr(sampler, "epoch", None)
-        if isinstance(epoch, int):
-            return epoch
-    return None
+    batches: Any = loader.batch_sampler
+    samplers: list[Any] = [loader.sampler]
+    while batches is not None:  # accelerate wraps the batch sampler of the script
+        samplers += [batches, getattr(batches, "sampler", None)]
+        batches = getattr(batches, "batch_sampler", None)
+    epochs = (getattr(sampler, "epoch", None) for sampler in samplers)
+    return next((epoch for epoch in epochs if isinstance(epoch, int)), None)
+
+
+@dataclass(slots=True)
+class Pace:
+    """How the loop over one loader takes batches."""
+
+    ahead: int | None = None
+    """Batches that the script holds when it begins a step, beside those that the step uses; None
+    before the second step."""
+    step: int = 1
+    """Batches that a step uses."""
+    averaged: int = 1
+    """Averaged backward passes of a step."""
 
 
 @dataclass(eq=False, slots=True)
@@ -51,10 +71,75 @@ class Iteration:
     number: int
     """Number of the loader."""
     epoch: int | None
-    taken: int = 0
+    pace: Pace
+    """What is known of the script's loop over the loader."""
+    skipped: int = 0
+    """Batches that another rank had averaged: they were taken, and not given."""
+    given: int = 0
     """Batches that it has given."""
     samples: int = 0
     """Samples of the last of them."""
+    is_empty: bool = False
+    """True if the loader has no batch left."""
+    is_asked: bool = False
+    """True if the script has asked for a batch since the last averaged backward pass."""
+    at_step: int = 0
+    """Batches that it had given when the present step began."""
+    averaged: int = 0
+    """Averaged backward passes of the present step."""
+    used: int = 0
+    """Batches that were averaged, of those that it has given."""
+
+    @property
+    def cursor(self) -> int:
+        """Return the number of batches of the loader that were averaged."""
+        return self.skipped + self.used
+
+    @property
+    def is_over(self) -> bool:
+        """Return True if the loader has no batch left, and all are known to be averaged."""
+        known = self.pace.ahead is not None or self.given <= 1
+        return self.is_empty and self.used == self.given and known
+
+    @property
+    def is_held(self) -> bool:
+        """Return True if the script holds the last batches of the loader."""
+        return self.is_empty and self.used < self.given and bool(self.pace.ahead)
+
+    @property
+    def _ahead(self) -> int:
+        """Return how many batches the script held in its first step; known in the second one."""
+        if self.is_empty:  # nothing shows how many the second step would have taken
+            return min(1, self.at_step - 1)
+        return max(0, self.at_step - (self.given - self.at_step))
+
+    def look(self) -> None:
+        """Find out how many batches were averaged in the first step."""
+        if self.is_asked and self.at_step and self.pace.ahead is None:
+            self.used = self.at_step - self._ahead
+
+    def begin_step(self) -> None:
+        """Note that a backward pass is about to be averaged; it may begin a new step."""
+        if not self.is_asked:
+            return  # one of several backward passes of a step, as of a GAN
+        if self.at_step and self.pace.ahead is None:
+            self.look()
+            ahead = self._ahead
+            self.pace.ahead, self.pace.step = ahead, self.at_step - ahead
+            self.pace.averaged = self.averaged
+        self.at_step, self.averaged = self.given, 0
+
+    def end_step(self) -> None:
+        """Note that the backward pass was averaged; it may end the step."""
+        self.averaged += 1
+        pace = self.pace
+        if pace.ahead is None:
+            self.used = self.given
+        elif not self.is_empty:
+            self.used = max(self.used, self.given - pace.ahead)
+        elif self.averaged % pace.averaged == 0:
+            self.used = min(self.given, self.used + pace.step)
+        self.is_asked = False
 
 
 class Passes:
@@ -64,17 +149,17 @@ class Passes:
         self._engine = engine
         self._loaders: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
         self._known = 0
+        self._paces: dict[int, Pace] = {}
         self.training: set[int] = set()
         """Numbers of the training loaders, in the order in which loaders were first used."""
         self.epochs: dict[int, int] = {}
         """Place of a pass -> epoch that the script told its sampler."""
         self.cursors: dict[int, int] = {}
-        """Number of a loader -> batches of it that were taken in this pass before the last backward
-        pass was averaged."""
+        """Number of a loader -> batches of it that were averaged in this pass."""
         self._resumes: dict[int, int] = {}
         """The donor's cursors of loaders that this rank has not begun to read."""
         self._open: list[Iteration] = []
-        """Iterations that have given a batch and have not ended, the last one to give one last."""
+        """Iterations that have given a batch and are still there, the last one to give one last."""
         self._pass: Iteration | None = None
         """Iteration that is a pass; None at a point."""
         self.steps = 0
@@ -84,7 +169,7 @@ class Passes:
         self._counts = False
         """True if the script asks for the number of its step."""
         self._is_first = False
-        """True until the first operation after a batch was taken."""
+        """True until the first operation after a batch was asked for."""
 
     def install(self) -> None:
         """Follow all DataLoaders, whatever the script does with them."""
@@ -105,24 +190,28 @@ class Passes:
         if number is None:
             number = self._loaders[loader] = self._known
             self._known += 1
-        epoch = epoch_of(loader)
+        iteration = Iteration(number, epoch_of(loader), self._paces.setdefault(number, Pace()))
+        if self._pass is not None and self._pass.number == number and torch.is_grad_enabled():
+            # The loop before is over, although something still holds its iterator. Without
+            # gradients this is an evaluation of the data of the pass.
+            self.ended(self._pass)
         if self._path.skips and number in self.training:
-            return Batches(self, islice(_ITER(loader), 1), Iteration(number, epoch))
+            return Batches(self, islice(_ITER(loader), 1), iteration)
         if self._path.follows and number in self.training:
-            return self._follow(loader, number, epoch)
-        iteration = Iteration(number, epoch)
+            return self._follow(loader, iteration)
         return Batches(self, self._resumed(loader, iteration), iteration)
 
     def _resumed(self, loader: DataLoader[Any], iteration: Iteration) -> Iterator[Any]:
         """Return the loader's own iterator, behind the batches that the donor had taken."""
         inner = _ITER(loader)
-        iteration.taken = self._resumes.pop(iteration.number, 0)
-        for _ in range(iteration.taken):
+        iteration.skipped = self._resumes.pop(iteration.number, 0)
+        for _ in range(iteration.skipped):
             next(inner, None)
         return inner
 
-    def _follow(self, loader: DataLoader[Any], number: int, epoch: int | None) -> Iterator[Any]:
+    def _follow(self, loader: DataLoader[Any], iteration: Iteration) -> Iterator[Any]:
         """Begin a pass on a rank that follows: with one batch, or where the others are."""
+        epoch = iteration.epoch
         places = [place for place, at in self.epochs.items() if at == epoch]
         if epoch is not None and places:
             self._path.here = Spot(places[-1] - 1, 0)  # the script resumes from its own snapshot
@@ -134,26 +223,37 @@ class Passes:
             raise LeftBehindError(f"pass {self._path.here.place} began without this rank")
         if act is Act.SKIP:
             # One batch, so that what the script makes of a pass, such as a mean, is defined.
-            self._pass = Iteration(number, epoch)
-            return Batches(self, islice(_ITER(loader), 1), self._pass)
+            self._pass = iteration
+            return Batches(self, islice(_ITER(loader), 1), iteration)
         self._engine.load()
         self._resumes = dict(self.cursors)
-        self._pass = Iteration(number, epoch)
-        return Batches(self, self._resumed(loader, self._pass), self._pass)
+        self._pass = iteration
+        return Batches(self, self._resumed(loader, iteration), iteration)
 
     def took(self, iteration: Iteration, batch: object) -> None:
         """Note that an iteration has given a batch."""
-        iteration.taken += 1
+        iteration.given += 1
         iteration.samples = samples_in(batch)
         if iteration in self._open:
             self._open.remove(iteration)
         self._open.append(iteration)
         if self._pass is None and iteration.number in self.training:
             self._begin_pass(iteration)
-        self._is_first = True
+        self._asked(iteration)
+
+    def _asked(self, iteration: Iteration) -> None:
+        iteration.is_asked = self._is_first = True
+
+    def emptied(self, iteration: Iteration) -> None:
+        """Note that an iteration has no batch left. The script may still hold some."""
+        iteration.is_empty = True
+        if iteration is self._pass and iteration.is_over:
+            self.ended(iteration)
+        elif iteration is self._pass or not self.training:
+            self._asked(iteration)
 
     def ended(self, iteration: Iteration) -> None:
-        """Note that an iteration has no batch left, or that its loop was left."""
+        """Note that all batches of an iteration are averaged, or that its loop was left."""
         if iteration is self._pass:
             skipped = self._path.skips
             self._path.end_pass()
@@ -165,12 +265,27 @@ class Passes:
 
     def before_backward(self) -> bool:
         """Note that gradients are about to be averaged; return `Operation.opens`."""
-        if self._open:
-            # Loaders that are used together, as by zip(), are all training loaders.
-            self.training.update(iteration.number for iteration in self._open)
+        # Loaders that are used together, as by zip(), are all training loaders. One that is empty
+        # has been evaluated, unless all of its batches were taken before the first step.
+        used = [each for each in self._open if not each.is_empty]
+        if not used and not self.training:
+            used = self._open[-1:]
+        if used:
+            self.training.update(iteration.number for iteration in used)
             if self._pass is None:
-                self._begin_pass(self._open[0])
-        return self.opens()
+                self._begin_pass(used[0])
+        opens = self.opens()
+        for iteration in self._trained:
+            iteration.begin_step()
+        return opens
+
+    @property
+    def _trained(self) -> list[Iteration]:
+        return [each for each in self._open if each.number in self.training]
+
+    def _count(self) -> None:
+        if self._pass is not None:
+            self.cursors.update((each.number, each.cursor) for each in self._trained)
 
     def _begin_pass(self, iteration: Iteration) -> None:
         self._pass, self.cursors = iteration, {}
@@ -180,6 +295,9 @@ class Passes:
 
     def opens(self) -> bool:
         """Return True if a script that joins can begin with the operation that comes next."""
+        for iteration in self._trained:
+            iteration.look()
+        self._count()
         first, self._is_first = self._is_first, False
         return first or (self._pass is None and not self._counts)
 
@@ -194,13 +312,17 @@ class Passes:
 
     def samples(self) -> int:
         """Return the samples of the batch in hand; 1 if the script has no loader."""
-        return max(1, self._open[-1].samples) if self._open else 1
+        present = self._pass or (self._open[-1] if self._open else None)
+        return max(1, present.samples) if present is not None else 1
 
     def after_backward(self) -> None:
-        """Note that all batches that were taken so far are averaged."""
+        """Note that the gradients are averaged, and with them the batches that were used."""
         self.steps += 1
-        if self._pass is not None:
-            self.cursors = {iteration.number: iteration.taken for iteration in self._open}
+        for iteration in self._trained:
+            iteration.end_step()
+        self._count()
+        if self._pass is not None and self._pass.is_over:
+            self.ended(self._pass)
 
 
 class Batches(Iterator[Any]):
@@ -208,14 +330,13 @@ class Batches(Iterator[Any]):
 
     def __init__(self, passes: Passes, inner: Iterator[Any], iteration: Iteration) -> None:
         self._passes, self.inner, self._iteration = passes, inner, iteration
-        self._over = False
 
     def __next__(self) -> Any:
         """Return the next batch."""
         try:
             batch = next(self.inner)
         except StopIteration:
-            self._end()
+            self._passes.emptied(self._iteration)
             raise
         self._passes.took(self._iteration, batch)
         return batch
@@ -227,12 +348,7 @@ class Batches(Iterator[Any]):
         """Return the number of batches of the loader."""
         return len(self.inner)  # type: ignore[arg-type]
 
-    def _end(self) -> None:
-        if not self._over:
-            self._over = True
-            self._passes.ended(self._iteration)
-
     def __del__(self) -> None:
-        """End the pass when the script leaves its loop."""
-        if "_over" in self.__dict__:
-            self._end()
+        """End the pass when the script leaves its loop, unless it holds batches."""
+        if "_iteration" in self.__dict__ and not self._iteration.is_held:
+            self._passes.ended(self._iteration)

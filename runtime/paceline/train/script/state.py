@@ -11,7 +11,8 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
@@ -27,8 +28,33 @@ from paceline.worker.state.codec import Decoder, Encoder
 
 log = logging.getLogger("paceline.rank")
 
+COUNTERS: Final = {
+    ("transformers.trainer_callback", "TrainerState"): (
+        *("global_step", "epoch", "num_input_tokens_seen", "total_flos", "log_history"),
+        *("best_metric", "best_global_step", "best_model_checkpoint", "stateful_callbacks"),
+    ),
+}
+"""Objects of frameworks that count steps: the module and name of a class -> attributes that are
+equal on all ranks. By these numbers the framework decides when all ranks evaluate and save."""
 Found = dict[str, Any]
 """Objects with `state_dict()` and `load_state_dict()`, by a key that is equal on all ranks."""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The attributes of one object of a framework, as a state."""
+
+    owner: Any
+    names: tuple[str, ...]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values that the object has."""
+        return {name: getattr(self.owner, name) for name in self.names if hasattr(self.owner, name)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the values."""
+        for name, value in state.items():
+            setattr(self.owner, name, value)
 
 
 class States:
@@ -132,7 +158,7 @@ class States:
         inside = {id(m) for ddp in self._models.adopted for m in ddp.modules()}
         kinds = {AveragedModel, *(type(ddp.module) for ddp in self._models.adopted)}
         optimizers: list[Optimizer] = []
-        schedulers, others = [], []
+        schedulers, others, counting = [], [], []
         for each in gc.get_objects():
             kind = type(each)  # isinstance() would ask lazy objects for their class
             if issubclass(kind, Optimizer):
@@ -143,6 +169,8 @@ class States:
                 kind in kinds and id(each) not in inside
             ):
                 others.append(each)
+            elif (kind.__module__, kind.__name__) in COUNTERS:
+                counting.append(each)
         found: Found = {}
         keys: dict[int, str] = {}
         for optimizer in optimizers:
@@ -156,6 +184,9 @@ class States:
                 _add(found, f"{type(scheduler).__name__} of {owner}", scheduler)
         for each in _outermost(others):
             _add(found, type(each).__name__, each)
+        for each in counting:
+            names_of = COUNTERS[type(each).__module__, type(each).__name__]
+            _add(found, type(each).__name__, Counters(each, names_of))
         for name, each in self.kept.items():
             found[f"kept {name}"] = each
         return found

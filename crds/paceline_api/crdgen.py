@@ -2,7 +2,7 @@
 
 `python -m paceline_api.crdgen` writes them to crds/manifests/. Schemas come from the models in
 `types`, descriptions from their docstrings, CEL rules from `validate.RULES`, and rules that reject
-changes from the fields marked as fixed. Only structural defaults are written, because the API
+changes from the table `fields.ACTS`. Only structural defaults are written, because the API
 server would also put them into stored objects (C12). The output is the same on every run; a test
 compares it with the files.
 """
@@ -16,11 +16,12 @@ from typing import Any, Final
 
 import yaml
 
+from paceline_api.fields import ACTS, TEMPLATE, Acts, acts_on, leaves, mappings
 from paceline_api.rules.rule import Rule
 from paceline_api.rules.validate import RULES
 from paceline_api.types.fabric import FABRIC_KIND, FABRIC_PLURAL, FabricProfile
 from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
-from paceline_api.types.model import DEFAULT_KEY, FIXED_KEY
+from paceline_api.types.model import DEFAULT_KEY
 
 PLURAL: Final = "trainingjobs"
 HEADER: Final = """\
@@ -32,7 +33,7 @@ _KEPT: Final = ("type", "format", "pattern", "enum", "minimum", "maximum", "maxL
 _KEPT_LAST: Final = ("minItems", "maxItems", "maxProperties", "x-kubernetes-validations")
 _LIST_KEYS: Final = {
     "spec.template.spec.containers": "name",
-    "spec.template.spec.containers.env": "name",
+    "spec.template.spec.containers[].env": "name",
     "status.conditions": "type",
 }
 _ATOMIC: Final = ("status.resolved", "status.fabric.pod")
@@ -176,8 +177,7 @@ def _root_schema() -> dict[str, Any]:
     spec = converter.convert(fields["spec"], "spec")
     spec["x-kubernetes-validations"] = [
         *(_validation(rule) for rule in RULES if rule.path.startswith("spec.")),
-        *(_refusal(path) for path in converter.fixed),
-        _template_refusal(),
+        *(_refusal(path, acts) for path, acts in ACTS.items() if acts in _REFUSALS),
     ]
     status = converter.convert(fields["status"], "status")
     # A job that no operator has observed is not ready. Without this default, kstatus would call it
@@ -211,24 +211,18 @@ def _object_schema(source: dict[str, Any], kind: str, properties: dict[str, Any]
 
 
 class _Converter:
-    """Converts a JSON schema with references to a structural schema without.
-
-    It collects the paths of fixed fields in `fixed`.
-    """
+    """Converts a JSON schema with references to a structural schema without."""
 
     def __init__(self, definitions: dict[str, Any]) -> None:
         self.definitions = definitions
-        self.fixed: list[str] = []
 
     def convert(self, source: dict[str, Any], path: str) -> dict[str, Any]:
         """Return the structural schema of the field at `path`."""
         body = self._resolved(source)
-        if source.get(FIXED_KEY):
-            self.fixed.append(path)
         described = source.get("description") or body.get("description")
         schema: dict[str, Any] = {}
         if described:
-            schema["description"] = _text(described) + _notes(source)
+            schema["description"] = _text(described) + _notes(source, path)
         if body.get("x-kubernetes-int-or-string"):
             return schema | body
         schema |= {key: body[key] for key in _KEPT if key in body}
@@ -248,7 +242,7 @@ class _Converter:
         """Return the part of the schema for the fields of a mapping or the items of a list."""
         schema: dict[str, Any] = {}
         if body.get("type") == "array":
-            schema["items"] = self.convert(body["items"], path)
+            schema["items"] = self.convert(body["items"], f"{path}[]")
             schema["items"].pop("default", None)
             key = _LIST_KEYS.get(path)
             schema["x-kubernetes-list-type"] = "map" if key else "atomic"
@@ -292,10 +286,12 @@ class _Converter:
         return source
 
 
-def _notes(source: dict[str, Any]) -> str:
+def _notes(source: dict[str, Any], path: str) -> str:
     default = source.get(DEFAULT_KEY)
     text = "" if default is None else f" Default: {_shown(default)}."
-    return text + (" Cannot be changed." if source.get(FIXED_KEY) else "")
+    below = path.removeprefix("spec.")
+    note = _NOTES.get(acts_on(below)) if below in _LEAVES else None
+    return text + (f" {note}" if note else "")
 
 
 def _shown(value: Any) -> str:
@@ -317,43 +313,52 @@ def _validation(rule: Rule) -> dict[str, str]:
     return found
 
 
-def _refusal(path: str) -> dict[str, str]:
-    """Return a rule that rejects every change of `path`.
+_LEAVES: Final = frozenset(leaves())
+_MAPPINGS: Final = frozenset(mappings())
+_NOTES: Final = {
+    Acts.NEXT_ATTEMPT: "A change acts on pods that are made afterwards.",
+    Acts.AFTER_SUSPENSION: "Can be changed only while the job is suspended.",
+    Acts.NEVER: "Cannot be changed.",
+}
+_REFUSALS: Final = {
+    Acts.AFTER_SUSPENSION: "can be changed only while the job is suspended; set spec.suspend to "
+    "true first, or make a new job",
+    Acts.NEVER: "cannot be changed; set it back, or make a new job",
+}
+
+
+def _refusal(path: str, acts: Acts) -> dict[str, str]:
+    """Return the rule that rejects a change of a field.
 
     The rule uses `has`, so that it also rejects the first setting and the removal of the field.
 
     Args:
-        path: Path of a fixed field, beginning with `spec`.
+        path: Path of the field below `spec`.
+        acts: When a change of it acts.
 
     Returns:
         An entry of x-kubernetes-validations.
     """
-    parts = path.split(".")[1:]
-    present = [" && ".join(_has(root, parts)) for root in ("self", "oldSelf")]
-    field = ".".join(parts)
+    parts = path.split(".")
+    same = f"self.{path} == oldSelf.{path}"
+    if path != TEMPLATE:  # which every job has
+        new, old = (" && ".join(_has(root, parts)) for root in ("self", "oldSelf"))
+        kept = f"({new}) == ({old})"
+        same = kept if path in _MAPPINGS else f"{kept} && (!({new}) || {same})"
+    if acts is Acts.AFTER_SUSPENSION:
+        # Check the old `suspend`: a queue may set placement in the update that resumes the job.
+        same = f"oldSelf.suspend || {same}" if path == TEMPLATE else f"oldSelf.suspend || ({same})"
     return {
-        "rule": f"({present[0]}) == ({present[1]}) && "
-        f"(!({present[0]}) || self.{field} == oldSelf.{field})",
-        "message": f"{path} cannot be changed; set it back, or make a new job",
+        "rule": same,
+        "message": f"spec.{path} {_REFUSALS[acts]}",
         "reason": "FieldValueForbidden",
-        "fieldPath": f".{field}",
+        "fieldPath": f".{path}",
     }
 
 
 def _has(root: str, parts: list[str]) -> Iterator[str]:
     for length in range(1, len(parts) + 1):
         yield f"has({'.'.join([root, *parts[:length]])})"
-
-
-def _template_refusal() -> dict[str, str]:
-    return {
-        # Check the old `suspend`: a queue may set placement in the update that resumes the job.
-        "rule": "oldSelf.suspend || self.template == oldSelf.template",
-        "message": "spec.template can be changed only while the job is suspended; "
-        "set spec.suspend to true first, or make a new job",
-        "reason": "FieldValueForbidden",
-        "fieldPath": ".template",
-    }
 
 
 DEFINITIONS: Final = {PLURAL: training_jobs, FABRIC_PLURAL: fabric_profiles}

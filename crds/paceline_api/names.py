@@ -26,6 +26,10 @@ LABEL_VALUE: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 NOTE_FABRIC: Final = "paceline.dev/fabric"
 """Annotation of a worker pod: the fabric profile that it was created with."""
 NOTE_KEY: Final = "paceline.dev/key-id"
+NOTE_FILE: Final = "paceline.dev/job-file"
+"""Annotation of a pod: digest of the job file in the Secret that it mounts."""
+NOTE_REVISION: Final = "paceline.dev/revision"
+"""Annotation of a pod: `fields.revision` of the spec that it was made from."""
 """Annotation of a pod: id of the operator's key that its secrets are derived from."""
 NOTE_WATCHED: Final = "paceline.dev/watched-until"
 """Annotation of a job: the time until which a user watches its figures, so that they are written
@@ -119,21 +123,22 @@ def coordinator_host(job: str, namespace: str) -> str:
     return f"{job}-coordinator.{COORDINATOR_SERVICE}.{namespace}"
 
 
-def secret_name(job: str, uid: str, key_id: str) -> str:
-    """Return the name of a job's Secret, which is unique to the job, its uid and the key.
+def secret_name(job: str, uid: str, key_id: str, file_id: str) -> str:
+    """Return the name of a job's Secret: of the job, its uid, the key and the job file in it.
 
-    Two operators that use the same name therefore write the same content, and a job that is created
-    anew under the same name gets a new Secret (C2).
+    Two operators that use the same name therefore write the same content. A job that is created
+    anew under the same name, or resumed with other settings, gets a new Secret (C2).
 
     Args:
         job: Name of the job.
         uid: Its uid.
         key_id: Id of the operator's key.
+        file_id: Digest of the job file.
 
     Returns:
         The name.
     """
-    return f"{job}-{uid[:8]}-{key_id}-{SECRET_FORMAT}"
+    return f"{job}-{uid[:8]}-{key_id}-{SECRET_FORMAT}-{file_id}"
 
 
 def tokens_secret_name(job: str, uid: str) -> str:

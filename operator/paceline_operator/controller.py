@@ -174,6 +174,9 @@ class Controller:
         memory = self.memories.get(key)
         if memory is None or memory.uid != job.uid:
             memory = self.memories[key] = Memory(job.uid)
+        if memory.generation != job.generation:
+            memory.generation = job.generation
+            memory.note(secret=False)  # the job file may be another one now
         return memory
 
     def _observed(self, key: Key, memory: Memory) -> Any:

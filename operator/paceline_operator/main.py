@@ -45,6 +45,7 @@ from paceline_operator.cluster.tls import (
 )
 from paceline_operator.cluster.wire import NodeObject, PodObject
 from paceline_operator.controller import Controller
+from paceline_operator.core.changes import SecretId
 from paceline_operator.core.job import Job
 from paceline_operator.core.keys import job_keys
 from paceline_operator.core.pods import children
@@ -287,8 +288,8 @@ class Operator:
             key_id=lambda: self._keys.newest,
         )
 
-    def _make_secret(self, job: Job, key_id: str) -> Mapping[str, Any] | None:
-        key = self._keys.of(key_id)
+    def _make_secret(self, job: Job, secret: SecretId) -> Mapping[str, Any] | None:
+        key = self._keys.of(secret.key_id)
         if key is None:
             return None
         keys = job_keys(key, job.uid)
@@ -300,7 +301,7 @@ class Operator:
             children.AGENT_CERTIFICATE: made.agent.certificate,
             children.AGENT_KEY: made.agent.private_key,
         }
-        return children.secret(job, keys, tls=tls)
+        return children.secret(job, keys, file=secret.file, tls=tls)
 
     def _secrets_of(self, uid: str, key_id: str) -> tuple[str, ssl.SSLContext] | None:
         key = self._keys.of(key_id)

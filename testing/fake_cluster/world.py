@@ -23,7 +23,7 @@ from paceline_operator.cluster.ownership import apply_own
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.wire import pod_from
 from paceline_operator.controller import Controller
-from paceline_operator.core.changes import Message
+from paceline_operator.core.changes import Message, SecretId
 from paceline_operator.core.job import Job
 from paceline_operator.core.pods.security import Level
 from paceline_operator.core.pods.service import service
@@ -74,9 +74,10 @@ class World(Cluster):
         )
         self.relist()
 
-    def _secret(self, job: Job, key_id: str) -> Mapping[str, Any]:
+    def _secret(self, job: Job, secret: SecretId) -> Mapping[str, Any]:
         owner = [{"uid": job.uid, "controller": True}]
-        return {"metadata": {"name": f"{job.name}-{job.uid}-{key_id}", "ownerReferences": owner}}
+        name = f"{job.name}-{job.uid}-{secret.key_id}-{secret.file}"
+        return {"metadata": {"name": name, "ownerReferences": owner}}
 
     async def _level(self, namespace: str) -> Level:
         del namespace

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from paceline_api.crdgen import DEFINITIONS
 from paceline_api.errors import InvalidJobError
+from paceline_api.fields import _PATHS, ACTS, Acts, leaves, mappings
 from paceline_api.reading.load import parse_job
 from paceline_api.rules.rule import Rule
 from paceline_api.rules.validate import RULES
@@ -140,33 +141,26 @@ def test_cel_rules_refer_only_to_existing_fields(schema: dict[str, Any]) -> None
         assert validation["fieldPath"] in known, validation
 
 
-def test_immutable_fields_cannot_be_set_changed_or_removed(schema: dict[str, Any]) -> None:
+def test_the_table_says_of_every_field_when_a_change_acts() -> None:
+    assert set(leaves()) <= set(ACTS)
+    assert set(ACTS) <= {*leaves(), *mappings()}
+    assert len(ACTS) == sum(len(paths) for paths in _PATHS.values()), "each once"
+
+
+def test_rules_refuse_the_changes_that_do_not_act(schema: dict[str, Any]) -> None:
     rules = {v["fieldPath"]: v for v in validations(schema) if v["reason"] == "FieldValueForbidden"}
-    assert set(rules) == {
-        ".procsPerReplica",
-        ".parallelism.model",
-        ".managedBy",
-        ".collective.backend",
-        ".collective.normalisation",
-        ".collective.pacing",
-        ".collective.freezeTimeout",
-        ".collective.segmentBytes",
-        ".collective.pipeline",
-        ".collective.wire",
-        ".fabric.profile",
-        ".fabric.required",
-        ".checkpoint.path",
-        ".checkpoint.claimName",
-        ".scheduling.provider",
-        ".scheduling.topologyKey",
-        ".metrics.port",
-        ".template",
-    }
+    refused = (Acts.AFTER_SUSPENSION, Acts.NEVER)
+    assert set(rules) == {f".{path}" for path, acts in ACTS.items() if acts in refused}
     assert rules[".metrics.port"]["rule"] == (
         "(has(self.metrics) && has(self.metrics.port)) == "
         "(has(oldSelf.metrics) && has(oldSelf.metrics.port)) && "
         "(!(has(self.metrics) && has(self.metrics.port)) || "
         "self.metrics.port == oldSelf.metrics.port)"
+    )
+    assert rules[".template"]["rule"] == "oldSelf.suspend || self.template == oldSelf.template"
+    assert rules[".scheduling.gang"]["rule"] == (
+        "oldSelf.suspend || ((has(self.scheduling) && has(self.scheduling.gang)) == "
+        "(has(oldSelf.scheduling) && has(oldSelf.scheduling.gang)))"
     )
 
 

@@ -237,9 +237,11 @@ def test_pod_names_fit_into_a_label() -> None:
     uid = "0f8fad5b-d9cb-469f-a165-70867728950e"
     names = (worker_name(longest, 9_999, 99_999), coordinator_name(longest, 99_999))
     assert max(map(len, names)) <= 63
-    assert len(secret_name(longest, uid, "0a0b0c0d")) <= 253  # A DNS subdomain, not a label.
+    assert (
+        len(secret_name(longest, uid, "0a0b0c0d", "01234567")) <= 253
+    )  # A DNS subdomain, not a label.
     assert worker_name("a", 1, 2) == "a-1-2"
-    assert secret_name("a", uid, "0a0b0c0d") == "a-0f8fad5b-0a0b0c0d-2"
+    assert secret_name("a", uid, "0a0b0c0d", "01234567") == "a-0f8fad5b-0a0b0c0d-2-01234567"
     assert coordinator_host("a", "ns") == "a-coordinator.paceline-jobs.ns"
     assert worker_selector("a") == "paceline.dev/job-name=a,paceline.dev/role=worker"
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from paceline_api.names import NOTE_KEY, secret_name
+from paceline_api.names import NOTE_FILE, NOTE_KEY, secret_name
 
 from testing.cluster.api import ApiError
 from tests.nodes.jobs import CHANGE_S, NewJob
@@ -131,7 +131,8 @@ def test_a_deleted_job_secret_is_recreated_for_new_pods(
     job.wait_trains(2)
     coordinator = job.coordinator()
     assert coordinator is not None
-    secret = secret_name("job", job.uid, coordinator["metadata"]["annotations"][NOTE_KEY])
+    notes = coordinator["metadata"]["annotations"]
+    secret = secret_name("job", job.uid, notes[NOTE_KEY], notes[NOTE_FILE])
     path = f"/api/v1/namespaces/{job.namespace}/secrets/{secret}"
     platform.api.delete(path)
     with pytest.raises(ApiError):

@@ -225,7 +225,9 @@ def test_the_group_changes_with_the_job_and_only_then(world: World) -> None:
     world.server.change(PLURAL, NAMESPACE, "digits", spec={"scheduling": scheduling})
     world.settle(5)
     assert minimum(world) == 1
-    world.server.change(PLURAL, NAMESPACE, "digits", spec={"replicas": 3, "backoffLimit": 9})
+    world.server.change(
+        PLURAL, NAMESPACE, "digits", spec={"replicas": 3, "ttlSecondsAfterFinished": 9}
+    )
     world.settle(5)
     assert len(writes(world)) == 3
 

@@ -18,7 +18,7 @@ from paceline_api.rounds import RoundSettings
 from paceline_operator.core.job import Job, read_job
 from paceline_operator.core.keys import hkdf, job_keys, key_id
 from paceline_operator.core.pods import children
-from paceline_operator.core.pods.frozen import job_file, settings_differ
+from paceline_operator.core.pods.frozen import file_id, job_file, settings_differ
 from paceline_operator.core.pods.service import service
 
 from testing.fake_cluster.parts import KEY, job_body
@@ -253,7 +253,7 @@ def test_the_secret_is_immutable_and_owned() -> None:
     job = job_of()
     keys = job_keys(bytes(32), job.uid)
     made = children.secret(job, keys, tls={"tls.crt": "CRT", "tls.key": "KEY"})
-    assert made["metadata"]["name"] == f"digits-01234567-{keys.key_id}-2"
+    assert made["metadata"]["name"] == f"digits-01234567-{keys.key_id}-2-{file_id(job)}"
     assert made["immutable"] is True
     assert base64.b64decode(made["data"]["token"]).decode() == keys.token
     own = base64.b64decode(made["data"]["operator-token"]).decode()

@@ -32,7 +32,7 @@ def changed(part: str, **fields: Any) -> dict[str, Any]:
 
 def test_a_new_status_is_read_without_parsing_the_spec() -> None:
     known = read_job(body())
-    told = with_status(body(), resolved=known.frozen, round=7)
+    told = with_status(body(), resolved=known.resolved, round=7)
     again = read_again(told, body(), known)
     assert again == read_job(told), "what it keeps is what it had resolved"
     assert again.round == 7

@@ -237,7 +237,7 @@ def test_auto_chooses_a_backend_for_the_required_network(
     spec: dict[str, Any] = {"fabric": {"required": required}} if required else {}
     spec |= {"collective": {"backend": backend}} if backend else {}
     job = job_of(RUNNING, **spec)
-    assert job.frozen["collective"]["backend"] == used
+    assert job.resolved["collective"]["backend"] == used
     assert json.loads(job_file(job))["backend"] == used
 
 

@@ -18,7 +18,7 @@ from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.wire import PodObject
 from paceline_operator.controller import Controller
-from paceline_operator.core.changes import Message
+from paceline_operator.core.changes import Message, SecretId
 from paceline_operator.core.job import Job
 from paceline_operator.core.pods.service import KEEP_S
 
@@ -85,8 +85,8 @@ class Side:
             key_id=lambda: KEY,
         )
 
-    def _secret(self, job: Job, key_id: str) -> Mapping[str, Any]:
-        return {"metadata": {"name": f"{job.name}-{job.uid}-{key_id}"}}
+    def _secret(self, job: Job, secret: SecretId) -> Mapping[str, Any]:
+        return {"metadata": {"name": f"{job.name}-{job.uid}-{secret.key_id}-{secret.file}"}}
 
     def follow(
         self, key: Key, job: Job, address: str, *, key_id: str, pods: int, hurry: bool

@@ -49,7 +49,7 @@ class Buffers(Model):
 class Collective(Model):
     """How the ranks combine their gradients in rounds."""
 
-    backend: Backend | None = behaviour(Backend.AUTO, fixed=True)
+    backend: Backend | None = behaviour(Backend.AUTO)
     """What moves the gradients. auto: nccl where each rank has a GPU of its own that holds all of
     its parameters; else the fastest as measured at the start of mpi, gloo, shared memory where all
     ranks are in one pod, and shared memory in the pods with mpi or gloo between them; in a cluster
@@ -102,13 +102,13 @@ class Collective(Model):
     decay_factor: Weight | None = behaviour(0.5)
     """Weight for each update above maxAge in `maxAgePolicy: Decay`, from 0 to 1."""
 
-    normalisation: Normalisation | None = behaviour(Normalisation.FIXED, fixed=True)
+    normalisation: Normalisation | None = behaviour(Normalisation.FIXED)
     """Divisor of a round's sum of gradients. Fixed: the samples of a round in which all take part,
     so that gradients kept for later weigh the same as in synchronous training; where rounds wait
     for everybody, and with pacing Samples, those that are in the update. Applied: these in each
     case. Contributors: the ranks in the update."""
 
-    pacing: Pacing | None = behaviour(Pacing.AUTO, fixed=True)
+    pacing: Pacing | None = behaviour(Pacing.AUTO)
     """When the optimizer steps. Round: in every round; right for optimizers that are linear in the
     gradient. Samples: each time about the samples of a full round are in. Auto: Round for plain
     SGD, Samples for all other optimizers; the log says at the start which and why."""
@@ -117,21 +117,21 @@ class Collective(Model):
     """Silence after which a rank for which all others wait is benched: it keeps its weights up to
     date but gets no data until it reports back. auto: the larger of 60s and 20 median steps."""
 
-    freeze_timeout: Duration | None = behaviour("30s", fixed=True)
+    freeze_timeout: Duration | None = behaviour("30s")
     """Silence of a whole process (not only of its training loop) after which its agent ends it
     and starts it again."""
 
     buffers: Buffers | None = behaviour()
     """The model's buffers that are not parameters, such as the running averages of BatchNorm."""
 
-    segment_bytes: SegmentBytes | None = behaviour(None, fixed=True)
+    segment_bytes: SegmentBytes | None = behaviour()
     """Gradients are reduced in segments of at most so many bytes, those that backward() makes first
     in front; the first segment is about 1 MiB. Smaller ones begin earlier and cost more messages.
     Without it 4 MiB (4194304) where the model is on a GPU, and 25 MiB where the processors that
     compute also reduce. Other names for it: bucket_cap_mb of DDP, the fusion threshold of
     Horovod."""
 
-    wire: Wire | None = behaviour(Wire.FLOAT32, fixed=True)
+    wire: Wire | None = behaviour(Wire.FLOAT32)
     """Type in which float32 sums of gradients are sent. BFloat16: half of the bytes; sums are
     float32 at each hop, and what rounding takes away is added in the next round, so that it is
     late and not lost. Takes two more buffers of the model's size. Only over mpi: auto then
@@ -143,7 +143,7 @@ class Collective(Model):
     segment by segment; a round that was started too early is aborted and repeated. Never: only
     after backward(). The sums have the same bits either way."""
 
-    pipeline: Batches | None = behaviour(0, fixed=True)
+    pipeline: Batches | None = behaviour(0)
     """1: step() returns once the gradient is announced, and the weights follow with the next
     step(), so that the whole reduction is hidden behind the next batch. Each gradient is then
     computed on weights that lack the one before, which costs a little convergence, and more at high

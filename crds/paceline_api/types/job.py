@@ -70,7 +70,7 @@ class Metadata(OpenModel):
 class Parallelism(Model):
     """How a worker's processes share one model."""
 
-    model: ModelParallel | None = behaviour(fixed=True)
+    model: ModelParallel | None = behaviour()
     """Ranks that hold one copy of the model together, each a shard of it: a group, which trains as
     one member of the job, comes, goes and is counted as one. It divides procsPerReplica, so that a
     group is within one pod. Default: 1, each rank holds the whole model."""
@@ -81,7 +81,7 @@ class TrainingJobSpec(Model):
 
     replicas: Replicas = 1
     """Wanted number of workers (pods; on a laptop, groups of processes), from minReplicas to
-    maxReplicas. May be changed at any time, also by kubectl scale and an autoscaler."""
+    maxReplicas. kubectl scale and an autoscaler change it, too."""
 
     min_replicas: Replicas | None = behaviour()
     """Fewest workers with which the job starts and trains; with fewer it waits. Default: 1, so that
@@ -92,7 +92,7 @@ class TrainingJobSpec(Model):
     """Most workers that replicas may ask for. Default: no limit, so that kubectl scale works (with
     Kueue: replicas)."""
 
-    procs_per_replica: Procs | None = behaviour(fixed=True)
+    procs_per_replica: Procs | None = behaviour()
     """Ranks (processes) in each worker. Default: the trainer's limit of nvidia.com/gpu, so that
     each rank has a GPU of its own; 1 without one."""
 
@@ -102,7 +102,7 @@ class TrainingJobSpec(Model):
     suspend: Flag = False
     """true stops the job after a checkpoint and removes its pods; false starts or resumes it."""
 
-    managed_by: Text | None = behaviour(DEFAULT_MANAGER, fixed=True)
+    managed_by: Text | None = behaviour(DEFAULT_MANAGER)
     """Name of the operator that looks after the job; all others leave it alone."""
 
     ttl_seconds_after_finished: Count | None = behaviour()
@@ -157,8 +157,8 @@ class TrainingJobSpec(Model):
     """What to do when a rank ends badly. Default: restart it and count it against backoffLimit."""
 
     template: PodTemplate
-    """Template of a worker's pod, as in a Job. Its container `trainer` holds the command of a rank.
-    Can be changed only while the job is suspended."""
+    """Template of a worker's pod, as in a Job. Its container `trainer` holds the command of a
+    rank."""
 
 
 class TrainingJob(Model):

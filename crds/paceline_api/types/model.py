@@ -2,7 +2,7 @@
 
 The docstring under a field is its description in the CRD. A field that is not set stays None, so
 that a stored job shows what its user wrote. `behaviour(...)` declares the default that `defaults`
-fills in and whether the field may change after creation; the CRD's description says both.
+fills in; the CRD's description says it, and when a change of the field acts (`fields.ACTS`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from paceline_api.types.durations import (
 )
 
 DEFAULT_KEY: Final = "paceline-default"
-FIXED_KEY: Final = "paceline-fixed"
 SPEC_PROBLEM: Final = "spec_problem"
 """Type of the errors below; their context has `problem` and `hint`."""
 
@@ -61,21 +60,16 @@ class OpenModel(Model):
     model_config = ConfigDict(extra="allow")
 
 
-FIXED: Final = Field(json_schema_extra={FIXED_KEY: True})
-"""Marks a field without a default that cannot be changed after creation."""
-
-
-def behaviour(default: Any = None, *, fixed: bool = False) -> Any:
+def behaviour(default: Any = None) -> Any:
     """Declare a field that is None until `defaults` sets it to `default` (C12).
 
     Args:
         default: The default; None if there is none.
-        fixed: True if the value at creation stays in force and the CRD rejects a change.
 
     Returns:
         The pydantic field.
     """
-    return Field(default=None, json_schema_extra={DEFAULT_KEY: default, FIXED_KEY: fixed})
+    return Field(default=None, json_schema_extra={DEFAULT_KEY: default})
 
 
 def _problem(problem: str, hint: str) -> PydanticCustomError:

@@ -14,7 +14,6 @@ from paceline_api.types.enums import (
     StragglerResponse,
 )
 from paceline_api.types.model import (
-    FIXED,
     Count,
     Flag,
     Model,
@@ -33,8 +32,7 @@ ExitCode = Annotated[int, Strict(), Field(ge=1, le=255)]
 class CoordinatorPod(Model):
     """Pod of the job's coordinator.
 
-    Placement that is not set here follows the worker template. Changes take effect when the pod is
-    made anew. Without meaning on a laptop.
+    Placement that is not set here follows the worker template. Without meaning on a laptop.
     """
 
     resources: dict[str, Any] | None = None
@@ -96,12 +94,12 @@ class Preflight(Model):
 class Fabric(Model):
     """The network between the workers' pods. Without meaning on a laptop."""
 
-    profile: Text | None = behaviour("auto", fixed=True)
+    profile: Text | None = behaviour("auto")
     """Name of the FabricProfile that the worker pods get. With auto it is chosen by what the nodes
     offer, for a trainer that asks for a device such as nvidia.com/gpu or if `required` asks;
     otherwise, and where nothing fits, it is tcp."""
 
-    required: FabricRequirement | None = behaviour(FabricRequirement.ANY, fixed=True)
+    required: FabricRequirement | None = behaviour(FabricRequirement.ANY)
     """What must carry the gradients between pods: Any, RDMA, or GPUDirect (RDMA to and from GPU
     memory). The measured result is shown in status.transport."""
 
@@ -145,11 +143,11 @@ class Elasticity(Model):
 class Checkpoint(Model):
     """Checkpoints of weights, optimizer, scheduler and data position, written in the background."""
 
-    path: Annotated[PathText, FIXED]
+    path: PathText
     """Folder for the checkpoints, as the trainer sees it. On a laptop it may be relative to the job
     file's folder."""
 
-    claim_name: Text | None = behaviour(fixed=True)
+    claim_name: Text | None = behaviour()
     """PersistentVolumeClaim that is mounted at `path` in every worker. Unset: the template mounts
     something there itself. Without meaning on a laptop."""
 
@@ -175,7 +173,7 @@ class Gang(Model):
 class Scheduling(Model):
     """Help from a queue or a gang scheduler. Without meaning on a laptop."""
 
-    provider: SchedulingProvider | None = behaviour(SchedulingProvider.AUTO, fixed=True)
+    provider: SchedulingProvider | None = behaviour(SchedulingProvider.AUTO)
     """Who admits the job. None: nobody, pods are scheduled one by one. Native: the PodGroup of
     Kubernetes itself. Kueue, Volcano, Coscheduling, KAI: that project's objects. Auto: Kueue if the
     job has its queue label, otherwise None. With Kueue the number of replicas is fixed."""
@@ -184,7 +182,7 @@ class Scheduling(Model):
     """All or nothing at the start; needs a provider. Unset: workers start as room is found for
     them (with Kueue: all at once)."""
 
-    topology_key: Text | None = behaviour(fixed=True)
+    topology_key: Text | None = behaviour()
     """Node label of which all workers must have the same value, such as
     topology.kubernetes.io/rack. Unset: workers may run anywhere."""
 
@@ -192,7 +190,7 @@ class Scheduling(Model):
 class Metrics(Model):
     """Metrics of the job's processes, for Prometheus."""
 
-    port: Port | None = behaviour(9464, fixed=True)
+    port: Port | None = behaviour(9464)
     """Port of /metrics in every worker's pod. On a laptop each worker takes the next free one."""
 
 

@@ -242,8 +242,11 @@ class TrainingJobStatus(StatusModel):
     samples and the ranks."""
 
     resolved: dict[str, Any] | None = None
-    """The settings in force, in the form of spec, with every default filled in as it was when the
-    job started."""
+    """The settings in force, in the form of spec: as the spec sets them, and with each default as
+    it was when the job started."""
+
+    explicit: Annotated[tuple[str, ...], Field(max_length=128)] = ()
+    """Paths of the fields in `resolved` that the spec sets itself; all others are defaults."""
 
     conditions: Annotated[tuple[JobCondition, ...], Field(max_length=32)] = ()
     """Standard conditions, one of each type."""

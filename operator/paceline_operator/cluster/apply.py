@@ -23,7 +23,15 @@ from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.ownership import TakenError, apply_own, delete_own
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import pod_from
-from paceline_operator.core.changes import Apply, Changes, Companions, Create, Delete, Event
+from paceline_operator.core.changes import (
+    Apply,
+    Changes,
+    Companions,
+    Create,
+    Delete,
+    Event,
+    SecretId,
+)
 from paceline_operator.core.job import Job
 from paceline_operator.core.pods.companions import BUDGETS
 from paceline_operator.core.pods.security import Level, violations
@@ -49,9 +57,8 @@ COMPONENT: Final = "paceline-operator"
 NAMED_MAX: Final = 5
 """Upper bound on the number of fields that a message about a template names."""
 
-MakeSecret = Callable[[Job, str], Mapping[str, Any] | None]
-"""Function that makes the manifest of a job's Secret with the operator's key of this id; None if
-the key is lost."""
+MakeSecret = Callable[[Job, SecretId], Mapping[str, Any] | None]
+"""Function that makes the manifest of this Secret of a job; None if the operator's key is lost."""
 LevelOf = Callable[[str], Awaitable[Level]]
 """Function that returns the level of pod security of a namespace; raises ApiError."""
 EnsureService = Callable[[str], Awaitable[None]]
@@ -185,14 +192,14 @@ class Applier:
 
     # ---- children -------------------------------------------------------------------------
 
-    async def _create_secret(self, job: Job, key_id: str, memory: Memory) -> None:
+    async def _create_secret(self, job: Job, secret: SecretId, memory: Memory) -> None:
         self._fence()
-        manifest = self._make_secret(job, key_id)
+        manifest = self._make_secret(job, secret)
         if manifest is not None:  # the key is lost; the job's pods show that it had a Secret
             try:
                 await self._api.create("secrets", job.namespace, manifest)
             except ApiError as error:
-                if error.code != 409:  # it exists, and its name names the key
+                if error.code != 409:  # it exists, and its name tells its content
                     self._refused(job, error, memory)
                     raise
         memory.note(secret=True)

@@ -33,6 +33,8 @@ class Memory:
     sent: Sent = field(default_factory=Sent)
     clocks: Clocks = field(default_factory=Clocks)
     replaced: int = 0
+    generation: int = 0
+    """Generation of the job at the last decision."""
     errors: int = 0
     """Number of failed requests in a row that the job did not cause."""
 

@@ -29,6 +29,16 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
+class SecretId:
+    """What tells the Secrets of one job from each other."""
+
+    key_id: str
+    """Id of the operator's key that it is made with."""
+    file: str
+    """Digest of the job file in it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Apply:
     """An object beside the pods, created or changed by server-side apply."""
 
@@ -97,8 +107,8 @@ class Message:
 class Changes:
     """The result of one decision: everything to write, to send and to remember."""
 
-    needs_secret: str | None = None
-    """Id of the operator's key to make the job's Secret with; None if it exists."""
+    needs_secret: SecretId | None = None
+    """The job's Secret to make; None if it exists."""
     needs_service: bool = False
     beside: Companions = Companions()
     coordinator: Create | None = None

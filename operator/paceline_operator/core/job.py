@@ -1,8 +1,8 @@
 """A TrainingJob as decisions read it: the spec in force and what its status stores.
 
-Defaults are resolved once and kept in `status.resolved` (C12). A field that the user left open
+Defaults are resolved once and kept in `status.resolved` (C12). A field that the user leaves open
 keeps the value of the release with which the job started. A field that the user writes takes
-effect.
+effect, and one that the user removes has its default again; when, `paceline_api.fields` says.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from paceline_api.defaults import fixed_by_queue, with_defaults
 from paceline_api.errors import InvalidJobError
+from paceline_api.fields import leaves, picked, revision, written
 from paceline_api.names import DEFAULT_MANAGER
 from paceline_api.reading.load import job_from_mapping, without_nulls
 from paceline_api.reasons import ConditionType, Reason
@@ -24,6 +25,8 @@ from paceline_api.types.job import TrainingJob, TrainingJobSpec
 
 _NOT_KEPT: Final = ("template", "replicas", "minReplicas", "maxReplicas", "suspend")
 """Fields of the spec missing from `status.resolved`: too large, or changed by users at any time."""
+_DERIVED: Final = ("procsPerReplica",)
+"""Fields whose default follows from other fields, and changes with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,12 @@ class Job:
     """Settings resolved from `spec`; None if the spec is invalid."""
     template: Mapping[str, Any]
     """`spec.template` as the user wrote it."""
-    frozen: Mapping[str, Any]
+    resolved: Mapping[str, Any]
     """Value that `status.resolved` has, or gets with the next write of the status (C12)."""
+    explicit: tuple[str, ...] = ()
+    """Value of `status.explicit`: paths of the fields in `resolved` that the spec sets itself."""
+    revision: str = ""
+    """Digest of the fields that act after a suspension; the job's pods carry it."""
     problems: str = ""
     """Reason why the spec is invalid, worded for the user; empty if it is valid."""
     fixed_size: bool = False
@@ -132,18 +139,21 @@ def read_job(body: Mapping[str, Any]) -> Job:
         body: The TrainingJob as the API server returns it.
 
     Returns:
-        The job, with the defaults of `status.resolved` where the user left a field open.
+        The job, with the defaults of `status.resolved` where the user leaves a field open.
     """
     metadata = body["metadata"]
     status = body.get("status") or {}
     spec = settings = None
     problems, fixed = "", False
-    frozen: Mapping[str, Any] = status.get("resolved") or {}
+    resolved: Mapping[str, Any] = status.get("resolved") or {}
+    explicit = tuple(status.get("explicit") or ())
+    said = without_nulls(body.get("spec") or {})
     try:
-        job = _in_force(body, frozen)
+        job = _in_force(body, _defaults(resolved, explicit))
         spec, settings = job.spec, resolve(job)
         fixed = fixed_by_queue(job)
-        frozen = frozen or _kept(job)
+        resolved = _kept(job)
+        explicit = tuple(path for path in written(said) if path.partition(".")[0] not in _NOT_KEPT)
     except InvalidJobError as error:
         problems = error.message + (f" ({error.hint})" if error.hint else "")
     return Job(
@@ -157,8 +167,10 @@ def read_job(body: Mapping[str, Any]) -> Job:
         status=status,
         spec=spec,
         settings=settings,
-        template=without_nulls((body.get("spec") or {}).get("template") or {}),
-        frozen=frozen,
+        template=said.get("template") or {},
+        resolved=resolved,
+        explicit=explicit,
+        revision=revision(said),
         problems=problems,
         fixed_size=fixed,
         labels=metadata.get("labels") or {},
@@ -179,7 +191,8 @@ def read_again(body: Mapping[str, Any], before: Mapping[str, Any], known: Job) -
     """
     status = body.get("status") or {}
     same = body.get("spec") == before.get("spec") and _identity(body) == _identity(before)
-    if same and (status.get("resolved") or known.frozen) == known.frozen:
+    kept = (status.get("resolved"), tuple(status.get("explicit") or ()))
+    if same and kept in ((known.resolved, known.explicit), (None, ())):
         return replace(known, status=status)
     return read_job(body)
 
@@ -188,8 +201,24 @@ def _identity(body: Mapping[str, Any]) -> dict[str, Any]:
     return {key: each for key, each in body["metadata"].items() if key != "resourceVersion"}
 
 
-def _in_force(body: Mapping[str, Any], frozen: Mapping[str, Any]) -> TrainingJob:
-    written = body.get("spec") or {}
+def _defaults(resolved: Mapping[str, Any], explicit: tuple[str, ...]) -> dict[str, Any]:
+    """Return the part of `status.resolved` that the job keeps where its spec is silent.
+
+    What a user had written and has removed since is no default, and what follows from other fields
+    may follow from other values by now.
+
+    Args:
+        resolved: The stored `status.resolved`.
+        explicit: The stored `status.explicit`.
+
+    Returns:
+        Defaults of the release with which the job started, in the form of a spec.
+    """
+    return picked(resolved, tuple(p for p in leaves() if p not in explicit and p not in _DERIVED))
+
+
+def _in_force(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> TrainingJob:
+    spec = body.get("spec") or {}
     # Other metadata, such as `managedFields`, is not part of Paceline's schema.
     metadata = {
         key: value
@@ -200,7 +229,7 @@ def _in_force(body: Mapping[str, Any], frozen: Mapping[str, Any]) -> TrainingJob
         "apiVersion": body.get("apiVersion"),
         "kind": body.get("kind"),
         "metadata": metadata,
-        "spec": _overlaid(frozen, written),
+        "spec": _overlaid(defaults, spec),
     }
     return _with_able_backend(with_defaults(job_from_mapping(mapping)))
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline_api.names import NOTE_KEY, ROLE_COORDINATOR, ROLE_WORKER
+from paceline_api.names import NOTE_FILE, NOTE_KEY, ROLE_COORDINATOR, ROLE_WORKER
 from paceline_api.status import Status
 from paceline_api.types.fabric import PLAIN, PLAIN_SPEC, FabricSpec
 
@@ -146,7 +146,8 @@ class Sent:
     figures_s: float = 0.0
     """Time of the last write that changed the round in the status (C12)."""
     secret: bool = False
-    """True if the Secret was created and no pods were made since: it need not be created again."""
+    """True if the Secret was created, and neither pods were made nor the spec was changed since: it
+    need not be created again."""
     events: frozenset[str] = frozenset()
     """Keys of the Events that were sent, so that each is sent once."""
     group: int = 0
@@ -213,9 +214,16 @@ class Observed:
         Returns:
             The key's id; that of the newest key if the job has no active pod.
         """
-        living = [pod for pod in self.own(uid) if pod.active and NOTE_KEY in pod.notes]
+        return self._in_use(uid, NOTE_KEY) or self.key_id
+
+    def file_in_use(self, uid: str) -> str:
+        """Return the digest of the job file that a job's pods have; empty without an active pod."""
+        return self._in_use(uid, NOTE_FILE)
+
+    def _in_use(self, uid: str, note: str) -> str:
+        living = [pod for pod in self.own(uid) if pod.active and note in pod.notes]
         living.sort(key=lambda pod: not pod.is_coordinator)
-        return living[0].notes[NOTE_KEY] if living else self.key_id
+        return living[0].notes[note] if living else ""
 
     def own(self, uid: str) -> tuple[Pod, ...]:
         """Return the pods that the job with this uid controls."""

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
+from paceline_api.names import NOTE_REVISION
 from paceline_api.reasons import ConditionType, Reason
 from paceline_api.rounds import RoundSettings
 from paceline_api.status import RankPhase
 from paceline_api.types.status import TERMINATION_MAX
 
 from paceline_operator.core import refusals
-from paceline_operator.core.changes import Changes, Create, Event
+from paceline_operator.core.changes import Changes, Create, Event, SecretId
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.decide import (
     evidence,
@@ -35,7 +36,7 @@ from paceline_operator.core.plan import NewPod, Plan
 from paceline_operator.core.pods import children
 from paceline_operator.core.pods.companions import companions
 from paceline_operator.core.pods.fabric import Fabric
-from paceline_operator.core.pods.frozen import settings_differ
+from paceline_operator.core.pods.frozen import file_id, settings_differ
 from paceline_operator.core.providers.choice import provider_of
 from paceline_operator.core.report import conditions, status
 from paceline_operator.core.report.conditions import Wanted
@@ -61,13 +62,22 @@ def reconcile(job: Job, seen: Observed, now_s: float) -> Changes:
     if job.deleting:
         return Changes()  # owner references delete the pods, even without an operator (C1)
     if job.finished:
-        return finish.after_the_end(job, seen, now_s)
+        return _after_the_end(job, seen, now_s)
     if job.spec is None or job.settings is None:
         return _invalid(job, seen, now_s)
     seen = _of_the_present_coordinator(job, seen)
     if job.settings.suspend or _half_suspended(job, seen):
         return _suspend(job, seen, now_s)
     return _run(job, seen, now_s)
+
+
+def _after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
+    changes = finish.after_the_end(job, seen, now_s)
+    if job.status.get("observedGeneration") == job.generation or job.spec is None:
+        return changes
+    # Whoever changes ttlSecondsAfterFinished of a job that has ended sees that it is in force.
+    now = {"observedGeneration": job.generation, "resolved": job.resolved}
+    return replace(changes, status={**job.status, **now, "explicit": list(job.explicit)})
 
 
 def _of_the_present_coordinator(job: Job, seen: Observed) -> Observed:
@@ -162,10 +172,14 @@ def _asked_to_stop(job: Job) -> bool:
 def _half_suspended(job: Job, seen: Observed) -> bool:
     """Return True if the job was resumed before its suspension was complete.
 
-    Ranks that have stopped cannot continue, so their pods have to go first.
+    Ranks that have stopped cannot continue, so their pods have to go first. So have the pods of
+    another template: the job was suspended, changed and resumed before the operator saw it.
     """
-    left = any(not pod.deleting for pod in seen.own(job.uid))
-    return left and job.holds(ConditionType.SUSPENDED)
+    left = [pod for pod in seen.own(job.uid) if not pod.deleting]
+    if left and job.holds(ConditionType.SUSPENDED):
+        return True
+    made = {pod.notes[NOTE_REVISION] for pod in left if pod.active and NOTE_REVISION in pod.notes}
+    return bool(made - {job.revision})
 
 
 def _run(job: Job, seen: Observed, now_s: float) -> Changes:
@@ -229,14 +243,16 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     write, look = status.due(job, new_status, seen, now_s)
     plan.look(look)
     plan.look(now_s + evidence.LOOK_S if overruled else None)
-    key_id = seen.key_in_use(job.uid)
-    workers = tuple(_create(job, new, network, notes, key_id) for new in plan.new)
-    makes = bool(workers) or makes_coordinator
+    makes = bool(plan.new) or makes_coordinator
+    secret = _secret_of(job, seen) if makes else None
+    workers = tuple(_create(job, new, network, notes, secret) for new in plan.new if secret)
     return Changes(
         beside=beside,
-        needs_secret=key_id if makes and not seen.sent.secret else None,
+        needs_secret=secret if not seen.sent.secret else None,
         needs_service=makes_coordinator,
-        coordinator=_create_coordinator(job, coordinator, key_id) if makes_coordinator else None,
+        coordinator=_create_coordinator(job, coordinator, secret)
+        if makes_coordinator and secret
+        else None,
         workers=workers,
         verify_job=bool(workers) and not plan.living and job.start_s is not None,
         delete=(*plan.delete, *coordinator.delete),
@@ -309,9 +325,16 @@ def _conditions(
     return wanted
 
 
-def _create_coordinator(job: Job, pod: CoordinatorPod, key_id: str) -> Create:
+def _secret_of(job: Job, seen: Observed) -> SecretId:
+    """Return the Secret that further pods mount: that of the pods that exist, if there are any."""
+    return SecretId(seen.key_in_use(job.uid), seen.file_in_use(job.uid) or file_id(job))
+
+
+def _create_coordinator(job: Job, pod: CoordinatorPod, secret: SecretId) -> Create:
     assert pod.make is not None
-    manifest = children.coordinator(job, pod.make, key_id=key_id, notes=pod.notes)
+    manifest = children.coordinator(
+        job, pod.make, key_id=secret.key_id, file=secret.file, notes=pod.notes
+    )
     return Create(manifest, pod.why)
 
 
@@ -320,14 +343,15 @@ def _create(
     new: NewPod,
     network: Fabric | fabric.NoFabric,
     notes: Mapping[str, str],
-    key_id: str,
+    secret: SecretId,
 ) -> Create:
     assert isinstance(network, Fabric), "nothing is made without one"
     manifest = children.worker(
         job,
         new.slot,
         new.attempt,
-        key_id=key_id,
+        key_id=secret.key_id,
+        file=secret.file,
         notes={**new.notes, **notes},
         avoid=new.avoid,
         fabric=network,

@@ -53,7 +53,7 @@ def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
     if kept:
         message = kept.get("message", "")
         return Fabric(kept["profile"], kept.get("carries", ""), kept.get("pod") or {}, message)
-    wanted, required = job.frozen["fabric"]["profile"], job.frozen["fabric"]["required"]
+    wanted, required = job.resolved["fabric"]["profile"], job.resolved["fabric"]["required"]
     nodes = _candidates(job, seen.nodes.values())
     if wanted == AUTO:
         # Pods made before a crash name a profile that the status does not have yet.

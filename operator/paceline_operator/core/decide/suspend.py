@@ -59,7 +59,11 @@ def suspend(job: Job, seen: Observed, now_s: float) -> Suspension:
     trained = job.start_s is not None
     keeps = job.settings.checkpoint is not None
     found.loses_state = trained and not keeps
-    found.message = "spec.suspend is true"
+    found.message = (
+        "spec.suspend is true"
+        if job.settings.suspend
+        else "the job was suspended; its pods go, and others take their place"
+    )
     if found.loses_state:
         found.message += (
             f"; there is no spec.checkpoint, so the {rounds} rounds trained so far are lost "

@@ -77,7 +77,7 @@ def carried(job: Job, seen: Observed) -> Carried | None:
     coordinator = seen.coordinator
     if coordinator is None or not coordinator.transport:
         return None
-    required = FabricRequirement(job.frozen["fabric"]["required"])
+    required = FabricRequirement(job.resolved["fabric"]["required"])
     carrier = coordinator.carrier or _known(job, coordinator.transport)
     if required is FabricRequirement.ANY or carrier in ENOUGH[required]:
         standing = Standing.MET

@@ -23,7 +23,7 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.keys import JobKeys
 from paceline_operator.core.pods import placement
 from paceline_operator.core.pods.fabric import Fabric, equip
-from paceline_operator.core.pods.frozen import job_file, trainer_of
+from paceline_operator.core.pods.frozen import file_id, job_file, trainer_of
 
 ENV_VERSION_NOW: Final = "1"
 """Version of the environment variables that the operator sets."""
@@ -101,6 +101,7 @@ def worker(
     attempt: int,
     *,
     key_id: str,
+    file: str = "",
     coordinators: tuple[str, ...] = (),
     notes: Mapping[str, str] | None = None,
     avoid: tuple[str, ...] = (),
@@ -113,6 +114,7 @@ def worker(
         slot: Slot of the pod.
         attempt: Attempt of the pod, which makes its name unique (C3).
         key_id: Id of the operator's key whose Secret the pod mounts.
+        file: Digest of the job file in that Secret; empty for the present one.
         coordinators: Further addresses at which the agent may find the coordinator.
         notes: Annotations to add.
         avoid: Nodes on which the pod must not run.
@@ -123,6 +125,8 @@ def worker(
     """
     assert job.spec is not None
     assert job.settings is not None
+    file = file or file_id(job)
+    mounted = names.secret_name(job.name, job.uid, key_id, file)
     template = copy.deepcopy(dict(job.template))
     spec = template["spec"]
     container = next(c for c in spec["containers"] if c["name"] == TRAINER)
@@ -131,7 +135,7 @@ def worker(
     if not str(container.get("workingDir", "/")).startswith("/"):
         del container["workingDir"]  # a relative path is for local runs, relative to the job file
     container["env"] = [
-        *_worker_env(job, slot, attempt, key_id, coordinators),
+        *_worker_env(job, slot, attempt, mounted, coordinators),
         *container.get("env", ()),
     ]
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
@@ -140,7 +144,7 @@ def worker(
     if not any(p.get("containerPort") == port for p in ports):
         ports.append({"name": "metrics", "containerPort": port, "protocol": "TCP"})
     files = [JOB_FILE, CERTIFICATE, AGENT_CERTIFICATE, AGENT_KEY]
-    _mount(spec, container, "paceline-job", FILES, _job_volume(job, key_id, files))
+    _mount(spec, container, "paceline-job", FILES, _job_volume(mounted, files))
     _mount(spec, container, "paceline-tokens", TOKENS_FOLDER, _tokens_volume(job))
     _mount(spec, container, "paceline-run", names.POD_RUN_DIR, {"emptyDir": {}})
     _mount(spec, container, "paceline-shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})
@@ -158,7 +162,7 @@ def worker(
     _restrict(spec)
     placement.spread(spec, job, avoid=avoid)
     metadata = _worker_metadata(job, slot, attempt, template.get("metadata") or {})
-    metadata["annotations"] |= {**(notes or {}), names.NOTE_KEY: key_id}
+    metadata["annotations"] |= {**(notes or {}), **_made_of(job, key_id, file)}
     if fabric is not None:
         metadata["annotations"][names.NOTE_FABRIC] = fabric.profile
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
@@ -202,14 +206,14 @@ def _worker_metadata(
 
 
 def _worker_env(
-    job: Job, slot: int, attempt: int, key_id: str, coordinators: tuple[str, ...]
+    job: Job, slot: int, attempt: int, mounted: str, coordinators: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     assert job.settings is not None
     host = names.coordinator_host(job.name, job.namespace)
     urls = (f"https://{host}:{names.COORDINATOR_PORT}", *coordinators)
     return [
         {"name": names.ENV_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        *_common_env(job, key_id),
+        *_common_env(job, mounted),
         _set(names.ENV_TLS_OWN_CERT, f"{FILES}/{AGENT_CERTIFICATE}"),
         _set(names.ENV_TLS_OWN_KEY, f"{FILES}/{AGENT_KEY}"),
         _set(names.ENV_SLOT, slot),
@@ -222,25 +226,38 @@ def _worker_env(
     ]
 
 
-def _common_env(job: Job, key_id: str) -> list[dict[str, Any]]:
+def _common_env(job: Job, mounted: str) -> list[dict[str, Any]]:
     return [
         _set(names.ENV_VERSION, ENV_VERSION_NOW),
         _set(names.ENV_JOB, job.name),
         _set(names.ENV_NAMESPACE, job.namespace),
         _set(names.ENV_SPEC, f"{FILES}/{JOB_FILE}"),
         _set(names.ENV_TLS_CERT, f"{FILES}/{CERTIFICATE}"),
-        _from_secret(names.ENV_TOKEN, job, key_id, TOKEN),
+        _from_secret(names.ENV_TOKEN, mounted, TOKEN),
         _set(names.ENV_TOKENS_FILE, f"{TOKENS_FOLDER}/{TOKENS}"),
     ]
 
 
-def _from_secret(name: str, job: Job, key_id: str, key: str) -> dict[str, Any]:
-    secret = names.secret_name(job.name, job.uid, key_id)
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+def _made_of(job: Job, key_id: str, file: str) -> dict[str, str]:
+    """Return the annotations that tell what a pod was made of."""
+    return {
+        names.NOTE_KEY: key_id,
+        names.NOTE_FILE: file,
+        names.NOTE_REVISION: job.revision,
+    }
+
+
+def _from_secret(name: str, mounted: str, key: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": mounted, "key": key}}}
 
 
 def coordinator(
-    job: Job, attempt: int, *, key_id: str, notes: Mapping[str, str] | None = None
+    job: Job,
+    attempt: int,
+    *,
+    key_id: str,
+    file: str = "",
+    notes: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of a coordinator's pod.
 
@@ -248,12 +265,15 @@ def coordinator(
         job: A job with a valid spec.
         attempt: Attempt of the pod, which makes its name unique (C3).
         key_id: Id of the operator's key whose Secret the pod mounts.
+        file: Digest of the job file in that Secret; empty for the present one.
         notes: Annotations to add.
 
     Returns:
         The manifest.
     """
     assert job.spec is not None
+    file = file or file_id(job)
+    mounted = names.secret_name(job.name, job.uid, key_id, file)
     below = job.template["spec"]
     trainer = trainer_of(job.template)
     wanted = job.spec.coordinator
@@ -263,8 +283,8 @@ def coordinator(
         "command": ["python3", "-m", "paceline.coordinator"],
         "env": [
             {"name": names.ENV_UID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-            *_common_env(job, key_id),
-            _from_secret(names.ENV_OPERATOR_TOKEN, job, key_id, OPERATOR_TOKEN),
+            *_common_env(job, mounted),
+            _from_secret(names.ENV_OPERATOR_TOKEN, mounted, OPERATOR_TOKEN),
             _set(names.ENV_TLS_KEY, f"{FILES}/{PRIVATE_KEY}"),
             _set(names.ENV_TLS_CALLERS, f"{FILES}/{CALLERS}"),
             _set(names.ENV_LINGER, LINGER_S),
@@ -296,7 +316,7 @@ def coordinator(
         spec["affinity"] = {"nodeAffinity": copy.deepcopy(nodes)}
     spec |= placed
     files = [JOB_FILE, CERTIFICATE, PRIVATE_KEY, CALLERS]
-    _mount(spec, container, "paceline-job", FILES, _job_volume(job, key_id, files))
+    _mount(spec, container, "paceline-job", FILES, _job_volume(mounted, files))
     _mount(spec, container, "paceline-tokens", TOKENS_FOLDER, _tokens_volume(job))
     _mount(spec, container, "tmp", "/tmp", {"emptyDir": {}})
     _restrict(spec)
@@ -317,7 +337,7 @@ def coordinator(
                 "linkerd.io/inject": "disabled",
                 "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
                 **(notes or {}),
-                names.NOTE_KEY: key_id,
+                **_made_of(job, key_id, file),
             },
             "ownerReferences": [owner_reference(job)],
         },
@@ -325,12 +345,13 @@ def coordinator(
     }
 
 
-def secret(job: Job, keys: JobKeys, *, tls: Mapping[str, str]) -> dict[str, Any]:
+def secret(job: Job, keys: JobKeys, *, file: str = "", tls: Mapping[str, str]) -> dict[str, Any]:
     """Return the manifest of the job's Secret, which is never read or changed once created (C2).
 
     Args:
         job: A job with a valid spec.
         keys: Secrets of the job.
+        file: Digest of the job file that the pods of the Secret name; empty for the present one.
         tls: Certificates and keys as PEM, by the file names under which pods mount them.
 
     Returns:
@@ -348,7 +369,7 @@ def secret(job: Job, keys: JobKeys, *, tls: Mapping[str, str]) -> dict[str, Any]
         "type": "Opaque",
         "immutable": True,
         "metadata": {
-            "name": names.secret_name(job.name, job.uid, keys.key_id),
+            "name": names.secret_name(job.name, job.uid, keys.key_id, file or file_id(job)),
             "namespace": job.namespace,
             "labels": labels(job, "job"),
             "ownerReferences": [owner_reference(job)],
@@ -370,10 +391,9 @@ def _set(name: str, value: object) -> dict[str, Any]:
     return {"name": name, "value": str(value)}
 
 
-def _job_volume(job: Job, key_id: str, files: list[str]) -> dict[str, Any]:
+def _job_volume(mounted: str, files: list[str]) -> dict[str, Any]:
     items = [{"key": name, "path": name} for name in files]
-    name = names.secret_name(job.name, job.uid, key_id)
-    return {"secret": {"secretName": name, "items": items, "defaultMode": 0o444}}
+    return {"secret": {"secretName": mounted, "items": items, "defaultMode": 0o444}}
 
 
 def _tokens_volume(job: Job) -> dict[str, Any]:

@@ -1,10 +1,15 @@
-"""Settings that coordinator and agents get: at first by file, later as targets (C12)."""
+"""Settings that coordinator and agents get: at first by file, later as targets (C12).
+
+The file is in the job's Secret, whose name has its digest. All pods of a job that live at the same
+time have the same file, so its ranks agree on everything in it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from paceline_api.fields import digest
 from paceline_api.jobfile import JobFile
 from paceline_api.types.enums import FabricRequirement
 from paceline_api.types.template import TRAINER
@@ -13,7 +18,7 @@ from paceline_operator.core.job import Job
 
 
 def job_file(job: Job) -> str:
-    """Return the job file for agents and coordinator; it is written once, with the first child."""
+    """Return the job file for the agents and the coordinator of a job that starts now."""
     settings = job.settings
     assert settings is not None, "a job with problems has no children"
     container = trainer_of(job.template)
@@ -21,8 +26,13 @@ def job_file(job: Job) -> str:
         settings,
         # $(NAME) stays as it is: the kubelet only expands the pod's own command, the agent's.
         command=(*(container.get("command") or ()), *(container.get("args") or ())),
-        gpu_direct=job.frozen["fabric"]["required"] == FabricRequirement.GPU_DIRECT,
+        gpu_direct=job.resolved["fabric"]["required"] == FabricRequirement.GPU_DIRECT,
     ).to_json()
+
+
+def file_id(job: Job) -> str:
+    """Return the digest of the present job file."""
+    return digest(job_file(job))
 
 
 def trainer_of(template: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -131,8 +131,8 @@ def carried(job: Job, wanted: list[conditions.Wanted], now_s: float) -> dict[str
     before = {kind: stored(kind, c) for kind in ConditionType if (c := job.condition(kind))}
     wanted = [*wanted, *standing(before, wanted)]
     status["conditions"] = conditions.merged(job, wanted, now_s)
-    if job.frozen:
-        status["resolved"] = job.frozen
+    if job.resolved:
+        status["resolved"], status["explicit"] = job.resolved, list(job.explicit)
     return status
 
 

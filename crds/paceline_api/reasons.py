@@ -178,7 +178,7 @@ class Reason(_Told):
         "DataChannelFailed",
         "The ranks could not reduce, in one membership after the other; the message says why.",
     )
-    DEADLINE_EXCEEDED = "DeadlineExceeded", "The job ran for longer than activeDeadlineSeconds."
+    DEADLINE_EXCEEDED = "DeadlineExceeded", "The job was active for activeDeadlineSeconds."
     FAILURE_POLICY = "FailurePolicy", "A rule of spec.failurePolicy says that the job has failed."
     SCRIPT_FAILED = (
         "ScriptFailed",

@@ -340,8 +340,10 @@ def test_an_outcome_sets_the_final_condition_and_state(
 
 
 def test_an_expired_deadline_fails_the_job() -> None:
-    job = job_of(RUNNING, activeDeadlineSeconds=900)
+    job = job_of(RUNNING | {"activeTime": timestamp(NOW - 900)}, activeDeadlineSeconds=900)
     assert condition(decided(job, training()), "Failed")["reason"] == "DeadlineExceeded"
+    later = job_of(RUNNING | {"activeTime": timestamp(NOW - 899)}, activeDeadlineSeconds=900)
+    assert decided(later, training()).look_again_s == NOW + 1
 
 
 def test_a_rule_of_the_failure_policy_fails_the_job() -> None:

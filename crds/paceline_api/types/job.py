@@ -109,7 +109,9 @@ class TrainingJobSpec(Model):
     """Seconds after its end at which the job is deleted. Default: never."""
 
     active_deadline_seconds: Positive | None = behaviour()
-    """Seconds after its start at which a job that still runs fails. Default: no limit."""
+    """Seconds for which the job may be active before it fails, whether it trains by then or not.
+    As in a Job, the time of a suspension does not count, and it begins anew when the job is
+    resumed; so it does when a queue admits the job. Default: no limit."""
 
     finish_deadline_seconds: Positive | None = behaviour(FINISH_DEADLINE_S)
     """Seconds that the script of a rank may still take after all ranks have the final weights, to

@@ -234,6 +234,10 @@ class TrainingJobStatus(StatusModel):
     start_time: datetime | None = None
     """When training first started."""
 
+    active_time: datetime | None = None
+    """Since when the job is active: created, resumed, or admitted by its queue. Unset while it is
+    suspended or queued; activeDeadlineSeconds counts from then."""
+
     completion_time: datetime | None = None
     """When the job became Complete or Failed."""
 

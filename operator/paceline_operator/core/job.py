@@ -101,6 +101,11 @@ class Job:
         return seconds_of(self.status.get("startTime"))
 
     @property
+    def active_s(self) -> float | None:
+        """`status.activeTime` in seconds since the epoch; None while suspended or queued."""
+        return seconds_of(self.status.get("activeTime"))
+
+    @property
     def completion_s(self) -> float | None:
         """`status.completionTime` in seconds since the epoch; None while the job runs."""
         return seconds_of(self.status.get("completionTime"))

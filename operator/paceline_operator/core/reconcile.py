@@ -124,6 +124,7 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
     if found.reason is Reason.SUSPENDING:
         wanted = wanted[:1]
     new_status = status.carried(job, wanted, now_s)
+    new_status.pop("activeTime", None)
     if found.reason is not Reason.SUSPENDING:
         new_status |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0}
         new_status["ready"] = f"0/{job.settings.replicas}"

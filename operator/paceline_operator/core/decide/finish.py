@@ -108,18 +108,26 @@ def judge(
 
 
 def _deadline(job: Job, now_s: float) -> End | float | None:
+    """Return the end of a job that was active for too long, as batch/v1 Job counts it.
+
+    Args:
+        job: The job.
+        now_s: The present time.
+
+    Returns:
+        The end; the time at which it is due; None without a limit, or while the job is not active.
+    """
     limit_ns = job.settings.active_deadline_ns if job.settings else None
-    if limit_ns is None or job.start_s is None:
+    if limit_ns is None or job.active_s is None:
         return None
-    due_s = job.start_s + limit_ns / NS_PER_S
+    due_s = job.active_s + limit_ns / NS_PER_S
     if now_s < due_s:
         return due_s
-    seconds = limit_ns // NS_PER_S
-    return End(
-        False,
-        Reason.DEADLINE_EXCEEDED,
-        f"the job has run for {seconds} s, as spec.activeDeadlineSeconds allows",
-    )
+    text = f"the job was active for {limit_ns // NS_PER_S} s, as spec.activeDeadlineSeconds allows"
+    ready = job.condition(ConditionType.READY)
+    if not job.has_started and ready is not None:
+        text += f"; it did not train in this time: {ready.get('message', '')}"
+    return End(False, Reason.DEADLINE_EXCEEDED, text)
 
 
 def _by_rule(job: Job, seen: Observed) -> End | None:

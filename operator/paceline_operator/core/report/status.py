@@ -22,6 +22,7 @@ from paceline_operator.core.decide import backoff
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.plan import Plan
+from paceline_operator.core.providers.choice import provider_of
 from paceline_operator.core.report import conditions
 from paceline_operator.core.report.standing import standing, stored
 from paceline_operator.core.report.transport_status import transport_status, without_carrier
@@ -109,6 +110,10 @@ def running(
     status["stragglerCount"] = len(plan.slow)
     if job.start_s is None and any(w.type is ConditionType.RING_READY and w.holds for w in wanted):
         status["startTime"] = timestamp(now_s)
+    if provider_of(job).waits(job, plan):
+        status.pop("activeTime", None)
+    else:
+        status.setdefault("activeTime", timestamp(now_s))
     status["state"] = state_word(status)
     return status
 

@@ -52,8 +52,8 @@ class Probe:
             self.reductions.append((effect.go.round, begun, now_ns()))
             return after
 
-        def timed_apply(driver: CommThread, go: Any, *given: Any, **named: Any) -> Any:
-            after = apply(driver, go, *given, **named)
+        def timed_apply(driver: CommThread, go: Any, weighing: Any, **named: Any) -> Any:
+            after = apply(driver, go, weighing, **named)
             made = driver.machine.state.log.read(go)
             self.commits.append(
                 {
@@ -62,6 +62,7 @@ class Probe:
                     "trigger": str(go.trigger),
                     "fresh": len(made.heard.fresh),
                     "gradients": made.gradients,
+                    "weight": weighing.samples / (weighing.divisor * weighing.unit),
                     "request": go.request.number if go.request else 0,
                     "by": {str(s.member): s.count for s in made.shares if s.count},
                 }

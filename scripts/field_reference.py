@@ -43,6 +43,7 @@ PLACES: Final = {
     "checkpoint.claimName": CLUSTER,
     "scheduling": CLUSTER,
     "metrics": BOTH,
+    "logging": BOTH,
     "failurePolicy": BOTH,
     "failurePolicy.rules.onReasons": CLUSTER,
     "template": "cluster; of the container `trainer` also laptop",

@@ -83,6 +83,7 @@ CHANGES: dict[str, Change] = {
     "checkpoint.everyRounds": Change(7, 8, _CHECKPOINT),
     "checkpoint.keep": Change(7, 8, _CHECKPOINT),
     "checkpoint.required": Change(False, True, _CHECKPOINT),
+    "logging.tensorBoard": Change("/events", "/other"),
     "scheduling.gang": Change(None, {}, _VOLCANO),
     TEMPLATE: Change(template(), template(args=["--other"])),
     "procsPerReplica": Change(1, 2),

@@ -59,6 +59,7 @@ SAMPLES = {
     "checkpoint.everyRounds": (CHECKPOINT, "checkpoint.everyRounds=7"),
     "checkpoint.keep": (CHECKPOINT, "checkpoint.keep=7"),
     "checkpoint.required": (CHECKPOINT, "checkpoint.required=true"),
+    "logging.tensorBoard": ("logging.tensorBoard=/events",),
     "metrics.port": ("metrics.port=9999",),
     "failurePolicy.rules.action": (RULE, "failurePolicy.rules[0].action=Ignore"),
     "failurePolicy.rules.onExitCodes": (RULE, "failurePolicy.rules[0].onExitCodes=[8]"),

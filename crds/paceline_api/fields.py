@@ -62,6 +62,7 @@ _PATHS: Final[Mapping[Acts, tuple[str, ...]]] = {
         *("elasticity.settleSeconds", "elasticity.stabilizationSeconds"),
         "elasticity.allowedSizes",
         *("checkpoint.everyRounds", "checkpoint.keep", "checkpoint.required"),
+        "logging.tensorBoard",
         # Pods are made as members of a gang or not; members alone would wait for ever.
         "scheduling.gang",
         TEMPLATE,

@@ -83,6 +83,8 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     reproducible: bool = False
     """True if two runs with the same ranks give the same bits, which is so in the modes Full and
     Shadow."""
+    tensor_board: str = ""
+    """spec.logging.tensorBoard; empty for none."""
     checkpoint: CheckpointSpec | None
     gpu_direct: bool
     """True if the job requires GPUDirect: NCCL then logs how it connects."""
@@ -135,6 +137,7 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
             measures=measures,
             reproducible=RoundSettings.of(job.collective).is_synchronous,
             checkpoint=CheckpointSpec(c.path, c.every_rounds, c.keep) if c else None,
+            tensor_board=job.tensor_board,
             gpu_direct=gpu_direct,
             job=Raw(msgspec.json.encode(job)),
         )

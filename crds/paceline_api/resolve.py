@@ -67,6 +67,7 @@ def resolve(job: TrainingJob) -> ResolvedJob:
         if checkpoint
         else None,
         failure_rules=_failure_rules(spec),
+        tensor_board=spec.logging.tensor_board if spec.logging else "",
         max_skipped_batches=_max_skipped_batches(spec),
         trainer=_trainer(trainer),
     )

@@ -158,6 +158,8 @@ class ResolvedJob:
     checkpoint: CheckpointSettings | None
     failure_rules: tuple[FailureRuleSettings, ...]
     trainer: Trainer
+    tensor_board: str = ""
+    """`spec.logging.tensorBoard`; empty for none."""
     max_skipped_batches: int = 0
     """`spec.failurePolicy.maxSkippedBatches` (R56)."""
 

@@ -32,6 +32,7 @@ from paceline_api.types.policies import (
     Elasticity,
     Fabric,
     FailurePolicy,
+    Logging,
     Metrics,
     Scheduling,
     Straggler,
@@ -154,6 +155,9 @@ class TrainingJobSpec(Model):
 
     metrics: Metrics | None = behaviour()
     """Metrics of the job's processes, for Prometheus."""
+
+    logging: Logging | None = None
+    """Records that the job writes of itself. Default: none."""
 
     failure_policy: FailurePolicy | None = None
     """What to do when a rank ends badly. Default: restart it and count it against backoffLimit."""

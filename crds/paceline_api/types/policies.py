@@ -194,6 +194,15 @@ class Metrics(Model):
     """Port of /metrics in every worker's pod. On a laptop each worker takes the next free one."""
 
 
+class Logging(Model):
+    """Records that the job writes of itself."""
+
+    tensor_board: PathText
+    """Folder, as the trainer sees it, for TensorBoard event files with the figures of `pl.log`: the
+    means over all ranks. In a cluster the template mounts something there. On a laptop it may be
+    relative to the job file's folder. The image needs the package tensorboard."""
+
+
 class FailureRule(Model):
     """What to do when a rank ends in a certain way. One of the two lists must match."""
 

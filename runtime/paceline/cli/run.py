@@ -266,7 +266,7 @@ def _check_faults(job: ResolvedJob, faults: tuple[Fault, ...]) -> int:
 
 
 def _beside(job: ResolvedJob, base: Path) -> ResolvedJob:
-    """Return the job with a relative spec.checkpoint.path made absolute.
+    """Return the job with relative paths of spec.checkpoint and spec.logging made absolute.
 
     A second run of the same file then finds the checkpoints of the first one.
 
@@ -277,6 +277,8 @@ def _beside(job: ResolvedJob, base: Path) -> ResolvedJob:
     Returns:
         The job.
     """
+    if job.tensor_board:
+        job = replace(job, tensor_board=str((base / job.tensor_board).resolve()))
     if job.checkpoint is None:
         return job
     path = (base / job.checkpoint.path).resolve()

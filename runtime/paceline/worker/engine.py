@@ -21,6 +21,7 @@ import logging
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -53,6 +54,7 @@ from paceline.worker.comm_thread import CommThread, Interrupts
 from paceline.worker.coordinator_line import CoordinatorLine
 from paceline.worker.gpus import take_own_gpu
 from paceline.worker.group import FollowerThread, GroupRendezvous, LeadThread
+from paceline.worker.metrics.board import Board
 from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import RoundMetrics
 from paceline.worker.metrics.squares import GradientSquares
@@ -149,6 +151,8 @@ class Engine:
         record = _open_record(settings)
         self._record = record
         self._metrics, self._loop = RoundMetrics(record, member), LoopMetrics(record)
+        if self._spec is not None and self._spec.tensor_board and not self.shard:
+            self._metrics.board = Board(Path(self._spec.tensor_board), member)
         peers = self._make_peer_sockets(settings, member)
         self._take_gpu(settings)
         self._transport = transport = self._make_transport(settings)
@@ -708,5 +712,7 @@ class Engine:
         A thread that does not end is left behind after CLOSE_S.
         """
         self._comm.close(CLOSE_S)
+        if self._metrics.board is not None:
+            self._metrics.board.close()
         if self._comm.link is not None:
             self._comm.link.close()

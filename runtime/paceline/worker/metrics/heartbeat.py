@@ -21,7 +21,7 @@ from paceline.core.log_figures import pack_log
 from paceline.core.messages import Away, Doing, Heartbeat, RankFigures
 from paceline.core.protocol.ledger import Ledger, since
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import Go, summed
+from paceline.core.protocol.records import Go, LoggedMetric, summed
 from paceline.core.protocol.sampling import left_out_per_epoch
 from paceline.core.protocol.shadow import ShadowReport
 from paceline.core.rank.state import Main, RankState
@@ -247,13 +247,18 @@ class HeartbeatFacts:
 
 def _without(log: Log, go: Go) -> dict[str, tuple[float, float]]:
     """Return the script's figures before the last round of the log, which was `go`."""
-    figures = (*go.metrics, *(metric for share in go.listed for metric in share.metrics))
-    own = {metric.name: (metric.total, metric.weight) for metric in summed(figures)}
+    own = {metric.name: (metric.total, metric.weight) for metric in figures_of(go)}
     sums = dict(log.ledger.metrics)
     return sums | {
         name: (sums[name][0] - total, sums[name][1] - weight)
         for name, (total, weight) in own.items()
     }
+
+
+def figures_of(go: Go) -> tuple[LoggedMetric, ...]:
+    """Return the script's figures of one round, summed over its contributors."""
+    figures = (*go.metrics, *(metric for share in go.listed for metric in share.metrics))
+    return summed(figures)
 
 
 def _means(sums: dict[str, tuple[float, float]]) -> dict[str, float]:

@@ -26,7 +26,13 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.state import Main, RankState, Saving
 from paceline.refusals import PROCESS
 from paceline.telemetry.records import Counter, Gauge, RankRecord
-from paceline.worker.metrics.heartbeat import HeartbeatFacts, epochs_done
+from paceline.worker.metrics.board import Board
+from paceline.worker.metrics.heartbeat import (
+    HeartbeatFacts,
+    epochs_done,
+    figures_of,
+    reports_the_log,
+)
 from paceline.worker.metrics.job import JobMetrics
 from paceline.worker.metrics.membership import MembershipMetrics
 from paceline.worker.metrics.waits import AvoidedWaiting
@@ -55,6 +61,8 @@ class RoundMetrics:
         self._choices: list[Gauge] = []
         self._record = record
         self.ring = record.rounds
+        self.board: Board | None = None
+        """Writer of the script's figures for TensorBoard; None unless the job asks for it."""
         self._coming_ns = 0
         """Time at which COMING was handled for the batch in hand."""
         self._arrived_ns = 0
@@ -276,6 +284,8 @@ class RoundMetrics:
             self.ring.end(last, last_ns, now_ns - spent_ns, now_ns)
         self._membership.applied(go, rank, now_ns)
         self.facts.applied(go, rank, lag_us)
+        if self.board is not None and reports_the_log(rank):
+            self.board.add(go.round, figures_of(go))
 
     # ---- inside ---------------------------------------------------------------------------
 

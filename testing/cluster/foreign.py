@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from testing.cluster.prerequisites import MissingPrerequisiteError
+from testing.temporary import temporary_folder
 
 MODULES: Final = {
     "github.com/prometheus-operator/prometheus-operator@v0.85.0": (
@@ -49,7 +49,7 @@ def _definition(file: Path) -> dict[str, Any]:
 def _folder(module: str) -> Path:
     if shutil.which("go") is None:
         raise MissingPrerequisiteError(f"no Go to fetch {module}", "install Go 1.24 or later")
-    with tempfile.TemporaryDirectory() as outside:  # of any module
+    with temporary_folder() as outside:  # of any module
         done = subprocess.run(
             ["go", "mod", "download", "-json", module],
             cwd=outside,

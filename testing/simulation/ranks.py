@@ -49,6 +49,8 @@ class Batch:
     """True once the script has paused in the middle of this batch."""
     stepped: bool = False
     dropped: bool = False
+    worth: int = 1
+    """What the gradient buffer will hold of it."""
 
 
 @dataclass
@@ -364,7 +366,7 @@ class SimRank:
         elif batch is None:
             own = self._own(reduce)
         else:
-            own = {batch.label: Fraction(reduce.factor)}
+            own = {batch.label: Fraction(reduce.factor) * batch.worth}
         if last and stream.given_up is None:
             self.sim.checkers.joined(self, reduce, own)
         stream.joined = True

@@ -14,7 +14,7 @@ from paceline.core.rank.state import Main
 from paceline_api.ids import MemberId
 
 from testing.simulation.faults import Fault, plant
-from testing.simulation.ranks import SimRank
+from testing.simulation.ranks import Batch, SimRank
 from testing.simulation.simulation import Simulation
 from testing.simulation.sums import Label, Sum, add
 from testing.simulation.world import World
@@ -32,10 +32,15 @@ class ScriptWorld(World):
     """Calls after each batch."""
     start_ms: tuple[float, float] = (0, 60)
     """Time that a script needs before its first operation."""
+    call_in_backward: bool = False
+    """True if each backward pass makes a call after its first segment, as SyncBatchNorm does."""
+    abandoned: float = 0.0
+    """Share of the backward passes that the script begins again after their first segment."""
     uneven: bool = False
     """True if slot 0 has one batch less in the last pass, which no call follows."""
     stray: int = 0
-    """Slot whose script calls `barrier` where the others call `all_reduce`; 0 for none."""
+    """Slot whose script calls `barrier` where the others call `all_reduce` the third
+    backward(); 0 for none."""
 
     @property
     def plan(self) -> DataPlan:
@@ -94,6 +99,7 @@ class ScriptRank(SimRank):
         self.last: Sum = {}
         self.was_left_out = False
         self.value: Sum | None = None
+        self.batch = None
         self.script: Program = self.program()
 
     # ---- the script ---------------------------------------------------------------------------
@@ -117,14 +123,64 @@ class ScriptRank(SimRank):
             if act is not Act.SKIP:
                 if act is Act.LOAD:
                     self.load()
-                per_batch = 1 + world.calls_in_pass
+                per_batch = 1 + world.calls_in_pass + world.call_in_backward
                 short = world.uneven and self.me.slot == 0 and place == len(world.program) - 1
                 for _ in range(self.path.here.number // per_batch, length - short):
-                    yield "sleep", self.sim.rng.uniform(*world.step_ms)
-                    yield from self.operation(BACKWARD, samples=world.batch)
+                    yield from self.backward(world)
                     for _ in range(world.calls_in_pass):
                         yield from self.operation("all_gather", samples=0, opens=False)
             self.path.end_pass()
+
+    def backward(self, world: ScriptWorld) -> Program:
+        """Compute one batch. All segments but the last are handed over on the way."""
+        pause = self.sim.rng.uniform(*world.step_ms)
+        if world.stray and self.me.slot == world.stray and self.path.here.number == 2:
+            yield "sleep", pause * 0.6
+            yield from self.operation("barrier", samples=0)
+            return
+        first, gap, called = self.path.here, pause / world.segments, False
+        yield "sleep", gap
+        handed, streams = 0, self.path.operation() is Act.TAKE_PART
+        while handed < world.segments - 1:
+            yield "segment" if streams else "sleep", self._backward(first) if streams else 0.0
+            handed += 1
+            yield "sleep", gap
+            if handed == 1 and not called and world.call_in_backward:
+                yield from self.operation("all_reduce in backward()", samples=0)
+                called, streams = True, False
+            elif handed == 1 and self.sim.rng.random() < world.abandoned:
+                handed = 0
+                self.abandon()
+        if world.call_in_backward and not called:
+            yield from self.operation("all_reduce in backward()", samples=0)
+            called = True
+        yield from self.operation(BACKWARD, samples=world.batch, opens=not called)
+
+    def _backward(self, spot: Spot, *, opens: bool = True) -> Operation:
+        return Operation(BACKWARD, *spot, opens, PARTS * self.sim.world.segments)
+
+    def abandon(self) -> None:
+        """Give up the backward pass in hand: what was handed over of it will not be completed."""
+        if self.batch is not None and self._is_in_hand:
+            self.batch.dropped = True
+            self._go_on()
+
+    @property
+    def _is_in_hand(self) -> bool:
+        return self.batch is not None and not (self.batch.dropped or self.batch.stepped)
+
+    def hand_over_segment(self, operation: Operation) -> None:
+        """Hand over the next segment of a backward pass."""
+        samples, segments = self.sim.world.batch, self.sim.world.segments
+        if not self._is_in_hand:
+            self.labels += 1
+            label = Label(self.me, self.labels)
+            self.batch = Batch(label, -1, samples, segments, worth=samples)
+        assert self.batch is not None
+        self.batch.handed += 1
+        if self.batch.handed == 1:
+            self.post(ev.Coming((), samples, 1, operation, "train.py:1"))
+        self._go_on()
 
     def operation(self, name: str, samples: int, *, opens: bool = True) -> Program:
         """Make one operation, or repeat it while the rank follows."""
@@ -142,7 +198,10 @@ class ScriptRank(SimRank):
             if act is Act.REPEAT:
                 result = self.path.kept[here]
                 break
-            answer = yield "operation", Operation(name, *here, opens, PARTS), samples  # type: ignore[misc]
+            made = Operation(name, *here, opens, PARTS)
+            if name == BACKWARD:
+                made = self._backward(here, opens=opens)
+            answer = yield "operation", made, samples  # type: ignore[misc]
             if answer is not None:
                 result = answer
                 if name == BACKWARD:
@@ -189,6 +248,11 @@ class ScriptRank(SimRank):
             (ms,) = words
             assert isinstance(ms, float)
             self.sim.after(ms, self.go_on)
+        elif what == "segment":
+            (operation,) = words
+            assert isinstance(operation, Operation)
+            self.hand_over_segment(operation)
+            self.sim.after(0.01, self.go_on)
         elif what == "need":
             self.post(ev.Need())
         elif what == "lost":
@@ -197,7 +261,8 @@ class ScriptRank(SimRank):
             operation, samples = words
             assert isinstance(operation, Operation)
             assert isinstance(samples, int)
-            self.labels += 1
+            if operation.is_call or not self._is_in_hand:
+                self.labels += 1
             label = Label(self.me, self.labels)
             self.grad = {**self.grad, label: Fraction(samples)}
             self.sim.checkers.produced(label, -1, samples, finite=True)

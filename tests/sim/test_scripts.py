@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paceline.core.protocol.arrivals import Arrivals
 from paceline.core.protocol.places import Spot
-from paceline.core.protocol.records import Gen
-from paceline.core.rank import membership
+from paceline.core.protocol.records import Gen, Go
+from paceline.core.rank import membership, script
 from paceline.core.rank.state import RankState
 
 from testing.simulation.faults import Fault, Kind
 from testing.simulation.histories import bounded, faults, seeds
 from testing.simulation.scripts import ScriptWorld, run_script
-from testing.simulation.simulation import BrokenPromiseError
+from testing.simulation.simulation import BrokenPromiseError, Simulation
 
 ENDS = {"Complete"}
 KINDS = (
@@ -36,6 +40,9 @@ def worlds(draw: st.DrawFn) -> ScriptWorld:
         program=tuple(program),
         calls_in_pass=draw(st.sampled_from([0, 0, 1, 2])),
         uneven=draw(st.booleans()),
+        segments=draw(st.sampled_from([1, 1, 2, 4])),
+        call_in_backward=draw(st.sampled_from([False, False, True])),
+        abandoned=draw(st.sampled_from([0.0, 0.0, 0.2])),
     )
 
 
@@ -118,3 +125,78 @@ def test_the_first_generation_waits_for_all_ranks() -> None:
     history = sim.checkers.history(sim.finished[0].state.log.digest)
     first = next(record for record in history if isinstance(record, Gen))
     assert len(first.active) == len(first.with_state) == 6
+
+
+# ---- backward passes whose segments are summed while they run ------------------------------------
+
+STREAMED = ScriptWorld(replicas=3, segments=3, program=(2, 6, 1, 6, 1))
+
+
+def rounds_of(sim: Simulation) -> list[Go]:
+    """Return the rounds of a history that has come to its end."""
+    history = sim.checkers.history(sim.finished[0].state.log.digest)
+    return [record for record in history if isinstance(record, Go)]
+
+
+def test_backward_passes_are_streamed_and_calls_are_not() -> None:
+    made = rounds_of(run_script(STREAMED, 1, []))
+    assert not any(go.void for go in made)
+    for go in made:
+        assert go.operation is None or not (go.streamed and go.operation.is_call)
+    backward = [go for go in made if go.operation is not None and not go.operation.is_call]
+    assert len(backward) == 12
+    assert sum(go.streamed for go in backward) == 12
+
+
+TROUBLED = ScriptWorld(replicas=3, segments=3, program=(1, 8, 1), step_ms=(5, 40))
+
+
+def troubled(seed: int, **world: Any) -> Simulation:
+    """Run a job that loses a rank while segments are under way."""
+    fault = Fault(60 + seed * 31 % 250, Kind.KILL, 100, seed)
+    return run_script(replace(TROUBLED, **world), seed, [fault])
+
+
+@pytest.mark.parametrize("world", [{"call_in_backward": True}, {"abandoned": 0.3}])
+def test_a_round_is_void_if_its_backward_pass_does_not_end_and_is_made_again(
+    world: dict[str, Any],
+) -> None:
+    void = streamed = 0
+    for seed in range(10):
+        sim = troubled(seed, **world)
+        made = rounds_of(sim)
+        void += sum(go.void for go in made)
+        streamed += sum(go.streamed for go in made)
+        ended = [go for go in made if go.operation is not None and not go.operation.is_call]
+        assert len(ended) == 8
+    assert void
+    assert streamed > void or "call_in_backward" in world
+
+
+STRAY = replace(STREAMED, program=(0, 4, 0), step_ms=(30, 35), stray=1)
+
+
+def test_a_call_on_one_rank_beside_segments_of_the_others_fails_the_job() -> None:
+    """No round is streamed that adds a call to segments; it would come out void."""
+    for seed in range(5):
+        sim = run_script(STRAY, seed, [])
+        assert sim.outcomes == {"CallsDiffer"}
+        history = sim.checkers.history(next(iter(sim.ranks.values())).state.log.digest)
+        assert not any(record.void for record in history if isinstance(record, Go))
+
+
+def test_a_backward_pass_that_is_summed_after_another_operation_began_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(script, "_drop_coming", lambda *_: None)
+    with pytest.raises((BrokenPromiseError, KeyError)):  # a batch that was never announced
+        for seed in range(20):
+            troubled(seed, call_in_backward=True)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_heads_forward_the_operation_that_their_ranks_are_about_to_make(streams: bool) -> None:
+    """In a job with heads the first COMING of a group carries the operation."""
+    world = replace(STREAMED, tree_above=0, call_in_backward=not streams)
+    made = rounds_of(run_script(world, 2, []))
+    assert streams == any(go.streamed and not go.void for go in made)

@@ -72,9 +72,14 @@ class Arrivals:
         """Passive ranks that announced READY, so that GO may make them active."""
         self.operation: Operation | None = None
         """Operation that the first rank waits in; None in a job that steps the optimizer."""
+        self.coming_operation: Operation | None = None
+        """Operation of the first rank that announced COMING. It may still make another one before,
+        such as a call inside of backward()."""
         self.differs: tuple[Share, Share] | None = None
         """Shares of two ranks that wait in different operations; None if there are none."""
         self._first: Share | None = None
+        self._coming_differs = False
+        """True if two ranks have announced COMING with different operations."""
         self._metrics: dict[str, tuple[float, float]] = {}
         self._notable = 0
         """Number of active ranks with something to apply or to record."""
@@ -99,7 +104,9 @@ class Arrivals:
             at_ns: Time at which it arrived.
             share: What the rank announced.
         """
-        if share.operation is not None:
+        if kind is AnnounceKind.COMING:
+            self._compare_coming(share.operation)
+        elif share.operation is not None:
             self.compare(share)
         if share.member in self.log.places and is_usual(self.log, kind, share):
             self.hear_usual(kind, at_ns, share.member)
@@ -117,6 +124,12 @@ class Arrivals:
             self._first, self.operation = share, share.operation
         elif share.operation != self.operation and self.differs is None:
             self.differs = self._first, share
+
+    def _compare_coming(self, operation: Operation | None) -> None:
+        if self.coming_operation is None:
+            self.coming_operation = operation
+        elif operation != self.coming_operation:
+            self._coming_differs = True
 
     def hear_usual(self, kind: AnnounceKind, at_ns: int, member: MemberId) -> None:
         """Record ARRIVE or COMING of an ordinary rank or IDLE of a quiet one, without metrics."""
@@ -214,8 +227,13 @@ class Arrivals:
 
     @property
     def all_coming(self) -> bool:
-        """True if at least one rank is missing and all missing ranks have announced COMING."""
-        return bool(self.coming) and len(self.coming) == self.missing
+        """True if at least one rank is missing and all missing ranks have announced COMING.
+
+        In a script they must have announced the operation in which the others wait.
+        """
+        if not self.coming or len(self.coming) != self.missing or self._coming_differs:
+            return False
+        return self.operation in (None, self.coming_operation)
 
     @property
     def spread_ns(self) -> int:

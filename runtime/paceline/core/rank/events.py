@@ -101,12 +101,16 @@ class Step(Struct, frozen=True, tag=True):
 class Coming(Struct, frozen=True, tag=True):
     """The first segment of the batch in hand is final, and finite as far as the host knows (R28).
 
-    Its Step must have the same leases, samples and unit, otherwise the batch is dropped.
+    Its Step must have the same fields, otherwise the batch is dropped.
     """
 
     leases: tuple[int, ...]
     samples: int
     unit: int
+    operation: Operation | None = None
+    """Operation of a script that averages the gradients; None for a gradient in GRAD."""
+    where: str = ""
+    """File and line of the script at which it called backward()."""
 
 
 class Want(Struct, frozen=True, tag=True):

@@ -19,7 +19,13 @@ from paceline.core.protocol.arrivals import Arrivals, bench_after_ns
 from paceline.core.protocol.bits import chosen, unpack_offsets
 from paceline.core.protocol.composition import is_usual, pack_usual
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import AnnounceKind, LoggedMetric, Share, summed
+from paceline.core.protocol.records import (
+    AnnounceKind,
+    LoggedMetric,
+    Operation,
+    Share,
+    summed,
+)
 from paceline.core.protocol.trigger import initiator
 from paceline.core.protocol.waits import patience_ns
 
@@ -143,10 +149,15 @@ class Collector:
         figures: list[LoggedMetric] = []
         first: Share | None = None
         """Share of the first ordinary rank that waits in an operation."""
+        coming_operation: Operation | None = None
+        """Operation of the last rank that is forwarded with the share of its COMING."""
         for member, (kind, at_ns, share, is_told) in self._held.items():
             age_us = (now_ns - at_ns) // 1000
-            if is_told and kind is AnnounceKind.COMING:
+            if is_told and kind is AnnounceKind.COMING and share.operation == coming_operation:
                 coming[member] = AnnounceKind.ARRIVE, age_us
+            elif kind is AnnounceKind.COMING:
+                coming_operation = share.operation
+                words.append(Word(kind, share, age_us))
             elif is_told and first is not None and share.operation != first.operation:
                 words.append(Word(kind, share, age_us))
             elif is_told:

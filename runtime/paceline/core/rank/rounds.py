@@ -293,7 +293,7 @@ def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
         wait_us=(rank.now_ns - first_ns) // 1000,
         round_us=0 if decision.streamed else (rank.now_ns - rank.opened_ns) // 1000,
         before_us=rank.before_ns // 1000 if log.after_streamed else 0,
-        operation=arrivals.operation,
+        operation=arrivals.operation or (arrivals.coming_operation if decision.streamed else None),
     )
     go = compact(log, go, usual)
     every = log.settings.buffers_every

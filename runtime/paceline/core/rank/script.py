@@ -76,6 +76,8 @@ def on_coming(rank: RankState, coming: Coming) -> None:
     """Record that the first segment of the batch in hand is ready, while the script computes."""
     if rank.main is Main.RUN:
         rank.stream.coming = coming
+        if coming.operation is not None:
+            rank.stream.segments = len(coming.operation.parts)
 
 
 def _drop_coming(rank: RankState, why: GivenUp = GivenUp.DROPPED, lease: int | None = None) -> None:
@@ -119,7 +121,8 @@ def _say_more(rank: RankState) -> None:
 
 def on_step(rank: RankState, step: Step) -> None:
     """Record the gradient of a step, or drop it if the rank may not announce it."""
-    stream, made = rank.stream, Coming(step.leases, step.samples, step.unit)
+    stream = rank.stream
+    made = Coming(step.leases, step.samples, step.unit, step.operation, step.where)
     if stream.coming not in (None, made):
         _drop_coming(rank, GivenUp.REWRITTEN)
     rank.main = Main.PARKED

@@ -47,7 +47,8 @@ class Streaming:
     """Speculation of one rank on streamed rounds."""
 
     segments: int = 1
-    """Number of segments of the gradients. With a single one there is nothing to stream."""
+    """Number of segments of the gradients, in a script those of the last backward pass that said
+    COMING. With a single one there is nothing to stream."""
     coming: Coming | None = None
     """Batch in hand, if its first segment is ready."""
     announced: bool = False
@@ -107,6 +108,8 @@ def share_of_coming(rank: RankState) -> Share:
         samples=coming.samples,
         unit=coming.unit,
         leases=coming.leases,
+        operation=coming.operation,
+        where=coming.where,
     )
 
 

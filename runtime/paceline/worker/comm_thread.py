@@ -46,7 +46,7 @@ from paceline.core.messages import (
 )
 from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.pending import BufferName, BufferOp, Zero
-from paceline.core.protocol.records import Go
+from paceline.core.protocol.records import GivenUp, Go
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.errors import StateError
@@ -151,6 +151,31 @@ class Tensors:
     """The service that writes checkpoints; None if the job has none."""
 
 
+class Streams(Protocol):
+    """What sums streamed rounds beside the communication thread, which calls all of this."""
+
+    hidden_ns: int
+
+    @property
+    def busy_since_ns(self) -> int:
+        """Start of the transfer in flight, in nanoseconds; 0 if there is none."""
+
+    def complete(self) -> None:
+        """Allow all of the announced batch to be contributed: the machine knows its Step."""
+
+    def give_up(self, why: GivenUp) -> None:
+        """Contribute zeros and the flag from here on, in the streamed round in flight (R31)."""
+
+    def stop(self) -> None:
+        """Wait until no streamed round is in flight; the abort flag is raised."""
+
+    def outcome(self) -> ev.Reduced | ev.Voided | ev.ChannelFailed | None:
+        """Return the outcome of the last streamed round, once."""
+
+    def shutdown(self) -> None:
+        """Let the threads end, and do not wait for them."""
+
+
 class _CannotJoinError(Exception):
     """The job's state does not fit this rank's script: the rank ends alone, and the job goes on."""
 
@@ -245,6 +270,11 @@ class CommThread:
             self.post(event)
 
     @property
+    def _streams(self) -> Streams | None:
+        """What sums streamed rounds; None before there are tensors."""
+        return self.tensors.reducer if self.tensors is not None else None
+
+    @property
     def alive(self) -> bool:
         """Return True if the thread is running."""
         return self._thread.is_alive()
@@ -296,9 +326,9 @@ class CommThread:
             thread.
         """
         with self._state_lock:
-            go, tensors = self.machine.state.reducing, self.tensors
+            go, tensors, streams = self.machine.state.reducing, self.tensors, self._streams
         # Report the thread that has been busy for longer.
-        since_ns = (self._work_since_ns, tensors.reducer.busy_since_ns if tensors else 0)
+        since_ns = (self._work_since_ns, streams.busy_since_ns if streams else 0)
         return Doing(
             for_ms=(now_ns() - min(x for x in since_ns if x)) // NS_PER_MS,
             round=go.round if go is not None else -1,
@@ -330,8 +360,8 @@ class CommThread:
             self._say(Fatal(self.machine.state.me, "RuntimeBroken", f"{error!r}"))
             self._main.broken(error)
         finally:
-            if self.tensors is not None:
-                self.tensors.reducer.shutdown()
+            if self._streams is not None:
+                self._streams.shutdown()
             self._channel.shutdown()
             self._peers.close()
             if self.recorder is not None:
@@ -399,8 +429,8 @@ class CommThread:
         if isinstance(event, Prepare) and self._has_nothing_newer():
             self._take(self._checkpoints.look())  # the report names the newest one (R26)
         if self._interrupts.interrupts(event):
-            if self.tensors is not None:
-                self.tensors.reducer.stop()
+            if self._streams is not None:
+                self._streams.stop()
                 self._take_outcome()  # what was reduced before the order counts
             self._interrupts.taken()
         if isinstance(event, ev.Step) and self.tensors is not None:
@@ -433,8 +463,8 @@ class CommThread:
                     self._meet(effect.commit)
             elif (event_after := self._do(effect)) is not None:
                 follow.append(event_after)
-        if isinstance(event, ev.Step) and self.tensors is not None:
-            self._reducer.complete()
+        if isinstance(event, ev.Step) and self._streams is not None:
+            self._streams.complete()
             self._catch_up()
         if self.tensors is not None:
             self._reducer.joined()
@@ -477,7 +507,8 @@ class CommThread:
             case ev.CloseChannel():
                 self._channel.close()
             case ev.GiveUp(why=why):
-                self._reducer.give_up(why)
+                assert self._streams is not None
+                self._streams.give_up(why)
             case ev.Queue(go=go):
                 with self._gradients.streams.own():
                     self._queue[go.round] = [x.clone() for x in self._gradients.result]
@@ -534,17 +565,22 @@ class CommThread:
 
     def _take_outcome(self) -> None:
         """Handle the end of a streamed round, if it has come."""
-        outcome = self.tensors.reducer.outcome() if self.tensors is not None else None
-        if outcome is None:
+        streams = self._streams
+        outcome = streams.outcome() if streams is not None else None
+        if streams is None or outcome is None:
             return
         if isinstance(outcome, ev.Reduced):
-            assert self._streamed is not None
-            self._record(self._streamed)  # the batch is announced by now
-            self._reduced(outcome)
-            self._metrics.streamed(self._reducer.hidden_ns)
+            self._summed(outcome)
+            self._metrics.streamed(streams.hidden_ns)
         elif isinstance(outcome, ev.Voided):
             self._metrics.voided(outcome.own)
         self._take(outcome)
+
+    def _summed(self, outcome: ev.Reduced) -> None:
+        """Take the sums of a streamed round, which is complete on this rank."""
+        assert self._streamed is not None
+        self._record(self._streamed)  # the batch is announced by now
+        self._reduced(outcome)
 
     def _reduced(self, outcome: ev.Reduced) -> None:
         self._later.append(partial(self._metrics.reduced, now_ns()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -21,10 +21,11 @@ from paceline.clock import now_ns
 from paceline.core.messages import StateTransfer
 from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.places import END, Path, Spot
-from paceline.core.protocol.records import Go
+from paceline.core.protocol.records import Go, Operation
 from paceline.core.rank import events as ev
 from paceline.transport.base import HOST, Transport
-from paceline.worker.comm_thread import CommThread
+from paceline.worker.bucket_sums import BucketSums, fill
+from paceline.worker.comm_thread import CommThread, Streams
 from paceline.worker.state.bit_sums import hash_of
 from paceline.worker.state.codec import Decoder, Encoder, as_tensor, read_header
 from paceline.worker.state.committed import Bytes
@@ -48,7 +49,7 @@ class Result(NamedTuple):
     """What an operation returned."""
 
     sums: list[torch.Tensor]
-    """The sums, one flat tensor for each part."""
+    """The sums, one flat tensor for each part; for a backward pass the averages."""
     contributors: int
     """Number of ranks that took part."""
     missing: int
@@ -103,31 +104,48 @@ class ScriptThread(CommThread):
 
     operations: Operations
     transport: Transport
+    bucket_sums: BucketSums
+    is_begun = False
+    """True once the main thread has begun the job."""
 
     def begin_with(self, operations: Operations, transport: Transport) -> None:
         """Give the thread what it needs. Main thread, before the first event."""
         self.operations, self.transport = operations, transport
+        self.bucket_sums = BucketSums(self._channel, self._peers.wake)
         self._scratch: list[torch.Tensor] = []
         self._last: list[torch.Tensor] = []
         """Sums of the operation before, until the next one is complete (R7)."""
         self._spare: dict[tuple[tuple[str, int], ...], list[list[torch.Tensor]]] = {}
-        """Buffers that are free, by the parts that they are for."""
+        """Buffers that are free, by their types and sizes."""
+        self.is_begun = True
         self._results: dict[int, Result] = {}
         """Results of rounds that this rank completed as a passive member."""
 
     # ---- rounds -------------------------------------------------------------------------------
 
+    @property
+    def _streams(self) -> Streams | None:
+        return self.bucket_sums if self.is_begun else None
+
     def _reduce(self, effect: ev.Reduce) -> ev.Event | None:
         self._catch_up()
         self._metrics.reducing(effect.go, self.machine.state, now_ns())
-        operation, begun_ns = effect.go.operation, now_ns()
-        parts = operation.parts if operation is not None else NOTHING
-        scratch = self._take_buffers(parts)
-        if effect.source is None:
-            for each in scratch:
-                each.zero_()
+        go, begun_ns, scratch = effect.go, now_ns(), self._take_buffers(effect.go.operation)
+        source = None if effect.source is None else self.operations.source
+        factor = 1.0
+        if source is not None and not is_call(go):
+            factor = 1 / len(self.machine.state.log.weigh(go).contributors)
+        if go.streamed:
+            self._scratch = scratch
+            self.bucket_sums.reduce(effect, scratch, source, factor)
+            return None
+        if source is None:
+            torch._foreach_zero_(scratch)
+        elif is_call(go):
+            torch._foreach_copy_(scratch, source)
         else:
-            torch._foreach_copy_(scratch, self.operations.source)
+            for each, bucket in zip(scratch, source, strict=True):
+                fill(each, bucket, factor)
         failed = self._channel.sum(scratch)
         if failed is not None:
             return failed  # an abandoned call may still write to the buffers: they are given up
@@ -135,7 +153,15 @@ class ScriptThread(CommThread):
         self._later.append(partial(self._metrics.reduced, now_ns()))
         return ev.Reduced(now_ns() - begun_ns)
 
-    def _take_buffers(self, parts: tuple[tuple[str, int], ...]) -> list[torch.Tensor]:
+    def _summed(self, outcome: ev.Reduced) -> None:
+        del outcome  # the sums are in the scratch
+        self._later.append(partial(self._metrics.reduced, now_ns()))
+
+    def _take_buffers(self, operation: Operation | None) -> list[torch.Tensor]:
+        """Return memory for the sums of an operation; None for a round without one."""
+        parts = NOTHING if operation is None else operation.parts
+        if operation is not None and not operation.is_call:
+            parts = tuple((dtype, n + 1) for dtype, n in parts)  # the flag of a void round
         free = self._spare.get(parts)
         if free:
             return free.pop()
@@ -166,7 +192,8 @@ class ScriptThread(CommThread):
         self._last, self._scratch = sums, []
         log = self.machine.state.log
         contributors = len(weighing.contributors)
-        result = Result(sums, contributors, log.plan.script - contributors - len(log.done))
+        held = sums if is_call(go) else [each[:-1] for each in sums]
+        result = Result(held, contributors, log.plan.script - contributors - len(log.done))
         with self.operations.lock:
             self.operations.result = result
             self.operations.completed(go, result)
@@ -200,9 +227,7 @@ class ScriptThread(CommThread):
         return None
 
     def _install_part(self, go: Go, weighing: Weighing) -> None:
-        operation = go.operation
-        parts = operation.parts if operation is not None else NOTHING
-        sums = self._take_buffers(parts)
+        sums = self._take_buffers(go.operation)
         for each, data in zip(sums, self._part, strict=True):
             fill_from_bytes(each, data)
         self._took(go, sums, weighing)
@@ -251,6 +276,11 @@ class ScriptThread(CommThread):
         self._results.clear()
 
 
-def parts_of(buffers: list[torch.Tensor]) -> tuple[tuple[str, int], ...]:
+def is_call(go: Go) -> bool:
+    """Return True if the sums of a round are those of a call, or of nothing."""
+    return go.operation is None or go.operation.is_call
+
+
+def parts_of(buffers: Sequence[torch.Tensor]) -> tuple[tuple[str, int], ...]:
     """Return data type and number of elements of each buffer, as in `Operation.parts`."""
     return tuple((str(each.dtype).removeprefix("torch."), each.numel()) for each in buffers)

@@ -12,7 +12,7 @@ from paceline_api.status import place_of
 
 from paceline.clock import now_ns
 from paceline.core.protocol.places import Act, Spot
-from paceline.core.protocol.records import DataPlan, Operation
+from paceline.core.protocol.records import BACKWARD, DataPlan, Operation
 from paceline.core.rank import events as ev
 from paceline.environment import RankSettings
 from paceline.errors import DismissedError, PacelineError
@@ -29,6 +29,7 @@ from paceline.worker.operations import (
     parts_of,
 )
 
+Parts = tuple[tuple[str, int], ...]
 EXIT_AGAIN: Final = 75
 """Exit code of a rank that has to run its script from the first line again (EX_TEMPFAIL)."""
 
@@ -52,6 +53,11 @@ class ScriptEngine(Engine):
         """Number of missing slots that no call waits for any more."""
         super().__init__(settings)
 
+    @property
+    def _thread(self) -> ScriptThread:
+        assert isinstance(self._comm, ScriptThread)
+        return self._comm
+
     def _thread_class(self) -> type[CommThread]:
         return ScriptThread
 
@@ -68,9 +74,7 @@ class ScriptEngine(Engine):
         Raises:
             PacelineError: The transport cannot sum in host memory.
         """
-        thread = self._comm
-        assert isinstance(thread, ScriptThread)
-        thread.begin_with(self.operations, self._transport)
+        self._thread.begin_with(self.operations, self._transport)
         try:
             self._transport.begin((HOST,))
         except TransportError as error:
@@ -81,11 +85,50 @@ class ScriptEngine(Engine):
         if self._script is not None:
             self._script.start()
 
+    def backward_comes(
+        self, parts: Parts, owner: object, *, samples: int, opens: bool, where: str
+    ) -> Spot | None:
+        """Announce the averaging of a backward pass, whose first bucket is ready.
+
+        Each bucket is then given to `hand_over`, the last one too, before `operate` is called with
+        all of them. Until then the ranks may already sum those that are ready (R28).
+
+        Args:
+            parts: Types and sizes of all buckets.
+            owner: Who announces it. While one backward pass is announced, another owner's is not.
+            samples: Number of samples in the gradient.
+            opens: True if a script that joins can begin at this operation.
+            where: File and line of the script, for errors.
+
+        Returns:
+            The operation that it will be if no call comes before; None if nothing is announced.
+        """
+        with self.operations.lock:
+            spot, act = self.operations.path.here, self.operations.path.operation()
+        if act is not Act.TAKE_PART:
+            return None
+        operation = Operation(BACKWARD, *spot, opens, parts)
+        coming = ev.Coming((), samples, 1, operation, where)
+        if not self._thread.bucket_sums.begin(coming, owner):
+            return None
+        self._comm.post(coming)
+        return spot
+
+    @property
+    def spot(self) -> Spot:
+        """Operation that the script makes next."""
+        return self.operations.path.here
+
+    def hand_over(self, bucket: torch.Tensor) -> None:
+        """Hand over the next bucket of the backward pass that was announced."""
+        self._thread.bucket_sums.hand_over(bucket)
+
     def operate(
         self,
         name: str,
         buffers: list[torch.Tensor],
         *,
+        parts: Parts | None = None,
         samples: int = 0,
         opens: bool = True,
         where: str = "",
@@ -95,17 +138,20 @@ class ScriptEngine(Engine):
         Args:
             name: The operation with its arguments; the same on all ranks.
             buffers: Flat tensors of a floating-point type.
+            parts: Types and sizes in which they are summed; None for those of the buffers.
             samples: Number of samples in a gradient; 0 for a call.
             opens: True if a script that joins can begin at this operation.
             where: File and line of the script, for errors.
 
         Returns:
-            The sums. Their memory is used again after the next operation.
+            The sums, or the averages of a backward pass. Their memory is used again after the
+            next operation.
 
         Raises:
             LeftBehindError: The others have completed the operation without this rank.
         """
         operations = self.operations
+        parts = parts_of(buffers) if parts is None else parts
         while True:
             with operations.lock:
                 spot, act = operations.path.here, operations.path.operation()
@@ -123,24 +169,20 @@ class ScriptEngine(Engine):
                 continue
             if act is Act.LOAD:
                 self.load()
-            if (done := self._take_part(name, spot, buffers, samples, opens, where)) is not None:
+            operation = Operation(name, *spot, opens, parts)
+            if (done := self._take_part(operation, buffers, samples, where)) is not None:
                 return done
 
     def _take_part(
-        self,
-        name: str,
-        spot: Spot,
-        buffers: list[torch.Tensor],
-        samples: int,
-        opens: bool,
-        where: str,
+        self, operation: Operation, buffers: list[torch.Tensor], samples: int, where: str
     ) -> Result | None:
         operations = self.operations
         with operations.lock:
             operations.source, operations.result = buffers, None
-        operation = Operation(name, *spot, opens, parts_of(buffers))
         begun_ns = now_ns()
-        resume = self._call(ev.Step((), samples, 1, operation=operation, where=where))
+        step = ev.Step((), samples, 1, operation=operation, where=where)
+        self._thread.bucket_sums.close(step)
+        resume = self._call(step)
         with operations.lock:
             result, operations.source = operations.result, []
             if result is not None:

@@ -4,17 +4,19 @@ DDP stays in charge: it collects gradients in buckets, waits for the last one, a
 `no_sync()`, unused parameters and `gradient_as_bucket_view`. A communication hook gives the buckets
 of a backward pass to the job as one operation, and DDP copies the averages back into `p.grad`.
 
-Two things are different from plain DDP. Buckets keep the order that they are made in, since a rank
-that joins later could not know another one. And float buffers come from the lowest slot that is
-there, since slot 0 may be away.
+Two things are different from plain DDP. Buckets are final from the start, in the reverse order of
+the parameters. DDP begins with a single one and makes others after its first backward pass, in an
+order that a rank which joins later could not know. And float buffers come from the lowest slot
+that is there, since slot 0 may be away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.protocol.places import Spot
@@ -23,11 +25,51 @@ from paceline.errors import UnsupportedError
 from paceline.train.script.backend import JobBackend, where
 from paceline.train.script.encode import HALVES
 from paceline.train.script.passes import Passes
-from paceline.worker.script_engine import ScriptEngine
+from paceline.transport.base import HOST
+from paceline.worker.operations import parts_of
+from paceline.worker.script_engine import Parts, ScriptEngine
 
 _INIT: Final = DistributedDataParallel.__init__
 _SYNC: Final = DistributedDataParallel._sync_buffers  # noqa: SLF001
+_HELPER: Final[Callable[..., None]] = DistributedDataParallel._ddp_init_helper  # noqa: SLF001
 _HOOK: Final = DistributedDataParallel.register_comm_hook
+HALF_NAMES: Final = [str(dtype).removeprefix("torch.") for dtype in HALVES]
+"""Types of buckets that are summed in float32."""
+
+
+class KnownLimits:
+    """DDP's limits on the sizes of buckets, with those of the first buckets replaced."""
+
+    def __init__(self, config: Any, limits: list[int]) -> None:
+        self._config, self._limits = config, limits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+    def compute_bucket_size_limits(self, **options: Any) -> tuple[list[int], list[int]]:
+        """Return the limits of the first buckets, and those of the buckets after them."""
+        return self._limits, self._config.compute_bucket_size_limits(**options)[1]
+
+
+def bucket_bytes(
+    parameters: Sequence[torch.Tensor], sparse: Sequence[bool], first: int, cap: int
+) -> list[int]:
+    """Return the sizes of buckets in bytes, in the order of the parameters.
+
+    They are filled from the last parameter on, whose gradient comes first, as DDP fills them after
+    its first backward pass. The first one is small, so that its sum begins early.
+
+    Args:
+        parameters: Parameters of the model, in its order.
+        sparse: For each of them, if its gradient is sparse.
+        first: Size from which the first bucket takes no more, in bytes.
+        cap: The same of the others.
+    """
+    back = list(reversed(parameters))
+    assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined] # noqa: SLF001
+    found, _ = assign(back, [first, cap], list(reversed(sparse)))
+    sizes = [sum(back[at].numel() * back[at].element_size() for at in bucket) for bucket in found]
+    return [max(1, size) for size in reversed(sizes)]
 
 
 class FixedBuckets:
@@ -71,6 +113,20 @@ class Models:
             if after is not None:
                 models.on_adopted(index)
 
+        def init_helper(ddp: Any, parameters: Any, sparse: Any, *rest: Any) -> None:
+            # A torch without these limits begins with a single bucket, which then stays.
+            config = vars(ddp).get("_bucket_config")
+            if config is not None and models._backend_of(ddp) is not None:
+                spec = models._engine.spec
+                cap = (spec.segment_bytes if spec else None) or config.bucket_bytes_cap
+                first = min(config.first_bucket_bytes_cap, cap)
+                limits = bucket_bytes(parameters, sparse, first, cap)
+                vars(ddp)["_bucket_config"] = KnownLimits(config, limits)
+            try:
+                _HELPER(ddp, parameters, sparse, *rest)
+            finally:
+                vars(ddp)["_bucket_config"] = config
+
         def sync_buffers(ddp: Any) -> None:
             if not models._sync_buffers(ddp):
                 _SYNC(ddp)  # type: ignore[no-untyped-call]
@@ -83,7 +139,7 @@ class Models:
 
         kind: Any = DistributedDataParallel
         kind.__init__, kind._sync_buffers = init, sync_buffers  # noqa: SLF001
-        kind.register_comm_hook = hook
+        kind.register_comm_hook, kind._ddp_init_helper = hook, init_helper  # noqa: SLF001
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the trained parameters of all models, for the hash that ranks compare."""
@@ -122,37 +178,76 @@ class Models:
 
 
 class Buckets:
-    """The buckets of one model in the present backward pass."""
+    """The buckets of one model in the present backward pass.
+
+    The first backward pass shows which buckets there are. From the second one on they are summed
+    while backward() computes the next ones.
+    """
 
     def __init__(self, engine: ScriptEngine, passes: Passes) -> None:
         self._engine, self._passes = engine, passes
         self._buffers: list[torch.Tensor] = []
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
+        self._parts: Parts = ()
+        """Types and sizes in which the buckets are summed; empty before the first backward pass."""
+        self._samples, self._where = 0, ""
+        self._announced: Spot | None = None
+        """Operation that the present backward pass is announced as."""
+        self._is_interrupted = False
+        """True once a call or another model came inside of an announced backward pass. Such a pass
+        is a void round each time, so this model's are not announced any more."""
 
     def add(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket; the last one of a backward pass makes the operation."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        self._buffers.append(bucket.buffer())
+        buffer = bucket.buffer().detach()
+        if bucket.index() == 0:
+            self._begin(buffer)
+        self._buffers.append(buffer)
         self._futures.append(future)
+        if self._announced is not None:
+            self._engine.hand_over(buffer)
         if bucket.is_last():
-            buffers, self._buffers = self._buffers, []
             futures, self._futures = self._futures, []
-            self._average(buffers)
-            for each, buffer in zip(futures, buffers, strict=True):
-                each.set_result(buffer)
+            buffers, self._buffers = self._buffers, []
+            for each, average in zip(futures, self._average(buffers), strict=True):
+                each.set_result(average)
         return future
 
-    def _average(self, buffers: list[torch.Tensor]) -> None:
-        flats = [b.float() if b.dtype in HALVES else b.detach() for b in buffers]
+    def _begin(self, first: torch.Tensor) -> None:
+        self._buffers, self._futures = [], []  # of a backward pass that has failed
         opens = self._passes.before_backward()
-        samples = self._passes.samples()
-        result = self._engine.operate(BACKWARD, flats, samples=samples, opens=opens, where=where())
+        self._samples, self._where = self._passes.samples(), where()
+        self._announced = None
+        # On a device the buckets are filled by kernels that may still be queued.
+        if len(self._parts) > 1 and first.device == HOST and not self._is_interrupted:
+            self._announced = self._engine.backward_comes(
+                self._parts, self, samples=self._samples, opens=opens, where=self._where
+            )
+
+    def _average(self, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the averages of the buckets. DDP copies them into `p.grad` at once."""
+        self._parts = self._parts or tuple(
+            ("float32" if dtype in HALF_NAMES else dtype, count)
+            for dtype, count in parts_of(buffers)
+        )
+        self._is_interrupted |= self._announced not in (None, self._engine.spot)
+        result = self._engine.operate(
+            BACKWARD,
+            buffers,
+            parts=self._parts,
+            samples=self._samples,
+            opens=self._passes.opens(),
+            where=self._where,
+        )
         self._passes.after_backward()
-        for buffer, total in zip(buffers, result.sums, strict=True):
-            if buffer.dtype in HALVES:
-                buffer.copy_(total.to(buffer.device) / result.contributors)
-            else:
-                torch.div(total.to(buffer.device), result.contributors, out=buffer)
+        return [
+            sums
+            if sums.dtype is buffer.dtype and sums.device == buffer.device
+            # The script sees half precision, and its devices' memory.
+            else buffer.copy_(sums)
+            for buffer, sums in zip(buffers, result.sums, strict=True)
+        ]
 
 
 def average(buckets, bucket):  # type: ignore[no-untyped-def] # torch reads annotations, not texts

@@ -170,6 +170,8 @@ class Passes:
         """True if the script asks for the number of its step."""
         self._is_first = False
         """True until the first operation after a batch was asked for."""
+        self._is_averaging = False
+        """True from `before_backward` to `after_backward`."""
 
     def install(self) -> None:
         """Follow all DataLoaders, whatever the script does with them."""
@@ -264,7 +266,11 @@ class Passes:
             self._open.remove(iteration)
 
     def before_backward(self) -> bool:
-        """Note that gradients are about to be averaged; return `Operation.opens`."""
+        """Note that a backward pass has begun whose gradients will be averaged.
+
+        Returns:
+            `Operation.opens` of the averaging, if no call comes before it.
+        """
         # Loaders that are used together, as by zip(), are all training loaders. One that is empty
         # has been evaluated, unless all of its batches were taken before the first step.
         used = [each for each in self._open if not each.is_empty]
@@ -275,8 +281,10 @@ class Passes:
             if self._pass is None:
                 self._begin_pass(used[0])
         opens = self.opens()
-        for iteration in self._trained:
-            iteration.begin_step()
+        if not self._is_averaging:  # another model's pass may end inside of this one
+            for iteration in self._trained:
+                iteration.begin_step()
+        self._is_averaging = True
         return opens
 
     @property
@@ -317,7 +325,7 @@ class Passes:
 
     def after_backward(self) -> None:
         """Note that the gradients are averaged, and with them the batches that were used."""
-        self.steps += 1
+        self.steps, self._is_averaging = self.steps + 1, False
         for iteration in self._trained:
             iteration.end_step()
         self._count()

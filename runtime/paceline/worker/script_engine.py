@@ -87,7 +87,7 @@ class ScriptEngine(Engine):
 
     def backward_comes(
         self, parts: Parts, owner: object, *, samples: int, opens: bool, where: str
-    ) -> Spot | None:
+    ) -> bool:
         """Announce the averaging of a backward pass, whose first bucket is ready.
 
         Each bucket is then given to `hand_over`, the last one too, before `operate` is called with
@@ -101,18 +101,18 @@ class ScriptEngine(Engine):
             where: File and line of the script, for errors.
 
         Returns:
-            The operation that it will be if no call comes before; None if nothing is announced.
+            False if nothing is announced, so nothing is to be handed over.
         """
         with self.operations.lock:
             spot, act = self.operations.path.here, self.operations.path.operation()
         if act is not Act.TAKE_PART:
-            return None
+            return False
         operation = Operation(BACKWARD, *spot, opens, parts)
         coming = ev.Coming((), samples, 1, operation, where)
         if not self._thread.bucket_sums.begin(coming, owner):
-            return None
+            return False
         self._comm.post(coming)
-        return spot
+        return True
 
     @property
     def spot(self) -> Spot:

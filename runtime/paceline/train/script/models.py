@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.core.protocol.places import Spot
+from paceline.core.protocol.places import BEFORE, Spot
 from paceline.core.protocol.records import BACKWARD
 from paceline.errors import UnsupportedError
 from paceline.train.script.backend import JobBackend, where
@@ -66,10 +66,18 @@ def bucket_bytes(
         cap: The same of the others.
     """
     back = list(reversed(parameters))
-    assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined] # noqa: SLF001
-    found, _ = assign(back, [first, cap], list(reversed(sparse)))
+    found = buckets_of(back, list(reversed(sparse)), [first, cap])
     sizes = [sum(back[at].numel() * back[at].element_size() for at in bucket) for bucket in found]
     return [max(1, size) for size in reversed(sizes)]
+
+
+def buckets_of(
+    parameters: Sequence[torch.Tensor], sparse: Sequence[bool], limits: Sequence[int]
+) -> list[list[int]]:
+    """Return the indices of the parameters in each bucket, as DDP computes them."""
+    assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined] # noqa: SLF001
+    found: list[list[int]] = assign(list(parameters), list(limits), list(sparse))[0]
+    return found
 
 
 class FixedBuckets:
@@ -91,6 +99,8 @@ class Models:
     def __init__(self, engine: ScriptEngine, passes: Passes) -> None:
         self._engine, self._passes = engine, passes
         self.adopted: list[DistributedDataParallel] = []
+        self._count = 1
+        """Number of buckets of the model that is being made."""
         self.spans: dict[int, Spot] = {}
         """Operation that comes after the construction of each model."""
         self.on_adopted: Callable[[int], None] = lambda _: None
@@ -114,6 +124,7 @@ class Models:
                 models.on_adopted(index)
 
         def init_helper(ddp: Any, parameters: Any, sparse: Any, *rest: Any) -> None:
+            models._count = 1
             # A torch without these limits begins with a single bucket, which then stays.
             config = vars(ddp).get("_bucket_config")
             if config is not None and models._backend_of(ddp) is not None:
@@ -122,6 +133,7 @@ class Models:
                 first = min(config.first_bucket_bytes_cap, cap)
                 limits = bucket_bytes(parameters, sparse, first, cap)
                 vars(ddp)["_bucket_config"] = KnownLimits(config, limits)
+                models._count = len(buckets_of(parameters, sparse, limits))
             try:
                 _HELPER(ddp, parameters, sparse, *rest)
             finally:
@@ -155,7 +167,7 @@ class Models:
         if self._backend_of(ddp) is None:
             return
         ddp.reducer = FixedBuckets(ddp.reducer)
-        _HOOK(ddp, Buckets(self._engine, self._passes), average)
+        _HOOK(ddp, Buckets(self._engine, self._passes, self._count), average)
         ddp._comm_hooks.clear()  # noqa: SLF001 # a list for people, which would be pickled
 
     def _backend_of(self, ddp: Any) -> JobBackend | None:
@@ -184,15 +196,24 @@ class Buckets:
     while backward() computes the next ones.
     """
 
-    def __init__(self, engine: ScriptEngine, passes: Passes) -> None:
-        self._engine, self._passes = engine, passes
+    def __init__(self, engine: ScriptEngine, passes: Passes, count: int) -> None:
+        """Begin without a bucket.
+
+        Args:
+            engine: Makes the operations.
+            passes: Knows the batch in hand.
+            count: Number of buckets. In the first backward pass of a static graph, DDP numbers them
+                all as the first.
+        """
+        self._engine, self._passes, self._count = engine, passes, count
         self._buffers: list[torch.Tensor] = []
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
         self._parts: Parts = ()
         """Types and sizes in which the buckets are summed; empty before the first backward pass."""
         self._samples, self._where = 0, ""
-        self._announced: Spot | None = None
-        """Operation that the present backward pass is announced as."""
+        self._opens = self._announced = False
+        self._spot = BEFORE
+        """Operation that this backward pass is, if nothing else comes before its last bucket."""
         self._is_interrupted = False
         """True once a call or another model came inside of an announced backward pass. Such a pass
         is a void round each time, so this model's are not announced any more."""
@@ -201,13 +222,13 @@ class Buckets:
         """Take a bucket; the last one of a backward pass makes the operation."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         buffer = bucket.buffer().detach()
-        if bucket.index() == 0:
+        if not self._buffers or buffer.data_ptr() == self._buffers[0].data_ptr():
             self._begin(buffer)
         self._buffers.append(buffer)
         self._futures.append(future)
-        if self._announced is not None:
+        if self._announced:
             self._engine.hand_over(buffer)
-        if bucket.is_last():
+        if len(self._buffers) == self._count:
             futures, self._futures = self._futures, []
             buffers, self._buffers = self._buffers, []
             for each, average in zip(futures, self._average(buffers), strict=True):
@@ -216,14 +237,14 @@ class Buckets:
 
     def _begin(self, first: torch.Tensor) -> None:
         self._buffers, self._futures = [], []  # of a backward pass that has failed
-        opens = self._passes.before_backward()
+        self._opens = self._passes.before_backward()
         self._samples, self._where = self._passes.samples(), where()
-        self._announced = None
+        self._spot = self._engine.spot
         # On a device the buckets are filled by kernels that may still be queued.
-        if len(self._parts) > 1 and first.device == HOST and not self._is_interrupted:
-            self._announced = self._engine.backward_comes(
-                self._parts, self, samples=self._samples, opens=opens, where=self._where
-            )
+        can_stream = len(self._parts) > 1 and first.device == HOST and not self._is_interrupted
+        self._announced = can_stream and self._engine.backward_comes(
+            self._parts, self, samples=self._samples, opens=self._opens, where=self._where
+        )
 
     def _average(self, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the averages of the buckets. DDP copies them into `p.grad` at once."""
@@ -231,13 +252,15 @@ class Buckets:
             ("float32" if dtype in HALF_NAMES else dtype, count)
             for dtype, count in parts_of(buffers)
         )
-        self._is_interrupted |= self._announced not in (None, self._engine.spot)
+        if self._spot != self._engine.spot:  # something else came in between
+            self._opens = False
+            self._is_interrupted |= self._announced
         result = self._engine.operate(
             BACKWARD,
             buffers,
             parts=self._parts,
             samples=self._samples,
-            opens=self._passes.opens(),
+            opens=self._opens,
             where=self._where,
         )
         self._passes.after_backward()

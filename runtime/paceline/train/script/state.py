@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -135,11 +135,8 @@ class States:
                 log.warning("this rank has no %s, whose state the job has", key)
 
     def _load_tensors(self, decoder: Decoder, model: Any, index: int) -> None:
-        told: Mapping[str, torch.Tensor] = decoder.decode(model, self._device())
         with torch.no_grad():
-            for name, tensor in _tensors(self._models.adopted[index].module):
-                if name in told and told[name].shape == tensor.shape:
-                    tensor.copy_(told[name])
+            decoder.fill(model, dict(_tensors(self._models.adopted[index].module)))
 
     def _device(self) -> torch.device:
         for ddp in self._models.adopted:
@@ -158,19 +155,25 @@ class States:
         inside = {id(m) for ddp in self._models.adopted for m in ddp.modules()}
         kinds = {AveragedModel, *(type(ddp.module) for ddp in self._models.adopted)}
         optimizers: list[Optimizer] = []
-        schedulers, others, counting = [], [], []
-        for each in gc.get_objects():
-            kind = type(each)  # isinstance() would ask lazy objects for their class
+        schedulers: list[Any] = []
+        others: list[Any] = []
+        counting: list[Any] = []
+        lists: dict[type, list[Any]] = {}
+        # The others wait for this, and a process has some 300,000 objects of few types.
+        # isinstance() would ask lazy objects for their class.
+        objects = gc.get_objects()
+        for kind in set(map(type, objects)):
             if issubclass(kind, Optimizer):
-                optimizers.append(each)
+                lists[kind] = optimizers
             elif issubclass(kind, LRScheduler | ReduceLROnPlateau):
-                schedulers.append(each)
-            elif issubclass(kind, torch.amp.GradScaler) or (
-                kind in kinds and id(each) not in inside
-            ):
-                others.append(each)
+                lists[kind] = schedulers
+            elif issubclass(kind, torch.amp.GradScaler) or kind in kinds:
+                lists[kind] = others
             elif (kind.__module__, kind.__name__) in COUNTERS:
-                counting.append(each)
+                lists[kind] = counting
+        for each in [each for each in objects if type(each) in lists]:
+            if id(each) not in inside:
+                lists[type(each)].append(each)
         found: Found = {}
         keys: dict[int, str] = {}
         for optimizer in optimizers:

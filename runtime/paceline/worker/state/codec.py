@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, Final, Generic, TypeVar
 
@@ -23,6 +23,7 @@ Json = Any
 
 
 T = TypeVar("T")
+HOST: Final = torch.device("cpu")
 _TORN: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions that reading a manipulated or damaged state may raise; a RuntimeError includes nesting
 without an end."""
@@ -137,6 +138,31 @@ class Decoder:
         """
         try:
             return self._value(data, device)
+        except _TORN as error:
+            raise StateError(f"a torn state: {type(error).__name__}: {error}") from None
+
+    def fill(self, data: Json, targets: Mapping[str, torch.Tensor]) -> None:
+        """Copy the tensors of an encoded dict into those of the same names and shapes.
+
+        Where types and memory allow it, this is one pass over the bytes: others wait for it.
+
+        Args:
+            data: The JSON of the dict.
+            targets: Tensors to fill. What the dict does not have stays as it is.
+
+        Raises:
+            StateError: No `Encoder` makes such JSON, or a buffer has the wrong size.
+        """
+        try:
+            for key, value in data["dict"]:
+                target = targets.get(self._value(key, HOST))
+                if target is None or list(target.shape) != value["shape"]:
+                    continue
+                own, dtype = target.detach(), str(target.dtype).removeprefix("torch.")
+                if own.device == HOST and own.is_contiguous() and dtype == value["dtype"]:
+                    fill_from_bytes(own, memoryview(self._buffers[value["tensor"]]).cast("B"))
+                else:
+                    own.copy_(self._tensor(value, own.device))
         except _TORN as error:
             raise StateError(f"a torn state: {type(error).__name__}: {error}") from None
 

@@ -50,7 +50,8 @@ RETIRED = {
 PURE_TESTS = ("testing/simulation/", "tests/api/", "tests/core/", "tests/sim/")
 GENERATED = ("crds/manifests", "docs/pictures", "docs/reference")
 LEFTOVERS = re.compile(r"\b(TOD[O]|FIXM[E]|XX[X])\b|^(<{7}|>{7}) |\bbreakpoin[t]\(", re.M)
-MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:root|work|home)/\w+")
+# Nodes of GKE have their GPU libraries in the home folder of a user kubernetes.
+MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:root|work|home(?!/kubernetes/bin/))/\w+")
 PUBLIC_INDEX = re.compile(r"https://(?:pypi\.org/simple|files\.pythonhosted\.org/\S+)$")
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import yaml
 
 from paceline_api.fields import ACTS, TEMPLATE, Acts, acts_on, leaves, mappings
+from paceline_api.rules.fabric import FABRIC_RULES, NAME_CEL, NAME_MESSAGE, FabricRule
 from paceline_api.rules.rule import Rule
 from paceline_api.rules.validate import RULES
 from paceline_api.types.fabric import FABRIC_KIND, FABRIC_PLURAL, FabricProfile
@@ -193,7 +194,12 @@ def _root_schema() -> dict[str, Any]:
 def _fabric_schema() -> dict[str, Any]:
     source = FabricProfile.model_json_schema(by_alias=True)
     spec = _Converter(source["$defs"]).convert(source["properties"]["spec"], "spec")
-    return _object_schema(source, FABRIC_KIND, {"spec": spec})
+    spec["x-kubernetes-validations"] = [_validation(rule) for rule in FABRIC_RULES]
+    schema = _object_schema(source, FABRIC_KIND, {"spec": spec})
+    schema["x-kubernetes-validations"] = [
+        {"rule": NAME_CEL, "message": NAME_MESSAGE, "reason": "FieldValueInvalid"}
+    ]
+    return schema
 
 
 def _object_schema(source: dict[str, Any], kind: str, properties: dict[str, Any]) -> dict[str, Any]:
@@ -306,7 +312,7 @@ def _text(docstring: str) -> str:
     return " ".join(docstring.split())
 
 
-def _validation(rule: Rule) -> dict[str, str]:
+def _validation(rule: Rule | FabricRule) -> dict[str, str]:
     found = {"rule": rule.cel, "message": rule.message, "reason": "FieldValueInvalid"}
     if rule.path.startswith("spec."):
         found["fieldPath"] = rule.path.removeprefix("spec")

@@ -28,6 +28,7 @@ from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.refusals import Refusal, RefusalKind
 from paceline_operator.fabrics import built_in
 
+from testing.bad_fabrics import BREAKING
 from testing.fake_cluster.fabrics import GPU, IB, NODES, free, gpu_job, name_of, seen
 from testing.fake_cluster.observations import NOW, coordinator_status, job_of, worker
 
@@ -105,11 +106,14 @@ def test_kubernetes_quantities_are_parsed(text: str, amount: int) -> None:
     assert amount_of(text) == amount
 
 
-def test_the_highest_priority_wins_then_the_name() -> None:
+def test_the_highest_priority_wins_and_a_tie_is_reported() -> None:
     own = FabricSpec(carries=FabricRequirement.RDMA, pod=FabricPod(resources=dict.fromkeys(IB, 1)))
     assert name_of(fabric_of(gpu_job(), free(own=replace_priority(own, 11)))) == "own"
-    assert name_of(fabric_of(gpu_job(), free(own=replace_priority(own, 10)))) == "own"
     assert name_of(fabric_of(gpu_job(), free(own=own))) == "rdma-hca-shared-devices-a"
+    tied = fabric_of(gpu_job(), free(own=replace_priority(own, 10)))
+    assert isinstance(tied, Fabric)
+    assert tied.profile == "tcp"
+    assert "own and rdma-hca-shared-devices-a fit the nodes alike" in tied.message
 
 
 def replace_priority(spec: FabricSpec, priority: int) -> FabricSpec:
@@ -140,6 +144,31 @@ def test_a_profile_matches_nodes_by_their_labels(rack: str, taken: str) -> None:
     )
     racks = {name: replace(node, labels={"rack": "b"}) for name, node in NODES.items()}
     assert name_of(fabric_of(gpu_job(), free(racks, own=own))) == taken
+
+
+@pytest.mark.parametrize(
+    ("expression", "fits"),
+    [
+        ({"key": "rack", "operator": "In", "values": ["a", "b"]}, True),
+        ({"key": "rack", "operator": "In", "values": ["c"]}, False),
+        ({"key": "hall", "operator": "In", "values": ["b"]}, False),
+        ({"key": "rack", "operator": "NotIn", "values": ["c"]}, True),
+        ({"key": "rack", "operator": "NotIn", "values": ["b"]}, False),
+        ({"key": "hall", "operator": "NotIn", "values": ["b"]}, True),
+        ({"key": "rack", "operator": "Exists"}, True),
+        ({"key": "hall", "operator": "Exists"}, False),
+        ({"key": "hall", "operator": "DoesNotExist"}, True),
+        ({"key": "rack", "operator": "DoesNotExist"}, False),
+    ],
+)
+def test_a_profile_matches_nodes_by_expressions_on_labels(
+    expression: dict[str, Any], fits: bool
+) -> None:
+    match = FabricMatch.model_validate({"nodeExpressions": [expression]})
+    own = FabricSpec(carries=FabricRequirement.RDMA, priority=99, match=match)
+    racks = {name: replace(node, labels={"rack": "b"}) for name, node in NODES.items()}
+    found = name_of(fabric_of(gpu_job(), free(racks, own=own)))
+    assert found == ("own" if fits else "rdma-hca-shared-devices-a")
 
 
 def test_a_missing_required_fabric_is_reported_with_what_was_looked_for() -> None:
@@ -196,8 +225,10 @@ def test_after_a_crash_the_choice_is_read_from_the_pods() -> None:
                 "initContainers": [{"name": "i", "securityContext": {"privileged": True}}],
             }
         ),
+        FabricPod(resources=dict.fromkeys(IB, 1), privileged=True),
+        FabricPod(resources=dict.fromkeys(IB, 1), host_network=True),
     ],
-    ids=["capability", "root", "host", "init"],
+    ids=["capability", "root", "host", "init", "privileged", "host network"],
 )
 def test_a_privileged_profile_is_used_only_if_asked_for(pod: FabricPod) -> None:
     """All nodes offer the network, but that is no reason to run a job's pods as root."""
@@ -326,7 +357,7 @@ def test_only_a_refusal_caused_by_the_profile_changes_the_choice(
 def test_built_in_profiles_are_valid_objects_with_their_sources() -> None:
     folder = Path(fabrics.__file__).parent
     files = sorted(folder.glob("*.yaml"))
-    assert len(files) >= 5
+    assert len(files) >= 19
     for file in files:
         profile = FabricProfile.model_validate(yaml.safe_load(file.read_text()))
         assert profile.metadata.name == file.stem
@@ -369,5 +400,9 @@ def test_an_invalid_profile_is_reported() -> None:
     parts: list[dict[str, Any]] = [{"resourceClaims": [{}]}, {"volumes": [{"name": ["a"]}]}]
     for part in (*parts, {"volumeMounts": [{}]}):
         assert isinstance(fabric_from(FabricObject(spec={"carries": "RDMA", "pod": part})), str)
+    for rule, spec in BREAKING.items():
+        told = fabric_from(FabricObject(spec={"carries": "RDMA", **spec}))
+        assert isinstance(told, str)
+        assert told.startswith(f"{rule} ")
     right = fabric_from(FabricObject(spec={"carries": "RDMA", "priority": None}))
     assert right == FabricSpec(carries=FabricRequirement.RDMA)

@@ -72,6 +72,8 @@ EVERYTHING = FabricSpec(
             "tolerations": [{"key": "rdma", "operator": "Exists"}],
             "resources": {"rdma/hca": 1, "nvidia.com/gpu": 4},
             "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
+            "hostNetwork": True,
+            "dnsPolicy": "ClusterFirstWithHostNet",
             "capabilities": ["IPC_LOCK"],
             "runAsUser": 0,
             "env": [
@@ -95,6 +97,7 @@ def test_a_profile_applies_all_its_settings_to_a_worker() -> None:
     assert pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "ib0"
     assert spec["nodeSelector"] == {"fabric": "ib", "pool": "profile"}
     assert {"key": "rdma", "operator": "Exists"} in spec["tolerations"]
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert trainer["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": "1"}
     assert trainer["resources"]["claims"] == [{"name": "nic"}]
     assert trainer["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
@@ -115,6 +118,8 @@ def test_a_profile_applies_all_its_settings_to_a_worker() -> None:
 def test_settings_of_the_template_win_over_the_profile() -> None:
     job = gpu_job(
         nodeSelector={"pool": "a"},
+        hostNetwork=False,
+        dnsPolicy="ClusterFirst",
         securityContext={"runAsNonRoot": True},
         trainer={
             "env": [{"name": "LR", "value": "0.1"}],
@@ -127,6 +132,7 @@ def test_settings_of_the_template_win_over_the_profile() -> None:
     spec = pod_with(chosen, job)["spec"]
     trainer = spec["containers"][0]
     assert spec["nodeSelector"] == {"fabric": "ib", "pool": "a"}
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (False, "ClusterFirst")
     assert trainer["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": "2"}
     assert [item for item in trainer["env"] if item["name"] == "LR"] == [
         {"name": "LR", "value": "0.1"}
@@ -154,6 +160,34 @@ def test_parts_of_the_template_with_the_same_name_are_kept() -> None:
         assert len(named) == 1, part
     found = spec["containers"][0]["volumeMounts"]
     assert [m for m in found if m["mountPath"] == "/usr/local/gib"] == mounts
+
+
+def test_a_privileged_profile_keeps_what_the_template_says_of_privileges() -> None:
+    own = FabricSpec(
+        carries=FabricRequirement.RDMA,
+        pod=FabricPod(privileged=True, run_as_user=0, capabilities=("IPC_LOCK",)),
+    )
+    chosen = fabric_of(gpu_job(profile="own"), seen(own=own))
+    assert isinstance(chosen, Fabric)
+    (trainer,) = pod_with(chosen, gpu_job())["spec"]["containers"]
+    context = trainer["securityContext"]
+    assert context["privileged"] is True
+    assert (context["runAsUser"], context["runAsNonRoot"]) == (0, False)
+    assert "allowPrivilegeEscalation" not in context, "the API server refuses both together"
+    less = gpu_job(trainer={"securityContext": {"privileged": False}})
+    (trainer,) = pod_with(chosen, less)["spec"]["containers"]
+    assert trainer["securityContext"]["privileged"] is False
+    assert trainer["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+
+
+def test_a_daemon_that_the_template_has_as_a_container_is_not_added_again() -> None:
+    daemon = {"name": "daemon", "image": "mine"}
+    trainer = {"name": "trainer", "image": "i", "command": ["train"]}
+    job = job_of(template={"spec": {"containers": [daemon, trainer]}})
+    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    assert isinstance(chosen, Fabric)
+    spec = pod_with(chosen, job)["spec"]
+    assert "initContainers" not in spec, "two containers of one name are refused"
 
 
 def test_a_null_field_counts_as_absent() -> None:

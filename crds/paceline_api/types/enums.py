@@ -92,6 +92,22 @@ class StragglerResponse(StrEnum):
     REPLACE = "Replace"
 
 
+class NodeOperator(StrEnum):
+    """Operator of a condition on a node's label (`spec.match.nodeExpressions` of a profile)."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+
+
+class DnsPolicy(StrEnum):
+    """How pods of a fabric profile resolve names; each of them finds Services."""
+
+    CLUSTER_FIRST = "ClusterFirst"
+    CLUSTER_FIRST_WITH_HOST_NET = "ClusterFirstWithHostNet"
+
+
 class FabricRequirement(StrEnum):
     """Network that must carry the gradients (`spec.fabric.required`)."""
 

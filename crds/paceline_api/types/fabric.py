@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from paceline_api.types.enums import FabricRequirement
+from paceline_api.types.enums import DnsPolicy, FabricRequirement, NodeOperator
 from paceline_api.types.model import Count, Model, OpenModel, Text
 from paceline_api.types.template import EnvVar
 
@@ -73,11 +73,37 @@ class MountPart(OpenModel):
 NamedParts = Annotated[tuple[NamedPart, ...], Field(max_length=PARTS_MAX)]
 
 
+Label = Annotated[str, Field(min_length=1, max_length=317)]
+LabelValue = Annotated[str, Field(max_length=63)]
+
+
+class NodeExpression(Model):
+    """A condition on one label of a node, as in a node affinity."""
+
+    key: Label
+    """Key of the label."""
+
+    operator: NodeOperator
+    """In: the label has one of the values. NotIn: it has none of them, or is missing. Exists,
+    DoesNotExist: it is there with any value, or missing."""
+
+    values: Annotated[tuple[LabelValue, ...], Field(max_length=32)] | None = None
+    """The values of In and NotIn; Exists and DoesNotExist have none."""
+
+
 class FabricMatch(Model):
-    """Which nodes have the network, beside offering the resources of `pod.resources`."""
+    """Which nodes have the network, beside offering the resources of `pod.resources`.
+
+    `auto` picks the profile only on such nodes. A job that names the profile gets it anyway.
+    """
 
     node_labels: Words | None = None
     """Labels that such a node has, with these values."""
+
+    node_expressions: Annotated[tuple[NodeExpression, ...], Field(max_length=PARTS_MAX)] | None = (
+        None
+    )
+    """Conditions on its labels, all of which such a node meets."""
 
 
 class FabricPod(Model):
@@ -98,6 +124,16 @@ class FabricPod(Model):
 
     resource_claims: NamedParts | None = None
     """Claims of dynamic resource allocation, as in a pod; the trainer gets all of them."""
+
+    host_network: bool | None = None
+    """Whether such pods use the network of their node. dnsPolicy must be ClusterFirstWithHostNet,
+    or they would not find their coordinator; if the template decides it, that is kept."""
+
+    dns_policy: DnsPolicy | None = None
+    """How such pods resolve names: ClusterFirst, or ClusterFirstWithHostNet with hostNetwork."""
+
+    privileged: bool | None = None
+    """Whether the trainer is privileged, that is has all devices and capabilities of its node."""
 
     capabilities: Annotated[tuple[Text, ...], Field(max_length=PARTS_MAX)] | None = None
     """Capabilities that the trainer gets, such as IPC_LOCK. They have an effect for root only, and
@@ -168,3 +204,11 @@ PLAIN_SPEC: Final = FabricSpec(
     carries=FabricRequirement.ANY,
 )
 """The profile that `auto` falls back to; it needs no device plugin."""
+OWN: Final = "template"
+OWN_SPEC: Final = FabricSpec(
+    description="The network that the job's template asks for itself. Adds nothing to a pod.",
+    carries=FabricRequirement.GPU_DIRECT,
+)
+"""The profile of a job whose template asks for a network itself; `auto` recognizes it."""
+AUTO: Final = "auto"
+"""Value of `spec.fabric.profile` of a job that lets the operator choose."""

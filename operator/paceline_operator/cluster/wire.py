@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT, PREFIX
 from paceline_api.reading.load import without_nulls
+from paceline_api.rules.fabric import broken_rule
 from paceline_api.times import seconds_of
 from paceline_api.types.fabric import FabricSpec
 from paceline_api.types.template import TRAINER
@@ -290,10 +291,12 @@ class FabricObject(Struct, frozen=True):
 def fabric_from(item: FabricObject) -> FabricSpec | str:
     """Return the profile, or why it is invalid: an older definition may have accepted it."""
     try:
-        return FabricSpec.model_validate(without_nulls(item.spec), by_alias=True, by_name=False)
+        spec = FabricSpec.model_validate(without_nulls(item.spec), by_alias=True, by_name=False)
     except ValidationError as error:
         first = error.errors()[0]
         return f"spec.{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    broken = broken_rule(spec)
+    return spec if broken is None else broken.message
 
 
 def kept(pod: Pod, before: Pod | None) -> Pod:

@@ -1,6 +1,6 @@
 """The built-in fabric profiles: one file each, in the form of an object of the cluster (C13).
 
-The profile `tcp`, which adds nothing, is always present as well.
+The profiles `tcp` and `template`, which add nothing, are always present as well.
 
 What each network requires of a pod is taken from the documents of its device plugin or provider,
 which each file names. None has been tried on its hardware yet.
@@ -13,13 +13,13 @@ from functools import cache
 from importlib.resources import files
 
 import yaml
-from paceline_api.types.fabric import PLAIN, PLAIN_SPEC, FabricProfile, FabricSpec
+from paceline_api.types.fabric import OWN, OWN_SPEC, PLAIN, PLAIN_SPEC, FabricProfile, FabricSpec
 
 
 @cache
 def built_in() -> Mapping[str, FabricSpec]:
     """Return the built-in profiles by name."""
-    found = {PLAIN: PLAIN_SPEC}
+    found = {PLAIN: PLAIN_SPEC, OWN: OWN_SPEC}
     for file in sorted(files(__package__).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".yaml"):
             profile = FabricProfile.model_validate(yaml.safe_load(file.read_text()))

@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from paceline_api.rules.fabric import FABRIC_RULES
+from paceline_api.types.fabric import OWN
+from paceline_operator.core.decide.fabric import fabric_of as choose
+from paceline_operator.core.observed import Node
+from paceline_operator.core.pods import children
+from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.fabrics import built_in
 
+from scripts.try_manifests import lost
+from testing.bad_fabrics import BREAKING
 from testing.cluster.api import ApiError
 from testing.cluster.control_plane import ControlPlane
 from testing.fake_cluster.beside import Running, job, living, pods, submit, until
+from testing.fake_cluster.fabrics import gpu_job, seen
+from testing.fake_cluster.parts import KEY
 from testing.fake_cluster.stub import Fleet
 
 pytestmark = pytest.mark.processes
@@ -35,7 +45,7 @@ def profile(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", sorted(built_in()))
+@pytest.mark.parametrize("name", sorted(set(built_in()) - {OWN}))
 def test_built_in_profiles_can_be_created_as_objects(plane: ControlPlane, name: str) -> None:
     spec = built_in()[name].model_dump(mode="json", by_alias=True, exclude_none=True)
     path = f"{PROFILES}?dryRun=All&fieldValidation=Strict"
@@ -60,6 +70,31 @@ def test_built_in_profiles_can_be_created_as_objects(plane: ControlPlane, name: 
             "or All for what a node offers",
         ),
         ({"carries": "RDMA", "pod": {"shm": "1Gi"}}, "spec.pod.shm", "unknown field"),
+        (
+            {"carries": "RDMA", "pod": {"dnsPolicy": "Default"}},
+            "spec.pod.dnsPolicy",
+            '"ClusterFirst", "ClusterFirstWithHostNet"',
+        ),
+        ({"carries": "RDMA", "pod": {"hostNetwork": 1}}, "spec.pod.hostNetwork", "must be of type"),
+        (
+            {"carries": "RDMA", "pod": {"privileged": "yes"}},
+            "spec.pod.privileged",
+            "must be of type",
+        ),
+        (
+            {"carries": "RDMA", "match": {"nodeExpressions": [{"key": "a", "operator": "Gt"}]}},
+            "spec.match.nodeExpressions[0].operator",
+            '"In", "NotIn", "Exists", "DoesNotExist"',
+        ),
+        (
+            {"carries": "RDMA", "match": {"nodeExpressions": [{"key": "a", "operator": "In"}]}},
+            "spec.match.nodeExpressions",
+            "give In and NotIn values, and Exists and DoesNotExist none",
+        ),
+        *(
+            ({"carries": "RDMA", **BREAKING[rule.path]}, rule.path, rule.message)
+            for rule in FABRIC_RULES
+        ),
     ],
 )
 def test_an_invalid_profile_is_refused_with_field_and_remedy(
@@ -69,6 +104,49 @@ def test_an_invalid_profile_is_refused_with_field_and_remedy(
         plane.api.create(f"{PROFILES}?dryRun=All&fieldValidation=Strict", profile("p", spec))
     assert field in caught.value.reason
     assert way_out in caught.value.reason
+
+
+@pytest.mark.parametrize("name", ["auto", "template"])
+def test_a_profile_cannot_have_a_name_that_jobs_use_otherwise(
+    plane: ControlPlane, name: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        plane.api.create(f"{PROFILES}?dryRun=All", profile(name, {"carries": "RDMA"}))
+    assert "metadata.name is auto or template" in caught.value.reason
+    assert "use another name" in caught.value.reason
+
+
+@pytest.mark.parametrize("name", sorted(built_in()))
+def test_pods_with_a_built_in_profile_are_accepted(plane: ControlPlane, name: str) -> None:
+    """A GPU template with what the profile adds, as the API server sees it."""
+    offers = dict.fromkeys(resources_of(name), 32)
+    nodes = {"n": Node("n", offers={GPU: 8} | offers)}
+    job = gpu_job(profile=name)
+    found = choose(job, seen(nodes))
+    assert isinstance(found, Fabric)
+    pod = children.worker(job, 0, 1, fabric=found, key_id=KEY)
+    del pod["metadata"]["ownerReferences"]
+    path = "/api/v1/namespaces/default/pods?dryRun=All&fieldValidation=Strict"
+    made = plane.api.create(path, pod)
+    assert [*lost("spec", pod["spec"], without_quantities(made["spec"], pod["spec"]))] == []
+
+
+def resources_of(name: str) -> list[str]:
+    pod = built_in()[name].pod
+    return list((pod.resources if pod else None) or {})
+
+
+def without_quantities(made: dict[str, Any], sent: dict[str, Any]) -> dict[str, Any]:
+    """Return the pod with its resources as they were sent: the API server writes 8 as "8"."""
+    resources = {each["name"]: each.get("resources") for each in sent["containers"]}
+    for container in made["containers"]:
+        asked = resources[container["name"]] or {}
+        for part, amounts in asked.items():
+            if isinstance(amounts, dict):
+                same = {key: str(value) for key, value in amounts.items()}
+                assert container["resources"][part] == same
+                container["resources"][part] = amounts
+    return made
 
 
 def offer(plane: ControlPlane, names: list[str], **more: str) -> None:

@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a fabric profile": (
         job_body(fabric={"profile": "azure-ib"}),
-        "tenants have auto with nothing required, or profile tcp, aws-efa;",
+        "tenants have auto with nothing required, or profile tcp, template, aws-efa;",
     ),
     "whatever carries RDMA": (job_body(fabric={"required": "RDMA"}), "name one of them"),
     "what cannot be evaluated": (pod(volumes="none"), "resulted in error"),
@@ -156,6 +156,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "a sidecar": beside("initContainers", restartPolicy="Always"),
     "AppArmor of the runtime": annotated("runtime/default"),
     "tcp": job_body(fabric={"profile": "tcp"}),
+    "template": job_body(fabric={"profile": "template"}),
     "nothing required": job_body(fabric={"required": "Any"}),
     "a profile that is theirs": job_body(fabric={"profile": "aws-efa", "required": "RDMA"}),
 }

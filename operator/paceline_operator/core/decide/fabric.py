@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline_api.names import NOTE_FABRIC
-from paceline_api.types.enums import FabricRequirement
-from paceline_api.types.fabric import ALL, PLAIN, FabricPod, FabricSpec
+from paceline_api.types.enums import FabricRequirement, NodeOperator
+from paceline_api.types.fabric import (
+    ALL,
+    AUTO,
+    OWN,
+    OWN_SPEC,
+    PLAIN,
+    FabricPod,
+    FabricSpec,
+    NodeExpression,
+)
 
 from paceline_operator.core.devices import amount_of, is_device
 from paceline_operator.core.job import Job
@@ -22,10 +31,16 @@ from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.core.pods.frozen import trainer_of
 from paceline_operator.core.refusals import POD_SECURITY, RefusalKind
 
-AUTO: Final = "auto"
-"""Value of `spec.fabric.profile` that lets the operator choose."""
 RANK: Final = (FabricRequirement.ANY, FabricRequirement.RDMA, FabricRequirement.GPU_DIRECT)
 """Requirements in ascending order: a profile that carries one also satisfies those before it."""
+NETWORKS: Final = ("k8s.v1.cni.cncf.io/networks", "networking.gke.io/interfaces")
+"""Annotations that attach a pod to further networks, by Multus and on GKE."""
+RDMA_RESOURCES: Final = "rdma/"
+"""Prefix that the shared RDMA device plugin gives to its resources."""
+GPUS: Final = "/gpu"
+"""End of the names of GPU resources, which are not a network even if a profile asks for them."""
+VERBS: Final = "/dev/infiniband"
+"""Folder of a node's RDMA devices."""
 SEARCH_S: Final = 30.0
 """Seconds between two searches for a network, in addition to those after changes of nodes or
 profiles."""
@@ -60,21 +75,17 @@ def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
         noted = (pod.notes.get(NOTE_FABRIC, "") for pod in seen.own(job.uid))
         begun = PLAIN if job.start_s is not None else AUTO
         wanted = next((name for name in noted if name in seen.fabrics), begun)
-    if wanted == AUTO:
-        wanted = _found(job, seen.fabrics, nodes, required) or ""
-        if required == FabricRequirement.ANY and wanted != PLAIN:
-            free = {n: spec for n, spec in seen.fabrics.items() if not _privileged(spec)}
-            best, wanted = wanted, _found(job, free, nodes, required) or PLAIN
-            less = _unasked(best, seen) if wanted == PLAIN else _refused(wanted, seen)
-            if less:
-                return Fabric(PLAIN, str(FabricRequirement.ANY), {}, less)
-    if not wanted:
-        return NoFabric(
-            f"spec.fabric.required: {required}, and no profile that carries it fits the nodes of "
-            f"this job ({len(nodes)} seen); looked for: {_offers(seen, required)}. Install the "
-            "device plugin of the network, make a FabricProfile for it, or name one in "
-            "spec.fabric.profile"
-        )
+    if wanted != AUTO:
+        return _named(wanted, seen, nodes, required)
+    if required == FabricRequirement.ANY:
+        return _offered(job, seen, nodes)
+    return _required(job, seen, nodes, required)
+
+
+def _named(
+    wanted: str, seen: Observed, nodes: list[Node], required: FabricRequirement
+) -> Fabric | NoFabric:
+    """Return the profile of this name, or why the job cannot use it."""
     profile = seen.fabrics.get(wanted)
     if profile is None:
         known = ", ".join(sorted(seen.fabrics))
@@ -90,16 +101,122 @@ def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
     return _filled(wanted, profile, nodes)
 
 
-def _found(
+def _offered(job: Job, seen: Observed, nodes: list[Node]) -> Fabric | NoFabric:
+    """Choose the profile of a job that requires nothing.
+
+    A profile is taken only if all nodes fit and hold as many workers as without it, since it must
+    not keep a job from nodes on which it could run. It is not taken if it has privileges, or if
+    another one fits as well.
+
+    Args:
+        job: The job.
+        seen: Everything observed besides the job.
+        nodes: Nodes on which a worker could run.
+
+    Returns:
+        The profile; the plain one, with the reason, if the nodes offer one that is not taken.
+    """
+    if _asks_itself(job, seen.fabrics):
+        return Fabric(OWN, str(OWN_SPEC.carries), {})
+    if not _devices_of(job):
+        return _plain("")
+    best = _best(job, seen.fabrics, nodes, FabricRequirement.ANY)
+    free = _best(
+        job,
+        {name: spec for name, spec in seen.fabrics.items() if not _privileged(spec)},
+        nodes,
+        FabricRequirement.ANY,
+    )
+    match free or best:
+        case []:
+            unclear = _unclear(job, seen.fabrics, nodes, FabricRequirement.ANY)
+            return _plain(f"{unclear}; until then the pods use {PLAIN}" if unclear else "")
+        case [name] if free:
+            less = _refused(name, seen)
+            return _plain(less) if less else _filled(name, seen.fabrics[name], nodes)
+        case [name]:
+            return _plain(_unasked(name, seen))
+        case names:
+            return _plain(f"{_ambiguous(names)}; until then the pods use {PLAIN}")
+
+
+def _required(
+    job: Job, seen: Observed, nodes: list[Node], required: FabricRequirement
+) -> Fabric | NoFabric:
+    """Choose the profile of a job that requires a network; some nodes must offer it."""
+    match _best(job, seen.fabrics, nodes, required):
+        case [name]:
+            return _filled(name, seen.fabrics[name], nodes)
+        case []:
+            pass
+        case names:
+            return NoFabric(f"spec.fabric.required: {required}, and {_ambiguous(names)}")
+    if _asks_itself(job, seen.fabrics):
+        return Fabric(OWN, str(OWN_SPEC.carries), {})
+    if unclear := _unclear(job, seen.fabrics, nodes, required):
+        return NoFabric(f"spec.fabric.required: {required}, and {unclear}")
+    return NoFabric(
+        f"spec.fabric.required: {required}, and no profile that carries it fits the nodes of "
+        f"this job ({len(nodes)} seen); looked for: {_offers(seen, required)}. Install the "
+        "device plugin of the network, make a FabricProfile for it, or name one in "
+        "spec.fabric.profile"
+    )
+
+
+def _plain(message: str) -> Fabric:
+    return Fabric(PLAIN, str(FabricRequirement.ANY), {}, message)
+
+
+def _best(
     job: Job,
     profiles: Mapping[str, FabricSpec],
     nodes: list[Node],
     required: FabricRequirement,
-) -> str | None:
-    """Return the name of the profile that `auto` chooses; None if none carries what is required.
+) -> list[str]:
+    """Return the profiles that fit and have the highest priority: more than one if it is unclear.
 
-    If nothing is required, a profile is taken only if all nodes fit and hold as many workers as
-    without it. It must not keep a job from nodes on which it could run.
+    Args:
+        job: The job.
+        profiles: The profiles to choose from, by name.
+        nodes: Nodes on which a worker could run.
+        required: What the network must be able to do. If nothing, all nodes must fit, else some.
+
+    Returns:
+        Their names, sorted; empty if none fits.
+    """
+    devices = _devices_of(job)
+
+    def fits(profile: FabricSpec) -> bool:
+        if required != FabricRequirement.ANY:
+            return any(_fits(profile, node) for node in nodes)
+        return all(_fits(profile, node) and _holds(profile, node, devices) for node in nodes)
+
+    fitting = {
+        name: profile.priority or 0
+        for name, profile in profiles.items()
+        if nodes and _says_where(profile) and _carries(profile, required) and fits(profile)
+    }
+    highest = max(fitting.values(), default=0)
+    return sorted(name for name, priority in fitting.items() if priority == highest)
+
+
+def _ambiguous(names: list[str]) -> str:
+    return (
+        f"the profiles {' and '.join(names)} fit the nodes alike, so none is guessed; name one in "
+        "spec.fabric.profile and make the job anew, or give one a higher priority"
+    )
+
+
+def _unclear(
+    job: Job,
+    profiles: Mapping[str, FabricSpec],
+    nodes: list[Node],
+    required: FabricRequirement,
+) -> str:
+    """Say which profiles would fit the nodes by their resources, but not by their labels.
+
+    Two providers may give the same name to different resources, so that a resource alone does not
+    say how many of it a pod should ask for.
 
     Args:
         job: The job.
@@ -108,27 +225,76 @@ def _found(
         required: What the network must be able to do.
 
     Returns:
-        The name of the profile with the highest priority; that of the plain one if nothing is
-        required and no other fits.
+        The resources, the profiles and what to do; empty if no profile is close.
     """
-    asks = required != FabricRequirement.ANY
     devices = _devices_of(job)
-    if not asks and not devices:
-        return PLAIN
+    of_profile = {
+        name: set((profile.pod.resources if profile.pod else None) or ()) - set(devices)
+        for name, profile in sorted(profiles.items())
+    }
+    clear: set[str] = set()
+    for name, own in of_profile.items():
+        if any(_fits(profiles[name], node) for node in nodes):
+            clear |= own
+    close: dict[str, str] = {}
+    resources: set[str] = set()
+    for name, own in of_profile.items():
+        offered = [all(node.offers.get(resource) for resource in own) for node in nodes]
+        enough = any(offered) if required != FabricRequirement.ANY else all(offered)
+        where = _where(profiles[name])
+        if own and nodes and enough and where and not own & clear:
+            close[name] = where
+            resources |= own
+    if not close:
+        return ""
+    listed = ", ".join(f"{name} (nodes with {where})" for name, where in close.items())
+    return (
+        f"the nodes offer {', '.join(sorted(resources))}, but their labels do not say whose "
+        f"network it is, so none is guessed: it is that of the profiles {listed}. Name one in "
+        "spec.fabric.profile and make the job anew, or make a FabricProfile for these nodes"
+    )
 
-    def fits(profile: FabricSpec) -> bool:
-        if asks:
-            return any(_fits(profile, node) for node in nodes)
-        return all(_fits(profile, node) and _holds(profile, node, devices) for node in nodes)
 
-    fitting = [
-        (-(profile.priority or 0), name)
-        for name, profile in profiles.items()
-        if nodes and _says_where(profile) and _carries(profile, required) and fits(profile)
-    ]
-    if fitting:
-        return min(fitting)[1]
-    return None if asks else PLAIN
+def _where(profile: FabricSpec) -> str:
+    """Describe the labels of the nodes of a profile; empty if it has no condition on labels."""
+    match = profile.match
+    labels = (match.node_labels if match else None) or {}
+    expressions = (match.node_expressions if match else None) or ()
+    parts = [f"{key}={value}" for key, value in labels.items()]
+    for one in expressions:
+        values = f" {', '.join(one.values)}" if one.values else ""
+        parts.append(f"{one.key} {one.operator}{values}")
+    return " and ".join(parts)
+
+
+def _asks_itself(job: Job, profiles: Mapping[str, FabricSpec]) -> bool:
+    """Return True if the template asks for a network by hand.
+
+    Then it is the whole description of the pods, and nothing is added to it unasked.
+
+    Args:
+        job: The job.
+        profiles: All profiles by name; they name the resources that stand for a network.
+
+    Returns:
+        True if the trainer has such a resource or a claim of dynamic resource allocation, or the
+        pod is attached to further networks or mounts the RDMA devices of its node.
+    """
+    known = {
+        name
+        for profile in profiles.values()
+        for name in (profile.pod.resources if profile.pod else None) or ()
+        if not name.endswith(GPUS)
+    }
+    notes = (job.template.get("metadata") or {}).get("annotations") or {}
+    volumes = job.template["spec"].get("volumes") or ()
+    paths = ((volume.get("hostPath") or {}).get("path") or "" for volume in volumes)
+    return (
+        any(name in known or name.startswith(RDMA_RESOURCES) for name in _devices_of(job))
+        or bool((trainer_of(job.template).get("resources") or {}).get("claims"))
+        or any(note in notes for note in NETWORKS)
+        or any(path.rstrip("/") == VERBS for path in paths)
+    )
 
 
 def _forbidden(seen: Observed, profile: FabricSpec) -> bool:
@@ -162,10 +328,11 @@ def is_instead(job: Job, seen: Observed, fabric: Fabric | NoFabric) -> bool:
 
 
 def _unasked(name: str, seen: Observed) -> str:
+    carries = seen.fabrics[name].carries
+    required = "" if carries == FabricRequirement.ANY else f"spec.fabric.required: {carries}, or "
     return (
         f"the nodes offer profile {name}, which gives pods privileges; nobody has asked for it, so "
-        f"they use {PLAIN}. Write spec.fabric.required: {seen.fabrics[name].carries}, or "
-        f"spec.fabric.profile: {name}, and make the job anew"
+        f"they use {PLAIN}. Write {required}spec.fabric.profile: {name}, and make the job anew"
     )
 
 
@@ -180,6 +347,8 @@ def _privileged(profile: FabricSpec) -> bool:
     return bool(
         pod.capabilities
         or pod.run_as_user == 0
+        or pod.privileged
+        or pod.host_network
         or any("hostPath" in volume for volume in parts.get("volumes", ()))
         or any(
             c.get("privileged")
@@ -224,8 +393,7 @@ def _devices_of(job: Job) -> dict[str, int]:
 
 def _says_where(profile: FabricSpec) -> bool:
     """Return True if a profile can be matched with nodes, by labels or by device resources."""
-    labels = profile.match.node_labels if profile.match else None
-    return bool(labels or (profile.pod and profile.pod.resources))
+    return bool(_where(profile) or (profile.pod and profile.pod.resources))
 
 
 def _fits(profile: FabricSpec, node: Node) -> bool:
@@ -234,11 +402,34 @@ def _fits(profile: FabricSpec, node: Node) -> bool:
         **((profile.pod.node_selector if profile.pod else None) or {}),
         **((profile.match.node_labels if profile.match else None) or {}),
     }
+    expressions = (profile.match.node_expressions if profile.match else None) or ()
+    return (
+        all(node.labels.get(k) == v for k, v in labels.items())
+        and all(_meets(expression, node) for expression in expressions)
+        and _has_resources(profile, node)
+    )
+
+
+def _has_resources(profile: FabricSpec, node: Node) -> bool:
     resources = (profile.pod.resources if profile.pod else None) or {}
-    return all(node.labels.get(k) == v for k, v in labels.items()) and all(
+    return all(
         node.offers.get(name, 0) >= (1 if amount == ALL else int(amount))
         for name, amount in resources.items()
     )
+
+
+def _meets(expression: NodeExpression, node: Node) -> bool:
+    """Return True if a node meets a condition on its labels, as in a node affinity."""
+    there, values = expression.key in node.labels, expression.values or ()
+    match expression.operator:
+        case NodeOperator.EXISTS:
+            return there
+        case NodeOperator.DOES_NOT_EXIST:
+            return not there
+        case NodeOperator.IN:
+            return there and node.labels[expression.key] in values
+        case NodeOperator.NOT_IN:
+            return not there or node.labels[expression.key] not in values
 
 
 def _holds(profile: FabricSpec, node: Node, devices: Mapping[str, int]) -> bool:
@@ -267,12 +458,25 @@ def _offers(seen: Observed, required: FabricRequirement) -> str:
 
 
 def _filled(name: str, profile: FabricSpec, nodes: list[Node]) -> Fabric | NoFabric:
-    """Return a profile with numbers in place of `All`: the least that any fitting node offers."""
+    """Return a profile with numbers in place of `All`: the least that any fitting node offers.
+
+    If none fits by its labels, whoever named the profile knows better: the resources then decide.
+
+    Args:
+        name: Name of the profile.
+        profile: The profile.
+        nodes: Nodes on which a worker could run.
+
+    Returns:
+        The profile for the pods, or what no node offers.
+    """
     pod: dict[str, Any] = {}
     if profile.pod is not None:
         pod = profile.pod.model_dump(mode="json", by_alias=True, exclude_none=True)
     amounts: dict[str, int | str] = dict(pod.get("resources") or {})
-    fitting = [node for node in nodes if _fits(profile, node)]
+    fitting = [node for node in nodes if _fits(profile, node)] or [
+        node for node in nodes if _has_resources(profile, node)
+    ]
     for resource, amount in amounts.items():
         if amount != ALL:
             continue

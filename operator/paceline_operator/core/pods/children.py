@@ -159,6 +159,9 @@ def worker(
     )
     if fabric is not None:
         equip(template, container, fabric)
+    if spec.get("hostNetwork") and spec.get("dnsPolicy") is None:
+        # The default would be the node's names alone, without that of the coordinator.
+        spec["dnsPolicy"] = "ClusterFirstWithHostNet"
     _restrict(spec)
     placement.spread(spec, job, avoid=avoid)
     metadata = _worker_metadata(job, slot, attempt, template.get("metadata") or {})
@@ -180,12 +183,13 @@ def _worker_metadata(
         written: Metadata of the template.
 
     Returns:
-        Name, labels, annotations and owner of the pod.
+        Name, labels, annotations and owner of the pod; the finalizers of the template, as in a Job.
     """
     assert job.spec is not None
     assert job.spec.elasticity is not None
     may_evict = job.spec.elasticity.autoscaler is Autoscaler.MAY_EVICT
-    return {
+    kept = {"finalizers": written["finalizers"]} if written.get("finalizers") else {}
+    return kept | {
         "name": names.worker_name(job.name, slot, attempt),
         "namespace": job.namespace,
         "labels": {

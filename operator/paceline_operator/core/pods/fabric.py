@@ -40,13 +40,18 @@ def equip(template: dict[str, Any], container: dict[str, Any], fabric: Fabric) -
         **added.get("annotations", {}),
         **(metadata.get("annotations") or {}),
     }
+    for field in ("hostNetwork", "dnsPolicy"):
+        if field in added and spec.get(field) is None:
+            spec[field] = added[field]
     if added.get("nodeSelector"):
         spec["nodeSelector"] = {**added["nodeSelector"], **(spec.get("nodeSelector") or {})}
     spec.setdefault("tolerations", []).extend(added.get("tolerations", ()))
     if not spec["tolerations"]:
         del spec["tolerations"]
     _append(spec, "volumes", added.get("volumes", ()), "name")
-    _append(spec, "initContainers", added.get("initContainers", ()), "name")
+    named = {part["name"] for part in spec["containers"]}
+    sidecars = [part for part in added.get("initContainers", ()) if part["name"] not in named]
+    _append(spec, "initContainers", sidecars, "name")
     _append(spec, "resourceClaims", added.get("resourceClaims", ()), "name")
     _append(container, "volumeMounts", added.get("volumeMounts", ()), "mountPath")
     _append(container, "env", added.get("env", ()), "name")
@@ -82,6 +87,8 @@ def _permit(spec: dict[str, Any], container: dict[str, Any], added: Mapping[str,
     chosen = any(key in part for part in (context, pod) for key in ("runAsUser", "runAsNonRoot"))
     if user is not None and not chosen:
         context |= {"runAsUser": user, "runAsNonRoot": user != 0}
+    if added.get("privileged") and context.get("privileged") is None:
+        context["privileged"] = True
     capabilities = added.get("capabilities") or []
     if capabilities and not context.get("privileged"):
         held = context.setdefault("capabilities", {"drop": ["ALL"]})

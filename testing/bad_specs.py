@@ -333,6 +333,9 @@ BAD: dict[str, Bad] = {
         "name: digits", f"name: {'d' * 46}", "metadata.name", "is not a name", "at most 45"
     ),
     # The pod template
+    "no template": Bad(
+        GOOD[GOOD.index("  template:"):], "", "spec.template", "is missing", "name a runtime",
+    ),
     "no trainer": Bad(
         "name: trainer", "name: trainr", "spec.template.spec.containers",
         "has no container named trainer (found: trainr)", "rename container trainr to trainer",

@@ -1,4 +1,4 @@
-"""Generation of the CustomResourceDefinitions of TrainingJob and FabricProfile, as YAML.
+"""Generation of the CustomResourceDefinitions of all kinds of Paceline, as YAML.
 
 `python -m paceline_api.crdgen` writes them to crds/manifests/. Schemas come from the models in
 `types`, descriptions from their docstrings, CEL rules from `validate.RULES`, and rules that reject
@@ -10,19 +10,22 @@ compares it with the files.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from paceline_api.fields import ACTS, TEMPLATE, Acts, acts_on, leaves, mappings
-from paceline_api.rules.fabric import FABRIC_RULES, NAME_CEL, NAME_MESSAGE, FabricRule
+from paceline_api.fields import ACTS, Acts, acts_on, leaves, mappings
+from paceline_api.reading.problems import field_names
+from paceline_api.rules.fabric import FABRIC_RULES, NAME_CEL, NAME_MESSAGE
 from paceline_api.rules.rule import Rule
 from paceline_api.rules.validate import RULES
+from paceline_api.types.enums import RuntimeKind
 from paceline_api.types.fabric import FABRIC_KIND, FABRIC_PLURAL, FabricProfile
-from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
+from paceline_api.types.job import GROUP, KIND, VERSION, SharedSpec, TrainingJob
 from paceline_api.types.model import DEFAULT_KEY
+from paceline_api.types.runtime import PLURALS, TrainingRuntime
 
 PLURAL: Final = "trainingjobs"
 HEADER: Final = """\
@@ -37,7 +40,7 @@ _LIST_KEYS: Final = {
     "spec.template.spec.containers[].env": "name",
     "status.conditions": "type",
 }
-_ATOMIC: Final = ("status.resolved", "status.fabric.pod")
+_ATOMIC: Final = ("status.resolved", "status.fabric.pod", "status.runtime.spec")
 """Mappings that always change as a whole, so that the API server need not track the owner of each
 field."""
 
@@ -106,6 +109,28 @@ _FABRICS: Final = _Kind(
     subresources={},
 )
 
+_RUNTIMES: Final = _Kind(
+    kind=str(RuntimeKind.NAMESPACED),
+    plural=PLURALS[RuntimeKind.NAMESPACED],
+    short="trt",
+    categories=("training",),
+    namespaced=True,
+    columns=(
+        ("Ready", "string", _of("Ready", "status"), "Whether jobs can be merged with it"),
+        ("Description", "string", ".spec.description", "What it is for"),
+        ("Age", "date", ".metadata.creationTimestamp", ""),
+    ),
+    wide=(("Message", "string", _of("Ready", "message"), "What is wrong with it"),),
+    subresources={"status": {}},
+)
+_CLUSTER_RUNTIMES: Final = replace(
+    _RUNTIMES,
+    kind=str(RuntimeKind.CLUSTER),
+    plural=PLURALS[RuntimeKind.CLUSTER],
+    short="ctrt",
+    namespaced=False,
+)
+
 
 def training_jobs() -> str:
     """Return the definition of TrainingJob as YAML text."""
@@ -115,6 +140,16 @@ def training_jobs() -> str:
 def fabric_profiles() -> str:
     """Return the definition of FabricProfile as YAML text."""
     return _written(_definition(_FABRICS, _fabric_schema()))
+
+
+def training_runtimes() -> str:
+    """Return the definition of TrainingRuntime as YAML text."""
+    return _written(_definition(_RUNTIMES, _runtime_schema(_RUNTIMES.kind)))
+
+
+def cluster_training_runtimes() -> str:
+    """Return the definition of ClusterTrainingRuntime as YAML text."""
+    return _written(_definition(_CLUSTER_RUNTIMES, _runtime_schema(_CLUSTER_RUNTIMES.kind)))
 
 
 def _written(definition: dict[str, Any]) -> str:
@@ -194,12 +229,37 @@ def _root_schema() -> dict[str, Any]:
 def _fabric_schema() -> dict[str, Any]:
     source = FabricProfile.model_json_schema(by_alias=True)
     spec = _Converter(source["$defs"]).convert(source["properties"]["spec"], "spec")
-    spec["x-kubernetes-validations"] = [_validation(rule) for rule in FABRIC_RULES]
+    spec["x-kubernetes-validations"] = [
+        _checked(rule.path, rule.cel, rule.message) for rule in FABRIC_RULES
+    ]
     schema = _object_schema(source, FABRIC_KIND, {"spec": spec})
     schema["x-kubernetes-validations"] = [
         {"rule": NAME_CEL, "message": NAME_MESSAGE, "reason": "FieldValueInvalid"}
     ]
     return schema
+
+
+def _runtime_schema(kind: str) -> dict[str, Any]:
+    source = TrainingRuntime.model_json_schema(by_alias=True)
+    converter, fields = _Converter(source["$defs"], of_job=False), source["properties"]
+    spec = converter.convert(fields["spec"], "spec")
+    spec["x-kubernetes-validations"] = [
+        *(_checked(rule.path, rule.cel_of_part, rule.message) for rule in RULES if rule.of_parts),
+        _checked("spec.mayOverride", *_known_overrides()),
+    ]
+    status = converter.convert(fields["status"], "status")
+    return _object_schema(source, kind, {"spec": spec, "status": status})
+
+
+def _known_overrides() -> tuple[str, str]:
+    """Return the rule in CEL that each entry of `mayOverride` is below a field of a job."""
+    names = "|".join(field_names(SharedSpec))
+    cel = f"p.matches('^({names})([.\\\\[]|$)')"
+    message = (
+        "spec.mayOverride names no field that a job and a runtime have; write paths below spec, "
+        "such as collective.mode or template.spec.containers[trainer].env"
+    )
+    return f"!has(self.mayOverride) || self.mayOverride.all(p, {cel})", message
 
 
 def _object_schema(source: dict[str, Any], kind: str, properties: dict[str, Any]) -> dict[str, Any]:
@@ -219,8 +279,14 @@ def _object_schema(source: dict[str, Any], kind: str, properties: dict[str, Any]
 class _Converter:
     """Converts a JSON schema with references to a structural schema without."""
 
-    def __init__(self, definitions: dict[str, Any]) -> None:
-        self.definitions = definitions
+    def __init__(self, definitions: dict[str, Any], *, of_job: bool = True) -> None:
+        """Create a converter.
+
+        Args:
+            definitions: Schemas that references name.
+            of_job: True if descriptions say when a change acts.
+        """
+        self.definitions, self.of_job = definitions, of_job
 
     def convert(self, source: dict[str, Any], path: str) -> dict[str, Any]:
         """Return the structural schema of the field at `path`."""
@@ -228,7 +294,8 @@ class _Converter:
         described = source.get("description") or body.get("description")
         schema: dict[str, Any] = {}
         if described:
-            schema["description"] = _text(described) + _notes(source, path)
+            notes = _notes(source, path, of_job=self.of_job)
+            schema["description"] = _text(described) + notes
         if body.get("x-kubernetes-int-or-string"):
             return schema | body
         schema |= {key: body[key] for key in _KEPT if key in body}
@@ -292,11 +359,11 @@ class _Converter:
         return source
 
 
-def _notes(source: dict[str, Any], path: str) -> str:
+def _notes(source: dict[str, Any], path: str, *, of_job: bool) -> str:
     default = source.get(DEFAULT_KEY)
     text = "" if default is None else f" Default: {_shown(default)}."
     below = path.removeprefix("spec.")
-    note = _NOTES.get(acts_on(below)) if below in _LEAVES else None
+    note = _NOTES.get(acts_on(below)) if of_job and below in _LEAVES else None
     return text + (f" {note}" if note else "")
 
 
@@ -312,10 +379,14 @@ def _text(docstring: str) -> str:
     return " ".join(docstring.split())
 
 
-def _validation(rule: Rule | FabricRule) -> dict[str, str]:
-    found = {"rule": rule.cel, "message": rule.message, "reason": "FieldValueInvalid"}
-    if rule.path.startswith("spec."):
-        found["fieldPath"] = rule.path.removeprefix("spec")
+def _validation(rule: Rule) -> dict[str, str]:
+    return _checked(rule.path, rule.cel_of_job, rule.message)
+
+
+def _checked(path: str, cel: str, message: str) -> dict[str, str]:
+    found = {"rule": cel, "message": message, "reason": "FieldValueInvalid"}
+    if path.startswith("spec."):
+        found["fieldPath"] = path.removeprefix("spec")
     return found
 
 
@@ -346,14 +417,13 @@ def _refusal(path: str, acts: Acts) -> dict[str, str]:
         An entry of x-kubernetes-validations.
     """
     parts = path.split(".")
-    same = f"self.{path} == oldSelf.{path}"
-    if path != TEMPLATE:  # which every job has
-        new, old = (" && ".join(_has(root, parts)) for root in ("self", "oldSelf"))
-        kept = f"({new}) == ({old})"
-        same = kept if path in _MAPPINGS else f"{kept} && (!({new}) || {same})"
+    new, old = (" && ".join(_has(root, parts)) for root in ("self", "oldSelf"))
+    same = f"({new}) == ({old})"
+    if path not in _MAPPINGS:
+        same = f"{same} && (!({new}) || self.{path} == oldSelf.{path})"
     if acts is Acts.AFTER_SUSPENSION:
         # Check the old `suspend`: a queue may set placement in the update that resumes the job.
-        same = f"oldSelf.suspend || {same}" if path == TEMPLATE else f"oldSelf.suspend || ({same})"
+        same = f"oldSelf.suspend || ({same})"
     return {
         "rule": same,
         "message": f"spec.{path} {_REFUSALS[acts]}",
@@ -367,7 +437,12 @@ def _has(root: str, parts: list[str]) -> Iterator[str]:
         yield f"has({'.'.join([root, *parts[:length]])})"
 
 
-DEFINITIONS: Final = {PLURAL: training_jobs, FABRIC_PLURAL: fabric_profiles}
+DEFINITIONS: Final = {
+    PLURAL: training_jobs,
+    FABRIC_PLURAL: fabric_profiles,
+    _RUNTIMES.plural: training_runtimes,
+    _CLUSTER_RUNTIMES.plural: cluster_training_runtimes,
+}
 """Generator of each definition, by its plural, which is also the name of the file."""
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def with_defaults(job: TrainingJob) -> TrainingJob:
 
 def procs_of(job: TrainingJob) -> int:
     """Return the ranks in each worker: as set, else one for each GPU, and at least 1."""
-    trainer = job.spec.template.trainer()
+    trainer = job.spec.trainer()
     return job.spec.procs_per_replica or max(1, trainer.gpus if trainer else 0)
 
 

@@ -68,6 +68,7 @@ _PATHS: Final[Mapping[Acts, tuple[str, ...]]] = {
         TEMPLATE,
     ),
     Acts.NEVER: (
+        *("runtimeRef.kind", "runtimeRef.name"),
         *("procsPerReplica", "parallelism.model", "managedBy"),
         *("collective.backend", "collective.normalisation", "collective.pacing"),
         *("collective.freezeTimeout", "collective.segmentBytes", "collective.wire"),

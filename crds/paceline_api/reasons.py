@@ -155,6 +155,19 @@ class Reason(_Told):
     TRAINING = "Training", "A membership stands and rounds run."
     RESOLVED = "Resolved", "What the condition was about is over."
     SPEC_INVALID = "SpecInvalid", "The spec breaks a rule; the message names the field and the fix."
+    RUNTIME_NOT_FOUND = (
+        "RuntimeNotFound",
+        "There is no runtime that spec.runtimeRef names; the job waits for it, without pods.",
+    )
+    OVERRIDE_REFUSED = (
+        "OverrideRefused",
+        "The job sets what its runtime sets and does not let a job override; the message names it.",
+    )
+    RUNTIME_VALID = "RuntimeValid", "Of a runtime: a job that brings a command is valid with it."
+    RUNTIME_INVALID = (
+        "RuntimeInvalid",
+        "Of a runtime: no job is valid with it; the message names the field and the fix.",
+    )
     POD_NOT_STARTING = (
         "PodNotStarting",
         "A worker or the coordinator cannot start, such as for an image that cannot be pulled.",

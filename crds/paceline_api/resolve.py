@@ -38,7 +38,7 @@ def resolve(job: TrainingJob) -> ResolvedJob:
     """
     spec = with_defaults(job).spec
     checkpoint = spec.checkpoint
-    trainer = spec.template.trainer()
+    trainer = spec.trainer()
     assert trainer is not None, "validate a job before it is resolved"
     model = (spec.parallelism.model if spec.parallelism else None) or 1
     return ResolvedJob(

@@ -161,12 +161,13 @@ class Controller:
             The job.
         """
         known = self._read.get(key)
-        if known is None:
-            job = read_job(body)
+        runtimes = self._store.runtimes
+        if known is None or known[1].waits_for_runtime:
+            job = read_job(body, runtimes)
         elif known[0] is body:
             return known[1]
         else:
-            job = read_again(body, *known)
+            job = read_again(body, *known, runtimes)
         self._read[key] = body, job
         return job
 

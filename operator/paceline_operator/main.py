@@ -22,6 +22,7 @@ from paceline_api.access.access import Access, access
 from paceline_api.crdgen import PLURAL
 from paceline_api.errors import PacelineError
 from paceline_api.status import Status
+from paceline_api.types.enums import RuntimeKind
 from paceline_api.types.job import API_VERSION
 
 from paceline_operator.cluster import observe
@@ -34,6 +35,7 @@ from paceline_operator.cluster.levels import Levels
 from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.own_key import OwnKeys
 from paceline_operator.cluster.rights import denied
+from paceline_operator.cluster.runtimes import RuntimeReports
 from paceline_operator.cluster.scrapers import Scrapers
 from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
@@ -174,6 +176,11 @@ class Operator:
             watches.append(self._nodes)
             fabrics = observe.fabric_source(self._store)
             watches.append(observe.Watch(self._kube, fabrics, time.time, self.metrics))
+        for kind in RuntimeKind:
+            if kind is RuntimeKind.NAMESPACED or self._options.watch_nodes:
+                within = self._options.scope if kind is RuntimeKind.NAMESPACED else ""
+                runtimes = observe.runtime_source(self._store, kind, within)
+                watches.append(observe.Watch(self._kube, runtimes, time.time, self.metrics))
         self._health.watches = tuple(watches)
         scope = {"namespaces": [self._options.scope]} if self._options.scope else {}
         return [
@@ -188,6 +195,7 @@ class Operator:
             ),
             self._queue.run(),
             self._services.run(self._leads),
+            RuntimeReports(self._kube, self._store, time.time).run(self._leads),
             self._keys.run(self._leads),
             self._listing.run(),
             self._open_when_synced(),

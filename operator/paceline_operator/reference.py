@@ -79,6 +79,8 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
 
 EVENTS: Final[dict[Reason, str]] = {
     Reason.SPEC_INVALID: "Warning",
+    Reason.RUNTIME_NOT_FOUND: "Warning",
+    Reason.OVERRIDE_REFUSED: "Warning",
     Reason.TEMPLATE_INVALID: "Warning",
     Reason.QUOTA_EXCEEDED: "Warning",
     Reason.FABRIC_UNAVAILABLE: "Warning",
@@ -135,6 +137,8 @@ RIGHTS: Final = (
         "ttlSecondsAfterFinished deletes",
     ),
     Right(JOBS, ("trainingjobs/status",), ("patch",), "the status"),
+    Right(JOBS, ("trainingruntimes",), ("list", "watch"), "the runtimes that jobs name"),
+    Right(JOBS, ("trainingruntimes/status",), ("patch",), "whether jobs are valid with a runtime"),
     Right(
         JOBS,
         ("pods",),
@@ -175,6 +179,18 @@ RIGHTS: Final = (
         ("fabricprofiles",),
         ("list", "watch"),
         "the cluster's own fabric profiles",
+    ),
+    Right(
+        "the cluster, not with a namespaced installation",
+        ("clustertrainingruntimes",),
+        ("list", "watch"),
+        "the runtimes that jobs of all namespaces name",
+    ),
+    Right(
+        "the cluster, not with a namespaced installation",
+        ("clustertrainingruntimes/status",),
+        ("patch",),
+        "whether jobs are valid with a runtime",
     ),
     Right(OWN, ("leases",), ("create",), "the Lease of the leader"),
     Right(OWN, ("leases",), ("get", "update"), "the Lease of the leader", "paceline-operator"),

@@ -17,8 +17,10 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 from paceline_api.crdgen import PLURAL
+from paceline_api.types.enums import RuntimeKind
 from paceline_api.types.fabric import FABRIC_PLURAL
 from paceline_api.types.job import GROUP, VERSION
+from paceline_api.types.runtime import PLURALS
 from paceline_operator.cluster.api import ApiError
 
 from testing.fake_cluster.server import CrashError, Server
@@ -52,7 +54,9 @@ DISCOVERY: Final[dict[str, Any]] = {
     "/api/v1": _resources(("namespaces", "Namespace", False), ("events", "Event", True)),
     "/apis": {"groups": [{"name": GROUP, "versions": [SERVED], "preferredVersion": SERVED}]},
     f"/apis/{GROUP}/{VERSION}": _resources(
-        (PLURAL, "TrainingJob", True), (FABRIC_PLURAL, "FabricProfile", False)
+        (PLURAL, "TrainingJob", True),
+        (FABRIC_PLURAL, "FabricProfile", False),
+        *((PLURALS[kind], str(kind), kind is RuntimeKind.NAMESPACED) for kind in RuntimeKind),
     ),
 }
 

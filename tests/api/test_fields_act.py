@@ -23,13 +23,15 @@ OPERATORS_ALONE = {
 }
 """Fields that only the operator reads, from the spec; no setting of the runtime depends on them."""
 BEYOND_OVERRIDES = {
+    "runtimeRef.kind": "test_another_runtime_than_the_job_names_is_refused",
+    "runtimeRef.name": "test_another_runtime_than_the_job_names_is_refused",
     "scheduling.provider": "test_kueue_fixes_the_size",
     "template.spec.containers.name": "test_gpus_of_another_container_are_not_for_ranks",
     "template.spec.containers.resources.limits.nvidia.com/gpu": (
         "test_each_gpu_of_a_worker_gets_a_rank"
     ),
 }
-"""Fields that one override cannot cover, with their tests in tests/api/test_values.py."""
+"""Fields that one override cannot cover, with their tests in tests/api."""
 NOT_OF_ROUNDS = ("backend", "freezeTimeout", "segmentBytes", "wire")
 """Fields of `spec.collective` that are set once for the whole job."""
 

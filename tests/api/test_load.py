@@ -144,7 +144,7 @@ def test_yaml_merge_keys_and_plain_scalars_are_read_as_kubectl_does() -> None:
         "            - {<<: *one, name: B}\n"
         "            - {name: C, value: 12:30:45}\n",
     )
-    trainer = parse_job(text).spec.template.trainer()
+    trainer = parse_job(text).spec.trainer()
     assert trainer is not None
     assert trainer.env is not None
     assert [(v.name, v.value) for v in trainer.env] == [

@@ -56,4 +56,4 @@ def test_kubernetes_objects_and_yaml_give_the_same_job() -> None:
         metadata=Metadata(name="same"), spec=TrainingJobSpec(replicas=2, template=template)
     )
     assert job.to_mapping() == parse_job(YAML).to_mapping()
-    assert job.spec.template.trainer() == parse_job(YAML).spec.template.trainer()
+    assert job.spec.trainer() == parse_job(YAML).spec.trainer()

@@ -21,6 +21,8 @@ from paceline_api.reading.overrides import parse_override, with_overrides
 from paceline_api.reading.problems import spec_errors
 from paceline_api.reading.yaml_text import Document, Path, read_document, show_path
 from paceline_api.rules.validate import validate
+from paceline_api.runtimes.merge import RUNTIME_REF, Runtime, errors_of, merge, place_of
+from paceline_api.types.enums import RuntimeKind
 from paceline_api.types.job import API_VERSION, GROUP, KIND, TrainingJob
 
 __all__ = ["job_from_mapping", "load_job", "parse_job", "with_overrides"]
@@ -32,23 +34,38 @@ SCRIPTS: Final = (".py", ".sh", ".ipynb")
 Where = Callable[[Path], str]
 
 
-def load_job(file: FilePath, overrides: Iterable[str] = ()) -> TrainingJob:
+def load_job(
+    file: FilePath, overrides: Iterable[str] = (), runtime: Runtime | None = None
+) -> TrainingJob:
     """Return the valid job in a file.
 
-    An invalid job raises InvalidJobError.
+    An invalid job raises InvalidJobError; a file that is not one YAML mapping raises JobFileError.
 
     Args:
         file: Path of the file.
         overrides: Changes of single fields, as `path=value`.
+        runtime: Runtime to merge the job with; None leaves a job as it is.
 
     Returns:
         The job.
+    """
+    text = text_of(file, "give the path of a YAML file with a TrainingJob")
+    return parse_job(text, source=file.name, overrides=overrides, runtime=runtime)
+
+
+def text_of(file: FilePath, hint: str) -> str:
+    """Return the text of a YAML file.
+
+    Args:
+        file: Path of the file.
+        hint: What to do if it cannot be read.
+
+    Returns:
+        The text.
 
     Raises:
-        JobFileError: The file cannot be read, is not UTF-8, is a script, or is not one YAML
-            mapping.
+        JobFileError: The file cannot be read, is not UTF-8, or is a script.
     """
-    hint = "give the path of a YAML file with a TrainingJob"
     try:
         with file.open("rb") as stream:
             raw = read_at_most(stream, FILE_BYTES_MAX)
@@ -58,10 +75,9 @@ def load_job(file: FilePath, overrides: Iterable[str] = ()) -> TrainingJob:
     if file.suffix in SCRIPTS or raw.startswith(b"#!"):
         raise JobFileError(f"{file}: is a script, not a job file", hint=_script_hint(file))
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise JobFileError(f"{file}: is not UTF-8 text", hint=hint) from None
-    return parse_job(text, source=file.name, overrides=overrides)
 
 
 def _script_hint(file: FilePath) -> str:
@@ -72,16 +88,23 @@ def _script_hint(file: FilePath) -> str:
     )
 
 
-def parse_job(text: str, *, source: str = "job", overrides: Iterable[str] = ()) -> TrainingJob:
+def parse_job(
+    text: str,
+    *,
+    source: str = "job",
+    overrides: Iterable[str] = (),
+    runtime: Runtime | None = None,
+) -> TrainingJob:
     """Return the valid job in a text; other errors are as in `load_job`.
 
     Args:
         text: The YAML text.
         source: Name of the file, for errors.
         overrides: Changes of single fields, as `path=value`.
+        runtime: Runtime to merge the job with; None leaves a job as it is.
 
     Returns:
-        The job.
+        The job; merged with a runtime, it names none any more.
 
     Raises:
         InvalidJobError: A field is wrong.
@@ -92,12 +115,65 @@ def parse_job(text: str, *, source: str = "job", overrides: Iterable[str] = ()) 
         raise InvalidJobError([error]) from None
     overrides = tuple(overrides)
     mapping = with_overrides(document.data, overrides)
-    return _checked(mapping, _finder(document, source, overrides))
+    where = finder(document, source, overrides)
+    if runtime is None:
+        return _checked(mapping, where)
+    return _merged(mapping, runtime, where, source)
 
 
-def job_from_mapping(mapping: Mapping[str, Any]) -> TrainingJob:
-    """Return the valid job in data of an API server or a program; may raise InvalidJobError."""
-    return _checked(mapping, lambda _: "")
+def job_from_mapping(mapping: Mapping[str, Any], runtime: Runtime | None = None) -> TrainingJob:
+    """Return the valid job in data of an API server or a program; may raise InvalidJobError.
+
+    Args:
+        mapping: The job as data.
+        runtime: Runtime to merge the job with; None leaves a job as it is.
+
+    Returns:
+        The job; merged with a runtime, it names none any more.
+    """
+    if runtime is None:
+        return _checked(mapping, lambda _: "")
+    return _merged(mapping, runtime, lambda _: "", "the job")
+
+
+def _merged(mapping: Mapping[str, Any], runtime: Runtime, where: Where, source: str) -> TrainingJob:
+    """Return the valid job that a job and its runtime make together.
+
+    Args:
+        mapping: The job as data; it may name no other runtime.
+        runtime: The runtime.
+        where: Returns the place of a path in the job's file.
+        source: Name of the job's file, for errors about the result of the merge.
+
+    Returns:
+        The job, which names no runtime any more.
+
+    Raises:
+        InvalidJobError: The job, or what both make together, is invalid.
+    """
+    spec = mapping.get("spec")
+    written = dict(spec) if isinstance(spec, Mapping) else {}
+    ref = written.setdefault(RUNTIME_REF, {"kind": runtime.kind, "name": runtime.name})
+    _checked({**mapping, "spec": written}, where)  # errors of the job alone, with their lines
+    kind, name = ref.get("kind") or RuntimeKind.CLUSTER, ref["name"]
+    if (kind, name) != (runtime.kind, runtime.name):
+        error = SpecError(
+            f"spec.{RUNTIME_REF}",
+            f"{kind} {name}",
+            f"is not the runtime that is given, {runtime.title}",
+            hint=f"give {kind} {name}, or change spec.{RUNTIME_REF}",
+        )
+        raise InvalidJobError([error.at(where(("spec", RUNTIME_REF)))])
+    result = merge(runtime, without_nulls(written))
+    if result.refused:
+        raise InvalidJobError(
+            error.at(where(("spec", *place_of(written, refused.path))))
+            for error, refused in zip(
+                errors_of(runtime, result.refused), result.refused, strict=True
+            )
+        )
+    place = f"{source} with {runtime.title}"
+    return _checked({**mapping, "spec": result.spec}, lambda _: place)
 
 
 def _checked(mapping: Mapping[str, Any], where: Where) -> TrainingJob:
@@ -198,10 +274,12 @@ def without_nulls(value: Any) -> Any:
 def split_path(text: str) -> Path:
     """Return the path of a text; the inverse of `show_path`."""
     words = text.replace("[", ".[").split(".")
-    return tuple(int(word[1:-1]) if word.startswith("[") else word for word in words)
+    parts = (word[1:-1] if word.startswith("[") else word for word in words)
+    return tuple(int(part) if part.isdecimal() else part for part in parts)
 
 
-def _finder(document: Document, source: str, overrides: tuple[str, ...]) -> Where:
+def finder(document: Document, source: str, overrides: tuple[str, ...] = ()) -> Where:
+    """Return a function that says where in its file, or command line, a field is."""
     overridden = {parse_override(override)[0] for override in overrides}
 
     def where(path: Path) -> str:

@@ -31,6 +31,25 @@ class Rule:
     check: Callable[[TrainingJob], Iterator[Violation]]
     cel: str
     """True for a valid job; `self` is the spec, or the whole object for a path in metadata."""
+    of_parts: bool = False
+    """True if the rule holds for each part of a job that is merged with a runtime, and for the
+    runtime itself. The other rules hold for the result of the merge only."""
+    of_template: bool = False
+    """True if the rule is about the template, and holds where there is none."""
+
+    @property
+    def cel_of_job(self) -> str:
+        """The condition in CEL for a job, which need not be whole if it names a runtime."""
+        if not self.path.startswith("spec."):
+            return self.cel
+        if not self.of_parts:
+            return f"has(self.runtimeRef) || {self.cel_of_part}"
+        return self.cel_of_part
+
+    @property
+    def cel_of_part(self) -> str:
+        """The condition in CEL for a part of a job, which may lack a template."""
+        return f"{'!has(self.template) || ' if self.of_template else ''}({self.cel})"
 
     @property
     def message(self) -> str:

@@ -19,9 +19,14 @@ _NAMES_CEL: Final = ", ".join(f"'{name}'" for name in RESERVED_ENV)
 _PREFIXES_CEL: Final = " && ".join(f"!e.name.startsWith('{p}')" for p in RESERVED_ENV_PREFIXES)
 
 
+def _has_a_template(job: TrainingJob) -> Iterator[Violation]:
+    if job.spec.template is None:
+        yield Violation()
+
+
 def _trainer_exists(job: TrainingJob) -> Iterator[Violation]:
-    if job.spec.template.trainer() is None:
-        names = [container.name for container in job.spec.template.spec.containers]
+    if job.spec.template and job.spec.trainer() is None:
+        names = [container.name for container in job.spec.containers]
         close = difflib.get_close_matches(TRAINER, names, n=1)
         listed = ", ".join(names)
         yield Violation(
@@ -32,7 +37,7 @@ def _trainer_exists(job: TrainingJob) -> Iterator[Violation]:
 
 
 def _trainer_command(job: TrainingJob) -> Iterator[Violation]:
-    for index, container in enumerate(job.spec.template.spec.containers):
+    for index, container in enumerate(job.spec.containers):
         if container.name == TRAINER and not (container.command and container.command[0]):
             extra = difflib.get_close_matches("command", container.model_extra or {}, n=1)
             yield Violation(
@@ -50,7 +55,7 @@ shell's line; `launcher_in` can, and it runs wherever a job is validated or subm
 
 
 def _starts_no_ranks(job: TrainingJob) -> Iterator[Violation]:
-    for index, container in enumerate(job.spec.template.spec.containers):
+    for index, container in enumerate(job.spec.containers):
         command = (*(container.command or ()), *(container.args or ()))
         if container.name == TRAINER and (name := launcher_in(command)):
             yield Violation(
@@ -69,7 +74,7 @@ _RUNS_A_SCRIPT_CEL: Final = (
 
 def runs_unchanged_script(job: TrainingJob) -> bool:
     """Return True if the ranks run a training script unchanged, by `paceline launch`."""
-    trainer = job.spec.template.trainer()
+    trainer = job.spec.trainer()
     command = (*(trainer.command or ()), *(trainer.args or ())) if trainer else ()
     return bool(launched_script(command))
 
@@ -95,7 +100,7 @@ def _scripts_have_whole_models(job: TrainingJob) -> Iterator[Violation]:
 
 def _names_differ(job: TrainingJob) -> Iterator[Violation]:
     seen: set[str] = set()
-    for index, container in enumerate(job.spec.template.spec.containers):
+    for index, container in enumerate(job.spec.containers):
         if container.name in seen:
             yield Violation(
                 container.name, f"{_CONTAINERS}[{index}].name", "is the name of two containers"
@@ -104,7 +109,7 @@ def _names_differ(job: TrainingJob) -> Iterator[Violation]:
 
 
 def _env_is_not_reserved(job: TrainingJob) -> Iterator[Violation]:
-    for c, container in enumerate(job.spec.template.spec.containers):
+    for c, container in enumerate(job.spec.containers):
         if container.name != TRAINER:
             continue
         for e, variable in enumerate(container.env or ()):
@@ -117,20 +122,21 @@ def _env_is_not_reserved(job: TrainingJob) -> Iterator[Violation]:
 
 
 def _never_restarts(job: TrainingJob) -> Iterator[Violation]:
-    policy = job.spec.template.spec.restart_policy
+    template = job.spec.template
+    policy = template.spec.restart_policy if template else None
     if policy not in (None, "Never"):
         yield Violation(policy)
 
 
 def _labels_are_free(job: TrainingJob) -> Iterator[Violation]:
-    metadata = job.spec.template.metadata
+    metadata = job.spec.template.metadata if job.spec.template else None
     for label in (metadata.labels if metadata else None) or {}:
         if label.startswith(PREFIX):
             yield Violation(label, problem=f"begins with {PREFIX}, which Paceline sets itself")
 
 
 def _annotations_are_free(job: TrainingJob) -> Iterator[Violation]:
-    metadata = job.spec.template.metadata
+    metadata = job.spec.template.metadata if job.spec.template else None
     for note in (metadata.annotations if metadata else None) or {}:
         if note.startswith(PREFIX):
             yield Violation(note, problem=f"begins with {PREFIX}, which Paceline sets itself")
@@ -138,11 +144,19 @@ def _annotations_are_free(job: TrainingJob) -> Iterator[Violation]:
 
 TEMPLATE_RULES: Final = (
     Rule(
+        path="spec.template",
+        problem="is missing",
+        hint="add template to spec, or name a runtime that has one in spec.runtimeRef",
+        check=_has_a_template,
+        cel="has(self.template)",
+    ),
+    Rule(
         path=_CONTAINERS,
         problem=f"has no container named {TRAINER}",
         hint=f"name the container that runs a rank {TRAINER}",
         check=_trainer_exists,
         cel=f"self.template.spec.containers.exists(c, c.name == '{TRAINER}')",
+        of_template=True,
     ),
     Rule(
         path=_CONTAINERS,
@@ -152,6 +166,7 @@ TEMPLATE_RULES: Final = (
         check=_trainer_command,
         cel=f"self.template.spec.containers.all(c, c.name != '{TRAINER}' || "
         "(has(c.command) && size(c.command) > 0 && size(c.command[0]) > 0))",
+        of_template=True,
     ),
     Rule(
         path=_CONTAINERS,
@@ -162,6 +177,8 @@ TEMPLATE_RULES: Final = (
         check=_starts_no_ranks,
         cel=f"self.template.spec.containers.all(c, c.name != '{TRAINER}' || !has(c.command) || "
         f"size(c.command) == 0 || !({_LAUNCHED_CEL}))",
+        of_parts=True,
+        of_template=True,
     ),
     Rule(
         path="spec.collective.mode",
@@ -172,6 +189,7 @@ TEMPLATE_RULES: Final = (
         check=_scripts_run_in_full,
         cel="(has(self.collective) && has(self.collective.mode) && self.collective.mode == "
         f"'Full') || !self.template.spec.containers.exists(c, {_RUNS_A_SCRIPT_CEL})",
+        of_template=True,
     ),
     Rule(
         path="spec.parallelism.model",
@@ -181,6 +199,7 @@ TEMPLATE_RULES: Final = (
         check=_scripts_have_whole_models,
         cel="!has(self.parallelism) || !has(self.parallelism.model) || self.parallelism.model == 1 "
         f"|| !self.template.spec.containers.exists(c, {_RUNS_A_SCRIPT_CEL})",
+        of_template=True,
     ),
     Rule(
         path=_CONTAINERS,
@@ -189,6 +208,8 @@ TEMPLATE_RULES: Final = (
         check=_names_differ,
         cel="self.template.spec.containers.all(c, "
         "self.template.spec.containers.exists_one(d, d.name == c.name))",
+        of_parts=True,
+        of_template=True,
     ),
     Rule(
         path=_CONTAINERS,
@@ -200,6 +221,8 @@ TEMPLATE_RULES: Final = (
         check=_env_is_not_reserved,
         cel=f"self.template.spec.containers.all(c, c.name != '{TRAINER}' || !has(c.env) || "
         f"c.env.all(e, !(e.name in [{_NAMES_CEL}]) && {_PREFIXES_CEL}))",
+        of_parts=True,
+        of_template=True,
     ),
     Rule(
         path=f"{_POD}.restartPolicy",
@@ -207,6 +230,8 @@ TEMPLATE_RULES: Final = (
         hint="remove it: a rank is restarted by its agent, a pod is replaced by the operator",
         check=_never_restarts,
         cel="!has(self.template.spec.restartPolicy) || self.template.spec.restartPolicy == 'Never'",
+        of_parts=True,
+        of_template=True,
     ),
     Rule(
         path="spec.template.metadata.labels",
@@ -215,6 +240,8 @@ TEMPLATE_RULES: Final = (
         check=_labels_are_free,
         cel="!has(self.template.metadata) || !has(self.template.metadata.labels) || "
         f"self.template.metadata.labels.all(k, !k.startsWith('{PREFIX}'))",
+        of_parts=True,
+        of_template=True,
     ),
     Rule(
         path="spec.template.metadata.annotations",
@@ -223,5 +250,7 @@ TEMPLATE_RULES: Final = (
         check=_annotations_are_free,
         cel="!has(self.template.metadata) || !has(self.template.metadata.annotations) || "
         f"self.template.metadata.annotations.all(k, !k.startsWith('{PREFIX}'))",
+        of_parts=True,
+        of_template=True,
     ),
 )

@@ -54,8 +54,17 @@ def _or_by_gpus(condition: str) -> str:
 
 
 def validate(job: TrainingJob) -> list[SpecError]:
-    """Return the errors that the rules find in a well-formed job; empty if it is valid."""
-    return [error for rule in RULES for error in rule.errors(job)]
+    """Return the errors that the rules find in a well-formed job; empty if it is valid.
+
+    Of a job that names a runtime only what holds before the merge is checked.
+    """
+    whole = job.spec.runtime_ref is None
+    return [
+        error
+        for rule in RULES
+        if whole or rule.of_parts or not rule.path.startswith("spec.")
+        for error in rule.errors(job)
+    ]
 
 
 def _name_is_a_label(job: TrainingJob) -> Iterator[Violation]:
@@ -275,6 +284,7 @@ RULES: Final = (
         + _or_by_gpus(
             f"int(self.collective.quorum) * {_MODEL_CEL} <= self.replicas * int({_GPUS_CEL})"
         ),
+        of_template=True,
     ),
     Rule(
         path="spec.parallelism.model",
@@ -283,6 +293,7 @@ RULES: Final = (
         check=_groups_fill_a_pod,
         cel=f"{_PROCS_CEL} % {_MODEL_CEL} == 0 || "
         + _or_by_gpus(f"int({_GPUS_CEL}) > 0 && int({_GPUS_CEL}) % {_MODEL_CEL} == 0"),
+        of_template=True,
     ),
     Rule(
         path="spec.collective.pipeline",
@@ -424,6 +435,7 @@ RULES: Final = (
         check=_failure_rules_match_something,
         cel="!has(self.failurePolicy) || !has(self.failurePolicy.rules) || "
         "self.failurePolicy.rules.all(r, has(r.onExitCodes) || has(r.onReasons))",
+        of_parts=True,
     ),
     *TEMPLATE_RULES,
 )

@@ -1,1 +1,1 @@
-"""TrainingJob and FabricProfile as frozen models: fields with their descriptions and bounds."""
+"""The kinds of Paceline as frozen models: fields with their descriptions and bounds."""

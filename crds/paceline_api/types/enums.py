@@ -142,6 +142,15 @@ class SchedulingProvider(StrEnum):
     KAI = "KAI"
 
 
+class RuntimeKind(StrEnum):
+    """Kind of the runtime that a job names (`spec.runtimeRef.kind`)."""
+
+    CLUSTER = "ClusterTrainingRuntime"
+    """One for all namespaces."""
+    NAMESPACED = "TrainingRuntime"
+    """One for the jobs of its own namespace."""
+
+
 class FailureAction(StrEnum):
     """Response of a rule to a failure (`spec.failurePolicy.rules`)."""
 

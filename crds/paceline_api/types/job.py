@@ -13,7 +13,7 @@ from pydantic import Field
 from paceline_api.names import DEFAULT_MANAGER
 from paceline_api.settings import FINISH_DEADLINE_S, STEP_DEADLINE_S
 from paceline_api.types.collective import Collective
-from paceline_api.types.enums import CleanPodPolicy
+from paceline_api.types.enums import CleanPodPolicy, RuntimeKind
 from paceline_api.types.model import (
     Count,
     Flag,
@@ -38,7 +38,7 @@ from paceline_api.types.policies import (
     Straggler,
 )
 from paceline_api.types.status import TrainingJobStatus
-from paceline_api.types.template import PodTemplate
+from paceline_api.types.template import Container, PodTemplate
 
 GROUP: Final = "paceline.dev"
 VERSION: Final = "v1alpha1"
@@ -77,12 +77,37 @@ class Parallelism(Model):
     group is within one pod. Default: 1, each rank holds the whole model."""
 
 
-class TrainingJobSpec(Model):
-    """What to train with, how many of it, and what to do when something goes wrong."""
+class RuntimeRef(Model):
+    """The runtime that a job is merged with."""
+
+    kind: RuntimeKind | None = behaviour(RuntimeKind.CLUSTER)
+    """ClusterTrainingRuntime, or TrainingRuntime for one in the namespace of the job."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """Name of the runtime."""
+
+
+class OwnSpec(Model):
+    """Fields that only the job itself has, and no runtime."""
 
     replicas: Replicas = 1
     """Wanted number of workers (pods; on a laptop, groups of processes), from minReplicas to
     maxReplicas. kubectl scale and an autoscaler change it, too."""
+
+    suspend: Flag = False
+    """true stops the job after a checkpoint and removes its pods; false starts or resumes it."""
+
+    managed_by: Text | None = behaviour(DEFAULT_MANAGER)
+    """Name of the operator that looks after the job; all others leave it alone."""
+
+    runtime_ref: RuntimeRef | None = None
+    """Runtime of the platform's team from which the job takes what it does not say itself. It may
+    override what mayOverride of the runtime names. The runtime is kept in status.runtime as it is
+    when the job is admitted; later changes of it do not reach this job."""
+
+
+class SharedSpec(Model):
+    """Fields that a job and a runtime have alike."""
 
     min_replicas: Replicas | None = behaviour()
     """Fewest workers with which the job starts and trains; with fewer it waits. Default: 1, so that
@@ -99,12 +124,6 @@ class TrainingJobSpec(Model):
 
     parallelism: Parallelism | None = None
     """How a worker's processes share one model. Default: each holds all of it."""
-
-    suspend: Flag = False
-    """true stops the job after a checkpoint and removes its pods; false starts or resumes it."""
-
-    managed_by: Text | None = behaviour(DEFAULT_MANAGER)
-    """Name of the operator that looks after the job; all others leave it alone."""
 
     ttl_seconds_after_finished: Count | None = behaviour()
     """Seconds after its end at which the job is deleted. Default: never."""
@@ -162,9 +181,22 @@ class TrainingJobSpec(Model):
     failure_policy: FailurePolicy | None = None
     """What to do when a rank ends badly. Default: restart it and count it against backoffLimit."""
 
-    template: PodTemplate
-    """Template of a worker's pod, as in a Job. Its container `trainer` holds the command of a
-    rank."""
+    template: PodTemplate | None = None
+    """Template of a worker's pod, as in a Job. Its container `trainer` holds the command of a rank.
+    Without one, the job has that of its runtime."""
+
+    @property
+    def containers(self) -> tuple[Container, ...]:
+        """Containers of the template; empty without a template."""
+        return self.template.spec.containers if self.template else ()
+
+    def trainer(self) -> Container | None:
+        """Return the container in which the ranks run; None if there is none."""
+        return self.template.trainer() if self.template else None
+
+
+class TrainingJobSpec(SharedSpec, OwnSpec):
+    """What to train with, how many of it, and what to do when something goes wrong."""
 
 
 class TrainingJob(Model):

@@ -93,6 +93,25 @@ class TransportStatus(StatusModel):
     """How it sums (machines, type on the wire), and the measurements that led to the choice."""
 
 
+class RuntimeStatus(StatusModel):
+    """The runtime of the job, as it was when the operator admitted the job."""
+
+    kind: str
+    """ClusterTrainingRuntime or TrainingRuntime."""
+
+    name: str
+    """Name of the runtime."""
+
+    uid: str = ""
+    """Its identity, which a runtime that is made anew under the same name does not have."""
+
+    generation: int | None = None
+    """Its metadata.generation at that time."""
+
+    spec: dict[str, Any]
+    """Its spec at that time, which stays in force for all attempts of this job."""
+
+
 class CollectiveStatus(StatusModel):
     """How the rounds went so far."""
 
@@ -205,6 +224,9 @@ class TrainingJobStatus(StatusModel):
 
     disruption_budget: int | None = None
     """minAvailable of the job's PodDisruptionBudget; unset if it has none."""
+
+    runtime: RuntimeStatus | None = None
+    """The runtime that the job was merged with."""
 
     fabric: FabricStatus | None = None
     """What network the worker pods were made for."""

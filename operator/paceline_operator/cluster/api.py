@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from paceline_api.crdgen import PLURAL
+from paceline_api.types.enums import RuntimeKind
 from paceline_api.types.job import API_VERSION
+from paceline_api.types.runtime import PLURALS
 
 from paceline_operator.core.pods.companions import BUDGETS
 from paceline_operator.core.providers.choice import GROUP_APIS
@@ -31,6 +33,9 @@ PATHS: Final = {
         for api in GROUP_APIS
     },
     PLURAL: f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}",
+    PLURALS[RuntimeKind.NAMESPACED]: f"/apis/{API_VERSION}/namespaces/{{namespace}}/"
+    f"{PLURALS[RuntimeKind.NAMESPACED]}",
+    PLURALS[RuntimeKind.CLUSTER]: f"/apis/{API_VERSION}/{PLURALS[RuntimeKind.CLUSTER]}",
 }
 """Path of the collection of each resource, by the resource's plural name."""
 

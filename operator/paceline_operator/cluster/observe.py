@@ -1,4 +1,4 @@
-"""The watches of pods, nodes and fabric profiles, each for the whole scope of the operator.
+"""The watches of pods, nodes, profiles and runtimes, each for the whole scope of the operator.
 
 A watch can die silently: a proxy cuts its connection, or the server stops sending. The server sends
 a bookmark about once a minute. A longer silence therefore ends the connection, and the watch
@@ -19,8 +19,10 @@ import msgspec
 from msgspec import Struct
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.names import LABEL_MANAGER, manager_label
+from paceline_api.types.enums import RuntimeKind
 from paceline_api.types.fabric import FABRIC_PLURAL
 from paceline_api.types.job import API_VERSION
+from paceline_api.types.runtime import PLURALS
 
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.kube import Kube, pause
@@ -30,9 +32,11 @@ from paceline_operator.cluster.wire import (
     FabricObject,
     NodeObject,
     PodObject,
+    RuntimeObject,
     fabric_from,
     node_of,
     pod_of,
+    runtime_of,
 )
 from paceline_operator.metrics import Metrics
 
@@ -51,7 +55,7 @@ BREAK_S: Final = RETRY_MAX_S + 5
 """Seconds of disconnection that count as an outage. Shorter ones do not: proxies cut connections
 regularly."""
 
-Item = TypeVar("Item", PodObject, NodeObject, FabricObject)
+Item = TypeVar("Item", PodObject, NodeObject, FabricObject, RuntimeObject)
 T = TypeVar("T")
 
 
@@ -414,5 +418,39 @@ def fabric_source(store: Store) -> Source[FabricObject]:
         listed=_all_of(store.fabrics, put, store.drop_fabric),
         put=put,
         drop=lambda item: store.drop_fabric(item.metadata.name),
+        optional=True,
+    )
+
+
+def runtime_source(store: Store, kind: RuntimeKind, namespace: str) -> Source[RuntimeObject]:
+    """Return the source of the runtimes of one kind.
+
+    Args:
+        store: Receives the runtimes.
+        kind: The kind.
+        namespace: The only namespace to watch; empty for all, and for a kind of the cluster.
+
+    Returns:
+        The source.
+    """
+
+    def listed(items: list[RuntimeObject]) -> None:
+        found = [runtime_of(item, kind) for item in items]
+        known = {key for key in store.runtimes if key[0] == kind}
+        for gone in known - {runtime.key for runtime in found}:
+            store.drop_runtime(gone)
+        for runtime in found:
+            store.put_runtime(runtime)
+
+    within = f"/namespaces/{namespace}" if namespace else ""
+    return Source(
+        kind=PLURALS[kind],
+        path=f"/apis/{API_VERSION}{within}/{PLURALS[kind]}",
+        selector="",
+        page=msgspec.json.Decoder(Listed[RuntimeObject]),
+        event=msgspec.json.Decoder(Happened[RuntimeObject]),
+        listed=listed,
+        put=lambda item: store.put_runtime(runtime_of(item, kind)),
+        drop=lambda item: store.drop_runtime(runtime_of(item, kind).key),
         optional=True,
     )

@@ -20,6 +20,7 @@ from paceline_api.types.fabric import FabricSpec
 from paceline_operator.cluster.wire import kept
 from paceline_operator.core.job import has_ended, manager_of
 from paceline_operator.core.observed import NO_SLOT, Node, Pod
+from paceline_operator.core.runtime import RuntimeKey, SeenRuntime
 from paceline_operator.fabrics import built_in
 
 Key = tuple[str, str]
@@ -51,6 +52,7 @@ class Store:
         self._pods: dict[Key, dict[str, Pod]] = {}
         self.nodes: dict[str, Node] = {}
         self.fabrics: dict[str, FabricSpec] = dict(built_in())
+        self.runtimes: dict[RuntimeKey, SeenRuntime] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
         """Uids of deleted objects: a late answer must not bring them back."""
         self.used: dict[Key, dict[int, int]] = {}
@@ -222,6 +224,24 @@ class Store:
             self.put_fabric(name, built_in()[name])
         elif self.fabrics.pop(name, None) is not None:
             self._wake_jobs_without_pods()
+
+    # ---- runtimes -------------------------------------------------------------------------
+
+    def put_runtime(self, runtime: SeenRuntime) -> None:
+        """Store a runtime, and wake the jobs that may wait for it."""
+        before = self.runtimes.get(runtime.key)
+        if before is not None and before.uid == runtime.uid:
+            if runtime.generation < before.generation:
+                return  # an answer that was overtaken by the watch
+            self.runtimes[runtime.key] = runtime
+            if runtime.generation == before.generation:
+                return
+        self.runtimes[runtime.key] = runtime
+        self._wake_jobs_without_pods()
+
+    def drop_runtime(self, key: RuntimeKey) -> None:
+        """Drop a runtime; jobs that were merged with it keep their copy."""
+        self.runtimes.pop(key, None)
 
     # ---- jobs to wake ------------------------------------------------------------------------
 

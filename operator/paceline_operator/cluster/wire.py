@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from paceline_operator.core.devices import amount_of, is_device
 from paceline_operator.core.observed import NO_SLOT, NOT_STARTED, OVER, End, Node, Pod
 from paceline_operator.core.providers.kueue import MANAGED
+from paceline_operator.core.runtime import SeenRuntime
 
 UNREACHABLE: Final = "node.kubernetes.io/out-of-service"
 """Key of the taint that marks a node as out of service."""
@@ -55,6 +56,7 @@ class Meta(Struct, frozen=True, rename="camel"):
     annotations: dict[str, str] | None = None
     deletion_timestamp: str | None = None
     creation_timestamp: str | None = None
+    generation: int = 0
     owner_references: list[Owner] | None = None
 
 
@@ -297,6 +299,33 @@ def fabric_from(item: FabricObject) -> FabricSpec | str:
         return f"spec.{'.'.join(map(str, first['loc']))}: {first['msg']}"
     broken = broken_rule(spec)
     return spec if broken is None else broken.message
+
+
+class RuntimeObject(Struct, frozen=True):
+    """A TrainingRuntime or ClusterTrainingRuntime."""
+
+    metadata: Meta = Meta()
+    spec: dict[str, Any] = {}
+    status: dict[str, Any] = {}
+
+
+def runtime_of(item: RuntimeObject, kind: str) -> SeenRuntime:
+    """Convert a runtime of this kind."""
+    metadata = item.metadata
+    return SeenRuntime(
+        kind=kind,
+        name=metadata.name,
+        namespace=metadata.namespace,
+        uid=metadata.uid,
+        generation=metadata.generation,
+        spec=item.spec,
+        status=item.status,
+    )
+
+
+def runtime_from(body: Mapping[str, Any], kind: str) -> SeenRuntime:
+    """Convert a runtime from the answer to a request; see `runtime_of`."""
+    return runtime_of(msgspec.convert(body, RuntimeObject), kind)
 
 
 def kept(pod: Pod, before: Pod | None) -> Pod:

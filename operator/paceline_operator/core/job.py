@@ -15,13 +15,16 @@ from paceline_api.defaults import fixed_by_queue, with_defaults
 from paceline_api.errors import InvalidJobError
 from paceline_api.fields import leaves, picked, revision, written
 from paceline_api.names import DEFAULT_MANAGER
-from paceline_api.reading.load import job_from_mapping, without_nulls
+from paceline_api.reading.load import job_from_mapping
 from paceline_api.reasons import ConditionType, Reason
 from paceline_api.resolve import resolve
+from paceline_api.runtimes.merge import RUNTIME_REF
 from paceline_api.settings import ResolvedJob
 from paceline_api.times import seconds_of
 from paceline_api.types.enums import ABLE_BACKENDS, Backend
 from paceline_api.types.job import TrainingJob, TrainingJobSpec
+
+from paceline_operator.core.runtime import NO_RUNTIMES, Runtimes, admit
 
 _NOT_KEPT: Final = ("template", "replicas", "minReplicas", "maxReplicas", "suspend")
 """Fields of the spec missing from `status.resolved`: too large, or changed by users at any time."""
@@ -47,7 +50,7 @@ class Job:
     settings: ResolvedJob | None
     """Settings resolved from `spec`; None if the spec is invalid."""
     template: Mapping[str, Any]
-    """`spec.template` as the user wrote it."""
+    """`spec.template` as the user wrote it, merged with that of the runtime."""
     resolved: Mapping[str, Any]
     """Value that `status.resolved` has, or gets with the next write of the status (C12)."""
     explicit: tuple[str, ...] = ()
@@ -56,10 +59,27 @@ class Job:
     """Digest of the fields that act after a suspension; the job's pods carry it."""
     problems: str = ""
     """Reason why the spec is invalid, worded for the user; empty if it is valid."""
+    reason: Reason = Reason.SPEC_INVALID
+    """Kind of `problems`."""
+    runtime: Mapping[str, Any] = field(default_factory=dict)
+    """Value that `status.runtime` has, or gets with the next write of the status; empty for a job
+    without a runtime (C21)."""
     fixed_size: bool = False
     """True if Kueue admits the job, which it does for a fixed number of workers only (C16)."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    names_runtime: bool = False
+    """True if the spec names a runtime."""
+
+    @property
+    def waits_for_runtime(self) -> bool:
+        """Return True if a change of its runtime may make the job valid."""
+        return self.names_runtime and bool(self.problems) and not self.status.get("runtime")
+
+    @property
+    def is_admitted(self) -> bool:
+        """Return True if the stored status keeps the job's runtime, or the job has none."""
+        return not self.runtime or bool(self.status.get("runtime"))
 
     @property
     def key(self) -> tuple[str, str]:
@@ -134,7 +154,7 @@ def has_ended(body: Mapping[str, Any]) -> bool:
     )
 
 
-def read_job(body: Mapping[str, Any]) -> Job:
+def read_job(body: Mapping[str, Any], runtimes: Runtimes = NO_RUNTIMES) -> Job:
     """Read a job from the object of the API server.
 
     An invalid spec is not an exception: it gives a job with `problems` and without `spec` and
@@ -142,6 +162,7 @@ def read_job(body: Mapping[str, Any]) -> Job:
 
     Args:
         body: The TrainingJob as the API server returns it.
+        runtimes: The runtimes that there are.
 
     Returns:
         The job, with the defaults of `status.resolved` where the user leaves a field open.
@@ -149,18 +170,22 @@ def read_job(body: Mapping[str, Any]) -> Job:
     metadata = body["metadata"]
     status = body.get("status") or {}
     spec = settings = None
-    problems, fixed = "", False
+    admission = admit(body, runtimes)
+    problems, fixed, reason = admission.problem, False, admission.reason or Reason.SPEC_INVALID
     resolved: Mapping[str, Any] = status.get("resolved") or {}
     explicit = tuple(status.get("explicit") or ())
-    said = without_nulls(body.get("spec") or {})
+    said = admission.spec
     try:
-        job = _in_force(body, _defaults(resolved, explicit))
-        spec, settings = job.spec, resolve(job)
-        fixed = fixed_by_queue(job)
-        resolved = _kept(job)
-        explicit = tuple(path for path in written(said) if path.partition(".")[0] not in _NOT_KEPT)
+        if not problems:
+            job = _in_force(body, _defaults(resolved, explicit), said)
+            spec, settings = job.spec, resolve(job)
+            fixed = fixed_by_queue(job)
+            resolved = _kept(job)
+            explicit = tuple(p for p in written(said) if p.partition(".")[0] not in _NOT_KEPT)
     except InvalidJobError as error:
         problems = error.message + (f" ({error.hint})" if error.hint else "")
+        if admission.title:
+            problems = f"merged with {admission.title}: {problems}"
     return Job(
         name=metadata["name"],
         namespace=metadata.get("namespace") or "default",
@@ -177,29 +202,40 @@ def read_job(body: Mapping[str, Any]) -> Job:
         explicit=explicit,
         revision=revision(said),
         problems=problems,
+        reason=reason,
+        # A runtime that makes the job invalid is not kept, since its owners may repair it.
+        runtime=status.get("runtime") or (admission.runtime if not problems else {}),
+        names_runtime=RUNTIME_REF in (body.get("spec") or {}),
         fixed_size=fixed,
         labels=metadata.get("labels") or {},
         annotations=metadata.get("annotations") or {},
     )
 
 
-def read_again(body: Mapping[str, Any], before: Mapping[str, Any], known: Job) -> Job:
+def read_again(
+    body: Mapping[str, Any],
+    before: Mapping[str, Any],
+    known: Job,
+    runtimes: Runtimes = NO_RUNTIMES,
+) -> Job:
     """Read a changed job; cheap if only its status has changed.
 
     Args:
         body: The TrainingJob as it is now.
         before: The object that was read last.
         known: The job that was read from `before`.
+        runtimes: The runtimes that there are.
 
     Returns:
-        The same job as `read_job(body)`.
+        The same job as `read_job(body, runtimes)`.
     """
     status = body.get("status") or {}
     same = body.get("spec") == before.get("spec") and _identity(body) == _identity(before)
     kept = (status.get("resolved"), tuple(status.get("explicit") or ()))
+    same = same and (status.get("runtime") or known.runtime) == known.runtime
     if same and kept in ((known.resolved, known.explicit), (None, ())):
         return replace(known, status=status)
-    return read_job(body)
+    return read_job(body, runtimes)
 
 
 def _identity(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,8 +258,9 @@ def _defaults(resolved: Mapping[str, Any], explicit: tuple[str, ...]) -> dict[st
     return picked(resolved, tuple(p for p in leaves() if p not in explicit and p not in _DERIVED))
 
 
-def _in_force(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> TrainingJob:
-    spec = body.get("spec") or {}
+def _in_force(
+    body: Mapping[str, Any], defaults: Mapping[str, Any], spec: Mapping[str, Any]
+) -> TrainingJob:
     # Other metadata, such as `managedFields`, is not part of Paceline's schema.
     metadata = {
         key: value

@@ -90,14 +90,16 @@ def _of_the_present_coordinator(job: Job, seen: Observed) -> Observed:
 
 def _invalid(job: Job, seen: Observed, now_s: float) -> Changes:
     """Report a spec that is invalid beyond what the schema catches, and change nothing."""
-    text = f"{job.problems}; change it with kubectl edit or apply"
+    text = job.problems
+    if job.reason is not Reason.RUNTIME_NOT_FOUND:
+        text += "; change it with kubectl edit or apply"
     wanted = [
-        Wanted(ConditionType.DEGRADED, True, Reason.SPEC_INVALID, text),
+        Wanted(ConditionType.DEGRADED, True, job.reason, text),
     ]
     new_status = status.carried(job, wanted, now_s)
     new_status["state"] = status.state_word(new_status)
     write, look = status.due(job, new_status, seen, now_s)
-    event = Event(f"invalid:{job.generation}", Reason.SPEC_INVALID, text, warning=True)
+    event = Event(f"invalid:{job.generation}:{job.reason}", job.reason, text, warning=True)
     return Changes(
         status=new_status if write else None, events=_unsent((event,), seen), look_again_s=look
     )
@@ -286,8 +288,9 @@ def _may_not(
     if isinstance(network, fabric.NoFabric):
         plan.no_fabric, blocked = network.why, True
         plan.look(now_s + fabric.SEARCH_S)
-    if resumed:
-        # Write the status before creating pods, or a crash in between would look half suspended.
+    if resumed or not job.is_admitted:
+        # Write the status before creating pods: after a crash in between, the job would look half
+        # suspended, or further pods could be merged with another state of the runtime.
         blocked = True
         plan.look(now_s)
     return blocked

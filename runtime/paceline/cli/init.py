@@ -21,6 +21,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.output import say
 from paceline.cli.program import Program, ScriptError
+from paceline.cli.runtimes import RuntimeName, changes_of
 from paceline.jobs.core.script_job import LAUNCH, default_image
 
 DOCKERFILE: Final = Path("Dockerfile")
@@ -37,6 +38,7 @@ def init(
     fields: Fields,
     gpus: Gpus = 0,
     image: Image = None,
+    runtime: RuntimeName = None,
     to: Annotated[Path, typer.Option("--file", "-f", help="Where the job file is written.")] = Path(
         "job.yaml"
     ),
@@ -47,8 +49,8 @@ def init(
 ) -> int:
     """Write the job file of a script, for `paceline run`, `submit` and kubectl."""
     program = within_folder(Program.of(file, words, is_module=is_module))
-    changes = fields.changes(program, replicas)
-    made = program.script_job(LAUNCH, image or default_image(), gpus)
+    changes = [*changes_of(runtime), *fields.changes(program, replicas)]
+    made = program.script_job(LAUNCH, image or ("" if runtime else default_image()), gpus)
     job = made.job(changes)
     if dockerfile and image is None:
         made = program.script_job(LAUNCH, f"{job.metadata.name}:1", gpus)
@@ -56,10 +58,11 @@ def init(
     if dockerfile:
         texts[DOCKERFILE] = dockerfile_text(made.image, has_requirements=REQUIREMENTS.is_file())
     write(texts, force=force)
-    say(f"{to} is written: job {job.metadata.name}; try it with `paceline run {to}`")
+    trial = f"paceline run {to}" if runtime is None else f"paceline validate --cluster {to}"
+    say(f"{to} is written: job {job.metadata.name}; try it with `{trial}`")
     if dockerfile:
         say(f"{DOCKERFILE} is written: docker build -t {made.image} .")
-    elif image is None:
+    elif image is None and runtime is None:
         say(f"hint: the image {made.image} has no script; name yours with --image", to_stderr=True)
     return 0
 

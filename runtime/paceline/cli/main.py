@@ -36,6 +36,7 @@ from paceline.cli.options import (
 from paceline.cli.program import Program
 from paceline.cli.replay import replay
 from paceline.cli.report import report
+from paceline.cli.runtimes import RuntimeFile, runtimes
 from paceline.cli.status import status
 from paceline.cli.validate import validate
 
@@ -120,6 +121,7 @@ def run(
             "--detach", "-d", help="Start the job in the background and return when it runs."
         ),
     ] = False,
+    runtime: RuntimeFile = None,
     output: FormatOption = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
@@ -139,6 +141,7 @@ def run(
         record=record,
         raw=raw,
         output=output,
+        runtime=runtime,
     )
     return runs.detach(order) if detach else runs.run(order, ready_fd=ready_fd)
 
@@ -204,7 +207,7 @@ def plan(
 for _command in (
     *(run, launch, init, validate, verbs.submit, status, verbs.logs, verbs.wait, verbs.scale),
     *(verbs.suspend, verbs.resume, verbs.delete, verbs.events, verbs.explain),
-    *(replay, report, plan, version),
+    *(replay, report, plan, runtimes, version),
 ):
     add(app, _command)
 

@@ -15,6 +15,7 @@ from paceline_api.rounds import RoundSettings
 from paceline_api.settings import ResolvedJob
 
 from paceline.cli.choice import Where, choose
+from paceline.cli.runtimes import check_whole
 from paceline.clock import wall_s
 from paceline.core.forecast.book import Measurement
 from paceline.core.forecast.measured import row
@@ -66,7 +67,9 @@ def planned(named: str, where: Where, overrides: Sequence[str]) -> Planned:
             hint="name the job instead of the file, as in `paceline plan JOB -n NAMESPACE`",
             exit_code=EXIT_BAD_INPUT,
         )
-    job = resolve(load_job(path, overrides))
+    written = load_job(path, overrides)
+    check_whole(written)
+    job = resolve(written)
     hint = f"say `paceline plan {shlex.quote(named)} --measure`, or run it here"
     return Planned(job, path, plan_file.path_of(job), lambda: plan_file.of_runs(job), hint)
 

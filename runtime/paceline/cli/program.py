@@ -19,6 +19,7 @@ from typing import Any, Final
 from paceline_api.bounded import TooLargeError, read_file
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, printable
 from paceline_api.reading.load import load_job
+from paceline_api.runtimes.merge import Runtime
 from paceline_api.types.job import TrainingJob
 from typer.core import TyperCommand
 
@@ -168,22 +169,28 @@ class Program:
         return ["-m"] * self.is_module + [self.file, *self.arguments]
 
     def job(
-        self, command: Sequence[str], overrides: Sequence[str], image: str, gpus: int = 0
+        self,
+        command: Sequence[str],
+        overrides: Sequence[str],
+        image: str,
+        gpus: int = 0,
+        runtime: Runtime | None = None,
     ) -> TrainingJob:
         """Return the valid job; a wrong field raises InvalidJobError.
 
         Args:
             command: Words that launch a script in a rank.
             overrides: Changes of fields, as `path=value`.
-            image: Image of a script's job.
+            image: Image of a script's job; empty for that of its runtime.
             gpus: GPUs of each replica of a script's job.
+            runtime: Runtime to merge the job with; None merges nothing.
 
         Returns:
             The job.
         """
         if not self.is_script:
-            return load_job(Path(self.file), overrides)
-        return self.script_job(command, image, gpus).job(overrides)
+            return load_job(Path(self.file), overrides, runtime)
+        return self.script_job(command, image, gpus).job(overrides, runtime)
 
     def script_job(self, command: Sequence[str], image: str, gpus: int = 0) -> ScriptJob:
         """Return the job of a script, before changes; the arguments are those of `job`."""

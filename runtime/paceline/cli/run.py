@@ -17,6 +17,7 @@ from paceline_api.settings import ResolvedJob
 
 from paceline.cli.output import Format, print_data, say
 from paceline.cli.program import SIZES, Program, ScriptError, misread_options
+from paceline.cli.runtimes import check_whole, runtime_of
 from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
 from paceline.jobs.local import LocalJobs
@@ -62,12 +63,15 @@ class Order:
     record: bool
     raw: bool = False
     output: Format | None = None
+    runtime: Path | None = None
+    """File of the runtime."""
 
     def words(self) -> list[str]:
         """Return the arguments as words of a command line."""
         words = [word for override in self.overrides for word in ("--set", override)]
         words += [word for fault in self.inject for word in ("--inject", fault)]
         words += [] if self.run_dir is None else ["--run-dir", str(self.run_dir)]
+        words += [] if self.runtime is None else ["--runtime", str(self.runtime)]
         words += ["--quiet"] * self.quiet + ["--record"] * self.record
         return words + self.program.words()
 
@@ -103,7 +107,11 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
     """
     _check_nodes(order)
     program, base = order.program, order.program.folder
-    job = _beside(resolve(program.job(LAUNCH_HERE, order.overrides, image=HERE)), base)
+    runtime = runtime_of(order.runtime)
+    image = HERE if runtime is None else ""
+    whole = program.job(LAUNCH_HERE, order.overrides, image=image, runtime=runtime)
+    check_whole(whole)
+    job = _beside(resolve(whole), base)
     if job.suspend:
         raise SpecError(
             "spec.suspend",

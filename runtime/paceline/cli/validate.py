@@ -12,6 +12,7 @@ from paceline_api.types.job import TrainingJob
 
 from paceline.cli.options import FormatOption, JobFile, Overrides
 from paceline.cli.output import is_printed_as_data, print_data, say
+from paceline.cli.runtimes import RuntimeFile, runtime_of
 from paceline.local.script import FIELD, missing_script
 
 
@@ -37,10 +38,15 @@ class Checked(Struct, frozen=True, kw_only=True):
     warnings: tuple[Finding, ...] = ()
 
 
-def validate(file: JobFile, overrides: Overrides = None, output: FormatOption = None) -> int:
+def validate(
+    file: JobFile,
+    overrides: Overrides = None,
+    runtime: RuntimeFile = None,
+    output: FormatOption = None,
+) -> int:
     """Check a job file and report each error with its field and a hint."""
     try:
-        job = load_job(file, overrides or [])
+        job = load_job(file, overrides or [], runtime_of(runtime))
     except PacelineError as error:
         if output is None:
             raise
@@ -53,7 +59,8 @@ def validate(file: JobFile, overrides: Overrides = None, output: FormatOption = 
         return 0
     for warning in warnings:
         say(f"warning: {warning.message}\nhint: {warning.hint}", to_stderr=True)
-    say(f"{file}: job {job.metadata.name} is valid")
+    with_runtime = f" with the runtime of {runtime}" if runtime else ""
+    say(f"{file}: job {job.metadata.name} is valid{with_runtime}")
     return 0
 
 
@@ -71,8 +78,14 @@ def _findings(error: PacelineError) -> Iterator[Finding]:
 
 
 def _warnings(job: TrainingJob, file: Path) -> Iterator[Finding]:
-    trainer = job.spec.template.trainer()
-    if trainer is None:
+    if (ref := job.spec.runtime_ref) is not None:
+        yield Finding(
+            message=f"spec.runtimeRef: {ref.name} is not looked up, so the job is checked in parts",
+            hint="give the file of the runtime with --runtime",
+            field="spec.runtimeRef",
+        )
+    trainer = job.spec.trainer()
+    if trainer is None or not trainer.command:
         return
     folder = (file.parent / (trainer.working_dir or ".")).resolve()
     command = [*(trainer.command or ()), *(trainer.args or ())]

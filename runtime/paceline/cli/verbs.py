@@ -29,6 +29,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.output import Output, console, is_printed_as_data, say
 from paceline.cli.program import Program, ScriptError
+from paceline.cli.runtimes import RuntimeName, changes_of
 from paceline.cli.status import follow as follow_status
 from paceline.clock import wall_s
 from paceline.jobs.core import rendering
@@ -48,6 +49,7 @@ def submit(
     fields: Fields,
     image: Image = None,
     gpus: Gpus = 0,
+    runtime: RuntimeName = None,
     with_script: Annotated[
         bool, typer.Option("--with-script", help="Send the script, so that no image needs it.")
     ] = False,
@@ -58,23 +60,23 @@ def submit(
 ) -> int:
     """Start a job in a cluster, of a file or a script. Here `paceline run --detach` does."""
     program = Program.of(file, words, is_module=is_module)
-    changes = fields.changes(program, replicas)
+    changes = [*changes_of(runtime), *fields.changes(program, replicas)]
     files: dict[str, str] = {}
     if program.is_script:
         if with_script:
             program, files = program.sent(POD_RUN_DIR)
-        elif image is None:
+        elif image is None and runtime is None:
             raise ScriptError(
                 f"no image is named that has {program.file} in it",
-                hint="name one with --image, or send the script along with --with-script; "
-                "`paceline init --dockerfile` writes what makes an image",
+                hint="name one with --image, or a --runtime whose image has it, or send the script "
+                "along with --with-script; `paceline init --dockerfile` writes what makes an image",
             )
     elif image is not None or gpus or with_script:
         raise ScriptError(
             "--image, --gpus and --with-script are for a script, and this is a job file",
             hint="write them into the file, or change its fields with --set",
         )
-    job = program.job(LAUNCH, changes, image or default_image(), gpus)
+    job = program.job(LAUNCH, changes, image or ("" if runtime else default_image()), gpus)
     if where.namespace is None:
         where = Where(job.metadata.namespace, where.context, where.kubeconfig)
     jobs = cluster(where)

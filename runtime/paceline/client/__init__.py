@@ -9,7 +9,7 @@
 `AsyncJobClient` has the same methods as coroutines.
 """
 
-from paceline_api.types.job import Metadata, TrainingJob, TrainingJobSpec
+from paceline_api.types.job import Metadata, RuntimeRef, TrainingJob, TrainingJobSpec
 from paceline_api.types.template import PodTemplate
 
 from paceline.client.aio import AsyncJob, AsyncJobClient
@@ -26,6 +26,7 @@ __all__ = [
     "JobFailedError",
     "Metadata",
     "PodTemplate",
+    "RuntimeRef",
     "TrainingJob",
     "TrainingJobSpec",
 ]

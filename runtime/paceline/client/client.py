@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from paceline_api.reading.load import job_from_mapping
-from paceline_api.types.job import TrainingJob
+from paceline_api.types.job import RuntimeRef, TrainingJob
 
 from paceline.client.job import Job
 from paceline.client.making import SUFFIX_CHARS, function_job
@@ -90,6 +90,7 @@ class JobClient:
         env: Mapping[str, str] | None = None,
         resources: Mapping[str, str | int] | None = None,
         template: object = None,
+        runtime: RuntimeRef | str | None = None,
         **spec: Any,
     ) -> Job:
         """Start a job in which each rank calls `function(**arguments)`.
@@ -110,12 +111,14 @@ class JobClient:
                 more.
             replicas: Number of workers.
             packages: Requirements that each pod installs at its start, as for `pip install`.
-            image: Container image; None takes that of the template, or paceline/worker of this
-                version if there is no template.
+            image: Container image; None takes that of the template or runtime, or
+                paceline/worker of this version if there is neither.
             env: Environment variables.
             resources: Resource limits, such as {"nvidia.com/gpu": 1}.
             template: Everything else about the pods: a PodTemplate, a
                 kubernetes.client.V1PodTemplateSpec, or a mapping as in YAML.
+            runtime: Name of a ClusterTrainingRuntime that the job is merged with, or a RuntimeRef;
+                not on this machine.
             **spec: Further fields of a TrainingJobSpec, such as collective={"mode": "Quorum"} or
                 min_replicas=2.
 
@@ -130,6 +133,7 @@ class JobClient:
             image=image,
             env=env or {},
             resources=resources or {},
+            runtime=runtime,
             spec=spec,
         )
         return Job(self._jobs, self._jobs.submit(job, folder=Path(), function=files))

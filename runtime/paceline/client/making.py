@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from paceline_api.errors import SpecError
 from paceline_api.reading.load import job_from_mapping
-from paceline_api.types.job import API_VERSION, KIND, TrainingJob
+from paceline_api.types.job import API_VERSION, KIND, RuntimeRef, TrainingJob
 from paceline_api.types.model import Model
 from paceline_api.types.template import TRAINER, PodTemplate
 from pydantic.alias_generators import to_camel
@@ -27,6 +27,7 @@ def function_job(
     image: str | None,
     env: Mapping[str, str],
     resources: Mapping[str, str | int],
+    runtime: RuntimeRef | str | None = None,
     spec: Mapping[str, Any],
 ) -> TrainingJob:
     """Return a valid TrainingJob that runs a function.
@@ -38,17 +39,23 @@ def function_job(
         replicas: Number of workers.
         template: A PodTemplate, an object that can be converted to one, a mapping as in YAML, or
             None.
-        image: Image of the trainer; None keeps that of the template, or takes the default image
-            where no template was given.
+        image: Image of the trainer; None keeps that of the template or runtime, or takes the
+            default image where neither was given.
         env: Environment variables of the trainer, added to those of the template.
         resources: Resource limits of the trainer, added to those of the template.
+        runtime: Runtime that the job is merged with, or the name of a ClusterTrainingRuntime.
         spec: Further fields of a TrainingJobSpec by their Python names.
 
     Returns:
         The job.
     """
+    ref = RuntimeRef(name=runtime) if isinstance(runtime, str) else runtime
+    if image is None and template is None and ref is None:
+        image = default_image()
     pod = _template(template, image, env, resources)
     further = {to_camel(field): _plain(value) for field, value in spec.items()}
+    if ref is not None:
+        further["runtimeRef"] = _plain(ref)
     return job_from_mapping(
         {
             "apiVersion": API_VERSION,
@@ -62,9 +69,8 @@ def function_job(
 def _template(
     given: object, image: str | None, env: Mapping[str, str], resources: Mapping[str, str | int]
 ) -> dict[str, Any]:
-    made = given is None
     found: dict[str, Any]
-    if made:
+    if given is None:
         found = {"spec": {"containers": [{"name": TRAINER}]}}
     elif isinstance(given, Mapping):
         found = copy.deepcopy(dict(given))
@@ -72,7 +78,7 @@ def _template(
         found = _plain(PodTemplate.model_validate(given))
     for container in found.get("spec", {}).get("containers", ()):
         if container.get("name") == TRAINER:
-            _equip(container, image, env, resources, made=made)
+            _equip(container, image, env, resources)
     return found
 
 
@@ -81,8 +87,6 @@ def _equip(
     image: str | None,
     env: Mapping[str, str],
     resources: Mapping[str, str | int],
-    *,
-    made: bool,
 ) -> None:
     if (command := container.get("command")) is not None:
         raise SpecError(
@@ -92,8 +96,8 @@ def _equip(
             hint="leave the command out, or submit a TrainingJob without a function",
         )
     container["command"] = COMMAND
-    if image is not None or (made and "image" not in container):
-        container["image"] = image or default_image()
+    if image is not None:
+        container["image"] = image
     if env:
         more = [{"name": key, "value": value} for key, value in env.items()]
         container["env"] = [*container.get("env", ()), *more]

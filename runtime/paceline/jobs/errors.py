@@ -3,6 +3,7 @@
     PacelineError (paceline_api.errors)
     `-- JobsError
         |-- NoSuchJobError      no job has that name
+        |-- NoSuchRuntimeError  no runtime has that name
         |-- AmbiguousJobError   several runs on this machine have that name
         |-- NoSuchRankError     the rank number is beyond the job's ranks
         |-- NoSamplesError      no samples of the job's last steps are available
@@ -38,6 +39,10 @@ class JobsError(PacelineError):
 
 class NoSuchJobError(JobsError):
     """Raised when no job has the given name, or the job was deleted meanwhile."""
+
+
+class NoSuchRuntimeError(JobsError):
+    """Raised when a cluster has no runtime of the given kind and name."""
 
 
 class AmbiguousJobError(JobsError):

@@ -145,6 +145,19 @@ class JobEvent(Struct, frozen=True):
     """Number of occurrences; `wall_s` is the time of the last one."""
 
 
+class RuntimeRow(Struct, frozen=True):
+    """One runtime of a cluster, as `paceline runtimes` lists it."""
+
+    name: str
+    kind: str
+    """ClusterTrainingRuntime or TrainingRuntime."""
+    ready: str
+    """True, False, or Unknown while no operator has judged it."""
+    description: str = ""
+    problem: str = ""
+    """What is wrong with it; empty if it is not known to be wrong."""
+
+
 class Samples(Struct, frozen=True):
     """Timing samples of the last steps of a job's ranks, as reported by their agents."""
 

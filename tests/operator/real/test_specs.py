@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
 GOLDEN = Path(__file__).parent.parent / "golden" / "refusals.txt"
 CHECK = JOBS.format("default") + "?dryRun=All&fieldValidation=Strict"
 """A request as kubectl sends it: nothing is stored, and an unknown field is an error."""
-KIND = re.compile(r"^kind: (TrainingJob|FabricProfile)", re.M)
+KIND = re.compile(r"^kind: (TrainingJob|FabricProfile|(Cluster)?TrainingRuntime)", re.M)
 NOISE = re.compile(
     r"^(\w+\.paceline\.dev) \"[^\"]*\" is invalid: |, <nil>: Invalid value: null.*?(?=\])"
 )

@@ -138,6 +138,8 @@ def carried(job: Job, wanted: list[conditions.Wanted], now_s: float) -> dict[str
     status["conditions"] = conditions.merged(job, wanted, now_s)
     if job.resolved:
         status["resolved"], status["explicit"] = job.resolved, list(job.explicit)
+    if job.runtime:
+        status["runtime"] = job.runtime
     return status
 
 

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline_api.access.access import Access
-from paceline_api.errors import PacelineError
+from paceline_api.errors import JobFileError, PacelineError
 from paceline_api.names import LABEL_JOB, NOTE_WATCHED
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
+from paceline_api.runtimes.merge import RUNTIME_REF, Runtime
 from paceline_api.settings import ResolvedJob
 from paceline_api.times import NS_PER_S, timestamp
+from paceline_api.types.enums import RuntimeKind
 from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
+from paceline_api.types.runtime import PLURALS
 
 from paceline.clock import now_ns, wall_s
 from paceline.core.anatomy.samples import with_steps
@@ -31,6 +34,8 @@ from paceline.jobs.errors import (
     JobsError,
     NameTakenError,
     NoSuchJobError,
+    NoSuchRuntimeError,
+    NotAllowedError,
     NotInstalledError,
     RejectedError,
     WaitTimeoutError,
@@ -44,6 +49,7 @@ from paceline.jobs.interface import (
     JobEvent,
     JobStatus,
     LogLine,
+    RuntimeRow,
     Samples,
     Selection,
     Until,
@@ -184,7 +190,15 @@ class ClusterJobs:
 
     def resolved(self, name: str) -> ResolvedJob:
         """Return the settings of a job with this release's defaults filled in."""
-        return resolve(job_from_mapping(self._job(name)))
+        found = self._job(name)
+        kept = (found.get("status") or {}).get("runtime")
+        if not kept and RUNTIME_REF in found["spec"]:
+            raise JobFileError(
+                f"job {name} is not merged with its runtime yet",
+                hint=f"`paceline explain {name}` says what it waits for",
+            )
+        runtime = Runtime(kept["kind"], kept["name"], kept["spec"]) if kept else None
+        return resolve(job_from_mapping(found, runtime))
 
     def watch(self, name: str) -> Generator[JobStatus]:
         """Yield each new status of a job, and ask the operator for fresh figures."""
@@ -296,6 +310,60 @@ class ClusterJobs:
         if not (known := with_steps(told)):
             raise sampled.not_yet(status)
         return Samples(known, tuple(silent))
+
+    def runtimes(self) -> list[RuntimeRow]:
+        """Return the runtimes that a job of this namespace can name, by kind and name.
+
+        Those of the cluster are left out for a user who may not read them.
+
+        Returns:
+            One row for each.
+
+        Raises:
+            NotAllowedError: The user may not read those of the namespace.
+        """
+        found: list[RuntimeRow] = []
+        for kind in RuntimeKind:
+            try:
+                items = self._server.get(self._runtimes_path(kind))["items"]
+            except NotFoundError as error:
+                raise self._nowhere(error) from None
+            except NotAllowedError:
+                if kind is RuntimeKind.NAMESPACED:
+                    raise
+                continue
+            found += [_runtime_row(kind, item) for item in items]
+        return sorted(found, key=lambda row: (row.kind, row.name))
+
+    def runtime(self, kind: RuntimeKind, name: str) -> dict[str, Any]:
+        """Return a runtime as in a file.
+
+        Args:
+            kind: Its kind.
+            name: Its name.
+
+        Returns:
+            The object without what only the API server needs.
+
+        Raises:
+            NoSuchRuntimeError: There is no runtime of that name.
+        """
+        try:
+            body = self._server.get(f"{self._runtimes_path(kind)}/{name}")
+        except NotFoundError as error:
+            if f'"{name}"' not in error.message:  # the server does not know the kind itself
+                raise self._nowhere(error) from None
+            where = "the cluster" if kind is RuntimeKind.CLUSTER else f"the {self.where}"
+            raise NoSuchRuntimeError(
+                f"there is no {kind} {name} in {where}",
+                hint="`paceline runtimes` lists those that there are",
+            ) from None
+        head = {"apiVersion": f"{GROUP}/{VERSION}", "kind": str(kind), "metadata": {"name": name}}
+        return {**head, "spec": body["spec"]}
+
+    def _runtimes_path(self, kind: RuntimeKind) -> str:
+        within = f"/namespaces/{self.namespace}" if kind is RuntimeKind.NAMESPACED else ""
+        return f"/apis/{GROUP}/{VERSION}{within}/{PLURALS[kind]}"
 
     # ---- what the server has ---------------------------------------------------------------
 
@@ -473,3 +541,16 @@ def _is_of(pod: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
 def _whole_s(end_ns: int) -> int:
     """Return the seconds until `end_ns`, rounded up and at least 1, as a watch's timeout."""
     return max(1, math.ceil((end_ns - now_ns()) / NS_PER_S))
+
+
+def _runtime_row(kind: RuntimeKind, item: Mapping[str, Any]) -> RuntimeRow:
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    ready: Mapping[str, Any] = next((c for c in conditions if c.get("type") == "Ready"), {})
+    status = str(ready.get("status") or "Unknown")
+    return RuntimeRow(
+        name=item["metadata"]["name"],
+        kind=str(kind),
+        ready=status,
+        description=str(item["spec"].get("description") or ""),
+        problem=str(ready.get("message") or "") if status == "False" else "",
+    )

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from paceline_api.names import JOB_NAME_MAX
 from paceline_api.reading.load import job_from_mapping, with_overrides
+from paceline_api.runtimes.merge import Runtime
 from paceline_api.types.enums import Mode
 from paceline_api.types.job import API_VERSION, KIND, TrainingJob
 from paceline_api.types.template import TRAINER
@@ -49,6 +50,7 @@ class ScriptJob:
     words: Sequence[str]
     """The script, or `-m` and a module, and its arguments."""
     image: str
+    """Empty for that of the job's runtime."""
     replicas: int = 1
     gpus: int = 0
     """GPUs of each replica."""
@@ -57,7 +59,7 @@ class ScriptJob:
         """Return the job as in YAML."""
         container: dict[str, Any] = {
             "name": TRAINER,
-            "image": self.image,
+            **({"image": self.image} if self.image else {}),
             # The agent expands $(NAME), and the words belong to the script as they are.
             "command": [*self.command, *(word.replace("$", "$$") for word in self.words)],
         }
@@ -78,13 +80,14 @@ class ScriptJob:
         """Return the job as in YAML with changed fields; a wrong one raises InvalidJobError."""
         return with_overrides(self.mapping(), overrides)
 
-    def job(self, overrides: Iterable[str]) -> TrainingJob:
+    def job(self, overrides: Iterable[str], runtime: Runtime | None = None) -> TrainingJob:
         """Return the valid job with changed fields; a wrong one raises InvalidJobError.
 
         Args:
             overrides: Changes, as `path=value`.
+            runtime: Runtime to merge the job with; None merges nothing.
 
         Returns:
             The job.
         """
-        return job_from_mapping(self.changed(overrides))
+        return job_from_mapping(self.changed(overrides), runtime)

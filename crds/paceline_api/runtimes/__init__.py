@@ -1,0 +1,1 @@
+"""Runtimes: what a platform team says once for all jobs, and how a job is merged with it."""

@@ -93,6 +93,21 @@ def test_each_benchmark_of_the_state_machines_runs(tmp_path: Path, name: str) ->
     assert result["rows"]
 
 
+@pytest.mark.exhaustive
+def test_the_benchmark_of_unchanged_scripts_runs(tmp_path: Path) -> None:
+    done = run("b13", "--smoke", "--out", str(tmp_path), limit_s=300)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    result = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert [row[1] for row in result["rows"]] == [
+        "DDP",
+        "script, shm",
+        "explicit, shm",
+        "join, shm",
+    ]
+    assert all(len(row) == len(result["columns"]) for row in result["rows"])
+    assert all(result["checks"].values())
+
+
 def test_the_memory_benchmark_of_the_operator_runs(tmp_path: Path) -> None:
     done = run("operator-memory", "--smoke", "--out", str(tmp_path), limit_s=300)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"

@@ -7,6 +7,7 @@ written here. A kind of fault without a text is an error.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from typing import Any, Final
 
 import typer.main
@@ -89,7 +90,7 @@ def markdown() -> str:
     group: Any = typer.main.get_command(app)
     rule = textwrap.fill(RULE, 100)
     lines = [HEADER, "", BEFORE.replace("{RULE}", f"\n\n{rule}\n\n")]
-    for name, command in group.commands.items():
+    for name, command in verbs(group):
         lines += _command(name, command)
     lines += ["## Faults for `--inject`", "", "| for example | what it does |", "|---|---|"]
     for kind in FaultKind:
@@ -97,6 +98,15 @@ def markdown() -> str:
         if kind is FaultKind.SLOW:
             lines += [f"| `{LOAD_EXAMPLES[key]}` | {LOADS_TOLD[key]} |" for key in LOAD_EXAMPLES]
     return "\n".join([*lines, "", AFTER.rstrip()]) + "\n"
+
+
+def verbs(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each command of a command line with its full name, such as `checkpoint convert`."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from verbs(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
 
 
 def _command(name: str, command: Any) -> list[str]:

@@ -25,7 +25,7 @@ from paceline.telemetry.catalog import CATALOG
 from paceline_api.types.fabric import FabricProfile
 from paceline_api.types.job import TrainingJob
 
-from scripts.cli_reference import FAULTS
+from scripts.cli_reference import FAULTS, verbs
 from scripts.field_reference import leaves
 from scripts.layers import ORDER, Layer, NoSuchTestError, layer_of
 from scripts.metrics_reference import coordinator_families, full_name, operator_families
@@ -117,7 +117,7 @@ def _fields(model: type[TrainingJob | FabricProfile]) -> Callable[[], dict[str, 
 
 def _verbs() -> dict[str, str]:
     group: Any = typer.main.get_command(app)
-    return {name: _sentence(command.help) for name, command in group.commands.items()}
+    return {name: _sentence(command.help) for name, command in verbs(group)}
 
 
 def _of_coordinator() -> dict[str, str]:

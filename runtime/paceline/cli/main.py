@@ -19,6 +19,7 @@ import typer
 from paceline_api.errors import PacelineError
 
 from paceline.cli import verbs
+from paceline.cli.checkpoint import convert
 from paceline.cli.choice import RULE, Where
 from paceline.cli.init import init
 from paceline.cli.launch import launch
@@ -47,6 +48,7 @@ app = typer.Typer(
     help="Data-parallel training that continues when workers join, leave, fail or slow down.\n\n"
     + RULE,
 )
+_checkpoint = typer.Typer(no_args_is_help=True, help="Convert checkpoints.")
 
 
 def version() -> int:
@@ -210,6 +212,8 @@ for _command in (
     *(replay, report, plan, runtimes, version),
 ):
     add(app, _command)
+add(_checkpoint, convert)
+app.add_typer(_checkpoint, name="checkpoint")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from paceline_operator.core.changes import Changes
 from paceline_operator.core.decide import backoff
 from paceline_operator.core.observed import NOT_STARTED, End, Observed, Pod, Sent
 from paceline_operator.core.pods import children
+from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.core.reconcile import reconcile
 
 from testing.fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, training, worker
@@ -158,3 +159,126 @@ def test_its_own_priority_tolerations_and_resources_win() -> None:
     assert inherited["priorityClassName"] == "low"
     assert inherited["tolerations"] == template["tolerations"]
     assert inherited["containers"][0]["resources"] == children.COORDINATOR_RESOURCES
+
+
+def metadata_of(
+    labels: dict[str, str], annotations: dict[str, str] | None = None, **spec: Any
+) -> dict[str, Any]:
+    template = job_body()["spec"]["template"]
+    template["metadata"] = {"labels": labels, "annotations": annotations or {}}
+    template["spec"] |= spec
+    made: dict[str, Any] = children.coordinator(job_of(template=template), 1, key_id=KEY)
+    return dict(made["metadata"])
+
+
+def test_a_coordinator_has_the_labels_and_annotations_that_policies_want() -> None:
+    labels = {"team": "vision", "cost-center": "7", "app.kubernetes.io/component": "ranks"}
+    made = metadata_of(labels, {"owner": "a@b.c", "kubernetes.io/egress-bandwidth": "1G"})
+    assert (made["labels"]["team"], made["labels"]["cost-center"]) == ("vision", "7")
+    assert made["labels"]["app.kubernetes.io/component"] == "coordinator"
+    assert made["annotations"]["owner"] == "a@b.c"
+    assert made["annotations"]["kubernetes.io/egress-bandwidth"] == "1G"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kueue.x-k8s.io/queue-name",
+        "kueue.x-k8s.io/pod-group-name",
+        "scheduling.x-k8s.io/pod-group",
+        "scheduling.k8s.io/group-name",
+        "pod-group-name",
+        "k8s.v1.cni.cncf.io/networks",
+        "networking.gke.io/interfaces",
+        "devices.gke.io/container.tcpxo-daemon",
+        "container.apparmor.security.beta.kubernetes.io/trainer",
+        "kubectl.kubernetes.io/default-container",
+        "prometheus.io/scrape",
+        "karpenter.sh/do-not-disrupt",
+        "vault.hashicorp.com/agent-inject",
+        "instrumentation.opentelemetry.io/inject-python",
+        "gke-gcsfuse/volumes",
+    ],
+)
+def test_a_coordinator_lacks_what_would_have_an_effect_of_its_own(name: str) -> None:
+    made = metadata_of({name: "x", "team": "a"}, {name: "x", "team": "a"})
+    assert name not in made["labels"]
+    assert name not in made["annotations"]
+    assert made["labels"]["team"] == made["annotations"]["team"] == "a"
+
+
+def test_a_coordinator_may_be_moved_whatever_the_template_says_of_workers() -> None:
+    note = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+    assert metadata_of({}, {note: "false"})["annotations"][note] == "true"
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        {"matchLabels": {"app": "ranks"}},
+        {"matchExpressions": [{"key": "app", "operator": "In", "values": ["ranks"]}]},
+        {"matchExpressions": [{"key": "app", "operator": "Exists"}]},
+    ],
+)
+def test_a_coordinator_lacks_the_label_by_which_workers_keep_apart(
+    selector: dict[str, Any],
+) -> None:
+    """With it, an anti-affinity of one worker for each node would take a node from the workers."""
+    term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    weighted = [{"weight": 1, "podAffinityTerm": term}]
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": weighted}
+    placements: list[dict[str, Any]] = [
+        {"affinity": {"podAntiAffinity": required}},
+        {"affinity": {"podAffinity": preferred}},
+        {"topologySpreadConstraints": [{**term, "maxSkew": 1}]},
+    ]
+    for placement in placements:
+        made = metadata_of({"app": "ranks", "team": "a"}, **placement)
+        assert "app" not in made["labels"], placement
+        assert made["labels"]["team"] == "a"
+
+
+def test_a_coordinator_tolerates_the_taint_that_admission_lets_workers_tolerate() -> None:
+    """ExtendedResourceToleration adds it to pods that ask for the device, which it does not."""
+    template = {
+        "nodeSelector": {"pool": "gpus"},
+        "containers": [
+            {
+                "name": "trainer",
+                "image": "t",
+                "command": ["x"],
+                "resources": {"limits": {"cpu": 4, "nvidia.com/gpu": 8, "vendor.example/nic": 1}},
+            }
+        ],
+    }
+    found = [
+        {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+        for key in ("nvidia.com/gpu", "vendor.example/nic")
+    ]
+    assert spec_of(template)["tolerations"] == found
+    own = [{"key": "small", "operator": "Exists"}]
+    assert spec_of(template, tolerations=own)["tolerations"] == own
+    network = Fabric("ib", "RDMA", {"tolerations": [{"key": "ib", "operator": "Exists"}]})
+    made = children.coordinator(job_of(), 1, key_id=KEY, fabric=network)["spec"]
+    assert made["tolerations"] == [{"key": "ib", "operator": "Exists"}]
+
+
+def test_a_coordinator_names_each_resource_that_a_quota_can_demand() -> None:
+    made = spec_of({})["containers"][0]["resources"]
+    assert {part: set(made[part]) for part in made} == {
+        "requests": {"cpu", "memory"},
+        "limits": {"cpu", "memory"},
+    }
+    trainer = job_body()["spec"]["template"]["spec"]["containers"][0]
+    trainer["resources"] = {"limits": {"ephemeral-storage": "50Gi"}}
+    made = spec_of({"containers": [trainer]})["containers"][0]["resources"]
+    assert made["limits"]["ephemeral-storage"] == "1Gi"
+    assert "ephemeral-storage" not in made["requests"]
+
+
+def test_a_coordinator_has_no_sysctls_of_the_workers() -> None:
+    sysctls = [{"name": "net.core.somaxconn", "value": "1024"}]
+    made = spec_of({"securityContext": {"sysctls": sysctls, "fsGroup": 7}})
+    assert made["securityContext"]["fsGroup"] == 7
+    assert "sysctls" not in made["securityContext"]

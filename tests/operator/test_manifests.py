@@ -214,6 +214,74 @@ def test_settings_of_the_template_are_kept() -> None:
     assert mounts == [{"name": "own", "mountPath": "/dev/shm"}]
 
 
+def test_names_of_the_template_are_not_taken_again() -> None:
+    """Two volumes or two ports of one name would be refused."""
+    ours = ["paceline-job", "paceline-tokens", "paceline-run", "paceline-run-2", "paceline-shm"]
+    trainer = {
+        "name": "trainer",
+        "image": "t",
+        "command": ["x"],
+        "ports": [{"name": "metrics", "containerPort": 8080}],
+        "volumeMounts": [{"name": "paceline-run", "mountPath": "/data"}],
+    }
+    volumes: list[dict[str, Any]] = [{"name": name, "emptyDir": {}} for name in ours]
+    spec = {"containers": [trainer, {"name": "coordinator", "image": "c"}], "volumes": volumes}
+    job = job_of(template={"spec": spec}, checkpoint={"path": "/checkpoints", "claimName": "c"})
+    made = children.worker(job, 0, 1, key_id=KEY)["spec"]
+    found = [volume["name"] for volume in made["volumes"]]
+    assert len(set(found)) == len(found) == len(ours) + 5
+    container = made["containers"][0]
+    by_path = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert by_path["/data"] == "paceline-run", "the user's mount is untouched"
+    run = by_path[names.POD_RUN_DIR]
+    assert run == "paceline-run-3"
+    assert {"name": run, "emptyDir": {}} in made["volumes"]
+    assert [(port["name"], port["containerPort"]) for port in container["ports"]] == [
+        ("metrics", 8080),
+        ("paceline", 9464),
+    ]
+
+
+def test_labels_of_the_template_are_what_its_pods_have() -> None:
+    own = {"app.kubernetes.io/name": "vision", "app.kubernetes.io/managed-by": "argo"}
+    template = job_body()["spec"]["template"] | {"metadata": {"labels": own}}
+    made = children.worker(job_of(template=template), 0, 1, key_id=KEY)["metadata"]["labels"]
+    assert own.items() <= made.items()
+    assert made["paceline.dev/role"] == "worker"
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "drain_s"), [(None, 60), (600, 60), (75, 60), (30, 23), (7, 6), (1, 1), (0, 1)]
+)
+def test_ranks_leave_within_the_grace_period_that_the_template_allows(
+    grace_s: int | None, drain_s: int
+) -> None:
+    template = job_body()["spec"]["template"]
+    if grace_s is not None:
+        template["spec"]["terminationGracePeriodSeconds"] = grace_s
+    pod = children.worker(job_of(template=template), 0, 1, key_id=KEY)
+    assert pod["spec"]["terminationGracePeriodSeconds"] == (75 if grace_s is None else grace_s)
+    assert env_of(pod)["PACELINE_DRAIN_GRACE_SECONDS"] == str(drain_s)
+
+
+def test_both_autoscalers_keep_the_node_of_a_worker_unless_it_may_be_evicted() -> None:
+    evict, disrupt = "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"
+
+    def noted(**spec: Any) -> dict[str, str]:
+        found: dict[str, str] = children.worker(job_of(**spec), 0, 1, key_id=KEY)["metadata"][
+            "annotations"
+        ]
+        return found
+
+    kept = noted()
+    assert (kept[evict], kept[disrupt]) == ("false", "true")
+    moved = noted(elasticity={"autoscaler": "MayEvict"})
+    assert moved[evict] == "true"
+    assert disrupt not in moved
+    template = job_body()["spec"]["template"] | {"metadata": {"annotations": {disrupt: "false"}}}
+    assert noted(template=template)[disrupt] == "false", "the template has the last word"
+
+
 def test_the_longest_job_name_fits_names_and_labels() -> None:
     longest = "a" * names.JOB_NAME_MAX
     body = job_body(longest)

@@ -169,6 +169,19 @@ def test_a_released_pod_is_not_deleted_before_the_end() -> None:
     assert deleted(reconcile(job_of(TRAINING, replicas=3), seen, NOW + 600)) == []
 
 
+def test_a_sidecar_named_coordinator_is_not_taken_for_the_trainer() -> None:
+    """A kubelet sorts the statuses by name, so that of the sidecar comes first."""
+    done = {"exitCode": 0, "reason": "Completed"}
+    sidecar = {"name": "coordinator", "state": {"terminated": done}}
+    trainer = {"name": "trainer", "state": {"running": {}}}
+    labels = {"paceline.dev/job-name": "digits", "paceline.dev/role": "worker"}
+    status = {"phase": "Running", "containerStatuses": [sidecar, trainer]}
+    body = {"metadata": {"name": "digits-0-1", "labels": labels}, "status": status}
+    found = pod_of(msgspec.convert(body, PodObject), NOW)
+    assert found is not None
+    assert not found[2].ended
+
+
 # ---- before the start -------------------------------------------------------------------------
 
 WAITS = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}

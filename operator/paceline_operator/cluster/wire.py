@@ -207,10 +207,9 @@ def pod_from(body: Mapping[str, Any], now_s: float) -> tuple[str, str, Pod] | No
 
 def _main(item: PodObject) -> ContainerStatus | None:
     """Return the main container's status: sidecars do not decide whether a pod is complete (C6)."""
-    for container in item.status.container_statuses or ():
-        if container.name in (TRAINER, COORDINATOR):
-            return container
-    return None
+    role = (item.metadata.labels or {}).get(LABEL_ROLE)
+    wanted = COORDINATOR if role == COORDINATOR else TRAINER
+    return next((c for c in item.status.container_statuses or () if c.name == wanted), None)
 
 
 def _end(item: PodObject) -> End | None:

@@ -253,7 +253,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         beside=beside,
         needs_secret=secret if not seen.sent.secret else None,
         needs_service=makes_coordinator,
-        coordinator=_create_coordinator(job, coordinator, secret)
+        coordinator=_create_coordinator(job, coordinator, network, secret)
         if makes_coordinator and secret
         else None,
         workers=workers,
@@ -334,10 +334,13 @@ def _secret_of(job: Job, seen: Observed) -> SecretId:
     return SecretId(seen.key_in_use(job.uid), seen.file_in_use(job.uid) or file_id(job))
 
 
-def _create_coordinator(job: Job, pod: CoordinatorPod, secret: SecretId) -> Create:
+def _create_coordinator(
+    job: Job, pod: CoordinatorPod, network: Fabric | fabric.NoFabric, secret: SecretId
+) -> Create:
     assert pod.make is not None
+    assert isinstance(network, Fabric), "nothing is made without one"
     manifest = children.coordinator(
-        job, pod.make, key_id=secret.key_id, file=secret.file, notes=pod.notes
+        job, pod.make, key_id=secret.key_id, file=secret.file, notes=pod.notes, fabric=network
     )
     return Create(manifest, pod.why)
 

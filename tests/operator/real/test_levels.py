@@ -6,11 +6,14 @@ import copy
 from typing import Any
 
 import pytest
+from paceline_operator.core.job import read_job
+from paceline_operator.core.pods import children
 from paceline_operator.core.pods.security import LABEL, Level, violations
 
 from testing.bad_pods import ALLOWED, BROKEN_BASELINE, BROKEN_RESTRICTED
 from testing.cluster.api import ApiError
 from testing.cluster.control_plane import ControlPlane
+from testing.security_templates import ROWS
 
 pytestmark = pytest.mark.processes
 
@@ -30,7 +33,7 @@ def level(plane: ControlPlane, namespace: str, request: pytest.FixtureRequest) -
 
 def admitted(plane: ControlPlane, namespace: str, pod: dict[str, Any]) -> str:
     body = copy.deepcopy(pod)
-    body["metadata"] = {**body["metadata"], "name": "x"}
+    body["metadata"] = {**body["metadata"], "name": "x", "namespace": namespace}
     body |= {"apiVersion": "v1", "kind": "Pod"}
     try:
         plane.api.create(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", body)
@@ -54,3 +57,39 @@ def test_operator_and_admission_agree_on_each_pod(
             differ[name] = said, found
     assert differ == {}
     assert compared >= 30
+
+
+def test_each_way_to_say_the_user_is_admitted_at_the_level_that_it_fits(
+    plane: ControlPlane, namespace: str
+) -> None:
+    """Workers and coordinator are valid, and admission refuses them only above their level."""
+    levels = [Level.PRIVILEGED, Level.BASELINE, Level.RESTRICTED]
+    differ = {}
+    for level in levels:
+        body = {"metadata": {"labels": {LABEL: str(level)}}}
+        plane.api.patch(f"/api/v1/namespaces/{namespace}", body)
+        for name, row in ROWS.items():
+            job = read_job(row.body | {"metadata": {"name": "x", "uid": "0" * 8}})
+            pods = (
+                children.worker(job, 0, 1, key_id="k"),
+                children.coordinator(job, 1, key_id="k"),
+            )
+            for pod in pods:
+                pod["metadata"].pop("ownerReferences")
+                said = admitted(plane, namespace, pod)
+                fits = not violations(pod, level)
+                if ("violates PodSecurity" in said) == fits or (fits and said):
+                    differ[name, level, pod["metadata"]["name"]] = said
+    assert differ == {}
+
+
+def test_ephemeral_containers_are_refused_in_a_template(
+    plane: ControlPlane, namespace: str
+) -> None:
+    row = ROWS["nothing"].body
+    more = {"name": "debug", "image": "d", "securityContext": {"runAsUser": 0}}
+    row["spec"]["template"]["spec"]["ephemeralContainers"] = [more]
+    job = read_job(row | {"metadata": {"name": "x", "uid": "0" * 8}})
+    pod = children.worker(job, 0, 1, key_id="k")
+    pod["metadata"].pop("ownerReferences")
+    assert "spec.ephemeralContainers" in admitted(plane, namespace, pod)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import itertools
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -23,7 +24,9 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.keys import JobKeys
 from paceline_operator.core.pods import placement
 from paceline_operator.core.pods.fabric import Fabric, equip
-from paceline_operator.core.pods.frozen import file_id, job_file, trainer_of
+from paceline_operator.core.pods.frozen import file_id, job_file
+from paceline_operator.core.pods.hardening import harden, items_of, user_of
+from paceline_operator.core.pods.inherited import annotations_of, labels_of, tolerations_of
 
 ENV_VERSION_NOW: Final = "1"
 """Version of the environment variables that the operator sets."""
@@ -49,15 +52,22 @@ COORDINATOR_GRACE_S: Final = 30
 """Seconds that the coordinator of a deleted job stays until the ranks have left in order (C5)."""
 INHERITED: Final = (
     *("imagePullSecrets", "schedulerName", "priorityClassName", "runtimeClassName"),
-    *("nodeSelector", "tolerations", "securityContext"),
+    *("nodeSelector", "securityContext"),
     "serviceAccountName",  # for its image pull secrets; its token is not mounted
 )
 """Fields of the template that the coordinator's pod shares, since it runs the workers' image."""
 COORDINATOR_RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
-    "limits": {"memory": "1Gi"},
+    "limits": {"cpu": "1", "memory": "1Gi"},
 }
-"""Resources of the coordinator's container unless the spec sets them."""
+"""Resources of the coordinator's container unless the spec sets them. A quota on limits demands
+both; one thread does almost all of its work."""
+STORAGE: Final = "ephemeral-storage"
+COORDINATOR_STORAGE: Final = {"requests": "64Mi", "limits": "1Gi"}
+"""Local storage of the coordinator if the trainer names its own, as a quota on it demands."""
+METRICS_PORT: Final = "metrics"
+METRICS_PORT_ELSE: Final = "paceline"
+"""Name of the port of metrics if the template has another port with the usual name."""
 
 
 def labels(job: Job, role: str) -> dict[str, str]:
@@ -139,10 +149,7 @@ def worker(
         *container.get("env", ()),
     ]
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    port = job.settings.metrics_port
-    ports = container.setdefault("ports", [])
-    if not any(p.get("containerPort") == port for p in ports):
-        ports.append({"name": "metrics", "containerPort": port, "protocol": "TCP"})
+    _open_metrics(container, job.settings.metrics_port)
     files = [JOB_FILE, CERTIFICATE, AGENT_CERTIFICATE, AGENT_KEY]
     _mount(spec, container, "paceline-job", FILES, _job_volume(mounted, files))
     _mount(spec, container, "paceline-tokens", TOKENS_FOLDER, _tokens_volume(job))
@@ -153,16 +160,13 @@ def worker(
         claim = {"persistentVolumeClaim": {"claimName": checkpoint.claim_name}}
         _mount(spec, container, "paceline-checkpoints", checkpoint.path, claim)
     spec["restartPolicy"] = "Never"
-    spec.setdefault(
-        "terminationGracePeriodSeconds",
-        job.settings.elasticity.drain_grace_ns // NS_PER_S + GRACE_MARGIN_S,
-    )
+    spec.setdefault("terminationGracePeriodSeconds", drain_grace_s(job) + GRACE_MARGIN_S)
     if fabric is not None:
         equip(template, container, fabric)
     if spec.get("hostNetwork") and spec.get("dnsPolicy") is None:
         # The default would be the node's names alone, without that of the coordinator.
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"
-    _restrict(spec)
+    harden(spec)
     placement.spread(spec, job, avoid=avoid)
     metadata = _worker_metadata(job, slot, attempt, template.get("metadata") or {})
     metadata["annotations"] |= {**(notes or {}), **_made_of(job, key_id, file)}
@@ -194,8 +198,8 @@ def _worker_metadata(
         "namespace": job.namespace,
         "labels": {
             "sidecar.istio.io/inject": "false",
-            **(written.get("labels") or {}),
             **labels(job, names.ROLE_WORKER),
+            **(written.get("labels") or {}),
             names.LABEL_SLOT: str(slot),
             names.LABEL_ATTEMPT: str(attempt),
         },
@@ -203,6 +207,7 @@ def _worker_metadata(
             "sidecar.istio.io/inject": "false",
             "linkerd.io/inject": "disabled",
             "cluster-autoscaler.kubernetes.io/safe-to-evict": "true" if may_evict else "false",
+            **({} if may_evict else {"karpenter.sh/do-not-disrupt": "true"}),
             **(written.get("annotations") or {}),
         },
         "ownerReferences": [owner_reference(job)],
@@ -225,9 +230,39 @@ def _worker_env(
         _set(names.ENV_PROCS, job.settings.procs_per_replica),
         _set(names.ENV_COORDINATOR, ",".join(urls)),
         _set(names.ENV_RUN_DIR, names.POD_RUN_DIR),
-        _set(names.ENV_DRAIN_GRACE, job.settings.elasticity.drain_grace_ns // NS_PER_S),
+        _set(names.ENV_DRAIN_GRACE, drain_grace_s(job)),
         _set(names.ENV_METRICS_PORT, job.settings.metrics_port),
     ]
+
+
+def drain_grace_s(job: Job) -> int:
+    """Return the seconds that the ranks of a pod have to leave.
+
+    They are drainGraceSeconds, or less if the kubelet ends the pod of this template earlier.
+
+    Args:
+        job: A job with a valid spec.
+
+    Returns:
+        The seconds, at least 1.
+    """
+    assert job.settings is not None
+    wanted = job.settings.elasticity.drain_grace_ns // NS_PER_S
+    grace_s = job.template["spec"].get("terminationGracePeriodSeconds")
+    if not isinstance(grace_s, int):
+        return wanted
+    return max(1, min(wanted, grace_s - min(GRACE_MARGIN_S, grace_s // 4)))
+
+
+def _open_metrics(container: dict[str, Any], number: int) -> None:
+    """Declare the port of the agent's metrics, under a name that the container does not have."""
+    declared = items_of(container, "ports")
+    if any(port.get("containerPort") == number for port in declared):
+        return
+    taken = any(port.get("name") == METRICS_PORT for port in declared)
+    name = METRICS_PORT_ELSE if taken else METRICS_PORT
+    port = {"name": name, "containerPort": number, "protocol": "TCP"}
+    _append(container, "ports", port)
 
 
 def _common_env(job: Job, mounted: str) -> list[dict[str, Any]]:
@@ -262,6 +297,7 @@ def coordinator(
     key_id: str,
     file: str = "",
     notes: Mapping[str, str] | None = None,
+    fabric: Fabric | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of a coordinator's pod.
 
@@ -271,6 +307,7 @@ def coordinator(
         key_id: Id of the operator's key whose Secret the pod mounts.
         file: Digest of the job file in that Secret; empty for the present one.
         notes: Annotations to add.
+        fabric: Fabric profile of the workers; None adds nothing.
 
     Returns:
         The manifest.
@@ -278,8 +315,13 @@ def coordinator(
     assert job.spec is not None
     file = file or file_id(job)
     mounted = names.secret_name(job.name, job.uid, key_id, file)
+    template = copy.deepcopy(dict(job.template))
     below = job.template["spec"]
-    trainer = trainer_of(job.template)
+    trainer = next(c for c in template["spec"]["containers"] if c["name"] == TRAINER)
+    if fabric is not None:
+        equip(template, trainer, fabric)
+    # The same image runs as the same user.
+    user, is_root = user_of(template, trainer)
     wanted = job.spec.coordinator
     container: dict[str, Any] = {
         "name": COORDINATOR,
@@ -294,13 +336,18 @@ def coordinator(
             _set(names.ENV_LINGER, LINGER_S),
         ],
         "ports": [{"name": "control", "containerPort": names.COORDINATOR_PORT, "protocol": "TCP"}],
-        "resources": (wanted.resources if wanted else None) or COORDINATOR_RESOURCES,
+        "resources": (wanted.resources if wanted else None) or _coordinator_resources(trainer),
         # The probes test its event loop. The Service publishes it even if it is not ready, since
         # agents must reach a new coordinator.
         "readinessProbe": _probe(period=2, failures=2),
         "livenessProbe": _probe(period=10, failures=6),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {"readOnlyRootFilesystem": True},
+        "securityContext": {
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            **user,
+        },
     }
     if "imagePullPolicy" in trainer:
         container["imagePullPolicy"] = trainer["imagePullPolicy"]
@@ -312,6 +359,10 @@ def coordinator(
         "terminationGracePeriodSeconds": COORDINATOR_GRACE_S,
     }
     spec |= {key: copy.deepcopy(below[key]) for key in INHERITED if key in below}
+    if isinstance(spec.get("securityContext"), dict):
+        spec["securityContext"].pop("sysctls", None)  # they are for the node of a worker
+    if tolerations := tolerations_of(template, trainer):
+        spec["tolerations"] = tolerations
     placed = wanted.model_dump(mode="json", by_alias=True, exclude_none=True) if wanted else {}
     placed.pop("resources", None)
     # Pod affinity of the workers does not apply to the coordinator; node affinity does.
@@ -323,7 +374,7 @@ def coordinator(
     _mount(spec, container, "paceline-job", FILES, _job_volume(mounted, files))
     _mount(spec, container, "paceline-tokens", TOKENS_FOLDER, _tokens_volume(job))
     _mount(spec, container, "tmp", "/tmp", {"emptyDir": {}})
-    _restrict(spec)
+    harden(spec, root=[COORDINATOR] if is_root else ())
     placement.spread_by_name(spec, job)
     return {
         "apiVersion": "v1",
@@ -333,6 +384,7 @@ def coordinator(
             "namespace": job.namespace,
             "labels": {
                 "sidecar.istio.io/inject": "false",
+                **labels_of(job.template),
                 **labels(job, names.ROLE_COORDINATOR),
                 names.LABEL_ATTEMPT: str(attempt),
             },
@@ -340,6 +392,7 @@ def coordinator(
                 "sidecar.istio.io/inject": "false",
                 "linkerd.io/inject": "disabled",
                 "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
+                **annotations_of(job.template),
                 **(notes or {}),
                 **_made_of(job, key_id, file),
             },
@@ -416,28 +469,37 @@ def _tokens_volume(job: Job) -> dict[str, Any]:
     return {"secret": {"secretName": name, "optional": True, "defaultMode": 0o444}}
 
 
+def _coordinator_resources(trainer: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    made: dict[str, dict[str, str]] = copy.deepcopy(COORDINATOR_RESOURCES)
+    resources = trainer.get("resources")
+    for part, amount in COORDINATOR_STORAGE.items():
+        of_trainer = resources.get(part) if isinstance(resources, Mapping) else None
+        if isinstance(of_trainer, Mapping) and STORAGE in of_trainer:
+            made[part][STORAGE] = amount
+    return made
+
+
 def _mount(
     spec: dict[str, Any], container: dict[str, Any], name: str, path: str, source: dict[str, Any]
 ) -> None:
-    """Add a volume and its mount, unless the template mounts something at this path."""
-    mounts = container.setdefault("volumeMounts", [])
+    """Add a volume and its mount, unless the template mounts something at this path.
+
+    If the template has a volume of this name, the next free name with a number is taken.
+    """
+    mounts = items_of(container, "volumeMounts")
     if any(str(mount.get("mountPath", "")).rstrip("/") == path for mount in mounts):
         return
-    mount = {"name": name, "mountPath": path}
-    mounts.append(mount | ({"readOnly": True} if "secret" in source else {}))
-    spec.setdefault("volumes", []).append({"name": name, **source})
+    taken = {volume.get("name") for volume in items_of(spec, "volumes")}
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    name = next(each for each in itertools.chain([name], numbered) if each not in taken)
+    mount: dict[str, Any] = {"name": name, "mountPath": path}
+    mount |= {"readOnly": True} if "secret" in source else {}
+    _append(container, "volumeMounts", mount)
+    _append(spec, "volumes", {"name": name, **source})
 
 
-def _restrict(spec: dict[str, Any]) -> None:
-    """Set what a restricted namespace requires where the template is silent; mount no token."""
-    spec.setdefault("automountServiceAccountToken", False)
-    spec.setdefault("enableServiceLinks", False)
-    pod = spec.setdefault("securityContext", {})
-    pod.setdefault("runAsNonRoot", True)
-    pod.setdefault("seccompProfile", {"type": "RuntimeDefault"})
-    for container in (*spec["containers"], *spec.get("initContainers", ())):
-        context = container.setdefault("securityContext", {})
-        if context.get("privileged"):
-            continue
-        context.setdefault("allowPrivilegeEscalation", False)
-        context.setdefault("capabilities", {"drop": ["ALL"]})
+def _append(where: dict[str, Any], field: str, item: dict[str, Any]) -> None:
+    """Append to a list of a manifest; what is no list stays, for the API server to refuse."""
+    found = where.setdefault(field, [])
+    if isinstance(found, list):
+        where[field] = [*found, item]

@@ -126,7 +126,11 @@ class Reason(_Told):
     )
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
-        "The namespace's quota leaves no room for a pod; it is retried.",
+        "The namespace's quota leaves no room for a pod, Secret or Service; it is retried.",
+    )
+    CREATION_REFUSED = (
+        "CreationRefused",
+        "The operator cannot make what the job needs; the message is the API server's.",
     )
     UNSCHEDULABLE = (
         "Unschedulable",

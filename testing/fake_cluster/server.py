@@ -41,6 +41,8 @@ class Server:
     """Image for which a pod is refused, as for an unknown field."""
     refusing: dict[str, ApiError] = field(default_factory=dict)
     """Kind -> error for every request: the API is not served, or the operator lacks the right."""
+    admission: Callable[[Mapping[str, Any]], ApiError | None] = lambda _: None
+    """Return why a pod is refused; None if it is admitted."""
     crash_in: int | None = None
     crash_before: bool = True
     failing: int = 0
@@ -160,6 +162,8 @@ class Server:
     def _admit(self, namespace: str, body: dict[str, Any]) -> None:
         if self.bad_image and body["spec"]["containers"][0].get("image") == self.bad_image:
             raise ApiError(422, "Invalid", f'Pod "{body["metadata"]["name"]}" is invalid: image')
+        if refused := self.admission(body):
+            raise refused
         if self.quota is None:
             return
         pods = [k for k, o in self.objects.items() if k[:2] == ("pods", namespace) and not _over(o)]

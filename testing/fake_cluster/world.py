@@ -80,6 +80,8 @@ class World(Cluster):
         return {"metadata": {"name": name, "ownerReferences": owner}}
 
     async def _level(self, namespace: str) -> Level:
+        if "namespaces" in self.server.refusing:
+            raise self.server.refusing["namespaces"]
         del namespace
         return self.level
 

@@ -263,7 +263,14 @@ def test_the_group_is_deleted_with_its_job(world: World) -> None:
     ("error", "words"),
     [
         (UNSERVED, ("does not serve podgroups.scheduling.volcano.sh", "install Volcano")),
-        (ApiError(403, "Forbidden", "podgroups is forbidden"), ("forbidden", "rbac.gangs: true")),
+        (
+            ApiError(403, "Forbidden", 'User "o" cannot create resource "podgroups"'),
+            ("cannot create", "rbac.gangs: true"),
+        ),
+        (
+            ApiError(403, "Forbidden", "exceeded quota: groups"),
+            ("exceeded quota: groups", "correct what it names"),
+        ),
         (ApiError(422, "Invalid", "queue is closed"), ("queue is closed", "correct what it names")),
     ],
 )

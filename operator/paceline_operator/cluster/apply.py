@@ -40,8 +40,9 @@ from paceline_operator.core.refusals import (
     POD_SECURITY,
     Refusal,
     RefusalKind,
+    Subject,
+    refused_creation,
     refused_group,
-    refused_pod,
 )
 
 log = logging.getLogger("paceline.operator")
@@ -114,8 +115,9 @@ class Applier:
         beside = changes.beside
         if beside.group is not None and not await self._group(job, beside.group, memory):
             return False
-        if changes.needs_secret is not None:
-            await self._create_secret(job, changes.needs_secret, memory)
+        needs_secret = changes.needs_secret
+        if needs_secret is not None and not await self._secret(job, needs_secret, memory):
+            return False
         if changes.needs_service and not await self._service(job, memory):
             return False
         complete = await self._create_pods(job, changes, memory)
@@ -192,7 +194,7 @@ class Applier:
 
     # ---- children -------------------------------------------------------------------------
 
-    async def _create_secret(self, job: Job, secret: SecretId, memory: Memory) -> None:
+    async def _secret(self, job: Job, secret: SecretId, memory: Memory) -> bool:
         self._fence()
         manifest = self._make_secret(job, secret)
         if manifest is not None:  # the key is lost; the job's pods show that it had a Secret
@@ -200,22 +202,29 @@ class Applier:
                 await self._api.create("secrets", job.namespace, manifest)
             except ApiError as error:
                 if error.code != 409:  # it exists, and its name tells its content
-                    self._refused(job, error, memory)
-                    raise
+                    self._refused(job, error, memory, Subject.SECRET)
+                    return False
         memory.note(secret=True)
+        return True
 
     async def _are_secure(self, job: Job, changes: Changes, memory: Memory) -> bool:
         """Return True if the pods to create satisfy the level of their namespace."""
         pods = [*changes.workers[:1], *filter(None, [changes.coordinator])]
-        level = await self._level_of(job.namespace) if pods else Level.PRIVILEGED
-        found = [each for pod in pods for each in violations(pod.manifest, level)]
-        if not found:
+        try:
+            level = await self._level_of(job.namespace) if pods else Level.PRIVILEGED
+        except ApiError as error:
+            self._refused(job, error, memory, Subject.NAMESPACE)
+            return False
+        # The coordinator has the user of the worker, so the worker's fields are named if they can.
+        every = (violations(pod.manifest, level) for pod in pods)
+        found = next(filter(None, every), None)
+        if found is None:
             return True
         more = f"; and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
         text = "; ".join(f"spec.template.{each}" for each in found[:NAMED_MAX])
         message = f'a pod {POD_SECURITY} "{level}" of namespace {job.namespace}: {text}{more}'
-        error = ApiError(403, "Forbidden", message)
-        self._refused(job, error, memory, RefusalKind.LEVEL)
+        broken = ApiError(403, "Forbidden", message)
+        self._refused(job, broken, memory, Subject.WORKER, RefusalKind.LEVEL)
         return False
 
     async def _service(self, job: Job, memory: Memory) -> bool:
@@ -223,7 +232,10 @@ class Applier:
         try:
             await self._ensure_service(job.namespace)
         except TakenError as error:
-            self._refused(job, error, memory, RefusalKind.TAKEN)
+            self._refused(job, error, memory, Subject.SERVICE, RefusalKind.TAKEN)
+            return False
+        except ApiError as error:
+            self._refused(job, error, memory, Subject.SERVICE)
             return False
         return True
 
@@ -233,12 +245,11 @@ class Applier:
         try:
             await apply_own(self._api, group.kind, job.namespace, group.manifest, owner=job.uid)
         except TakenError as error:
-            self._refused(job, error, memory, RefusalKind.TAKEN_GROUP)
+            self._refused(job, error, memory, Subject.GROUP, RefusalKind.TAKEN_GROUP)
             return False
         except ApiError as error:
-            if error.transient:
-                raise
-            self._refused(job, error, memory, refused_group(error.code, error.message))
+            kind = None if error.transient else refused_group(error.code, error.message)
+            self._refused(job, error, memory, Subject.GROUP, kind)
             return False
         memory.note(group=group.number)
         if memory.refusal is not None and memory.refusal.kind in OF_GANG:
@@ -259,7 +270,8 @@ class Applier:
         except ApiError as error:
             taken = isinstance(error, TakenError)
             kind = RefusalKind.TAKEN if taken else RefusalKind.BUDGET
-            memory.budget_refusal = self._counted(job, error, memory.budget_refusal, kind)
+            before = memory.budget_refusal
+            memory.budget_refusal = self._counted(job, error, before, Subject.BUDGET, kind)
             log.warning("the disruption budget was refused: %s", error, extra=_of(job))
             return False
         memory.budget_refusal = None
@@ -267,17 +279,35 @@ class Applier:
         return True
 
     async def _create_pods(self, job: Job, changes: Changes, memory: Memory) -> bool:
-        """Create pods, few at first: a defect of one pod is a defect of all of them (C7)."""
-        workers = list(changes.workers)
+        """Create pods, few at first: a defect of one pod is a defect of all of them (C7).
+
+        The coordinator comes first, so that workers do not hold devices that nobody coordinates.
+        The first worker comes before it if a worker of this job was refused.
+
+        Args:
+            job: The job.
+            changes: The changes with the pods.
+            memory: The operator's memory of the job.
+
+        Returns:
+            True if all were created.
+        """
+        workers, coordinator = list(changes.workers), changes.coordinator
         proven = any(pod.is_worker and pod.owner == job.uid for pod in self._store.pods(job.key))
+        if coordinator is not None and (proven or not _is_of_worker(memory.refusal)):
+            if not await self._create(job, coordinator, Subject.COORDINATOR, memory):
+                return False
+        elif coordinator is not None:
+            workers.insert(min(1, len(workers)), coordinator)
         size = BATCH_PROVEN if proven else BATCH_FIRST
-        if changes.coordinator is not None:
-            # Create it after the first worker, so that an invalid template leaves no pod behind.
-            workers.insert(min(1, len(workers)) if not proven else 0, changes.coordinator)
         while workers:
             batch, workers = workers[:size], workers[size:]
-            done = await _all(self._create(job, create, memory) for create in batch)
+            done = await _all(
+                self._create(job, create, _subject(changes, create), memory) for create in batch
+            )
             if not all(done):
+                if coordinator is not None and not proven and _is_of_worker(memory.refusal):
+                    await self._withdraw(job, coordinator)
                 return False
             size = min(2 * size, AT_ONCE)
         if changes.workers or changes.coordinator is not None:
@@ -287,14 +317,20 @@ class Applier:
             memory.note(secret=False)
         return True
 
-    async def _create(self, job: Job, create: Create, memory: Memory) -> bool:
+    async def _withdraw(self, job: Job, coordinator: Create) -> None:
+        """Delete a coordinator that was just made: the template of its workers is refused."""
+        for pod in self._store.pods(job.key):
+            if pod.name == coordinator.name and pod.owner == job.uid and not pod.deleting:
+                await self._delete(job, Delete(pod.name, pod.uid, "its workers are refused"))
+
+    async def _create(self, job: Job, create: Create, subject: Subject, memory: Memory) -> bool:
         self._fence()
         try:
             body = await self._api.create("pods", job.namespace, create.manifest, strict=True)
         except ApiError as error:
             if error.code == 409:
                 return await self._adopt(job, create)
-            self._refused(job, error, memory)
+            self._refused(job, error, memory, subject)
             return False
         log.info("made pod %s: %s", create.name, create.why, extra=_of(job))
         self._put_pod(body)
@@ -324,19 +360,30 @@ class Applier:
             self._store.put_pod((namespace, name), pod)
 
     def _refused(
-        self, job: Job, error: ApiError, memory: Memory, kind: RefusalKind | None = None
+        self,
+        job: Job,
+        error: ApiError,
+        memory: Memory,
+        subject: Subject,
+        kind: RefusalKind | None = None,
     ) -> None:
-        memory.refusal = self._counted(job, error, memory.refusal, kind)
+        memory.refusal = self._counted(job, error, memory.refusal, subject, kind)
         log.warning("a creation was refused: %s", error, extra=_of(job))
 
     def _counted(
-        self, job: Job, error: ApiError, before: Refusal | None, kind: RefusalKind | None = None
+        self,
+        job: Job,
+        error: ApiError,
+        before: Refusal | None,
+        subject: Subject,
+        kind: RefusalKind | None = None,
     ) -> Refusal:
-        """Return a refusal with the number of refusals of its kind in a row."""
+        """Return a refusal with the number of refusals of its kind and subject in a row."""
         if kind is None:
-            kind = refused_pod(error.code, error.message, transient=error.transient)
-        count = before.count + 1 if before is not None and before.kind is kind else 1
-        return Refusal(kind, error.message, self._clock(), count, job.generation)
+            kind = refused_creation(error.code, error.message, transient=error.transient)
+        same = before is not None and (before.kind, before.subject) == (kind, subject)
+        count = before.count + 1 if before is not None and same else 1
+        return Refusal(kind, error.message, self._clock(), count, job.generation, subject)
 
     async def _delete(self, job: Job, deletion: Delete) -> bool:
         self._fence()
@@ -392,6 +439,19 @@ class Applier:
             # With 409 an earlier operator has sent the Event. Any other failure only loses it.
             if error.code != 409:
                 log.warning("an Event was refused: %s", error, extra=_of(job))
+
+
+OF_TEMPLATE: Final = (RefusalKind.TEMPLATE, RefusalKind.FORBIDDEN, RefusalKind.NO_RIGHT)
+"""Kinds of refusals that hold for each worker alike."""
+
+
+def _is_of_worker(refusal: Refusal | None) -> bool:
+    """Return True if the template of the workers was refused."""
+    return refusal is not None and refusal.subject is Subject.WORKER and refusal.kind in OF_TEMPLATE
+
+
+def _subject(changes: Changes, create: Create) -> Subject:
+    return Subject.COORDINATOR if create is changes.coordinator else Subject.WORKER
 
 
 def _of(job: Job) -> dict[str, str]:

@@ -1,16 +1,18 @@
 """Refusals of the API server, and what follows from each kind: one table.
 
 Each kind of refusal has one row. It holds when the request is retried, which reason the condition
-Degraded and the Event get, and their texts.
+Degraded and the Event get, and their texts. What was refused decides which remedy they name.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from paceline_api.names import COORDINATOR_SERVICE
 from paceline_api.reasons import Reason
 
 POD_SECURITY: Final = "violates PodSecurity"
@@ -19,8 +21,24 @@ FIRST_PAUSE_S: Final = 1.0
 """Delay before the first retry, in seconds; it doubles with each refusal of the same kind."""
 MAX_PAUSE_S: Final = 60.0
 """Upper bound on the growing delay between retries, in seconds."""
+NO_RIGHT: Final = re.compile(r"cannot [a-z]+ resource")
+"""Words of the API server to somebody whose roles lack a right."""
+TOLD_COUNT: Final = 3
+"""Number of failures in a row from which one is reported that may pass without a change."""
 LONG_PAUSE_S: Final = 300.0
 """Delay between retries, in seconds, of what a user or administrator has to correct."""
+
+
+class Subject(StrEnum):
+    """What the operator was about to make, or to read before it makes a pod."""
+
+    WORKER = "worker"
+    COORDINATOR = "coordinator"
+    SECRET = "secret"
+    SERVICE = "service"
+    NAMESPACE = "namespace"
+    GROUP = "group"
+    BUDGET = "budget"
 
 
 class RefusalKind(StrEnum):
@@ -30,6 +48,8 @@ class RefusalKind(StrEnum):
     """The pod itself is invalid; another try fails as well until the job is changed."""
     FORBIDDEN = "forbidden"
     """The cause can disappear without a change of the job, such as a missing service account."""
+    NO_RIGHT = "no-right"
+    """The operator's roles lack the right."""
     QUOTA = "quota"
     ENDING = "ending"
     """The namespace is being deleted."""
@@ -66,6 +86,7 @@ class Refusal:
     count: int = 1
     generation: int = 0
     """Generation (metadata.generation) of the job whose creation was refused."""
+    subject: Subject = Subject.WORKER
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +102,11 @@ class Rule:
     condition: str = ""
     event: str = ""
     event_key: str = ""
+    told_from: int = 1
+    """Number of refusals in a row from which it is reported."""
 
 
-_POD: Final = "the API server refuses the pod: {message}"
+_REFUSED: Final = "the API server refuses {object}: {message}; {remedy}; it is tried again"
 _BUDGET: Final = "the API server refuses the PodDisruptionBudget: {message}"
 _LEVEL: Final = (
     "{message}; correct spec.template, or spec.fabric whose profile adds to it, or have an "
@@ -97,9 +120,9 @@ def _template(pause_s: float | None, *, until_changed: bool) -> Rule:
         pause_s,
         until_changed,
         Reason.TEMPLATE_INVALID,
-        _POD,
-        _POD + "; correct spec.template",
-        "template:{refused_generation}",
+        _REFUSED,
+        _REFUSED,
+        "template:{subject}:{refused_generation}",
     )
 
 
@@ -119,12 +142,24 @@ RULES: Final[Mapping[RefusalKind, Rule]] = {
     RefusalKind.FORBIDDEN: _template(None, until_changed=False),
     RefusalKind.QUOTA: Rule(
         reason=Reason.QUOTA_EXCEEDED,
-        condition="{message}; it is tried again",
-        event="{message}; raise the quota or lower spec.replicas, it is tried again",
-        event_key="quota:{generation}:{replicas}",
+        condition=_REFUSED,
+        event=_REFUSED,
+        event_key="quota:{subject}:{generation}:{replicas}",
+    ),
+    RefusalKind.NO_RIGHT: Rule(
+        reason=Reason.CREATION_REFUSED,
+        condition=_REFUSED,
+        event=_REFUSED,
+        event_key="no-right:{subject}",
     ),
     RefusalKind.ENDING: Rule(LONG_PAUSE_S),
-    RefusalKind.TRANSIENT: Rule(),
+    RefusalKind.TRANSIENT: Rule(
+        reason=Reason.CREATION_REFUSED,
+        condition="the API server has not made {object}: {message}; it is tried again",
+        event="the API server has not made {object}: {message}; it is tried again",
+        event_key="transient:{subject}:{generation}",
+        told_from=TOLD_COUNT,
+    ),
     RefusalKind.NO_GANG_API: _gang(
         "the cluster does not serve {group}",
         "{install}, or make the job anew with spec.scheduling.provider: None",
@@ -156,6 +191,81 @@ RULES: Final[Mapping[RefusalKind, Rule]] = {
 """The table: what to do and to report for each kind of refusal."""
 
 
+OBJECTS: Final[Mapping[Subject, str]] = {
+    Subject.WORKER: "the pod",
+    Subject.COORDINATOR: "the coordinator's pod",
+    Subject.SECRET: "the job's Secret",
+    Subject.SERVICE: f"the Service {COORDINATOR_SERVICE} of the job's coordinators",
+    Subject.NAMESPACE: "to show the namespace's level of pod security",
+    Subject.GROUP: "the gang's group",
+    Subject.BUDGET: "the PodDisruptionBudget",
+}
+"""Names of what was refused, for people."""
+_RESOURCES: Final = ("must specify", "per Container", "per Pod", "limit", "requests.", "memory")
+_FIELDS: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
+    (
+        ("service account", "serviceaccount"),
+        "spec.template.spec.serviceAccountName",
+        "spec.template.spec.serviceAccountName, which it has too",
+    ),
+    (
+        ("PriorityClass", "priority class"),
+        "spec.template.spec.priorityClassName",
+        "spec.coordinator.priorityClassName, or that of spec.template, which it has otherwise",
+    ),
+    (
+        _RESOURCES,
+        "the resources of the containers in spec.template",
+        "spec.coordinator.resources",
+    ),
+    (
+        ("label", "annotation"),
+        "spec.template.metadata",
+        "spec.template.metadata, whose labels and annotations it has",
+    ),
+)
+"""Words of a refusal, and the field that they are about, in a worker and in the coordinator."""
+_CHART: Final = (
+    "upgrade the chart paceline, whose roles hold this right, or give it to the operator's service "
+    "account"
+)
+_ALLOWED: Final = "have an administrator permit it, since every job needs it"
+
+
+def reported(refusal: Refusal | None) -> Reason | None:
+    """Return the reason with which a refusal is reported; None if users need not know of it."""
+    rule = RULES[refusal.kind] if refusal is not None else None
+    if refusal is None or rule is None or refusal.count < rule.told_from:
+        return None
+    of_pod = refusal.subject in (Subject.WORKER, Subject.COORDINATOR)
+    if rule.reason is Reason.TEMPLATE_INVALID and not of_pod:
+        return Reason.CREATION_REFUSED
+    return rule.reason
+
+
+def remedy(refusal: Refusal) -> str:
+    """Return what to do about a refusal, with the field of the job that it is about."""
+    of_worker, subject = refusal.subject is Subject.WORKER, refusal.subject
+    if refusal.kind is RefusalKind.NO_RIGHT:
+        return _CHART
+    if refusal.kind is RefusalKind.QUOTA:
+        less = {
+            Subject.WORKER: "lower spec.replicas or the resources of spec.template",
+            Subject.COORDINATOR: "lower spec.coordinator.resources, or spec.replicas of other jobs",
+            Subject.SECRET: "delete a Secret that nothing uses",
+            Subject.SERVICE: "delete a Service that nothing uses",
+        }
+        return f"raise the quota or {less.get(subject, 'delete what nothing uses')}"
+    if subject not in (Subject.WORKER, Subject.COORDINATOR):
+        return _ALLOWED
+    for words, in_worker, in_coordinator in _FIELDS:
+        if any(word in refusal.message for word in words):
+            return f"correct {in_worker if of_worker else in_coordinator}"
+    if of_worker:
+        return "correct spec.template"
+    return "correct spec.coordinator, or what it has from spec.template: image, user, labels"
+
+
 def retry_at(refusal: Refusal | None, generation: int) -> float:
     """Return the time from which a refused creation is tried again.
 
@@ -176,8 +286,8 @@ def retry_at(refusal: Refusal | None, generation: int) -> float:
     return refusal.at_s + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(refusal.count - 1, 10))
 
 
-def refused_pod(code: int, message: str, *, transient: bool) -> RefusalKind:
-    """Classify the refusal of a pod by what it implies for the next creation.
+def refused_creation(code: int, message: str, *, transient: bool) -> RefusalKind:
+    """Classify the refusal of an object by what it implies for the next creation.
 
     Args:
         code: HTTP status.
@@ -191,6 +301,8 @@ def refused_pod(code: int, message: str, *, transient: bool) -> RefusalKind:
         return RefusalKind.TRANSIENT
     if code in (400, 422):
         return RefusalKind.TEMPLATE
+    if code == 403 and NO_RIGHT.search(message):
+        return RefusalKind.NO_RIGHT
     if code == 403 and "exceeded quota" in message:
         return RefusalKind.QUOTA
     if code == 403 and POD_SECURITY in message:
@@ -204,4 +316,5 @@ def refused_group(code: int, message: str) -> RefusalKind:
     """Classify the refusal of a gang's group by HTTP status and message."""
     if code == 404 and "namespaces" not in message:
         return RefusalKind.NO_GANG_API
-    return RefusalKind.GANG_FORBIDDEN if code == 403 else RefusalKind.GANG_REFUSED
+    no_right = code == 403 and NO_RIGHT.search(message)
+    return RefusalKind.GANG_FORBIDDEN if no_right else RefusalKind.GANG_REFUSED

@@ -29,7 +29,7 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Node, Observed
 from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.core.pods.frozen import trainer_of
-from paceline_operator.core.refusals import POD_SECURITY, RefusalKind
+from paceline_operator.core.refusals import POD_SECURITY, RefusalKind, Subject
 
 RANK: Final = (FabricRequirement.ANY, FabricRequirement.RDMA, FabricRequirement.GPU_DIRECT)
 """Requirements in ascending order: a profile that carries one also satisfies those before it."""
@@ -300,7 +300,7 @@ def _asks_itself(job: Job, profiles: Mapping[str, FabricSpec]) -> bool:
 def _forbidden(seen: Observed, profile: FabricSpec) -> bool:
     """Return True if the last refusal is due to what the profile adds unasked."""
     refusal = seen.refusal
-    if refusal is None:
+    if refusal is None or refusal.subject is not Subject.WORKER:
         return False
     if refusal.kind is RefusalKind.QUOTA:
         names = (profile.pod.resources if profile.pod else None) or ()

@@ -17,7 +17,8 @@ from paceline_operator.core.report.conditions import Wanted
 NEEDS_SOMEBODY: Final = (
     *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.FABRIC_UNAVAILABLE),
     *(Reason.SCHEDULER_UNAVAILABLE, Reason.POD_NOT_STARTING, Reason.NAME_TAKEN),
-    *(Reason.POD_SECURITY, Reason.CREATION_REFUSED, Reason.RUNTIME_NOT_FOUND, Reason.OVERRIDE_REFUSED),
+    *(Reason.POD_SECURITY, Reason.CREATION_REFUSED),
+    *(Reason.RUNTIME_NOT_FOUND, Reason.OVERRIDE_REFUSED),
 )
 """Reasons of Degraded that time alone does not cure. A full quota or cluster is not one of them."""
 NO_ROUNDS: Final = (Reason.WAITING_FOR_EVIDENCE, Reason.SPEC_INVALID, Reason.OVERRIDE_REFUSED)

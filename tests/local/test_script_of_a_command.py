@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paceline.cli.choice import Where
 from paceline.cli.validate import validate
 from paceline.core.agent.exits import how_it_ended
 from paceline.limits import LimitError
@@ -203,11 +204,11 @@ def test_validate_warns_about_a_missing_script(
     """Expect a warning only, because in a cluster the script is in the image."""
     file = tmp_path / "job.yaml"
     file.write_text(JOB.format(name="job", command="[python, train.py]", mark=""))
-    assert validate(file, [], None) == 0
+    assert validate(file, [], None, where=Where()) == 0
     said = capsys.readouterr()
     assert "job job is valid" in said.out
     assert f"train.py is not in {tmp_path}" in said.err
     assert "in the image" in said.err
     (tmp_path / "train.py").touch()
-    assert validate(file, [], None) == 0
+    assert validate(file, [], None, where=Where()) == 0
     assert capsys.readouterr().err == ""

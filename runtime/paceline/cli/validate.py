@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from msgspec import Struct
-from paceline_api.errors import InvalidJobError, PacelineError, SpecError
+from paceline_api.errors import EXIT_BAD_INPUT, InvalidJobError, PacelineError, SpecError
 from paceline_api.reading.load import load_job
 from paceline_api.types.job import TrainingJob
 
+from paceline.cli.choice import Where, cluster
 from paceline.cli.options import FormatOption, JobFile, Overrides
-from paceline.cli.output import is_printed_as_data, print_data, say
+from paceline.cli.output import Format, is_printed_as_data, print_data, say
 from paceline.cli.runtimes import RuntimeFile, runtime_of
 from paceline.local.script import FIELD, missing_script
 
@@ -42,6 +45,16 @@ def validate(
     file: JobFile,
     overrides: Overrides = None,
     runtime: RuntimeFile = None,
+    against_cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="Also ask the API server, which creates nothing: rules, webhooks, the runtime, "
+            "and the Secrets, claims and other objects that the pods need.",
+        ),
+    ] = False,
+    *,
+    where: Where,
     output: FormatOption = None,
 ) -> int:
     """Check a job file and report each error with its field and a hint."""
@@ -53,6 +66,8 @@ def validate(
         wrong = Checked(file=str(file), valid=False, errors=tuple(_findings(error)))
         print_data(wrong, output)
         return error.exit_code
+    if against_cluster:
+        return _ask_cluster(job, file, where, output)
     warnings = tuple(_warnings(job, file))
     right = Checked(file=str(file), valid=True, job=job.metadata.name, warnings=warnings)
     if is_printed_as_data(right, output):
@@ -62,6 +77,30 @@ def validate(
     with_runtime = f" with the runtime of {runtime}" if runtime else ""
     say(f"{file}: job {job.metadata.name} is valid{with_runtime}")
     return 0
+
+
+def _ask_cluster(job: TrainingJob, file: Path, where: Where, output: Format | None) -> int:
+    """Print what the API server would say to a job; return the exit code."""
+    if where.namespace is None:
+        where = Where(job.metadata.namespace, where.context, where.kubeconfig)
+    jobs = cluster(where)
+    checks = jobs.check(job)
+    errors = tuple(Finding(message=c.message, hint=c.hint, field=c.field) for c in checks.wrong)
+    unchecked = tuple(
+        Finding(message=f"not checked: {c.message}", hint=c.hint, field=c.field)
+        for c in checks.unchecked
+    )
+    name = job.metadata.name
+    found = Checked(file=str(file), valid=not errors, job=name, errors=errors, warnings=unchecked)
+    code = EXIT_BAD_INPUT if errors else 0
+    if is_printed_as_data(found, output):
+        return code
+    for kind, rows in (("error", errors), ("warning", unchecked)):
+        for row in rows:
+            say(f"{kind}: {row.message}\nhint: {row.hint}", to_stderr=True)
+    if not errors:
+        say(f"{file}: job {name} is valid for the {jobs.where}")
+    return code
 
 
 def _findings(error: PacelineError) -> Iterator[Finding]:

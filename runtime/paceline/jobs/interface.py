@@ -145,6 +145,23 @@ class JobEvent(Struct, frozen=True):
     """Number of occurrences; `wall_s` is the time of the last one."""
 
 
+class Finding(Struct, frozen=True):
+    """One thing that the API server would say to a job."""
+
+    field: str
+    """Field of the job; empty if the message names it."""
+    message: str
+    hint: str
+
+
+class Checks(Struct, frozen=True):
+    """What an API server would say to a job, before anything of it is created."""
+
+    wrong: tuple[Finding, ...] = ()
+    unchecked: tuple[Finding, ...] = ()
+    """What could not be checked, with the reason, such as a right that is missing."""
+
+
 class RuntimeRow(Struct, frozen=True):
     """One runtime of a cluster, as `paceline runtimes` lists it."""
 

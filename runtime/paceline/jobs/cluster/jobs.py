@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline_api.access.access import Access
-from paceline_api.errors import JobFileError, PacelineError
+from paceline_api.errors import InvalidJobError, JobFileError, PacelineError
 from paceline_api.names import LABEL_JOB, NOTE_WATCHED
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
 from paceline_api.runtimes.merge import RUNTIME_REF, Runtime
+from paceline_api.runtimes.reading import runtime_from_mapping
 from paceline_api.settings import ResolvedJob
 from paceline_api.times import NS_PER_S, timestamp
 from paceline_api.types.enums import RuntimeKind
@@ -29,6 +30,7 @@ from paceline.jobs.cluster.logs import Logs
 from paceline.jobs.cluster.patience import Patience
 from paceline.jobs.cluster.server import NotFoundError, Server
 from paceline.jobs.core import carried, explain, from_cluster, sampled
+from paceline.jobs.core.needed import Needed, needed
 from paceline.jobs.errors import (
     AwayError,
     JobsError,
@@ -45,7 +47,9 @@ from paceline.jobs.interface import (
     NOTHING,
     SUSPENDED,
     SUSPENDING,
+    Checks,
     Explanation,
+    Finding,
     JobEvent,
     JobStatus,
     LogLine,
@@ -310,6 +314,76 @@ class ClusterJobs:
         if not (known := with_steps(told)):
             raise sampled.not_yet(status)
         return Samples(known, tuple(silent))
+
+    def check(self, job: TrainingJob) -> Checks:
+        """Ask the API server what it would say to a job; nothing is created.
+
+        The job is merged with its runtime, sent with `dryRun=All`, so that schema, rules, webhooks
+        and policies answer, and what its pods need is looked up. Only rights of the user are used.
+
+        Args:
+            job: The job as in its file.
+
+        Returns:
+            What is wrong, and what could not be checked. An API server that is away raises
+            AwayError.
+        """
+        wrong: list[Finding] = []
+        unchecked: list[Finding] = []
+        whole = self._whole(job, wrong, unchecked)
+        body = {key: each for key, each in job.to_mapping().items() if key != "status"}
+        body["metadata"] = {**body["metadata"], "namespace": self.namespace}
+        try:
+            self._server.create(self._path, body, {"fieldValidation": "Strict", "dryRun": "All"})
+        except NotAllowedError as error:
+            unchecked.append(Finding("", error.message, "ask for the right to create TrainingJobs"))
+        except NotFoundError as error:
+            raise self._nowhere(error) from None
+        except NameTakenError:
+            hint = f"choose another one, or `paceline delete {job.metadata.name}` first"
+            taken = f"metadata.name: there is already a job {job.metadata.name}"
+            wrong.append(Finding("metadata.name", taken, hint))
+        except RejectedError as error:
+            wrong.append(Finding("", error.message, error.hint))
+        for one in needed(whole.to_mapping() if whole is not None else job.to_mapping()):
+            self._look_up(one, wrong, unchecked)
+        return Checks(tuple(wrong), tuple(unchecked))
+
+    def _whole(
+        self, job: TrainingJob, wrong: list[Finding], unchecked: list[Finding]
+    ) -> TrainingJob | None:
+        """Return a job merged with the runtime of the cluster that it names; None if it cannot be.
+
+        Args:
+            job: The job.
+            wrong: What is wrong is added to it.
+            unchecked: What could not be checked is added to it.
+        """
+        if (ref := job.spec.runtime_ref) is None:
+            return job
+        field = f"spec.{RUNTIME_REF}"
+        try:
+            found = runtime_from_mapping(self.runtime(ref.kind or RuntimeKind.CLUSTER, ref.name))
+            return job_from_mapping(job.to_mapping(), found)
+        except NoSuchRuntimeError as error:
+            wrong.append(Finding(field, f"{field}: {error.message}", error.hint))
+        except NotAllowedError as error:
+            unchecked.append(Finding(field, f"{field}: {error.message}", error.hint))
+        except InvalidJobError as error:
+            wrong += [Finding(each.path, each.message, each.hint) for each in error.errors]
+        return None
+
+    def _look_up(self, one: Needed, wrong: list[Finding], unchecked: list[Finding]) -> None:
+        path = one.path.format(namespace=self.namespace)
+        try:
+            self._server.get(f"{path}/{one.name}")
+        except NotFoundError as error:
+            told = f"{one.field}: {one.kind} {one.name} is not there: {error.message}"
+            hint = f"create the {one.kind}, or correct the name; pods would wait for it"
+            wrong.append(Finding(one.field, told, hint))
+        except NotAllowedError as error:
+            told = f"{one.field}: {one.kind} {one.name} could not be looked up: {error.message}"
+            unchecked.append(Finding(one.field, told, "have somebody with the right look"))
 
     def runtimes(self) -> list[RuntimeRow]:
         """Return the runtimes that a job of this namespace can name, by kind and name.

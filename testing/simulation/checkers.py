@@ -383,7 +383,9 @@ class Checkers:
         """Check that each rank's batches are applied in order and each lease once (I2, I3)."""
         upto: dict[MemberId, int] = {}
         leases: Counter[int] = Counter()
-        for _, shares in rounds:
+        for go, shares in rounds:
+            if go.operation is not None and go.operation.is_call:
+                continue  # no batch
             for share in shares:
                 leases.update(share.leases)
                 if share.count:
@@ -461,8 +463,11 @@ def _count_steps(records: list[Record]) -> list[Fraction]:
 def _needed(log: Log) -> int:
     """Compute k(r) of R12 independently, from the settings and the active ranks of the round."""
     s, active, since = log.settings, len(log.active), log.version - log.started
+    every = s.full_every
+    if log.plan.script:
+        since, every = log.updates, every or 32  # steps of the script
     full = s.mode in (Mode.FULL, Mode.SHADOW) or since < max(1, s.warmup_rounds)
-    if full or (s.full_every and since % s.full_every == 0):
+    if full or (every and since % every == 0):
         return active
     share = next((k for k in range(1, active + 1) if 100 * k >= s.quorum_percent * active), active)
     asked = s.quorum or (share if s.quorum_percent else active)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
+from msgspec.structs import replace
 from paceline.core.protocol.places import END, Act, Path, Spot
 from paceline.core.protocol.records import BACKWARD, DataPlan, Go, Operation
 from paceline.core.rank import events as ev
@@ -30,6 +31,13 @@ class ScriptWorld(World):
     """Calls at each point, and batches in each pass."""
     calls_in_pass: int = 0
     """Calls after each batch."""
+    backwards: int = 1
+    """Backward passes that are averaged for each batch."""
+    kinds: bool = False
+    """True if these are passes of different models; otherwise each adds to the average before."""
+    lag: float = 0.0
+    """Share of the backward passes that take `lag_ms` longer."""
+    lag_ms: float = 60.0
     start_ms: tuple[float, float] = (0, 60)
     """Time that a script needs before its first operation."""
     call_in_backward: bool = False
@@ -67,6 +75,14 @@ class Values:
     """Spots at which a rank loaded the state of a donor."""
     ended: dict[int, int] = field(default_factory=dict)
     """Slot -> number of scripts that reached their end."""
+    models: dict[Spot, tuple[SimRank, Sum]] = field(default_factory=dict)
+    """Weights behind each backward pass, and the first rank that had them."""
+    model_of: dict[Label, int] = field(default_factory=dict)
+    """Model that each gradient is of."""
+    late: int = 0
+    """Number of averages that were taken by ranks that were late."""
+    divisors: set[float] = field(default_factory=set)
+    """Divisors of all steps (S17.4)."""
 
     def check(self, spot: Spot, result: Sum, rank: SimRank) -> None:
         """Check that an operation returns on this rank what it returned elsewhere.
@@ -79,6 +95,12 @@ class Values:
             same = value == result or not other.alive
             assert same, f"{rank.me} got {result} in {spot}, {other.me} {value}"
         known[rank] = result
+
+    def check_model(self, spot: Spot, model: Sum, rank: SimRank) -> None:
+        """Check that all ranks have equal weights behind a backward pass (S17)."""
+        other, known = self.models.setdefault(spot, (rank, dict(model)))
+        same = known == model or not other.alive
+        assert same, f"weights of {rank.me} and {other.me} differ at {spot}"
 
 
 Wait = tuple[str, object]
@@ -99,6 +121,11 @@ class ScriptRank(SimRank):
         self.last: Sum = {}
         self.was_left_out = False
         self.value: Sum | None = None
+        """Result of the operation in which the script waits; None before it is complete."""
+        self.average: tuple[Spot, Sum] | None = None
+        """The last average, which a late rank takes."""
+        self.call: Sum = {}
+        """What this rank brings to the call in which it waits."""
         self.batch = None
         self.script: Program = self.program()
 
@@ -123,17 +150,20 @@ class ScriptRank(SimRank):
             if act is not Act.SKIP:
                 if act is Act.LOAD:
                     self.load()
-                per_batch = 1 + world.calls_in_pass + world.call_in_backward
+                per_batch = world.backwards + world.calls_in_pass + world.call_in_backward
                 short = world.uneven and self.me.slot == 0 and place == len(world.program) - 1
                 for _ in range(self.path.here.number // per_batch, length - short):
-                    yield from self.backward(world)
+                    for number in range(world.backwards):
+                        yield from self.backward(world, number)
                     for _ in range(world.calls_in_pass):
                         yield from self.operation("all_gather", samples=0, opens=False)
             self.path.end_pass()
 
-    def backward(self, world: ScriptWorld) -> Program:
-        """Compute one batch. All segments but the last are handed over on the way."""
+    def backward(self, world: ScriptWorld, which: int) -> Program:
+        """Make backward pass `which` of a batch. All segments but the last are handed over."""
         pause = self.sim.rng.uniform(*world.step_ms)
+        pause += world.lag_ms if world.lag and self.sim.rng.random() < world.lag else 0.0
+        model, opens = which if world.kinds else 0, which == 0
         if world.stray and self.me.slot == world.stray and self.path.here.number == 2:
             yield "sleep", pause * 0.6
             yield from self.operation("barrier", samples=0)
@@ -142,7 +172,8 @@ class ScriptRank(SimRank):
         yield "sleep", gap
         handed, streams = 0, self.path.operation() is Act.TAKE_PART
         while handed < world.segments - 1:
-            yield "segment" if streams else "sleep", self._backward(first) if streams else 0.0
+            made = self._backward(first, model, opens=opens)
+            yield ("segment", made) if streams else ("sleep", 0.0)
             handed += 1
             yield "sleep", gap
             if handed == 1 and not called and world.call_in_backward:
@@ -154,10 +185,16 @@ class ScriptRank(SimRank):
         if world.call_in_backward and not called:
             yield from self.operation("all_reduce in backward()", samples=0)
             called = True
-        yield from self.operation(BACKWARD, samples=world.batch, opens=not called)
+        yield from self.operation(
+            BACKWARD,
+            samples=world.batch,
+            opens=opens and not called,
+            model=model,
+            settles=which > 0 and not world.kinds,
+        )
 
-    def _backward(self, spot: Spot, *, opens: bool = True) -> Operation:
-        return Operation(BACKWARD, *spot, opens, PARTS * self.sim.world.segments)
+    def _backward(self, spot: Spot, model: int, *, opens: bool) -> Operation:
+        return Operation(BACKWARD, *spot, opens, PARTS * self.sim.world.segments, model)
 
     def abandon(self) -> None:
         """Give up the backward pass in hand: what was handed over of it will not be completed."""
@@ -182,7 +219,15 @@ class ScriptRank(SimRank):
             self.post(ev.Coming((), samples, 1, operation, "train.py:1"))
         self._go_on()
 
-    def operation(self, name: str, samples: int, *, opens: bool = True) -> Program:
+    def operation(
+        self,
+        name: str,
+        samples: int,
+        *,
+        opens: bool = True,
+        model: int = 0,
+        settles: bool = False,
+    ) -> Program:
         """Make one operation, or repeat it while the rank follows."""
         here = self.path.here
         while True:
@@ -200,12 +245,13 @@ class ScriptRank(SimRank):
                 break
             made = Operation(name, *here, opens, PARTS)
             if name == BACKWARD:
-                made = self._backward(here, opens=opens)
+                made = replace(self._backward(here, model, opens=opens), settles=settles)
             answer = yield "operation", made, samples  # type: ignore[misc]
             if answer is not None:
                 result = answer
                 if name == BACKWARD:
                     add(self.model, result)
+                    self.values.check_model(here, self.model, self)
                 break
             # The others went on without this rank, which now follows them from here.
             self.was_left_out = True
@@ -229,6 +275,11 @@ class ScriptRank(SimRank):
         if effect.stopped and not self.state.has_state:
             return
         value, self.value = self.value, None
+        if effect.late:
+            assert self.average is not None
+            spot, value = self.average
+            assert spot == self.path.here, f"{self.me} waits in {self.path.here}, takes {spot}"
+            self.values.late += 1
         self.sim.after(0.01, lambda: self.go_on(value))
 
     def go_on(self, value: Sum | None = None) -> None:
@@ -264,7 +315,12 @@ class ScriptRank(SimRank):
             if operation.is_call or not self._is_in_hand:
                 self.labels += 1
             label = Label(self.me, self.labels)
-            self.grad = {**self.grad, label: Fraction(samples)}
+            if operation.is_call:
+                self.call = {label: Fraction(0)}
+            else:
+                self.grad = {**self.grad, label: Fraction(samples)}
+                self.values.model_of[label] = operation.model
+            self.value = None
             self.sim.checkers.produced(label, -1, samples, finite=True)
             self.post(ev.Step((), samples, 1, operation=operation, where="train.py:1"))
 
@@ -279,6 +335,8 @@ class ScriptRank(SimRank):
     def _carry_out(self, effect: ev.Effect) -> ev.Event | None:
         match effect:
             case ev.Apply(go=go, weighing=weighing):
+                if weighing.step:
+                    self.values.divisors.add(weighing.divisor)
                 self._take_result(go, self.result)
                 self.sim.checkers.committed(self, go, weighing)
             case ev.InstallPart(go=go, weighing=weighing):
@@ -307,9 +365,21 @@ class ScriptRank(SimRank):
                 return super()._carry_out(effect)
         return None
 
+    def _own(self, reduce: ev.Reduce) -> Sum:
+        operation = reduce.go.operation
+        if operation is not None and operation.is_call and reduce.source is not None:
+            return dict(self.call)
+        own = super()._own(reduce)
+        if operation is not None:
+            models = {self.values.model_of[label] for label in own} - {operation.model}
+            assert not models, f"{self.me} adds gradients of {models} to those of {operation}"
+        return own
+
     def _take_result(self, go: Go, result: Sum) -> None:
         self.last = result
         is_step = go.operation is not None and not go.operation.is_call
+        if is_step and go.operation is not None:
+            self.average = Spot(*go.operation.spot), result
         if is_step and not self.state.follows:
             self.weights = dict(self.weights)
             add(self.weights, result)
@@ -339,6 +409,12 @@ class ScriptSimulation(Simulation):
         rank.values = self.values
         return rank
 
+    def check_accounts(self) -> None:
+        """Check that nothing is pending when the job is over (S17.12)."""
+        for rank in self.finished:
+            left = rank.state.pending
+            assert left.empty, f"{rank.me} ends with {left.steps} and {left.drops} pending"
+
 
 def run_script(world: ScriptWorld, seed: int, what: list[Fault]) -> ScriptSimulation:
     """Run one history to its end; raises BrokenPromiseError with its story if a promise breaks."""
@@ -348,4 +424,5 @@ def run_script(world: ScriptWorld, seed: int, what: list[Fault]) -> ScriptSimula
     sim.run()
     if sim.finished:
         sim.checkers.at_end()
+        sim.check_accounts()
     return sim

@@ -122,8 +122,10 @@ class Arrivals:
         """
         if self._first is None:
             self._first, self.operation = share, share.operation
-        elif share.operation != self.operation and self.differs is None:
-            self.differs = self._first, share
+        elif self.operation is None or not self.operation.is_as(share.operation):
+            self.differs = self.differs or (self._first, share)
+        elif share.operation is not None and share.operation.settles:
+            self.operation = share.operation
 
     def _compare_coming(self, operation: Operation | None) -> None:
         if self.coming_operation is None:
@@ -260,6 +262,13 @@ class Arrivals:
             said |= {m: a._replace(kind=AnnounceKind.ARRIVE) for m, a in coming}
         return said
 
+    def has_ended(self, member: MemberId) -> bool:
+        """Return True if the last announcement of an active rank says that its loop has ended."""
+        said = self.last.get(member)
+        if said is None or said.share is None:
+            return said is not None and member in self.log.done
+        return said.share.done
+
     def silent(self) -> tuple[MemberId, ...]:
         """Return the active ranks for which the round still waits, in rank order."""
         said = self.last
@@ -291,11 +300,16 @@ class Arrivals:
 
     @property
     def overdue(self) -> MemberId | None:
-        """Silent rank whose work would be too old after this round, under `MaxAgePolicy.WAIT`."""
+        """Silent rank whose work would be too old after this round.
+
+        Under `MaxAgePolicy.WAIT` that is one whose batch is. In a script it is one that has not
+        taken the average of the last step (S17.3), which it shows by any announcement.
+        """
         while self._overdue:
             member = self._overdue[-1]
             said = self.last.get(member)
-            if said is None or said.kind is AnnounceKind.PENDING:
+            pending = said is not None and said.kind is AnnounceKind.PENDING
+            if said is None or (pending and not self.log.plan.script):
                 return member
             self._overdue.pop()
         return None
@@ -323,6 +337,8 @@ class Arrivals:
     def _too_old_to_leave(self) -> list[MemberId]:
         """Return the ranks that may be `overdue`, in reverse order, as a stack."""
         log, s = self.log, self.log.settings
+        if log.plan.script:
+            return sorted(log.owing, reverse=True)
         if s.late is not MaxAgePolicy.WAIT or not s.max_age:
             return []
         version, heard = log.version, log.heard

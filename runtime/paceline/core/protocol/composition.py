@@ -64,9 +64,10 @@ def ordinary_share(
     if log.plan.samples and not leases:
         return None
     samples = _samples(log.plan, leases)[0] if leases else _usual(log, member, operation)
+    is_call = operation is not None and operation.is_call
     return Share(
         member,
-        upto=log.upto.get(member, 0) + 1,
+        upto=log.upto.get(member, 0) + (not is_call),
         count=1,
         oldest=log.fresh_from,
         fresh=True,
@@ -74,6 +75,33 @@ def ordinary_share(
         unit=1 if log.plan.script else samples,
         leases=leases,
     )
+
+
+def call_share(log: Before, member: MemberId, operation: Operation, where: str) -> Share:
+    """Return the share of a rank that waits in a call of its script.
+
+    A call is no gradient: it has no sequence number, and what the rank has pending stays (S17.7).
+
+    Args:
+        log: Log that ends before the round.
+        member: The rank.
+        operation: The call.
+        where: File and line of the script.
+    """
+    share = ordinary_share(log, member, operation)
+    assert share is not None
+    return replace(share, operation=operation, where=where)
+
+
+def without_gradients(log: Before, share: Share) -> Share:
+    """Return a share that is not fresh, for a round that takes no late gradients.
+
+    Args:
+        log: Log that ends before the round.
+        share: The share as the rank has announced it.
+    """
+    upto = log.upto.get(share.member, 0)
+    return replace(share, upto=upto, count=0, samples=0, oldest=log.version, unit=1, metrics=())
 
 
 def quiet_share(log: Before, member: MemberId) -> Share:
@@ -172,7 +200,7 @@ def read(log: Before, go: Go) -> Composition:
     ordinary, quiet = chosen(go.ordinary, log.active), chosen(go.quiet, log.active)
     if len(go.offsets) != 2 * (len(ordinary) + len(quiet)):
         raise ValueError(f"{len(go.offsets) // 2} times for {len(ordinary) + len(quiet)} ranks")
-    upto = log.upto
+    upto, is_call = log.upto, go.operation is not None and go.operation.is_call
     if log.plan.samples:
         leases = log.first_leases(ordinary)
         samples = _samples(log.plan, leases)
@@ -186,7 +214,7 @@ def read(log: Before, go: Go) -> Composition:
         leases=leases,
         samples=samples,
         units=[1] * len(samples) if log.plan.script else samples,
-        upto=[upto.get(m, 0) + 1 for m in ordinary],
+        upto=[upto.get(m, 0) + (not is_call) for m in ordinary],
         quiet=tuple(quiet_share(log, m) for m in quiet),
     )
 

@@ -71,7 +71,8 @@ class Ledger:
         late = share.samples if share.count and not share.fresh else 0
         if share.fresh and share.oldest < fresh_from:
             # A fresh batch was merged with older ones; only its own lease, the last, is not late.
-            newest = samples_of(plan, share.leases[-1]) if share.leases else 1
+            alike = share.samples // share.count if plan.script and share.count else 1
+            newest = samples_of(plan, share.leases[-1]) if share.leases else alike
             late = share.samples - newest
         totals = self._of(share.member)
         totals.applied += share.samples

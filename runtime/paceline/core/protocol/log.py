@@ -45,6 +45,9 @@ OFFSETS_MAX: Final = 16
 ONE: Final = Fraction(1)
 """Progress and steps of a round in which every rank is fresh. It is shared because a Fraction is
 slow to make."""
+SETTLE_EVERY: Final = 32
+"""Steps of a script from one that waits for everybody to the next, where `fullEvery` is not set.
+Without them lateness would persist: a rank that is late once would stay behind (S17.5)."""
 AGES_MAX: Final = 1024
 """Number of recent weight updates that are kept to compute the age of a gradient. Before them, each
 round counts as one update."""
@@ -105,6 +108,15 @@ class Log:
     """True if the last round was void: no rank announces COMING in this one (R32)."""
     after_streamed: bool = False
     """True if the last round was streamed, void or not."""
+    owing: frozenset[MemberId] = frozenset()
+    """Ranks of a script that computed when its last step was made, so that their gradient of that
+    step is late. The next step waits until they have taken the average of that one (S17.3)."""
+    step_at: tuple[int, int] | None = None
+    """Place and number of the last step of a script; None before the first one."""
+    settles: bool = False
+    """True once an operation of the script has said that no gradient may be late (S17.5)."""
+    after_gen: bool = True
+    """True until the first step of a generation, which waits for everybody (S17.5)."""
     heard: dict[MemberId, int] = field(default_factory=dict)
     """Oldest version on which the next batch of each active rank may be computed
     (MaxAgePolicy.WAIT)."""
@@ -236,10 +248,14 @@ class Log:
 
     @property
     def _is_full_in_any_mode(self) -> bool:
-        since, s = self.version - self.started, self.settings
-        if since < max(1, s.warmup_rounds):
+        since, every = self.version - self.started, self.settings.full_every
+        if self.plan.script:
+            if self.settles or self.after_gen or len(self.with_state) != len(self.active):
+                return True
+            since, every = self.updates, every or SETTLE_EVERY  # calls are no steps (S17.1)
+        if since < max(1, self.settings.warmup_rounds):
             return True
-        return s.full_every > 0 and since % s.full_every == 0
+        return every > 0 and since % every == 0
 
     @property
     def is_synchronous(self) -> bool:
@@ -362,12 +378,24 @@ class Log:
             progress=gain,
         )
 
-    @staticmethod
-    def _weigh_operation(made: Composition) -> Weighing:
-        """Weigh an operation of a script: each rank that takes part has the weight of one (S5)."""
+    def _weigh_operation(self, made: Composition) -> Weighing:
+        """Weigh an operation of a script: each rank that takes part has the weight of one (S5).
+
+        A step is divided by the ranks that make it, those that are late with it included. So a
+        gradient weighs the same whenever it comes (S17.4).
+
+        Args:
+            made: Composition of the round.
+
+        Returns:
+            Weights and divisor of the round.
+        """
         operation = made.go.operation
         samples = sum(made.samples) + sum(s.samples for s in made.listed if s.count)
         is_step = operation is not None and not operation.is_call
+        ranks = len(made.contributors)
+        if is_step:
+            ranks = len(made.heard.fresh) + len(self._computing(made))
         return Weighing(
             contributors=made.contributors,
             unit=1,
@@ -375,9 +403,16 @@ class Log:
             samples=samples,
             first=True,
             step=is_step,
-            divisor=float(max(1, len(made.contributors))),
+            divisor=float(max(1, ranks)),
             scheduler_steps=0,
             progress=ONE if is_step else Fraction(0),
+        )
+
+    def _computing(self, made: Composition) -> frozenset[MemberId]:
+        """Return the ranks of a script that compute the gradient of a step when GO is sent."""
+        heard = made.heard
+        return (
+            frozenset(self.with_state).intersection(self.active).difference(heard.fresh, heard.idle)
         )
 
     def stops_with(self, go: Go) -> bool:
@@ -436,6 +471,7 @@ class Log:
             self.plan, self.version, self.started = gen.plan, gen.version, gen.version
             self.stopping, self.done, self.resting, self.heard = False, frozenset(), frozenset(), {}
             self.stopped_by = None
+            self.owing, self.step_at, self.settles = frozenset(), None, False
             self.upto, self.usual = {}, {}
             self.updated.clear()
             self.ledger.contributions_before = self.ledger.contributions
@@ -443,11 +479,13 @@ class Log:
             self.settings = gen.settings
         self.skips = self.skips.union(gen.skips or ())
         self.gen = gen
+        self.after_gen = True
         self.active, self.with_state = gen.active, gen.with_state
         members, active = frozenset(gen.members), frozenset(gen.active)
         self.benched &= members - active
         self.resting &= active
         self.done &= active
+        self.owing &= active
         self.heard = {m: self.heard.get(m, self.version) for m in gen.active}
         self.upto = {m: seq for m, seq in self.upto.items() if m in members}
         self.usual = {m: samples for m, samples in self.usual.items() if m in members}
@@ -484,6 +522,9 @@ class Log:
         self._append_usual(made)
         if go.listed:
             self._append_listed(go)
+        if go.operation is not None and not go.operation.is_call:
+            self.owing, self.step_at = self._computing(made), go.operation.spot
+            self.settles, self.after_gen = self.settles or go.operation.settles, False
         if self.plan.script and len(self.with_state) != len(self.active):
             # A rank that was admitted without a state takes part once it has it (S3).
             named = {*self.with_state, *made.ordinary, *(s.member for s in go.listed)}
@@ -663,6 +704,10 @@ class Log:
             lookahead=tuple(sorted(self.deal.lookahead.items())),
             after_void=self.after_void,
             after_streamed=self.after_streamed,
+            owing=tuple(sorted(self.owing)),
+            step_at=self.step_at,
+            settles=self.settles,
+            after_gen=self.after_gen,
             heard=tuple(sorted(self.heard.items())),
             upto=tuple(sorted(self.upto.items())),
             usual=tuple(sorted(self.usual.items())),
@@ -708,6 +753,10 @@ class Log:
             ledger=Ledger.restore(s.ledger),
             after_void=s.after_void,
             after_streamed=s.after_streamed,
+            owing=frozenset(s.owing),
+            step_at=s.step_at,
+            settles=s.settles,
+            after_gen=s.after_gen,
             heard=dict(s.heard),
             upto=dict(s.upto),
             usual=dict(s.usual),

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 
@@ -100,6 +101,11 @@ class DropReason(StrEnum):
     """Batch that the script's loop took without making a step of it (D1)."""
     FAILED = "failed"
     """Batch with which the script failed on two ranks, and which `failurePolicy` skips (R56)."""
+    UNLIKE = "unlike"
+    """Late in a script whose next backward pass is of another kind, so that no average can take it
+    (S17.5)."""
+    ENDED = "ended"
+    """Late when no further step of the script comes on its rank (S17.12)."""
 
 
 DROP_MEANINGS: Final[dict[DropReason, str]] = {
@@ -109,6 +115,8 @@ DROP_MEANINGS: Final[dict[DropReason, str]] = {
     DropReason.REVOKED: "one sum with work that others had got",
     DropReason.SKIPPED: "the loop made no step of the batch",
     DropReason.FAILED: "the script failed twice with the batch",
+    DropReason.UNLIKE: "late, and the script's next backward pass was of another kind",
+    DropReason.ENDED: "late when the script ended",
 }
 """Meaning of each reason for users, in the help of metrics and in dashboards."""
 
@@ -153,11 +161,36 @@ class Operation(Struct, frozen=True, omit_defaults=True, array_like=True):
     parts: tuple[tuple[str, int], ...] = ()
     """Type and number of elements of each buffer that is summed. A rank without the script's
     tensors contributes zeros of these sizes."""
+    model: int = 0
+    """Number of the model whose gradients a backward pass averages."""
+    settles: bool = False
+    """True for a backward pass from which on no gradient may be late: it reaches other parameters
+    than the one before, or adds to an average, or has a GradScaler (S17.5). Ranks may differ in
+    this."""
 
     @property
     def is_call(self) -> bool:
         """Return True if this is a collective call of the script."""
         return self.name != BACKWARD
+
+    @property
+    def spot(self) -> tuple[int, int]:
+        """Place of the operation and its number there."""
+        return self.place, self.number
+
+    @property
+    def kind(self) -> tuple[int, tuple[tuple[str, int], ...]]:
+        """What a backward pass reaches: gradients of two kinds cannot be added."""
+        return self.model, self.parts
+
+    @property
+    def needs_everybody(self) -> bool:
+        """Return True if the operation is made only with all active ranks (S17.5, S17.7)."""
+        return self.settles or self.is_call
+
+    def is_as(self, other: Operation | None) -> bool:
+        """Return True if another rank's operation is the same one."""
+        return other is not None and replace(other, settles=self.settles) == self
 
     def __str__(self) -> str:
         """Return the name, and for a backward pass the number of elements."""

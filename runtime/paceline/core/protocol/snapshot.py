@@ -98,6 +98,10 @@ class LogSnapshot(Struct, frozen=True):
     shadow: ShadowReport
     ledger: LedgerSnapshot
     skips: tuple[int, ...] = ()
+    owing: tuple[MemberId, ...] = ()
+    step_at: tuple[int, int] | None = None
+    settles: bool = False
+    after_gen: bool = True
 
 
 class Kept(Struct, frozen=True):

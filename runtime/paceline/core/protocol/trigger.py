@@ -71,6 +71,8 @@ def decide(
             return streamed
     if met is None:
         why = f"{late} would become older than {log.settings.max_age} rounds"
+        if log.plan.script:
+            why = f"{late} has not taken the average of the last step"
         return _or_bench(arrivals, now_ns, why)
     if met.trigger is None:
         bench = _or_bench(arrivals, now_ns, met.why)
@@ -103,6 +105,8 @@ def _streamed(arrivals: Arrivals, spread_ns: int) -> Decision | None:
 def _condition_met(arrivals: Arrivals, now_ns: int) -> Decision:
     """Judge the mode's own condition while some active ranks are silent."""
     s, k, fresh = arrivals.log.settings, arrivals.quorum, arrivals.fresh
+    if arrivals.operation is not None and arrivals.operation.needs_everybody:
+        return Decision(None, f"{arrivals.missing} ranks are awaited in {arrivals.operation}")
     if s.mode is Mode.DEADLINE and arrivals.partial:
         if not fresh:
             return Decision(None, "nobody arrived")

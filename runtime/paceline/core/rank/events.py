@@ -448,6 +448,9 @@ class Resume(Struct, frozen=True):
     progress: Progress
     under_way: bool = False
     """True if a gradient of this rank is under way; `progress` does not count it (R36)."""
+    late: bool = False
+    """True if the main thread of a script takes the average of the last step, which was made while
+    it computed its gradient (S17.2)."""
 
 
 class Held(Struct, frozen=True):

@@ -95,6 +95,7 @@ class Collector:
         if kind is AnnounceKind.PENDING:
             if share.base >= self._log.fresh_from and member in self._silent:
                 self._near.add(member)
+            self._urgent |= member in self._log.owing
             return
         if member in self._uncome:
             self._uncome.discard(member)
@@ -109,6 +110,8 @@ class Collector:
     def _is_awaited(self, member: MemberId) -> bool:
         """Return True if the round waits for this rank: it was drawn, or would be too old."""
         log, s = self._log, self._log.settings
+        if member in log.owing:
+            return True
         if s.late is MaxAgePolicy.WAIT and s.max_age:
             return log.age(log.heard.get(member, log.version)) >= s.max_age
         return s.mode is Mode.MAJORITY and s.random_initiator and member == initiator(log)

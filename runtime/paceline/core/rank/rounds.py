@@ -7,6 +7,7 @@ reduction, contributes what GO names of it, and commits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -23,13 +24,14 @@ from paceline.core.messages import (
 )
 from paceline.core.protocol.arrivals import Arrivals
 from paceline.core.protocol.bits import chosen, pack_bits, rounded
-from paceline.core.protocol.composition import compact
+from paceline.core.protocol.composition import call_share, compact, without_gradients
 from paceline.core.protocol.log import LogError
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import (
     AnnounceKind,
     Benched,
     Go,
+    Operation,
     Request,
     Share,
     Trigger,
@@ -72,18 +74,23 @@ def announce(rank: RankState) -> None:
     with_grad = kind in (AnnounceKind.ARRIVE, AnnounceKind.IDLE)
     if with_grad and is_for_later(rank):
         with_grad = False
-    share, ops = rank.pending.share(
-        rank.me,
-        round_=log.version,
-        age=log.age,
-        settings=log.settings,
-        with_grad=with_grad,
-        fresh=kind is AnnounceKind.ARRIVE,
-        holds=rank.holds,
-    )
-    rank.do(ops)
-    if kind is AnnounceKind.ARRIVE and rank.operation is not None:
-        share = replace(share, operation=rank.operation, where=rank.where)
+    operation = rank.operation if kind is AnnounceKind.ARRIVE else None
+    if operation is not None and operation.is_call:
+        share = call_share(log, rank.me, operation, rank.where)
+        share = replace(share, drops=tuple(rank.pending.drops))
+    else:
+        share, ops = rank.pending.share(
+            rank.me,
+            round_=log.version,
+            age=log.age,
+            settings=log.settings,
+            with_grad=with_grad,
+            fresh=kind is AnnounceKind.ARRIVE,
+            holds=rank.holds,
+        )
+        rank.do(ops)
+        if operation is not None:
+            share = replace(share, operation=operation, where=rank.where)
     rank.share = _with_standing(rank, share, kind)
     if kind is AnnounceKind.PENDING:
         rank.announced_pending = True
@@ -116,7 +123,8 @@ def _kind(rank: RankState) -> AnnounceKind | None:
         return AnnounceKind.IDLE
     if rank.main is Main.REST and (rank.draining or not rank.log.settings.is_synchronous):
         return AnnounceKind.IDLE  # in Full, rounds wait for a rank that evaluates (R13)
-    if not rank.announced_pending and (rank.pending.late.steps or rank.pending.drops):
+    late = rank.pending.late.steps or rank.pending.drops
+    if late and not rank.announced_pending and not rank.is_behind:
         return AnnounceKind.PENDING
     return AnnounceKind.COMING if streaming.hopes(rank) else None
 
@@ -199,6 +207,10 @@ def consider_start(rank: RankState) -> None:
     if arrivals.differs is not None:
         _fail_for_different_calls(rank, *arrivals.differs)
         return
+    if arrivals.done and arrivals.operation is not None and not log.is_synchronous:
+        ended = [m for m in arrivals.last if arrivals.has_ended(m)]
+        _fail_for_uneven_passes(rank, arrivals.operation, ended)
+        return
     go = _next_go(rank, arrivals, streaming.spread_ns(rank))
     if go is None:
         return
@@ -221,6 +233,18 @@ def _fail_for_different_calls(rank: RankState, one: Share, other: Share) -> None
             f"rank {one.member} is in {one.operation} at {one.where}, and rank {other.member} in "
             f"{other.operation} at {other.where}: all ranks must make the same calls in the same "
             "order",
+        )
+
+
+def _fail_for_uneven_passes(
+    rank: RankState, operation: Operation | None, ended: Sequence[MemberId]
+) -> None:
+    """End the job, because a script makes another step than one that has ended (S17.8)."""
+    if rank.fatal is None and operation is not None and not operation.is_call:
+        rank.fail(
+            "UnevenPasses",
+            f"a script waits in {operation}, and that of rank {min(ended)} has ended: in mode "
+            f"{rank.log.settings.mode} all ranks must make as many backward passes",
         )
 
 
@@ -269,9 +293,14 @@ def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
         back = tuple(x for x in log.held(member) if x not in kept)
         benched.append(Benched(member, back))
     listed = []
+    operation = arrivals.operation
+    # What is late goes into steps only, and into none of another kind (S17.1, S17.5).
+    takes_late = not log.plan.script or (operation is not None and not operation.needs_everybody)
     usual: dict[MemberId, tuple[AnnounceKind, int]] = {}
     for member, (kind, at_ns, share) in named.items():
         offset_us = (at_ns - first_ns) // 1000
+        if share is not None and not share.fresh and not takes_late:
+            share = without_gradients(log, share)
         if share is None:
             usual[member] = kind, offset_us
         else:
@@ -329,6 +358,10 @@ def join(rank: RankState) -> None:
     if go is None or rank.reducing is not None or not rank.in_rounds or rank.broken:
         return
     share = None if rank.passive else rank.log.read(go).share_of(rank.me)
+    if share is not None and share.count and rank.main is Main.DONE and not _has(rank, share):
+        # What was late here is dropped, because no step was to come (S17.12).
+        _fail_for_uneven_passes(rank, go.operation, (rank.me,))
+        return
     rank.reducing = go
     reduce = Reduce(go, None, 1.0) if share is None else _part(rank, go, share)
     streaming.began(rank, in_hand=reduce.in_hand)
@@ -345,14 +378,17 @@ def _part(rank: RankState, go: Go, share: Share) -> Reduce:
     if not share.count:
         return Reduce(go, None, 1.0)
     factor = rank.log.weigh(go).factor(share)
+    is_call = go.operation is not None and go.operation.is_call
     if go.streamed and rank.stream.announced:
         if streaming.is_in_hand(rank, share):
             return Reduce(go, BufferName.GRAD, factor, in_hand=True)
         if not _has(rank, share):
             return Reduce(go, None, 1.0, gives_up=True)
-    if not _has(rank, share):
+    if not is_call and not _has(rank, share):
         have = tuple(x for p in rank.pending.steps for x in p.leases)
         raise LogError(f"GO {rank.round} names {share} of {rank.me}, which has {have} pending")
+    if is_call:
+        return Reduce(go, BufferName.GRAD, factor)
     source, ops = rank.pending.contribute(share.upto)
     rank.do(ops)
     return Reduce(go, source, factor)
@@ -377,6 +413,8 @@ def on_reduced(rank: RankState, reduced: Reduced) -> None:
         every = rank.log.settings.hash_every
         after_commit(rank, go)
         due = bool(every) and rank.log.version % every == 0
+        if rank.log.plan.script and rank.main is Main.RUN:
+            due = False  # the script may be in the middle of its step (S17.11)
         rank.emit(Apply(go, weighing, hash=due))
 
 

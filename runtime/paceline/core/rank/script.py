@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import progress_of
-from paceline.core.protocol.records import Drop, DropReason, GivenUp
+from paceline.core.protocol.records import Drop, DropReason, GivenUp, Operation
 from paceline.core.protocol.sampling import samples_of
 from paceline.core.rank import rounds, streaming
 from paceline.core.rank.events import (
@@ -109,6 +109,12 @@ def _put_down(rank: RankState, main: Main) -> None:
 def _finish(rank: RankState, *, stop: bool) -> None:
     _put_down(rank, Main.DONE)
     rank.stops = stop
+    if rank.is_behind:
+        rank.fail(
+            "UnevenPasses",
+            f"the script of rank {rank.me} has ended, and the others have made a backward pass "
+            f"without it: in mode {rank.log.settings.mode} all ranks must make as many",
+        )
     if stop:
         _say_more(rank)
 
@@ -131,6 +137,9 @@ def on_step(rank: RankState, step: Step) -> None:
     rank.operation, rank.where = step.operation, step.where
     rank.facts.steps += 1
     pending = rank.pending
+    if step.operation is not None and not _begin_operation(rank, step.operation, step.where):
+        streaming.through(rank)
+        return
     pending.add(
         version=rank.main_version,
         leases=step.leases,
@@ -154,6 +163,51 @@ def on_step(rank: RankState, step: Step) -> None:
     streaming.through(rank)
 
 
+def _begin_operation(rank: RankState, operation: Operation, where: str) -> bool:
+    """Note that the script waits in an operation.
+
+    A call brings no gradient: what is late stays where it is (S17.7).
+
+    Args:
+        rank: State of this rank.
+        operation: The operation.
+        where: File and line of the script.
+
+    Returns:
+        True if the operation brings a gradient.
+    """
+    log = rank.log
+    if rank.is_behind and (operation.is_call or operation.spot != log.step_at):
+        place, number = log.step_at or (0, 0)
+        rank.fail(
+            "UnevenPasses",
+            f"rank {rank.me} is in {operation} at {where}, and the others have averaged backward "
+            f"pass {number} of pass {place // 2} over the loader without it: in mode "
+            f"{log.settings.mode} all ranks must make as many backward passes",
+        )
+    if operation.is_call:
+        if rank.passive or not rank.is_active:
+            rank.waits_for, rank.hands_on = NOTHING, False
+        return False
+    is_unlike, rank.kind = rank.kind not in (None, operation.kind), operation.kind
+    if is_unlike:
+        # No GO can name it: all ranks say that this operation settles.
+        rank.do(rank.pending.drop(BufferName.LATE, DropReason.UNLIKE, rank.holds))
+    settles = not log.is_synchronous and (operation.settles or is_unlike)
+    rank.operation = replace(operation, settles=settles)
+    return True
+
+
+def drop_at_the_end(rank: RankState) -> None:
+    """Drop what is late on a rank of a script that makes no step any more (S17.12)."""
+    leaves = rank.draining and rank.main is Main.PARKED and rank.waits_for < rank.log.version
+    if not rank.log.plan.script or not (leaves or rank.main is Main.DONE):
+        return
+    if rank.pending.steps and rank.is_active and not rank.passive:
+        for which in (BufferName.LATE, BufferName.GRAD):
+            rank.do(rank.pending.drop(which, DropReason.ENDED, rank.holds))
+
+
 def _unrest(rank: RankState) -> None:
     rank.main = Main.PARKED
     rank.waits_for, rank.hands_on = NOTHING, False
@@ -169,6 +223,8 @@ def wake(rank: RankState, *, between_rounds: bool) -> None:
     """
     drop_given_up(rank)
     show_leases(rank)
+    if between_rounds:
+        drop_at_the_end(rank)
     if rank.main not in (Main.PARKED, Main.WANT) or rank.passive:
         return
     if rank.follows and not rank.needs:
@@ -196,10 +252,11 @@ def _wake_active(rank: RankState) -> None:
             rank.waits_for, rank.hands_on = rank.log.version, False
         return
     fresh = _was_fresh(rank)
+    late = rank.log.plan.script > 0 and bool(pending.grad.steps)
     if pending.grad.steps and is_free(rank):
         rank.do(pending.merge())
     rank.facts.jumps += rank.waits_for != NOTHING and not fresh
-    _resume(rank, fresh=fresh)
+    _resume(rank, fresh=fresh, late=late)
 
 
 def waits_for_the_one_before(rank: RankState) -> bool:
@@ -240,17 +297,22 @@ def _hand_on(rank: RankState) -> None:
 
 
 def _was_fresh(rank: RankState) -> bool:
-    """Return True if the gradient of the waiting main thread was applied in its own round."""
-    return rank.pending.empty and rank.waits_for == rank.log.version - 1
+    """Return True if the gradient of the waiting main thread was applied in its own round.
+
+    In a script something else may be late while it waits in a call.
+    """
+    pending = rank.pending
+    applied = not pending.grad.steps if rank.log.plan.script else pending.empty
+    return applied and rank.waits_for == rank.log.version - 1
 
 
-def _resume(rank: RankState, *, fresh: bool) -> None:
+def _resume(rank: RankState, *, fresh: bool, late: bool = False) -> None:
     rank.main = Main.RUN
     rank.main_version = rank.log.version
     rank.waits_for, rank.operation, rank.needs = NOTHING, None, False
     under_way = waits_for_the_one_before(rank)
     progress = progress_of(rank.log)
-    rank.emit(Resume(rank.log.version, fresh, rank.log.stopped, progress, under_way))
+    rank.emit(Resume(rank.log.version, fresh, rank.log.stopped, progress, under_way, late))
 
 
 def drop_given_up(rank: RankState) -> None:

@@ -185,6 +185,8 @@ class RankState:
     """Operation of the script in which the main thread is PARKED; None otherwise."""
     where: str = ""
     """File and line of the script at which it called this operation."""
+    kind: tuple[int, tuple[tuple[str, int], ...]] | None = None
+    """Kind of the last backward pass of the script; None before the first one."""
     hands_on: bool = False
     """True if the main thread is PARKED in a step() that goes on once its gradient is under way."""
     draining: bool = False
@@ -302,6 +304,12 @@ class RankState:
     def is_active(self) -> bool:
         """Return True if the log lists this rank as active."""
         return self.me in self.log.places
+
+    @property
+    def is_behind(self) -> bool:
+        """Return True if the script has not taken the average of the job's last step (S17.3)."""
+        behind = self.main_version < self.log.version and self.me in self.log.owing
+        return behind and self.has_state and not self.passive
 
     def holds(self, lease: int) -> bool:
         """Return True if the log gives a lease to this rank."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
 from paceline_api.jobfile import JobFile
@@ -29,6 +30,13 @@ from paceline.worker.operations import (
     parts_of,
 )
 
+log = logging.getLogger("paceline.rank")
+
+TRIES_MAX: Final = 300
+"""How often an operation is made until all slots take part. With TRY_S this is five minutes: enough
+for a new pod, if not for a queue."""
+TRY_S: Final = 1.0
+"""Pause between two of these tries, in seconds."""
 Parts = tuple[tuple[str, int], ...]
 EXIT_AGAIN: Final = 75
 """Exit code of a rank that has to run its script from the first line again (EX_TEMPFAIL)."""
@@ -50,7 +58,12 @@ class ScriptEngine(Engine):
         self.was_active = False
         """True once this rank has taken part in an operation."""
         self.given_up = 0
-        """Number of missing slots that no call waits for any more."""
+        """Number of missing slots that no operation waits for any more."""
+        self._missing = 0
+        """Number of slots that were missing in the last operation."""
+        self.needs_all = False
+        """True if the script gathers a part of each slot within a pass, so that its steps wait for
+        missing slots as calls at points do. The same on all ranks."""
         super().__init__(settings)
 
     @property
@@ -173,6 +186,55 @@ class ScriptEngine(Engine):
             if (done := self._take_part(operation, buffers, samples, where)) is not None:
                 return done
 
+    def operate_with_all(
+        self, name: str, buffers: list[torch.Tensor], *, opens: bool = True, where: str = ""
+    ) -> Result:
+        """Make a call, again until the slots that are replaced have come (S3).
+
+        All ranks see the same results, and a rank that joins repeats them, so all make the same
+        number of tries. Calls within a pass wait only in a script that gathers a part of each slot
+        there. A slot can be waited for only where a rank that joins can begin.
+
+        Args:
+            name: As for `operate`, like all others.
+            buffers: Flat tensors of a floating-point type.
+            opens: True if a script that joins can begin at this operation.
+            where: File and line of the script, for errors.
+
+        Returns:
+            The sums.
+        """
+        waits = opens and (self.is_at_point or self.needs_all)
+        for tries in range(TRIES_MAX):
+            result = self.operate(name, buffers, opens=opens, where=where)
+            if not waits or result.missing <= self.given_up:
+                return result
+            if not self.follows:  # a rank that follows repeats the tries of the others
+                if not tries:
+                    log.warning("%s: waiting for %d ranks that are replaced", name, result.missing)
+                self.pause(TRY_S)
+        log.warning("%s: going on without %d ranks", name, result.missing)
+        self.given_up = result.missing
+        return result
+
+    def wait_for_missing(self, where: str) -> None:
+        """Wait for missing slots before a step at which a rank can join, if the script needs all.
+
+        Args:
+            where: File and line of the script, for errors.
+        """
+        if self.needs_all and self._missing > self.given_up:
+            self.operate_with_all("wait for ranks", [torch.zeros(1)], where=where)
+
+    @property
+    def waits(self) -> list[Any]:
+        """Return what decides for which slots this rank waits, for a rank that joins."""
+        return [self.needs_all, self.given_up, self._missing]
+
+    def set_waits(self, waits: Sequence[Any]) -> None:
+        """Wait for the slots that the donor waits for."""
+        self.needs_all, self.given_up, self._missing = waits
+
     def _take_part(
         self, operation: Operation, buffers: list[torch.Tensor], samples: int, where: str
     ) -> Result | None:
@@ -187,7 +249,7 @@ class ScriptEngine(Engine):
             result, operations.source = operations.result, []
             if result is not None:
                 operations.path.made()
-                self.was_active = True
+                self.was_active, self._missing = True, result.missing
         if result is None and resume.stopped:
             raise DismissedError(0)
         if samples:

@@ -59,7 +59,8 @@ class Process:
         )
         passes: Any = SimpleNamespace(training=set(), epochs={}, cursors={}, steps=0)
         models: Any = SimpleNamespace(adopted=[ddp], spans={})
-        self.states = States(models, passes)
+        engine: Any = SimpleNamespace(waits=[False, 0, 0], set_waits=list)
+        self.states = States(engine, models, passes)
 
     def train(self, optimizer: Optimizer, steps: int = 3, after: Any = None) -> None:
         for step in range(steps):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import FrameType
 from typing import Any, Final, Protocol
@@ -38,11 +38,6 @@ log = logging.getLogger("paceline.rank")
 
 NAMES: Final = ("gloo", "nccl", "mpi", "ucc", "xccl")
 """Names of torch's backends that a script may ask for."""
-TRIES_MAX: Final = 300
-"""How often a call at a point is made until all slots take part. With TRY_S this is five minutes:
-enough for a new pod, if not for a queue."""
-TRY_S: Final = 1.0
-"""Pause between two of these tries, in seconds."""
 Tensors = Sequence[torch.Tensor]
 
 
@@ -78,7 +73,14 @@ def finished(value: object) -> Work:
 class JobBackend(Backend):
     """One process group of the script."""
 
-    def __init__(self, engine: ScriptEngine, slot: int, slots: int, size: int) -> None:
+    def __init__(
+        self,
+        engine: ScriptEngine,
+        slot: int,
+        slots: int,
+        size: int,
+        is_training: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Create the backend of a group.
 
         Args:
@@ -86,10 +88,12 @@ class JobBackend(Backend):
             slot: Slot of this rank.
             slots: Number of slots of the job.
             size: Number of ranks in the group: `slots`, or 1 for this rank alone.
+            is_training: Returns False while the script evaluates its models.
         """
         super().__init__(slot if size > 1 else 0, size)
         self._engine, self._slot, self._slots = engine, slot, slots
         self._has_one_rank = size == 1
+        self.is_training = is_training
 
     @property
     def _is_alone(self) -> bool:
@@ -313,15 +317,24 @@ class JobBackend(Backend):
         """Return the tensors of every rank of the group, in rank order."""
         if self._is_alone:
             return [[tensor.detach().clone() for tensor in own]] * self.size()
+        engine = self._engine
+        engine.needs_all = engine.needs_all or not engine.is_at_point
         parts = self._gather(f"{call}({shape_of(own)})", own, likes)
+        there = [part for part in parts if part is not None]
         missing = [str(slot) for slot, part in enumerate(parts) if part is None]
-        if missing:
+        if missing and not self.is_training():
+            log.warning(
+                "%s in an evaluation without rank %s: its part is missing, and that of rank %d "
+                "stands for it",
+                *(call, ", ".join(missing), next(n for n, p in enumerate(parts) if p is not None)),
+            )
+        elif missing:
             raise UnsupportedError(
                 f"{call} without rank {', '.join(missing)}, which has left the job: its part of "
                 "the result is missing",
                 hint="a rank that is replaced comes back; or use all_reduce, which goes on without",
             )
-        return [part for part in parts if part is not None]
+        return [part if part is not None else there[0] for part in parts]
 
     def _gather(self, call: str, own: Tensors, likes: Tensors) -> list[list[torch.Tensor] | None]:
         buffer = gather_buffer(own, self._slot, self._slots, likes)
@@ -364,29 +377,8 @@ class JobBackend(Backend):
         return found
 
     def _operate(self, name: str, buffers: list[torch.Tensor]) -> Result:
-        """Make a call; at a point, again until the slots that are replaced have come (S3).
-
-        All ranks see the same results, and a rank that joins repeats them, so all make the same
-        number of tries. Within a pass nobody can be waited for: a rank that joins gets the state at
-        the first operation after a batch.
-
-        Returns:
-            The sums.
-        """
-        engine, place = self._engine, where()
-        opens = engine.opens_here()
-        waits = opens and engine.is_at_point  # otherwise nobody can join here
-        for tries in range(TRIES_MAX):
-            result = engine.operate(name, buffers, opens=opens, where=place)
-            if not waits or result.missing <= engine.given_up:
-                return result
-            if not engine.follows:  # a rank that follows repeats the tries of the others
-                if not tries:
-                    log.warning("%s waits for %d ranks that are replaced", name, result.missing)
-                engine.pause(TRY_S)
-        log.warning("%s goes on without %d ranks", name, result.missing)
-        engine.given_up = result.missing
-        return result
+        opens = self._engine.opens_here()
+        return self._engine.operate_with_all(name, buffers, opens=opens, where=where())
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -409,13 +401,16 @@ class Joins(Protocol):
         """Join the job, unless it has; blocks until the script may go on."""
 
 
-def register(process: Joins, slot: int, slots: int) -> None:
+def register(
+    process: Joins, slot: int, slots: int, is_training: Callable[[], bool] = lambda: True
+) -> None:
     """Register the backend under the names of torch's own.
 
     Args:
         process: Joins the job with the first group.
         slot: Slot of this rank.
         slots: Number of slots of the job.
+        is_training: Returns False while the script evaluates its models.
     """
 
     def create(dist_options: Any, _: Any) -> JobBackend:
@@ -428,7 +423,7 @@ def register(process: Joins, slot: int, slots: int) -> None:
                 "spec.parallelism and pl.group()",
             )
         process.start()
-        return JobBackend(process.engine, slot, slots, size)
+        return JobBackend(process.engine, slot, slots, size, is_training)
 
     for name in NAMES:
         dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])

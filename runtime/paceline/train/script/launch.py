@@ -35,7 +35,7 @@ class Launched:
         self._settings = settings
         self.passes = Passes(engine)
         self.models = Models(engine, self.passes)
-        self.states = States(self.models, self.passes)
+        self.states = States(engine, self.models, self.passes)
         self._started = False
         engine.opens_here = self.passes.opens
         engine.on_load = self.states.load
@@ -46,7 +46,7 @@ class Launched:
         self.models.install()
         self.passes.install()
         self.slot = engine.place
-        register(self, self.slot, engine.slots)
+        register(self, self.slot, engine.slots, self.models.are_training)
         words.install(self)
         refuse_init(
             "pl.init() in a script that `paceline run SCRIPT` or `paceline launch` runs: it takes "

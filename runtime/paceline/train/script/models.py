@@ -153,6 +153,10 @@ class Models:
         kind.__init__, kind._sync_buffers = init, sync_buffers  # noqa: SLF001
         kind.register_comm_hook, kind._ddp_init_helper = hook, init_helper  # noqa: SLF001
 
+    def are_training(self) -> bool:
+        """Return False if the script evaluates all of its models."""
+        return not self.adopted or any(ddp.module.training for ddp in self.adopted)
+
     def parameters(self) -> list[torch.Tensor]:
         """Return the trained parameters of all models, for the hash that ranks compare."""
         return [
@@ -239,6 +243,8 @@ class Buckets:
         self._buffers, self._futures = [], []  # of a backward pass that has failed
         self._opens = self._passes.before_backward()
         self._samples, self._where = self._passes.samples(), where()
+        if self._opens:
+            self._engine.wait_for_missing(self._where)
         self._spot = self._engine.spot
         # On a device the buckets are filled by kernels that may still be queued.
         can_stream = len(self._parts) > 1 and first.device == HOST and not self._is_interrupted

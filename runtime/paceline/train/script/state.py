@@ -24,6 +24,7 @@ from paceline.errors import PacelineError
 from paceline.train.script.models import Models
 from paceline.train.script.passes import Passes
 from paceline.worker.operations import ScriptState
+from paceline.worker.script_engine import ScriptEngine
 from paceline.worker.state.codec import Decoder, Encoder
 
 log = logging.getLogger("paceline.rank")
@@ -60,8 +61,8 @@ class Counters:
 class States:
     """Reads and loads the state of the script in this process."""
 
-    def __init__(self, models: Models, passes: Passes) -> None:
-        self._models, self._passes = models, passes
+    def __init__(self, engine: ScriptEngine, models: Models, passes: Passes) -> None:
+        self._engine, self._models, self._passes = engine, models, passes
         self.kept: dict[str, Any] = {}
         """Objects that the script has given to `pl.keep`."""
         self._left_out: set[str] = set()
@@ -88,6 +89,7 @@ class States:
             "epochs": sorted(passes.epochs.items()),
             "cursors": sorted(passes.cursors.items()),
             "steps": passes.steps,
+            "waits": self._engine.waits,
             "spans": sorted((index, list(spot)) for index, spot in self._models.spans.items()),
         }
         return header, encoder.buffers
@@ -125,6 +127,7 @@ class States:
         header, decoder = received.header, Decoder(received.buffers)
         self._passes.cursors = {int(number): int(n) for number, n in header["cursors"]}
         self._passes.steps = header["steps"]
+        self._engine.set_waits(header["waits"])
         for index, model in enumerate(header["models"][: len(self._models.adopted)]):
             self._load_tensors(decoder, model, index)
         own = self._find()

@@ -78,10 +78,10 @@ between faults.
 | variable | what it holds |
 |---|---|
 | `PACELINE_RUN_DIR` | folder of the run, for results; not set outside of a job |
-| `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT` | a process group of one rank, \
-for scripts written for DDP: 0 and 1 on each rank; `pl.rank()` and `pl.size()` are the job's. \
-`LOCAL_RANK` is the index of the rank in its replica. A script of `paceline launch` has those of \
-torchrun |
+| `LOCAL_RANK` | index of the rank in its replica, as for `torch.cuda.set_device` |
+| `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` | as torchrun sets them, \
+in a script of `paceline launch` or behind `pl.attach()`; not set otherwise: `pl.rank()` and \
+`pl.size()` are the job's |
 """
 
 

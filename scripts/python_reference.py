@@ -21,11 +21,13 @@ BEFORE: Final = """\
 Everything that a script needs is in `import paceline as pl`. [porting.md](../porting.md) shows
 whole scripts, and what becomes of the lines of a script that exists.
 
-A rank's number and the number of ranks are those of the job: `pl.rank()` and `pl.size()`. `RANK`
-and `WORLD_SIZE` in its environment are 0 and 1 on every rank, since torch's process group has one
-rank (see [porting.md](../porting.md#from-distributeddataparallel)). So a script that draws its own
-batches says `torch.manual_seed(seed + pl.rank())` after `pl.init()`; where ranks have the same
-seed, the job says so (`SeedsEqual`).
+A script for torchrun needs none of it: `paceline run train.py` runs it as it is
+([scripts.md](../scripts.md)), and `pl.attach`, `pl.step` and `pl.keep` are for such scripts.
+
+A rank's number and the number of ranks are those of the job: `pl.rank()` and `pl.size()`. There is
+no `RANK` and `WORLD_SIZE` in its environment. So a script that draws its own batches says
+`torch.manual_seed(seed + pl.rank())` after `pl.init()`; where ranks have the same seed, the job
+says so (`SeedsEqual`).
 """
 INNER: Final = ("ensure_started", "start", "after_parking")
 """Methods of the optimizer that are for other parts of Paceline."""

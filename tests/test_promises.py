@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -197,14 +196,3 @@ def layer_of_marks(marks: list[str]) -> Layer:
     if layers.EXHAUSTIVE in marks:
         return Layer.ALL
     return Layer.TEST if layers.SLOW_MARKS.intersection(marks) else Layer.FAST
-
-
-def test_the_folders_that_make_test_fast_ignores_have_no_fast_tests() -> None:
-    """These folders are not imported, since the frameworks take seconds to import."""
-    ignored = re.findall(r"--ignore (\S+)", (ROOT / "Makefile").read_text())
-    assert ignored == ["tests/frameworks"]
-    for file in (ROOT / ignored[0]).glob("test_*.py"):
-        names = re.findall(r"^def (test_\w+)", file.read_text(), re.M)
-        layers = {layer_of(f"{file.relative_to(ROOT)}::{name}") for name in names}
-        assert layers, file
-        assert Layer.FAST not in layers, file

@@ -203,7 +203,7 @@ class Reason(_Told):
     )
     SCRIPT_TOOK_NO_PART = (
         "ScriptTookNoPart",
-        "The script ended with exit code 0 and never called pl.init() or pl.ddp().",
+        "The script ended with exit code 0, never called pl.init() and was not launched.",
     )
     SCRIPT_ENDED_EARLY = (
         "ScriptEndedEarly",

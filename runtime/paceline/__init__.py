@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.train.context import init
-    from paceline.train.ddp import ddp
     from paceline.train.group import group
     from paceline.train.job import evaluating, finish, is_publisher, log, progress, rank, size, stop
     from paceline.train.loader import DataLoader
     from paceline.train.optimizer import DistributedOptimizer
-    from paceline.train.script.words import keep, step
+    from paceline.train.script.words import attach, keep, step
     from paceline.train.steps import steps
 
 __version__ = version("paceline")
@@ -36,7 +35,7 @@ __all__ = [
     "DataLoader",
     "DistributedOptimizer",
     "__version__",
-    "ddp",
+    "attach",
     "evaluating",
     "finish",
     "group",
@@ -55,7 +54,7 @@ __all__ = [
 _HOME = {
     "DataLoader": "loader",
     "DistributedOptimizer": "optimizer",
-    "ddp": "ddp",
+    "attach": "script.words",
     "evaluating": "job",
     "finish": "job",
     "group": "group",

@@ -47,7 +47,7 @@ PRELOADED: Final = (
     *("paceline.cli.run", "paceline.cli.status", "paceline.local.runner"),
     *("paceline.transport.factory", "paceline.transport.mpi.transport"),
     *("paceline.worker.session", "paceline.worker.checkpoint.service", "zmq.utils.z85"),
-    *("paceline.train.context", "paceline.train.ddp", "paceline.train.loader"),
+    *("paceline.train.context", "paceline.train.loader"),
     *("paceline.train.optimizer", "paceline.train.steps", "paceline.transport.solo"),
     *(
         "paceline.transport.torch.gloo",

@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 import typer.main
 import yaml
-from paceline.agent.launch import group_of_one
 from paceline.cli.main import app
 from paceline.core.faults import parse_faults
-from paceline_api.ids import MemberId
 from paceline_api.reading.load import load_job
 from paceline_api.reading.overrides import with_overrides
 
@@ -79,7 +77,9 @@ def test_python_snippets_compile(where: str, code: str) -> None:
 @pytest.mark.parametrize(("where", "code"), RUNNABLE, ids=[where for where, _ in RUNNABLE])
 def test_runnable_python_snippets_run(where: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(code)
-    env = os.environ | group_of_one(MemberId(0, 0, 0)) | {"EPOCHS": "1", "OMP_NUM_THREADS": "1"}
+    # The variables of a torchrun with one process, for scripts that make a process group.
+    group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    env = os.environ | group | {"EPOCHS": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     status, said = end_of(ForkedCall(["script.py"], tmp_path, env, "python"))
     assert status == 0, f"{where}\n{said}"
 

@@ -38,7 +38,7 @@ def end(
 
 
 def test_a_usage_error_is_shown_with_its_line_and_hint_but_no_traceback(end: Any) -> None:
-    code, shown, told = end(lambda: check_optimizer(3, "DistributedOptimizer"))
+    code, shown, told = end(lambda: check_optimizer(3))
     assert code == 2
     assert shown.startswith("error: DistributedOptimizer got a int, not a torch optimizer (")
     assert f"{__file__}, line " in shown

@@ -15,17 +15,13 @@ from typing import Any
 import paceline as pl
 import pytest
 import torch
-import torch.distributed as dist
-from paceline.errors import UnsupportedError, UsageError
-from paceline.train import context, ddp
+from paceline.errors import UsageError
+from paceline.train import context
 from paceline.train.mistakes import explain_errors
 from paceline.transport.variables import restore_variables, set_variable
 from torch import nn
-from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import TensorDataset
-
-from testing.lone_session import LoneSession, started
 
 
 @pytest.fixture
@@ -46,9 +42,6 @@ def state_of_process(model: nn.Module) -> dict[str, Any]:
         "threads of torch": (torch.get_num_threads(), torch.get_num_interop_threads()),
         "modes of torch": (torch.is_grad_enabled(), torch.get_default_dtype()),
         "random numbers": torch.initial_seed(),
-        "clipping": {name: vars(clip_grad).get(name) for name in vars(clip_grad)},
-        "by its other name": nn.utils.clip_grad_norm_,
-        "torch.distributed": {name: getattr(dist, name, None) for name in ddp.REDUCING},
         "hooks of optimizers": dict(torch_optimizer._global_optimizer_pre_hooks),
         "hooks of the model": (dict(model._forward_pre_hooks), dict(model._forward_hooks)),
         "hooks of parameters": [p._post_accumulate_grad_hooks for p in model.parameters()],
@@ -109,22 +102,6 @@ def test_finishing_before_all_samples_are_used_is_an_error() -> None:
         break
     with pytest.raises(UsageError, match=r"samples of the job are left(.|\n)*pl.stop"):
         pl.finish()
-
-
-def test_reductions_of_torch_stay_refused_after_the_job(group_of_one: None) -> None:
-    session = LoneSession()
-    session.size = 2
-    started(session)
-    plain = dist.all_reduce
-    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    pl.ddp(model, optimizer)
-    assert dist.all_reduce is not plain
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    pl.finish()
-    with pytest.raises(UnsupportedError, match="this rank's own"):
-        dist.all_reduce(torch.ones(1))
 
 
 def test_environment_variables_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:

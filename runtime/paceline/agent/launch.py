@@ -19,7 +19,7 @@ import msgspec
 from paceline_api.errors import PacelineError
 from paceline_api.ids import MemberId
 from paceline_api.jobfile import JobFile
-from paceline_api.names import TORCHELASTIC
+from paceline_api.names import RESERVED_ENV, TORCHELASTIC
 from paceline_api.types.enums import Backend
 
 from paceline import scratch
@@ -126,16 +126,23 @@ def plan_rank(
     """
     name = f"{member.slot}.{member.local}-{member.attempt}" + (f"-{shard}" if shard else "")
     own_sockets, own_temporary = sockets / name, temporary / name / scratch.TMPDIR
-    # Variables of a torchrun around the run. `pl.init()` uses them to detect one inside it.
+    # Variables of a torchrun around the run. `pl.init()` uses them to detect one inside it, and a
+    # script that nobody has launched must not find a group (S16).
     strange = (PREFIX, TORCHELASTIC)
-    inherited = {name: text for name, text in outside.items() if not name.startswith(strange)}
+    inherited = {
+        name: text
+        for name, text in outside.items()
+        if not name.startswith(strange) and name not in RESERVED_ENV
+    }
     own: dict[str, str] = {"TMPDIR": str(own_temporary)}
     own[ENV_COMPILED] = inherited.get(ENV_COMPILED, str(temporary.parent / "torchinductor"))
     if settings.local or settings.procs * spec.model > 1:
         # Otherwise each rank of a machine would start one thread per core.
         own.setdefault("OMP_NUM_THREADS", inherited.get("OMP_NUM_THREADS", "1"))
-    alone = spec.model == 1
-    own.update(group_of_one(member) if alone else group_of(member, shard, spec.model))
+    own["LOCAL_RANK"] = str(member.local * spec.model + shard)
+    own["GLOO_SOCKET_IFNAME"] = "lo"
+    if spec.model > 1:
+        own.update(group_of(shard, spec.model))
     own["PYTHONUNBUFFERED"] = inherited.get("PYTHONUNBUFFERED", "1")  # so that logs appear at once
     told = rank_environment(settings, member, shard, scratch=own_sockets)
     known = {**inherited, **own, **told}
@@ -162,36 +169,14 @@ def plan_rank(
     return LaunchPlan(argv, env, bool(mpiexec), order, folders)
 
 
-def group_of_one(member: MemberId) -> dict[str, str]:
-    """Return the variables that make a rank alone in its torch process group.
-
-    `torch.distributed.init_process_group()` reads them. A job's ranks come and go, which no process
-    group of torch can follow (D14).
-
-    Args:
-        member: Member id of the rank.
-
-    Returns:
-        Environment variables.
-    """
-    return {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": str(member.local),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",  # any free port
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-
-
-def group_of(member: MemberId, shard: int, model: int) -> dict[str, str]:
+def group_of(shard: int, model: int) -> dict[str, str]:
     """Return the variables of a rank that holds one shard of the model, for torch's process group.
 
     The ranks of its group start and end together. `pl.group()` connects them and knows the port
-    (D20).
+    (D20). Other ranks have no such variables: a script of `paceline launch` gets those of torchrun
+    there, and without it `init_process_group()` finds no group and fails at once (S16).
 
     Args:
-        member: Member id of the group.
         shard: Which shard this rank holds.
         model: Number of shards.
 
@@ -201,9 +186,7 @@ def group_of(member: MemberId, shard: int, model: int) -> dict[str, str]:
     return {
         "RANK": str(shard),
         "WORLD_SIZE": str(model),
-        "LOCAL_RANK": str(member.local * model + shard),
         "MASTER_ADDR": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
     }
 
 

@@ -16,12 +16,11 @@ import typer
 from paceline_api.bounded import read_file
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, JobFileError, PacelineError
-from paceline_api.ids import MemberId
 from paceline_api.jobfile import JOB_FILE, JobFile, read_job_file
 from paceline_api.types.enums import Wire
 
 from paceline import private_files
-from paceline.agent.launch import expand, group_of_one
+from paceline.agent.launch import expand
 from paceline.core.replay.sequence import RESULT, ReplayResult
 from paceline.environment import ENV_REPLAY, PREFIX
 from paceline.local.rundir import check
@@ -157,7 +156,7 @@ def _environment(spec: JobFile) -> dict[str, str]:
     """Return the environment of a rank that belongs to no job."""
     outer = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     own_bin = str(Path(sys.executable).parent)
-    env = outer | group_of_one(MemberId(0, 0, 0))
+    env = outer | {"LOCAL_RANK": "0"}
     env["PATH"] = os.pathsep.join([own_bin, outer.get("PATH", os.defpath)])
     env.setdefault("OMP_NUM_THREADS", "1")
     for name, text in spec.env:

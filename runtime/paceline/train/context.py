@@ -112,8 +112,7 @@ class Context:
         if self.optimizer is None:
             raise UsageError(
                 f"{why} without an optimizer of the job",
-                hint="say before: optimizer = pl.DistributedOptimizer(optimizer, model), or in a "
-                "DDP script pl.ddp(model, optimizer, ...)",
+                hint="say before: optimizer = pl.DistributedOptimizer(optimizer, model)",
             )
         return self.optimizer
 

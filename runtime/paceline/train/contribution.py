@@ -15,7 +15,6 @@ stay in it (R11). It is therefore never simply erased.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -88,27 +87,12 @@ class ContributionBuilder:
         session: The session that owns the leases and counts skipped ones.
         gradients: The buffers that backward() adds to.
         mean: True if the loss of a batch is a mean over its samples, False if it is a sum.
-        parts: Number of batches whose gradients add up to the gradient of one step. It is more than
-            1 in a DDP script that accumulates: there each batch adds 1/parts of its weight to GRAD.
-        announce: Announces a contribution from `settle`. For scripts that count batches themselves
-            to decide when they call `step()`. Their count may come to differ from the lease's, so
-            the end of the lease is what counts.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        gradients: Gradients,
-        *,
-        mean: bool,
-        parts: int = 1,
-        announce: Callable[[Contribution], None] | None = None,
-    ) -> None:
+    def __init__(self, session: Session, gradients: Gradients, *, mean: bool) -> None:
         self._session = session
         self._gradients = gradients
         self._mean = mean
-        self._parts = parts
-        self._announce = announce
         self._batch: Batch | None = None
         self._lease: Batch | None = None
         """Last batch taken of the lease that is neither announced nor skipped."""
@@ -164,8 +148,6 @@ class ContributionBuilder:
         if batch is None:
             if self._put_back:
                 raise _looked("step()")
-            if self._announce is not None:
-                return None  # `settle` announced it at the end of its lease
             if self._erased:
                 raise _erased()
             if self._left_out or self._forgotten == 1:
@@ -180,8 +162,7 @@ class ContributionBuilder:
             raise UsageError(
                 "several batches were taken for one step()",
                 hint="say DataLoader(..., accumulate=K), call step() after each backward() and do "
-                "not divide the loss by K (with DDP: pl.ddp(..., accumulate=K)); or call "
-                "zero_grad() to drop a batch on purpose",
+                "not divide the loss by K; or call zero_grad() to drop a batch on purpose",
             )
         if self._erased and not self._gradients.touched():
             raise _erased()
@@ -211,9 +192,8 @@ class ContributionBuilder:
             # Late work in GRAD has the earlier unit, and both are one sum by now.
             raise UsageError(
                 f"step(samples={samples}) after step(samples={self._self_fed_samples})",
-                hint="use pl.DataLoader, or in a DDP script pl.ddp(model, optimizer, loader, "
-                "epochs=...), which know each batch's size beforehand; without them a loss with "
-                'reduction="sum" and pl.DistributedOptimizer(loss_reduction="sum")',
+                hint="use pl.DataLoader, which knows each batch's size beforehand; without it a "
+                'loss with reduction="sum" and pl.DistributedOptimizer(loss_reduction="sum")',
             )
         self._self_fed_samples = samples
         self._gradients.attach()
@@ -230,16 +210,10 @@ class ContributionBuilder:
             return
         touched, self._passed = self._gradients.touched(), True
         self._left_out |= not touched
-        if touched and not self._gradients.detached():
-            if not batch.last:
-                self._finish(batch)  # one step() per lease counts like one per batch
-                self._unstepped = True
-                return
-            if self._announce is not None:
-                contribution = self.complete()
-                assert contribution is not None, "of the last batch"
-                self._announce(contribution)
-                return
+        if touched and not self._gradients.detached() and not batch.last:
+            self._finish(batch)  # one step() per lease counts like one per batch
+            self._unstepped = True
+            return
         self._forgotten += touched
         self._skip()
 
@@ -315,7 +289,7 @@ class ContributionBuilder:
 
     def _unit(self, batch: Batch) -> int:
         """Return the unit of the gradient that the script computes from this batch (D3)."""
-        return (batch.samples if self._mean else 1) * self._parts
+        return batch.samples if self._mean else 1
 
     def _finish(self, batch: Batch) -> None:
         self._gradients.attach()

@@ -103,8 +103,6 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._optimizer: JobOptimizer | None = None
         self._stream: Iterator[tuple[Batch, T]] = iter(())
         self._next: tuple[Batch, T] | None = None
-        self._looked = False
-        """True if the last loop was dropped after one batch, of which nothing was computed."""
         self._epoch = -1
         self._epoch_ended = True
         super().__init__(
@@ -174,7 +172,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             )
         assert self._context is not None
         builder = self._optimizer.builder
-        self._looked, looks = False, True
+        looks = True
         while True:
             builder.settle()
             batch = self._peek()
@@ -193,7 +191,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 yield taken[1]
             except GeneratorExit:
                 if looks and builder.put_back():
-                    self._next, self._looked = taken, True
+                    self._next = taken
                 raise
             looks = False
 

@@ -16,7 +16,7 @@ import torch
 
 from paceline.core.protocol.records import DataPlan
 from paceline.errors import ChangedLaterError, DismissedError, JobStoppedError, UsageError
-from paceline.train import clipping, other_steps, phases, refusals
+from paceline.train import other_steps, phases, refusals
 from paceline.train.context import current
 from paceline.train.contribution import Contribution, ContributionBuilder
 from paceline.train.faults import Faults
@@ -58,9 +58,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         UnsupportedError: The optimizer, the model or the scheduler cannot be used in a job.
     """
 
-    called = "DistributedOptimizer"
-    """Name of the call by which the script handed its optimizer over; used in error hints."""
-
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -78,7 +75,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "a second DistributedOptimizer",
                 hint="one per job: put all parameters into one optimizer, in parameter groups",
             )
-        self._inner = refusals.check_optimizer(optimizer, self.called)
+        self._inner = refusals.check_optimizer(optimizer)
         self._model = refusals.check_model(model, optimizer, self._context.session.shards)
         refusals.check_scheduler(scheduler)
         refusals.check_limits(loss_reduction, clip_norm, clip_value)
@@ -213,11 +210,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self._self_fed:
             super().zero_grad()  # gradients from before the first batch belong to no lease
         self._hand_on_groups()
-        refusals.check_optimizer(self._inner, self.called)
+        refusals.check_optimizer(self._inner)
         if hasattr(self.step, "_wrapped_by_lr_sched"):
             raise changed_later("DistributedOptimizer", "a scheduler was made for it")
         refusals.check_memory(self._model)
-        self._trainables = refusals.Trainables(self._model, self.param_groups, self.called)
+        self._trainables = refusals.Trainables(self._model, self.param_groups)
         refusals.check_shards(self._inner, self._trainables.named)
         session = self._context.session
         self._gradients = Gradients(
@@ -234,25 +231,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
             clip_norm=self._clip_norm,
             clip_value=self._clip_value,
         )
-        named = self._trainables.named
-        self._context.changes.callback(clipping.refuse_for(parameter for _, parameter in named))
         self._started = True
-        self._making = self._make_builder(plan)
+        self._making = ContributionBuilder(self._context.session, self._gradients, mean=self._mean)
         own = self._committed.hash()
         session.begin(self._gradients, self._committed, plan, lookahead)
         self._differed = self._committed.hash() != own
         if session.version and not plan.ends:
             log.warning(
                 "this rank begins its loop at the first step, and the job has made %d: the script "
-                "feeds itself and says no number of steps. Say `for step in pl.steps(N)` (or "
-                "pl.ddp(..., steps=N)), and the job counts",
+                "feeds itself and says no number of steps. Say `for step in pl.steps(N)`, and the "
+                "job counts",
                 session.progress.step,
             )
         self._faults = Faults(self._context.faults, session.place)
         changes = self._context.changes
         for hook in phases.follow(self._model):
             changes.callback(hook.remove)
-        changes.callback(other_steps.refuse_for(self._model, self.called, self._is_own).remove)
+        changes.callback(other_steps.refuse_for(self._model, self._is_own).remove)
         self._show_groups()
 
     def after_parking(self) -> None:
@@ -270,17 +265,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             groups.
         """
         return optimizer in (self, self._inner) or optimizer.param_groups is self.param_groups
-
-    def _make_builder(self, plan: DataPlan) -> ContributionBuilder:  # noqa: ARG002
-        """Return the builder for this optimizer; subclasses override it (`pl.ddp`).
-
-        Args:
-            plan: The plan of the data. It matters where a script's gradients have another meaning.
-
-        Returns:
-            The builder of contributions.
-        """
-        return ContributionBuilder(self._context.session, self._gradients, mean=self._mean)
 
     def _complete(self, samples: int | None) -> Contribution | None:
         """Return the contribution that this step completes; None if its lease has more batches.
@@ -353,7 +337,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _check_unchanged(self) -> None:
         difference = changed(self._shown, self.param_groups)
         if difference:
-            raise changed_later(self.called, difference, self.called)
+            raise changed_later("DistributedOptimizer", difference)
         self._trainables.check_unchanged()
 
     def _show_groups(self) -> None:

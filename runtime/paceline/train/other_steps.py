@@ -18,13 +18,12 @@ from paceline.errors import UnsupportedError
 
 
 def refuse_for(
-    model: torch.nn.Module, called: str, is_jobs: Callable[[torch.optim.Optimizer], bool]
+    model: torch.nn.Module, is_jobs: Callable[[torch.optim.Optimizer], bool]
 ) -> RemovableHandle:
     """Make a step of another optimizer on a parameter of `model` an error, from now on.
 
     Args:
         model: The job's model.
-        called: Name of the call by which the script handed its optimizer over; used in hints.
         is_jobs: Returns True for an optimizer that is the job's own, under any of its names.
 
     Returns:
@@ -45,7 +44,7 @@ def refuse_for(
                         f"{name} of the job's model: it would change the weights of this rank "
                         "alone",
                         hint="a job has one optimizer: put all parameters into one, in parameter "
-                        f"groups, hand it to {called}, and leave out the other one's step()",
+                        "groups, hand it to DistributedOptimizer, and leave out the other's step()",
                     )
 
     return register_optimizer_step_pre_hook(before_step)

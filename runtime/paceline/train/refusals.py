@@ -16,6 +16,11 @@ from paceline.errors import ChangedLaterError, UnsupportedError, UsageError
 from paceline.worker.state.buffers import overlaps_itself, persistent_buffers
 from paceline.worker.state.shards import is_shard
 
+UNCHANGED: Final = (
+    "or leave a script for DDP, or for a framework that uses DDP, as it is, without pl, and start "
+    "it by `paceline run SCRIPT` or `paceline launch SCRIPT`"
+)
+"""The way out for a script whose own way of stepping is to stay."""
 REFUSED_OPTIMIZERS = {
     torch.optim.LBFGS: (
         "it evaluates the model several times in one step, each of which would be a round",
@@ -68,20 +73,14 @@ def _kinds(thing: object) -> set[str]:
     return {k.__name__ for k in type(thing).__mro__ if k.__module__.startswith("torch.distributed")}
 
 
-IN_ORDER = {
-    "DistributedOptimizer": "the optimizer first, then the model: "
-    "DistributedOptimizer(optimizer, model)",
-    "pl.ddp": "the model first, then the optimizer: pl.ddp(model, optimizer)",
-}
-"""Correct order of the arguments for each call that takes an optimizer and a model."""
+ORDER: Final = "pass the optimizer first, then the model: DistributedOptimizer(optimizer, model)"
 
 
-def check_optimizer(optimizer: object, called: str) -> torch.optim.Optimizer:
+def check_optimizer(optimizer: object) -> torch.optim.Optimizer:
     """Refuse an optimizer that cannot be rebound to other parameters.
 
     Args:
         optimizer: What the script has passed.
-        called: Name of the call that received it; used in hints.
 
     Returns:
         The optimizer.
@@ -92,8 +91,8 @@ def check_optimizer(optimizer: object, called: str) -> torch.optim.Optimizer:
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
-            f"{called} got a {type(optimizer).__name__}, not a torch optimizer",
-            hint=f"pass {IN_ORDER.get(called, 'a torch optimizer')}",
+            f"DistributedOptimizer got a {type(optimizer).__name__}, not a torch optimizer",
+            hint=ORDER,
         )
     for name, hint in SHARDED_OPTIMIZERS.items():
         if name in _kinds(optimizer):
@@ -106,8 +105,7 @@ def check_optimizer(optimizer: object, called: str) -> torch.optim.Optimizer:
         kind = type(optimizer)
         raise UnsupportedError(
             f"{kind.__module__.partition('.')[0]}'s {kind.__name__} wraps another optimizer",
-            hint="hand over the torch optimizer inside; with accelerate say prepare() of "
-            "paceline.frameworks.accelerate for accelerator.prepare()",
+            hint=f"hand over the torch optimizer inside; {UNCHANGED}",
         )
     for kind, (why, hint) in REFUSED_OPTIMIZERS.items():
         if isinstance(optimizer, kind):
@@ -146,13 +144,12 @@ def check_model(
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
             f"DistributedOptimizer got a {type(model).__name__}, not a model",
-            hint="pass the optimizer first, then the model: DistributedOptimizer(optimizer, model)",
+            hint=ORDER,
         )
     if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
         raise UnsupportedError(
             f"{type(model).__name__} reduces gradients on its own",
-            hint="pass the plain model; Paceline does the reduction. A script that is written for "
-            "DDP calls pl.ddp(model, optimizer, loader, epochs=...) instead",
+            hint=f"pass the plain model: Paceline does the reduction; {UNCHANGED}",
         )
     # torch.compile wraps the model. The original has the same parameters under their plain names.
     model = cast("torch.nn.Module", getattr(model, "_orig_mod", model))
@@ -252,8 +249,7 @@ def refuse_closure() -> UnsupportedError:
     return UnsupportedError(
         "step(closure) is not supported: a closure computes gradients inside the update, which "
         "happens on another thread, after the reduction",
-        hint="call loss.backward() before optimizer.step(). Lightning hands over a closure by "
-        "itself: say Trainer(strategy=JobStrategy()), of paceline.frameworks.lightning",
+        hint=f"call loss.backward() before optimizer.step(); {UNCHANGED}",
     )
 
 
@@ -336,14 +332,11 @@ class Trainables:
     Args:
         model: The job's model.
         groups: The parameter groups of the job's optimizer.
-        called: Name of the call by which the script handed its optimizer over; used in hints.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, groups: Sequence[dict[str, Any]], called: str
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, groups: Sequence[dict[str, Any]]) -> None:
         """Record the trainable parameters; UsageError if none or if the optimizer lacks one."""
-        self._model, self._called = model, called
+        self._model = model
         self._held = {parameter for group in groups for parameter in group["params"]}
         self._all = list(model.named_parameters())
         self._flags = [parameter.requires_grad for _, parameter in self._all]
@@ -398,7 +391,7 @@ class Trainables:
         raise UsageError(
             f"the optimizer of the job lacks the trainable parameter {lacking[0]}{more} of its "
             "model: no other rank would get its gradient",
-            hint=f"a job has one optimizer: hand one with all trainable parameters to "
-            f"{self._called}, in parameter groups if they differ in settings; set "
+            hint="a job has one optimizer: hand one with all trainable parameters to "
+            "DistributedOptimizer, in parameter groups if they differ in settings; set "
             "requires_grad=False for what is not trained",
         )

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from paceline_api.jobfile import JobFile
 from paceline_api.status import place_of
+from paceline_api.types.enums import Mode
 
 from paceline.clock import now_ns
 from paceline.core.protocol.places import Act, Spot
@@ -269,6 +270,11 @@ class ScriptEngine(Engine):
             self.operations.path.load()
         assert received is not None
         self.on_load(received)
+
+    @property
+    def mode(self) -> Mode:
+        """Mode of the job's rounds; Full without a job."""
+        return self._state.log.settings.mode if self._spec else Mode.FULL
 
     @property
     def spec(self) -> JobFile | None:

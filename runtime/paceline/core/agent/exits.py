@@ -19,8 +19,15 @@ from paceline.core.messages import RankDead, ScriptError
 
 ENDED_EARLY: Final = "ScriptEndedEarly"
 """Reason for a script that took part and ended before the job did (D7)."""
+LAUNCH_IT: Final = (
+    "a script for torchrun needs the command `paceline launch SCRIPT`, or pl.attach() as its first "
+    "line (docs/porting.md)"
+)
+"""What lets a script for torchrun take part in a job (S16)."""
+NO_GROUP: Final = "environment variable RANK expected"
+"""What torch says in a script that makes a process group and that nobody has launched."""
 TOOK_NO_PART: Final = "ScriptTookNoPart"
-"""Reason for a script that ended without a call of `pl.init()` or `pl.ddp()`."""
+"""Reason for a script that ended without `pl.init()`, and that `paceline launch` has not run."""
 CRASHES: Final = frozenset((SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS))
 """Signals that only a program's own instructions cause."""
 
@@ -197,8 +204,8 @@ def _reason(death: Death) -> str:
         return f"it could not be started: {death.text}"
     if death.code == 0 and death.outcome is None:
         return (
-            f"{TOOK_NO_PART}: the script ended and never called pl.init() or pl.ddp(), so each "
-            "rank did its work alone; docs/porting.md shows the lines to add"
+            f"{TOOK_NO_PART}: the script ended and never called pl.init(), so each rank did its "
+            f"work alone; {LAUNCH_IT}"
         )
     if death.code == 0:
         # Exit code 0 looks like success to the shell, but samples are missing (D7).
@@ -209,4 +216,6 @@ def _reason(death: Death) -> str:
     # A process cannot write anything about SIGKILL, so its last lines are about something else.
     tells = death.text and death.code != -SIGKILL
     what = str(death.error) if death.error is not None else how_it_ended(death.code)
+    if NO_GROUP in (death.text or ""):
+        what += f"; {LAUNCH_IT}"
     return what + (f"; last lines:\n{death.text}" if tells else "")

@@ -359,8 +359,8 @@ def _who_starts_over(c: CoordinatorState, commit: m.Commit) -> None:
     names = ", ".join(map(str, new))
     c.starts_over = (
         f"the script feeds itself and says no number of steps: it began at its first step on "
-        f"{names}, with the weights of version {gen.version}; say `for step in pl.steps(N)` (with "
-        "DDP: pl.ddp(..., steps=N)) and the job counts, or hand the loader over"
+        f"{names}, with the weights of version {gen.version}; say `for step in pl.steps(N)` and "
+        "the job counts, or use pl.DataLoader"
     )
     c.happened("ScriptStartsOver", c.starts_over)
 

@@ -186,10 +186,10 @@ def never_heard(c: CoordinatorState) -> str:
     held_up = f"; the job waits for {'it' if one else 'them'}" if c.gen is None and c.waits else ""
     pid = late[0].pid or "PID"
     return (
-        f"{who} run for a minute without pl.init() or pl.ddp(){held_up}. If the script hangs, "
+        f"{who} run for a minute without pl.init(){held_up}. If the script hangs, "
         f"`py-spy dump --pid {pid}` on its host or in its pod shows where, and `paceline logs` "
         "shows what it wrote last; if it still reads its data, call pl.init() before that; if it "
-        "calls neither, each rank does its work alone (docs/porting.md shows the lines to add). "
+        "is a script for torchrun, start it by `paceline launch SCRIPT` (docs/porting.md). "
         "Only spec.activeDeadlineSeconds ends it"
     )
 

@@ -322,11 +322,13 @@ class JobBackend(Backend):
         parts = self._gather(f"{call}({shape_of(own)})", own, likes)
         there = [part for part in parts if part is not None]
         missing = [str(slot) for slot, part in enumerate(parts) if part is None]
-        if missing and not self.is_training():
+        are_figures = all(like.numel() <= 1 for like in likes)
+        if missing and there and (are_figures or not self.is_training()):
+            first = next(slot for slot, part in enumerate(parts) if part is not None)
             log.warning(
-                "%s in an evaluation without rank %s: its part is missing, and that of rank %d "
+                "%s without rank %s, which has left: its part is missing, and that of rank %d "
                 "stands for it",
-                *(call, ", ".join(missing), next(n for n, p in enumerate(parts) if p is not None)),
+                *(call, ", ".join(missing), first),
             )
         elif missing:
             raise UnsupportedError(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline_api.types.enums import Mode
 from torch._C._distributed_c10d import TCPStore
 
 from paceline.environment import RankSettings
@@ -61,6 +62,7 @@ class Launched:
             return
         self._started = True
         self.engine.start()
+        _check(self.engine)
         received = self.engine.operations.received
         if self.engine.follows and received is not None:
             self.states.begin_to_follow(received)
@@ -164,6 +166,27 @@ class Launched:
             self.start()
         self.engine.end()
         return 0
+
+
+def _check(engine: ScriptEngine) -> None:
+    """Check that the job can run a script unchanged; a job file with `paceline launch` is.
+
+    Raises:
+        UsageError: The job has a mode or a shared model that needs Paceline's own API.
+    """
+    if engine.mode is not Mode.FULL:
+        raise UsageError(
+            f"spec.collective.mode is {engine.mode}, and a script without Paceline's optimizer "
+            "trains in Full only: after backward() its gradients are the average of all ranks",
+            hint="set it to Full; for the other modes use pl.DistributedOptimizer and "
+            "pl.DataLoader (docs/porting.md)",
+        )
+    if engine.shards > 1:
+        raise UsageError(
+            f"spec.parallelism.model is {engine.shards}, and a script without Paceline's optimizer "
+            "has the whole model on each rank",
+            hint="remove it, or use pl.DistributedOptimizer and pl.group() (docs/porting.md)",
+        )
 
 
 def main(command: Sequence[str]) -> int:

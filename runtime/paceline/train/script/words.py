@@ -1,9 +1,12 @@
-"""The two words that an unchanged script may add: `pl.step` and `pl.keep` (S10, S15)."""
+"""What a script for torchrun may add: `pl.attach`, `pl.step`, `pl.keep` (S10, S15, S16)."""
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any, Protocol
 
+from paceline.environment import ENV_MEMBER
 from paceline.errors import UsageError
 
 
@@ -39,6 +42,36 @@ def install(script: Launched) -> None:
     """Let the words ask this script from now on."""
     global _script
     _script = script
+
+
+def attach() -> None:
+    """Run this script as `paceline launch` runs one; call it in the script's first lines.
+
+    In a rank of a job whose command is `python SCRIPT`, the script begins again, with the rank and
+    world size of the job, and its process ends with it. Under `paceline run SCRIPT`, `paceline
+    launch`, torchrun and Python alone the call does nothing. Main thread only.
+
+    Raises:
+        UsageError: The script takes part in the job already, or its file is not known.
+    """
+    if not isinstance(_script, Alone) or ENV_MEMBER not in os.environ:
+        return
+    from paceline.train import context
+    from paceline.train.script.launch import main
+
+    if context.session() is not None:
+        raise UsageError(
+            "pl.attach() after pl.init(), by which the script takes part in its job",
+            hint="remove one of them: pl.init() is for scripts with pl.DistributedOptimizer",
+        )
+    started = sys.modules["__main__"]
+    spec, path = getattr(started, "__spec__", None), getattr(started, "__file__", None)
+    if spec is None and path is None:
+        raise UsageError(
+            "pl.attach() in a script without a file", hint="write the script into a file"
+        )
+    script = [str(path)] if spec is None else ["-m", spec.name.removesuffix(".__main__")]
+    sys.exit(main([*script, *sys.argv[1:]]))
 
 
 def step() -> int:

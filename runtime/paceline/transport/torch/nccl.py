@@ -135,7 +135,7 @@ class NcclTransport(TorchDistTransport):
         if self._stream is None or buffer.device != self._device:
             raise TransportError(
                 f"nccl moves memory of {self._device} only, this buffer is on {buffer.device}; "
-                "hint: move the model to the device before pl.DistributedOptimizer() or pl.ddp(), "
+                "hint: move the model to the device before pl.DistributedOptimizer(), "
                 "or use backend: auto"
             )
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -207,7 +207,7 @@ def only_device(devices: Collection[torch.device]) -> torch.device:
     raise TransportError(
         "spec.collective.backend: nccl moves the memory of one GPU per rank, and the parameters "
         f"are on {', '.join(sorted(map(str, devices)))}; hint: move the model to the rank's GPU "
-        "before pl.DistributedOptimizer() or pl.ddp(), or use backend: auto"
+        "before pl.DistributedOptimizer(), or use backend: auto"
     )
 
 

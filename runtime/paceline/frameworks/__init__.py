@@ -1,1 +1,0 @@
-"""Adapters for the training loops of other frameworks, one module per framework."""

@@ -45,13 +45,15 @@ class Script:
     def here(self) -> Spot:
         return self.path.here
 
-    def backward(self) -> Spot:
-        """Make a synchronizing backward pass; return the operation that it is."""
+    def backward(self, *, steps: bool = True) -> Spot:
+        """Make a synchronizing backward pass, and a step; return the operation that it is."""
         if self.passes.before_backward() and self.passes.cursors.get(0):
             self.sent.append(self.passes.cursors[0])
         made = self.here
         self.path.made()
         self.passes.after_backward()
+        if steps:
+            self.passes.stepped()
         return made
 
 
@@ -186,6 +188,16 @@ def test_batches_that_were_fetched_ahead_are_not_averaged(script: Script, held: 
     assert script.sent == list(range(1, 9 - max(1, held))) * 2
     assert script.passes.cursors == {0: 8}
     assert script.here == Spot(4, 0)
+
+
+def test_a_pass_with_batches_ahead_ends_behind_the_last_step(script: Script) -> None:
+    for give in (ahead, accelerated):
+        for _ in give(loader(8)):
+            script.backward(steps=False)
+            assert not script.here.is_at_point
+            assert not script.passes.opens(), "nobody can begin between a backward pass and a step"
+            script.passes.stepped()
+        assert script.here.is_at_point
 
 
 def test_an_operation_behind_the_last_step_but_one_opens_nothing(script: Script) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline_api.types.enums import Mode
 from torch._C._distributed_c10d import TCPStore
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from paceline.environment import RankSettings
 from paceline.errors import DismissedError, UsageError
@@ -46,6 +47,7 @@ class Launched:
         self.passes.on_skipped = self._skipped
         self.models.install()
         self.passes.install()
+        register_optimizer_step_post_hook(lambda *_: self.passes.stepped())
         self.slot = engine.place
         register(self, self.slot, engine.slots, self.models.are_training)
         words.install(self)

@@ -329,6 +329,13 @@ class Passes:
         for iteration in self._trained:
             iteration.end_step()
         self._count()
+
+    def stepped(self) -> None:
+        """Note that an optimizer has made its step.
+
+        A pass whose last batches were held ends here, and not with its last backward pass: what
+        follows until the step, such as DDP's exchange of unused parameters, is no place to begin.
+        """
         if self._pass is not None and self._pass.is_over:
             self.ended(self._pass)
 

@@ -81,6 +81,8 @@ class Iteration:
     """Samples of the last of them."""
     is_empty: bool = False
     """True if the loader has no batch left."""
+    is_left: bool = False
+    """True if its loop reads no more."""
     is_asked: bool = False
     """True if the script has asked for a batch since the last averaged backward pass."""
     at_step: int = 0
@@ -254,6 +256,13 @@ class Passes:
         elif iteration is self._pass or not self.training:
             self._asked(iteration)
 
+    def left(self, iteration: Iteration) -> None:
+        """Note that nothing reads from an iteration any more. The script may hold batches of it."""
+        if iteration is self._pass and iteration.is_held:
+            iteration.is_left = True
+        else:
+            self.ended(iteration)
+
     def ended(self, iteration: Iteration) -> None:
         """Note that all batches of an iteration are averaged, or that its loop was left."""
         if iteration is self._pass:
@@ -333,10 +342,11 @@ class Passes:
     def stepped(self) -> None:
         """Note that an optimizer has made its step.
 
-        A pass whose last batches were held ends here, and not with its last backward pass: what
-        follows until the step, such as DDP's exchange of unused parameters, is no place to begin.
+        A pass whose last batches were held, and whose loop reads no more, ends here, and not with
+        its last backward pass: what follows until the step, such as DDP's exchange of unused
+        parameters, is no place to begin.
         """
-        if self._pass is not None and self._pass.is_over:
+        if self._pass is not None and self._pass.is_over and self._pass.is_left:
             self.ended(self._pass)
 
 
@@ -365,5 +375,5 @@ class Batches(Iterator[Any]):
 
     def __del__(self) -> None:
         """End the pass when the script leaves its loop, unless it holds batches."""
-        if "_iteration" in self.__dict__ and not self._iteration.is_held:
-            self._passes.ended(self._iteration)
+        if "_iteration" in self.__dict__:
+            self._passes.left(self._iteration)

@@ -54,6 +54,8 @@ class Result(NamedTuple):
     """Number of ranks that took part."""
     missing: int
     """Number of slots that did not take part and whose scripts have not ended."""
+    name: str = ""
+    """The operation with its arguments, of a result that is kept."""
 
 
 @dataclass
@@ -95,7 +97,8 @@ class Operations:
         spot = Spot(operation.place, operation.number)
         if keep and spot.is_at_point:
             self.kept_bytes += size
-            result = result._replace(sums=[each.cpu().clone() for each in result.sums])
+            sums = [each.cpu().clone() for each in result.sums]
+            result = result._replace(sums=sums, name=operation.name)
         self.path.completed(spot, result, keep=keep)
 
 
@@ -239,7 +242,7 @@ class ScriptThread(CommThread):
         encoder: Encoder[torch.Tensor] = Encoder(as_tensor)
         with operations.lock:
             kept = [
-                [list(at), r.contributors, r.missing, encoder.encode(r.sums, "a kept result")]
+                [list(at), r.name, *r[1:3], encoder.encode(r.sums, "a kept result")]
                 for at, r in operations.path.kept.items()
             ]
             done = list(operations.path.done)
@@ -260,8 +263,9 @@ class ScriptThread(CommThread):
                 path.follows, path.state = True, None
             else:
                 path.state = Spot(*told["spot"])
-            for at, contributors, missing, sums in told["kept"]:
-                path.kept[Spot(*at)] = Result(decoder.decode(sums, HOST), contributors, missing)
+            for at, name, contributors, missing, sums in told["kept"]:
+                found = decoder.decode(sums, HOST)
+                path.kept[Spot(*at)] = Result(found, contributors, missing, name)
             path.done = Spot(*told["done"])
             self.operations.received = ScriptState(told["script"], buffers[told["first"] :])
             plan = self.machine.state.log.plan

@@ -162,7 +162,8 @@ class ScriptEngine(Engine):
             next operation.
 
         Raises:
-            LeftBehindError: The others have completed the operation without this rank.
+            LeftBehindError: The others have completed the operation without this rank, or another
+                one at this spot.
         """
         operations = self.operations
         parts = parts_of(buffers) if parts is None else parts
@@ -171,6 +172,10 @@ class ScriptEngine(Engine):
                 spot, act = operations.path.here, operations.path.operation()
                 if act is Act.REPEAT:
                     result = operations.path.kept[spot]
+                    if result.name != name:
+                        raise LeftBehindError(
+                            f"it calls {name} where the others called {result.name}"
+                        )
                     operations.path.made()
                     return result
             if act is Act.ALONE:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from paceline.core.protocol.places import Spot
+from paceline.core.protocol.records import Operation
 from paceline.worker.operations import Operations, Result
 from paceline.worker.script_engine import LeftBehindError, ScriptEngine
 
@@ -24,8 +25,8 @@ class Alone(ScriptEngine):
         self.made: list[str] = []
         self.pauses = 0
 
-    def _take_part(self, name: str, *_: Any) -> Result:
-        self.made.append(name)
+    def _take_part(self, operation: Operation, *_: Any) -> Result:
+        self.made.append(operation.name)
         self.operations.path.made()
         self._missing = next(self._answers)
         return Result([torch.ones(1)], 2, self._missing)
@@ -41,27 +42,31 @@ def test_a_call_at_a_point_is_made_again_until_all_slots_are_there() -> None:
     assert engine.pauses == 2
 
 
+def steps(engine: Alone, count: int = 2) -> None:
+    for _ in range(count):
+        engine.wait_for_missing("")
+        engine.operate("backward", NUMBER, samples=4)
+
+
 def test_a_step_goes_on_without_missing_slots() -> None:
     engine = Alone([1, 1], place=1)
-    for _ in range(2):
-        engine.operate_with_all("backward", NUMBER, samples=4)
+    steps(engine)
     assert engine.made == ["backward"] * 2
 
 
 def test_a_step_of_a_script_that_gathers_in_its_pass_waits_before_it_averages() -> None:
     engine = Alone([1, 1, 0, 0], place=1)
     engine.needs_all = True
-    for _ in range(2):
-        engine.operate_with_all("backward", NUMBER, samples=4)
+    steps(engine)
     assert engine.made == ["backward", "wait for ranks", "wait for ranks", "backward"]
 
 
-def test_a_step_at_which_nobody_can_join_does_not_wait() -> None:
+def test_a_call_at_which_nobody_can_join_does_not_wait() -> None:
     engine = Alone([1, 1], place=1)
     engine.needs_all = True
     for _ in range(2):
-        engine.operate_with_all("backward", NUMBER, samples=4, opens=False)
-    assert engine.made == ["backward"] * 2
+        engine.operate_with_all("gather", NUMBER, opens=False)
+    assert engine.made == ["gather"] * 2
 
 
 def test_a_kept_result_is_repeated_for_the_same_call_alone() -> None:

@@ -39,6 +39,7 @@ CHANGES: dict[str, Change] = {
     "suspend": Change(False, True),
     "ttlSecondsAfterFinished": Change(60, 70),
     "activeDeadlineSeconds": Change(9000, 8000),
+    "scheduling.startDeadlineSeconds": Change(9000, 8000),
     "cleanPodPolicy": Change("All", "None"),
     "collective.mode": Change("Full", "Solo"),
     "collective.quorum": Change("50%", 2),

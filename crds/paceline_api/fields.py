@@ -49,7 +49,7 @@ _PATHS: Final[Mapping[Acts, tuple[str, ...]]] = {
         *("straggler.respond", "straggler.cooldownSeconds"),
         *("fabric.preflight.enabled", "fabric.preflight.timeoutSeconds"),
         *("elasticity.nodeLostSeconds", "elasticity.disruptionBudget"),
-        "scheduling.gang.minCount",
+        *("scheduling.gang.minCount", "scheduling.startDeadlineSeconds"),
     ),
     Acts.NEXT_ATTEMPT: (
         *("coordinator.resources", "coordinator.nodeSelector", "coordinator.tolerations"),

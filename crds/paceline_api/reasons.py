@@ -174,7 +174,7 @@ class Reason(_Told):
     )
     POD_NOT_STARTING = (
         "PodNotStarting",
-        "A worker or the coordinator cannot start, such as for an image that cannot be pulled.",
+        "A container of a worker or the coordinator cannot start; the message is the kubelet's.",
     )
     COORDINATOR_AWAY = (
         "CoordinatorAway",
@@ -196,6 +196,10 @@ class Reason(_Told):
         "The ranks could not reduce, in one membership after the other; the message says why.",
     )
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The job was active for activeDeadlineSeconds."
+    START_DEADLINE_EXCEEDED = (
+        "StartDeadlineExceeded",
+        "The job did not train within scheduling.startDeadlineSeconds; the message says why.",
+    )
     FAILURE_POLICY = "FailurePolicy", "A rule of spec.failurePolicy says that the job has failed."
     SCRIPT_FAILED = (
         "ScriptFailed",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from paceline_api.times import timestamp
 from paceline_operator.cluster.api import MANAGER, ApiError
 
@@ -67,6 +68,20 @@ class Server:
     async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
         """Return an object."""
         return await self._request("GET", kind, name, lambda: self.find(kind, namespace, name))
+
+    async def warnings_of(self, namespace: str, uid: str) -> bytes:
+        """Return the warnings about an object as JSON."""
+        await asyncio.sleep(0)
+        self.requests["LIST events"] += 1
+        if "events" in self.refusing:
+            raise self.refusing["events"]
+        found = [
+            body
+            for body in self.of_kind("events")
+            if body["involvedObject"].get("uid") == uid and body["type"] == "Warning"
+        ]
+        assert all(body["metadata"]["namespace"] == namespace for body in found)
+        return msgspec.json.encode({"items": found})
 
     async def namespaces_of(self, kind: str, name: str, *, within: str) -> list[str]:
         """Return the namespaces with an object of this name, within one or "" for all."""

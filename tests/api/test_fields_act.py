@@ -18,7 +18,8 @@ OPERATORS_ALONE = {
     *("coordinator.affinity", "coordinator.priorityClassName", "elasticity.disruptionBudget"),
     *("fabric.profile", "fabric.required", "fabric.preflight.enabled"),
     *("fabric.preflight.timeoutSeconds", "checkpoint.claimName", "scheduling.gang.minCount"),
-    *("scheduling.topologyKey", "template.metadata.labels", "template.metadata.annotations"),
+    *("scheduling.topologyKey", "scheduling.startDeadlineSeconds"),
+    *("template.metadata.labels", "template.metadata.annotations"),
     *("template.spec.containers.image", "template.spec.restartPolicy"),
 }
 """Fields that only the operator reads, from the spec; no setting of the runtime depends on them."""

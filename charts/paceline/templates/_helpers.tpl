@@ -118,7 +118,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [get]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  # list: the reason that the kubelet gives for a pod that does not start.
+  verbs: [create, list]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, create, patch, delete]

@@ -186,6 +186,10 @@ class Scheduling(Model):
     """Node label of which all workers must have the same value, such as
     topology.kubernetes.io/rack. Unset: workers may run anywhere."""
 
+    start_deadline_seconds: Positive | None = behaviour()
+    """Seconds that a job may take from its start or resumption until its ranks train; with more it
+    fails, with what it waited for. The time in a queue does not count. Default: no limit."""
+
 
 class Metrics(Model):
     """Metrics of the job's processes, for Prometheus."""

@@ -90,6 +90,20 @@ class Api(Protocol):
     async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
         """Return one object."""
 
+    async def warnings_of(self, namespace: str, uid: str) -> bytes:
+        """Return the list of warnings (Events) about the object with this uid as JSON.
+
+        It is cut off at a bound on its length, and then it is no valid JSON.
+
+        Args:
+            namespace: Namespace of the object.
+            uid: Uid of the object.
+
+        Returns:
+            The JSON.
+        """
+        ...
+
     async def namespaces_of(self, kind: str, name: str, *, within: str) -> list[str]:
         """Return the namespaces that have an object of this name.
 

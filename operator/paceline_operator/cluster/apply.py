@@ -22,7 +22,7 @@ from paceline_operator.cluster.api import Api, ApiError
 from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.ownership import TakenError, apply_own, delete_own
 from paceline_operator.cluster.store import Store
-from paceline_operator.cluster.wire import pod_from
+from paceline_operator.cluster.wire import last_warning, pod_from
 from paceline_operator.core.changes import (
     Apply,
     Changes,
@@ -33,6 +33,7 @@ from paceline_operator.core.changes import (
     SecretId,
 )
 from paceline_operator.core.job import Job
+from paceline_operator.core.observed import Warned
 from paceline_operator.core.pods.companions import BUDGETS
 from paceline_operator.core.pods.security import Level, violations
 from paceline_operator.core.refusals import (
@@ -130,6 +131,8 @@ class Applier:
             await self._tell(job, event, memory)
         if changes.delete_job:
             await self._delete_job(job)
+        if changes.ask_why:
+            await self._ask_why(job, changes.ask_why, memory)
         return complete
 
     def leads(self) -> bool:
@@ -406,6 +409,18 @@ class Applier:
             raise
 
     # ---- events ---------------------------------------------------------------------------
+
+    async def _ask_why(self, job: Job, uids: tuple[str, ...], memory: Memory) -> None:
+        """Read the last warning about each pod. Without the right to, nothing is known of it."""
+        for uid in uids:
+            found = ""
+            try:
+                found = last_warning(await self._api.warnings_of(job.namespace, uid))
+            except ApiError as error:
+                log.warning("the Events of a pod: %s", error, extra=_of(job))
+            memory.warned[uid] = Warned(self._clock(), found)
+        known = {pod.uid for pod in self._store.pods(job.key)}
+        memory.warned = {uid: each for uid, each in memory.warned.items() if uid in known}
 
     async def _tell(self, job: Job, event: Event, memory: Memory) -> None:
         self._fence()

@@ -31,6 +31,10 @@ CONNECT_S: Final = 5.0
 """Timeout of a connection attempt, in seconds."""
 CONNECTIONS: Final = 64
 """Upper bound on the number of open connections."""
+WARNINGS_COUNT: Final = 20
+"""Upper bound on the number of Events of a pod that are read."""
+WARNINGS_MAX: Final = 256 * 1024
+"""Upper bound on their bytes. Users may write Events of any content."""
 APPLY: Final = "application/apply-patch+yaml"
 """Content type of server-side apply; JSON is valid YAML."""
 
@@ -84,6 +88,18 @@ class Kube:
     async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
         """Return one object."""
         return await self.request("GET", path(kind, namespace, name))
+
+    async def warnings_of(self, namespace: str, uid: str) -> bytes:
+        """Return a list of warnings about an object as JSON, cut off at WARNINGS_MAX bytes."""
+        query = {
+            "fieldSelector": f"involvedObject.uid={uid},type=Warning",
+            "limit": str(WARNINGS_COUNT),
+        }
+        raw = b""
+        async with self.stream(path("events", namespace), query, silence_s=REQUEST_S) as stream:
+            while len(raw) < WARNINGS_MAX and (more := await stream.read(WARNINGS_MAX - len(raw))):
+                raw += more
+        return raw
 
     async def namespaces_of(self, kind: str, name: str, *, within: str) -> list[str]:
         """Return the namespaces, within one or in all, that have an object of this name."""

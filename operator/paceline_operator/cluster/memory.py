@@ -14,7 +14,7 @@ from paceline_api.status import Status
 from paceline_api.types.fabric import FabricSpec
 
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.observed import Observed, Pod, Sent
+from paceline_operator.core.observed import Observed, Pod, Sent, Warned
 from paceline_operator.core.refusals import Refusal
 from paceline_operator.core.unheard import Unheard
 
@@ -32,6 +32,7 @@ class Memory:
     budget_refusal: Refusal | None = None
     sent: Sent = field(default_factory=Sent)
     clocks: Clocks = field(default_factory=Clocks)
+    warned: dict[str, Warned] = field(default_factory=dict)
     replaced: int = 0
     generation: int = 0
     """Generation of the job at the last decision."""
@@ -65,6 +66,7 @@ class Memory:
             sent=self.sent,
             clocks=self.clocks,
             used=used,
+            warned=dict(self.warned),
             replaced=self.replaced,
             key_id=key_id,
             epoch=epoch,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT, PREFIX
 from paceline_api.reading.load import without_nulls
 from paceline_api.rules.fabric import broken_rule
@@ -34,6 +35,10 @@ NOTES_MAX: Final = 16
 """Upper bound on the number of Paceline's annotations kept of a pod; its user may change them."""
 NOTE_MAX: Final = 4096
 """Upper bound on the length of an annotation; Paceline writes no longer one."""
+WAITS_MAX: Final = 32
+"""Upper bound on the containers of a pod whose waiting is kept."""
+WORDS_MAX: Final = 1000
+"""Upper bound on the characters of what is said about one container."""
 DIGITS_MAX: Final = 20
 """Upper bound on the digits of a number, enough for 64 bits; Python refuses to read thousands."""
 
@@ -73,6 +78,7 @@ class States(Struct, frozen=True):
     """The states of a container, at most one of which is set."""
 
     waiting: State | None = None
+    running: dict[str, Any] | None = None
     terminated: State | None = None
 
 
@@ -84,13 +90,14 @@ class ContainerStatus(Struct, frozen=True, rename="camel"):
     last_state: States = States()
 
 
-class Condition(Struct, frozen=True):
+class Condition(Struct, frozen=True, rename="camel"):
     """One condition of a pod or node."""
 
     type: str = ""
     status: str = ""
     reason: str = ""
     message: str = ""
+    last_transition_time: str | None = None
 
 
 class PodStatus(Struct, frozen=True, rename="camel"):
@@ -164,10 +171,12 @@ def pod_of(item: PodObject, now_s: float) -> tuple[str, str, Pod] | None:
         return None
     status = item.status
     end = _end(item)
-    unschedulable, disrupted = "", False
+    unschedulable, disrupted, bound_s = "", False, 0.0
     for condition in status.conditions or ():
         if condition.type == "PodScheduled" and condition.status == "False":
             unschedulable = condition.message or condition.reason
+        elif condition.type == "PodScheduled":
+            bound_s = seconds_of(condition.last_transition_time) or 0.0
         elif condition.type == "DisruptionTarget" and condition.status == "True":
             disrupted = True
     pod = Pod(
@@ -186,6 +195,9 @@ def pod_of(item: PodObject, now_s: float) -> tuple[str, str, Pod] | None:
         ended_seen_s=now_s if end else 0.0,
         disrupted=disrupted,
         waiting=_waiting(item),
+        waits=tuple(islice(_waits(item), WAITS_MAX)) if end is None else (),
+        is_creating=end is None and _is_creating(item),
+        bound_s=bound_s,
         unschedulable=unschedulable,
         queued=labels.get(MANAGED) == "true",
         notes=dict(islice(_notes(item.metadata.annotations or {}), NOTES_MAX)),
@@ -239,13 +251,82 @@ def _waiting(item: PodObject) -> str:
     return ""
 
 
+def _waits(item: PodObject) -> Iterator[str]:
+    """Yield why each container waits, in the order in which they start."""
+    main = _main(item)
+    for init in item.status.init_container_statuses or ():
+        if words := _stuck(init, f"init container {init.name}: "):
+            yield words
+    for container in item.status.container_statuses or ():
+        whose = "" if container is main else f"container {container.name}: "
+        if words := _stuck(container, whose):
+            yield words
+
+
+def _is_creating(item: PodObject) -> bool:
+    """Return True if the node of a pod has not begun with any container, and has not said why."""
+    if not item.spec.node_name or item.status.phase != "Pending":
+        return False
+    states = [
+        container.state
+        for container in (
+            *(item.status.init_container_statuses or ()),
+            *(item.status.container_statuses or ()),
+        )
+    ]
+    begun = any(s.terminated is not None or (s.waiting is None and s.running) for s in states)
+    return not begun and not any(_waits(item))
+
+
+class PodWarning(Struct, frozen=True, rename="camel"):
+    """One Event about a pod."""
+
+    reason: str = ""
+    message: str = ""
+    last_timestamp: str | None = None
+    event_time: str | None = None
+    metadata: Meta = Meta()
+
+
+class Warnings(Struct, frozen=True):
+    """A list of Events."""
+
+    items: list[PodWarning] = []
+
+
+_WARNINGS: Final = msgspec.json.Decoder(Warnings)
+
+
+def last_warning(raw: bytes) -> str:
+    """Return reason and message of the newest of some Events, but for those of the scheduler.
+
+    Args:
+        raw: The list of Events as JSON.
+
+    Returns:
+        The text; empty if there is none, or the list is malformed.
+    """
+    try:
+        found = _WARNINGS.decode(raw).items
+    except UNDECODABLE:
+        return ""
+    found = [each for each in found if each.reason != "FailedScheduling"]
+    newest = max(found, key=_warned_s, default=None)
+    return f"{newest.reason}: {newest.message}"[:WORDS_MAX] if newest is not None else ""
+
+
+def _warned_s(warning: PodWarning) -> float:
+    times = (warning.last_timestamp, warning.event_time, warning.metadata.creation_timestamp)
+    return next((at for text in times if (at := seconds_of(text)) is not None), 0.0)
+
+
 def _stuck(container: ContainerStatus, whose: str = "") -> str:
     """Return why a container does not start, with the kubelet's reason first; empty if it does."""
     waiting, last = container.state.waiting, container.last_state.terminated
     if waiting is None or waiting.reason in ("", "ContainerCreating", "PodInitializing"):
         return ""
     message = last.message or waiting.message if last is not None else waiting.message
-    return f"{waiting.reason}: {whose}{message}"
+    return f"{waiting.reason}: {whose}{message}"[:WORDS_MAX]
 
 
 def node_of(item: NodeObject, before: Node | None, now_s: float) -> Node:

@@ -132,6 +132,8 @@ class Changes:
     """Time at which the decision could change although nothing else has; None if never."""
     forget_coordinator: bool = False
     """True: drop the coordinator's last status, which describes a time that is over."""
+    ask_why: tuple[str, ...] = ()
+    """Uids of pods whose Events are to be read, since they do not start."""
     hurry: bool = False
     """True: ask the coordinator for news at once instead of at the normal pace."""
 

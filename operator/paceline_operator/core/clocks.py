@@ -35,5 +35,7 @@ class Clocks:
     carrier_unknown: CarrierUnknown | None = None
     node_missing_s: Mapping[str, float] = field(default_factory=dict)
     """Times by name of a node that has a pod of the job and is missing from the watch of nodes."""
+    waits_s: Mapping[str, float] = field(default_factory=dict)
+    """Times by uid of a pod that has started, since which one of its containers waits."""
     slow_s: Mapping[str, float] = field(default_factory=dict)
     """Times by rank (decide/stragglers.py) since which it is slower than the others."""

@@ -68,6 +68,12 @@ class Pod:
     """True if the cluster ended it (eviction, preemption, node): condition DisruptionTarget."""
     waiting: str = ""
     """Reason why a container does not start, such as `ErrImagePull: ...`; empty if none waits."""
+    waits: tuple[str, ...] = ()
+    """Reasons of all containers that wait, sidecars of a running pod included, as in `waiting`."""
+    is_creating: bool = False
+    """True if its node has it, no container has begun, and the kubelet has not said why."""
+    bound_s: float = 0.0
+    """Time at which the pod got its node; 0 if it has none."""
     unschedulable: str = ""
     """Message of the scheduler if it found no node for the pod; empty otherwise."""
     queued: bool = False
@@ -107,6 +113,15 @@ class Pod:
     def is_coordinator(self) -> bool:
         """Return True for a coordinator's pod."""
         return self.role == ROLE_COORDINATOR
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """The last warning about a pod, from the Events of its node."""
+
+    asked_s: float
+    message: str = ""
+    """Reason and message, such as `FailedMount: ...`; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +200,8 @@ class Observed:
     used: Mapping[int, int] = field(default_factory=dict)
     """Highest attempt of each slot that this operator has observed or made; NO_SLOT for
     coordinators."""
+    warned: Mapping[str, Warned] = field(default_factory=dict)
+    """Last warnings about pods by uid, of those that were asked for."""
     replaced: int = 0
     """Number of pods replaced so far, as far as this operator remembers."""
     key_id: str = ""

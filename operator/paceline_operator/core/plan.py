@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from paceline_api.status import RankStatus
 from paceline_api.types.enums import StragglerResponse
@@ -15,6 +15,9 @@ from paceline_api.types.enums import StragglerResponse
 from paceline_operator.core.changes import Delete
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.observed import Pod
+
+NAMED_MAX: Final = 4
+"""Upper bound on the number of pods that a message names."""
 
 
 class Cause(StrEnum):
@@ -52,6 +55,22 @@ class Slow:
     action: StragglerResponse
 
 
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Pods that cannot start, or of which a container cannot, for the same reason."""
+
+    pods: tuple[str, ...]
+    why: str
+    """Words of the kubelet or of the scheduler."""
+    unschedulable: bool = False
+
+    @property
+    def message(self) -> str:
+        """The pods and the reason, for people."""
+        more = f" and {len(self.pods) - NAMED_MAX} more" if len(self.pods) > NAMED_MAX else ""
+        return f"{', '.join(self.pods[:NAMED_MAX])}{more}: {self.why}"
+
+
 @dataclass(slots=True)
 class Plan:
     """Worker pods of one decision; the later steps of the same decision modify it."""
@@ -69,6 +88,8 @@ class Plan:
     surplus: int = 0
     """Number of workers above the target; the coordinator chooses and drains them."""
     slow: tuple[Slow, ...] = ()
+    stuck: tuple[Stuck, ...] = ()
+    """Pods whose containers wait for a minute, by what they wait for."""
     clocks: Clocks = field(default_factory=Clocks)
     replaced: int = 0
     """Pods replaced so far, including those in `new`."""

@@ -30,6 +30,7 @@ from paceline_operator.core.decide import (
     transport,
 )
 from paceline_operator.core.decide.coordinator_pod import CoordinatorPod, coordinator_pod
+from paceline_operator.core.decide.starting import starting
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.plan import NewPod, Plan
@@ -214,6 +215,11 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         plan = resize.plan(job, seen, now_s)
         plan.clocks = clocks
     coordinator = coordinator_pod(job, seen, now_s, over=over)
+    pods = (*plan.living, *([coordinator.present] if coordinator.present else []))
+    waiting = starting(pods, seen, now_s)
+    plan.stuck = waiting.stuck
+    plan.looks += waiting.looks
+    plan.keep_running(waits_s=waiting.waits_s)
     plan.keep_running(
         node_missing_s={**plan.clocks.node_missing_s, **coordinator.node_missing_s},
         carrier_unknown=transport.carrier_unknown(job, seen, now_s),
@@ -266,6 +272,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         ),
         targets=_targets(job, seen),
         clocks=plan.clocks,
+        ask_why=waiting.ask,
         replaced=plan.replaced,
         look_again_s=min(plan.looks, default=None),
         hurry=plan.hurry or overruled or plan.surplus > 0 or _unsettled(job, seen, plan),

@@ -16,6 +16,7 @@ from paceline_api.types.enums import CleanPodPolicy, FailureAction
 
 from paceline_operator.core.changes import Changes, Delete
 from paceline_operator.core.decide import backoff, transport
+from paceline_operator.core.decide.starting import never_started
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
 
@@ -95,16 +96,25 @@ def judge(
     late = _deadline(job, now_s)
     if isinstance(late, End):
         return Judgement(late)
+    given_up, start_s = never_started(job, now_s)
+    if given_up and not anybody_trains(seen):
+        return Judgement(End(False, Reason.START_DEADLINE_EXCEEDED, given_up))
     unfit = None if suspending else transport.preflight(job, seen, now_s)
     if isinstance(unfit, str):
         return Judgement(End(False, Reason.PREFLIGHT_FAILED, unfit))
     lost = Judgement()
     if job.start_s is not None and not suspending:
         lost = _state(job, seen, now_s, anybody=anybody, nobody_since_s=nobody_since_s)
-    looks = [at for at in (late, unfit, lost.look_again_s) if at is not None]
+    looks = [at for at in (late, unfit, lost.look_again_s, start_s or None) if at is not None]
+    looks = [at for at in looks if at > now_s or at != start_s]
     if looks and lost.end is None:
         return Judgement(None, lost.resume, lost.hold, min(looks))
     return lost
+
+
+def anybody_trains(seen: Observed) -> bool:
+    """Return True if the coordinator reports a membership, which the status may not have yet."""
+    return seen.coordinator is not None and bool(seen.coordinator.membership)
 
 
 def _deadline(job: Job, now_s: float) -> End | float | None:

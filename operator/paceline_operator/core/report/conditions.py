@@ -158,6 +158,9 @@ def _worst(
         return Reason.FABRIC_UNAVAILABLE, plan.no_fabric
     if refused := as_condition(job, seen.refusal):
         return refused
+    cannot = [each.message for each in plan.stuck if not each.unschedulable]
+    if cannot:
+        return Reason.POD_NOT_STARTING, "; ".join(cannot)
     pods = (*plan.living, *([pod.present] if pod.present else []))
     stuck = next((p for p in pods if p.waiting and _hopeless(p)), None)
     if stuck is not None:
@@ -180,6 +183,9 @@ def _worst(
     if benched := [rank.member for rank in ranks if rank.state is RankPhase.BENCHED]:
         names = sorted(f"{member.slot}.{member.local}" for member in benched)
         return Reason.RANK_BENCHED, f"silent and without data: rank {', '.join(names)}"
+    without = [each.message for each in plan.stuck if each.unschedulable]
+    if job.has_started and without:
+        return Reason.UNSCHEDULABLE, "; ".join(without)
     if plan.slow:
         slow = plan.slow[0]
         return (

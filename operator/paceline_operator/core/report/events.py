@@ -23,6 +23,8 @@ SKIPPED: Final = "skipped:"
 """Prefix of the keys of Events about skipped batches."""
 OF_SILENCE: Final = (Reason.COORDINATOR_AWAY, Reason.ANSWER_REFUSED)
 """Reasons of Degraded that mean that the operator gets no usable answer."""
+WORD_MAX: Final = 40
+"""Upper bound on the characters of what a pod waits for in the key of its Event."""
 RESUMED_MAX: Final = 100
 """Upper bound on a job's Events that rest only on reports of its coordinator."""
 
@@ -72,6 +74,10 @@ def events_of(
     if less and not (job.status.get("fabric") or {}):
         events.append(Event("fabric:less", Reason.FABRIC_UNAVAILABLE, less, warning=True))
     events += as_events(job, seen.refusal, seen.budget_refusal)
+    for stuck in plan.stuck:
+        reason = Reason.UNSCHEDULABLE if stuck.unschedulable else Reason.POD_NOT_STARTING
+        key = f"stuck:{stuck.pods[0]}:{stuck.why.partition(':')[0][:WORD_MAX]}"
+        events.append(Event(key, reason, stuck.message, warning=True))
     for new in plan.new:
         if new.cause is not Cause.NEW:
             text = f"{job.name}-{new.slot}-{new.attempt} is made: {new.why}"

@@ -47,6 +47,8 @@ WATCHED_MAX_S: Final = 300.0
 differ from the operator's by some minutes."""
 FIGURES: Final = ("round", "progress", "ranks")
 """Fields of the status that count as figures."""
+WITH_LESS: Final = ("RankSlow", "RankBenched", "Unschedulable")
+"""Reasons of Degraded with which a job that trains is shown as training."""
 PARTIAL: Final = ("quorum", "deadline", "initiator")
 """Triggers of rounds that did not wait for all ranks."""
 
@@ -292,7 +294,7 @@ def state_word(status: Mapping[str, Any]) -> str:
         return str(suspended["reason"]) if suspended["reason"] == "Suspending" else "Suspended"
     degraded = holding.get(ConditionType.DEGRADED)
     ring = ConditionType.RING_READY in holding
-    if degraded is not None and (not ring or degraded["reason"] not in ("RankSlow", "RankBenched")):
+    if degraded is not None and (not ring or degraded["reason"] not in WITH_LESS):
         return str(degraded["reason"])
     if ConditionType.RESIZING in holding:
         return "Resizing"

@@ -87,6 +87,10 @@ CHANGES: dict[str, Change] = {
     "logging.tensorBoard": Change("/events", "/other"),
     "scheduling.gang": Change(None, {}, _VOLCANO),
     TEMPLATE: Change(template(), template(args=["--other"])),
+    "runtimeRef.kind": Change(
+        "ClusterTrainingRuntime", "TrainingRuntime", {"runtimeRef.name": "a"}
+    ),
+    "runtimeRef.name": Change("a", "b"),
     "procsPerReplica": Change(1, 2),
     "parallelism.model": Change(1, 2, {"procsPerReplica": 2}),
     "managedBy": Change("paceline.dev/operator", "another"),

@@ -46,7 +46,8 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
     T.STALLED: (
         *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.FABRIC_UNAVAILABLE),
         *(Reason.SCHEDULER_UNAVAILABLE, Reason.POD_NOT_STARTING, Reason.NAME_TAKEN),
-        *(Reason.POD_SECURITY, Reason.RESOLVED),
+        *(Reason.POD_SECURITY, Reason.CREATION_REFUSED, Reason.RUNTIME_NOT_FOUND),
+        *(Reason.OVERRIDE_REFUSED, Reason.RESOLVED),
     ),
     T.SCHEDULED: (Reason.PODS_PLACED, Reason.STARTING, Reason.QUEUED, Reason.UNSCHEDULABLE),
     T.RING_READY: (
@@ -56,7 +57,8 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         *(Reason.TRANSPORT_MEASURED, Reason.TRANSPORT_PENDING, Reason.TRANSPORT_DEGRADED),
     ),
     T.DEGRADED: (
-        *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.QUOTA_EXCEEDED),
+        *(Reason.SPEC_INVALID, Reason.RUNTIME_NOT_FOUND, Reason.OVERRIDE_REFUSED),
+        *(Reason.TEMPLATE_INVALID, Reason.QUOTA_EXCEEDED, Reason.CREATION_REFUSED),
         *(Reason.FABRIC_UNAVAILABLE, Reason.SCHEDULER_UNAVAILABLE, Reason.NAME_TAKEN),
         *(Reason.POD_NOT_STARTING, Reason.SIZE_NOT_FIXED, Reason.WAITING_FOR_EVIDENCE),
         *(Reason.QUORUM_REDUCED, Reason.COORDINATOR_AWAY, Reason.BELOW_MIN_REPLICAS),
@@ -84,6 +86,7 @@ EVENTS: Final[dict[Reason, str]] = {
     Reason.OVERRIDE_REFUSED: "Warning",
     Reason.TEMPLATE_INVALID: "Warning",
     Reason.QUOTA_EXCEEDED: "Warning",
+    Reason.CREATION_REFUSED: "Warning",
     Reason.POD_NOT_STARTING: "Warning",
     Reason.UNSCHEDULABLE: "Warning",
     Reason.FABRIC_UNAVAILABLE: "Warning",

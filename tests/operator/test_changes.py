@@ -24,7 +24,8 @@ from testing.field_changes import CHANGES, spec_with, template
 BESIDE_RESOLVED = ("template", "replicas", "minReplicas", "maxReplicas", "suspend")
 """Fields that `status.resolved` does not show."""
 OF_PODS = (Acts.NEXT_ATTEMPT, Acts.AFTER_SUSPENSION)
-FIELDS = sorted(ACTS)
+FIELDS = sorted(path for path in ACTS if not path.startswith("runtimeRef."))
+"""Fields of a job as it is merged with its runtime (tests/operator/test_runtimes.py)."""
 SHOWN = [path for path in FIELDS if path not in (*BESIDE_RESOLVED, "scheduling.gang")]
 
 

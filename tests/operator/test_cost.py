@@ -17,9 +17,9 @@ from paceline_operator.core.report.status import ARRIVALS_S, COALESCE_S, STARTIN
 from testing.fake_cluster.world import NAMESPACE, START_S, World, job_body
 
 WORKERS = 8
-POD_BYTES = 3_400
-"""Limit for a worker's manifest with the volumes that prove its identity. No template is smaller
-than the one here."""
+POD_BYTES = 3_500
+"""Limit for a worker's manifest with the volumes that prove its identity and the security settings
+of each container. No template is smaller than the one here."""
 STATUS_BYTES = 2_200
 ROW_BYTES = 125
 """Limit for the row of one rank in the status."""

@@ -257,7 +257,7 @@ def test_a_refused_override_names_field_line_runtime_and_remedy() -> None:
     assert "(job.yaml, line 11)" in debug.message
 
 
-def test_what_both_make_together_is_checked_and_told_with_both_names() -> None:
+def test_a_job_and_its_runtime_are_checked_together_and_both_named() -> None:
     text = JOB.replace("replicas: 4", "replicas: 4\n  maxReplicas: 2")
     with pytest.raises(InvalidJobError, match="job with ClusterTrainingRuntime torch"):
         parse_job(text, runtime=the_runtime())
@@ -292,7 +292,7 @@ def test_another_runtime_than_the_job_names_is_refused() -> None:
         ("- {name: trainer,", "- {name: trainer}\n      - {name: trainer,", "two containers"),
     ],
 )
-def test_a_wrong_runtime_is_told_with_field_and_remedy(
+def test_a_wrong_runtime_is_reported_with_field_and_remedy(
     old: str, new: str, told: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "runtime.yaml"

@@ -59,7 +59,7 @@ def test_the_job_writes_the_means_over_all_ranks_although_the_writer_dies(tmp_pa
     assert len(found) >= STEPS // 2
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_and_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "events").write_text("a file")
     words = ["--set=spec.logging.tensorBoard=events", "--run-dir=run"]

@@ -122,7 +122,7 @@ def test_the_coordinator_comes_first(world: World) -> None:
     assert "lower spec.replicas or the resources of spec.template" in message
 
 
-def test_a_refused_coordinator_is_told_and_no_worker_holds_a_device(world: World) -> None:
+def test_a_refused_coordinator_is_reported_and_no_worker_holds_a_device(world: World) -> None:
     words = "pods is forbidden: maximum cpu usage per Container is 500m, but limit is 1"
     world.server.admission = refuse("coordinator", ApiError(403, "Forbidden", words))
     submit(world)

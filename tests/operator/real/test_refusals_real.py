@@ -114,7 +114,7 @@ def spaces(plane: ControlPlane) -> Iterator[list[str]]:
                 plane.api.delete(f"{WEBHOOKS}/away-{namespace}")
 
 
-def test_each_kind_of_refusal_is_told_with_the_words_of_the_api_server(
+def test_each_kind_of_refusal_is_reported_with_the_words_of_the_api_server(
     plane: ControlPlane, namespace: str, spaces: list[str], running: Running
 ) -> None:
     del namespace

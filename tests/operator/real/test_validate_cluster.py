@@ -29,7 +29,7 @@ def template(**pod: Any) -> dict[str, Any]:
     return {"spec": {"containers": [trainer], **pod}}
 
 
-def test_each_object_that_is_missing_is_told_with_its_field(
+def test_each_object_that_is_missing_is_reported_with_its_field(
     plane: ControlPlane, namespace: str
 ) -> None:
     core = f"/api/v1/namespaces/{namespace}"
@@ -93,7 +93,7 @@ def test_the_runtime_of_the_cluster_is_merged_and_its_needs_are_looked_up(
     assert "overrides 1 of TrainingRuntime team" in refused.message
 
 
-def test_what_the_user_may_not_look_up_is_told_as_not_checked(
+def test_objects_that_the_user_may_not_read_are_reported_as_not_checked(
     plane: ControlPlane, namespace: str
 ) -> None:
     asked = template(volumes=[{"name": "a", "secret": {"secretName": "s"}}])

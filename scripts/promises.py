@@ -22,6 +22,7 @@ import yaml
 from paceline.cli.main import app
 from paceline.core.faults import EXAMPLES, FaultKind
 from paceline.telemetry.catalog import CATALOG
+from paceline_api.reasons import Reason
 from paceline_api.types.fabric import FabricProfile
 from paceline_api.types.job import TrainingJob
 
@@ -120,6 +121,10 @@ def _verbs() -> dict[str, str]:
     return {name: _sentence(command.help) for name, command in verbs(group)}
 
 
+def _reasons() -> dict[str, str]:
+    return {str(reason): _sentence(reason.sentence) for reason in Reason}
+
+
 def _of_coordinator() -> dict[str, str]:
     return {full_name(f): _sentence(f.documentation) for f in coordinator_families()}
 
@@ -186,6 +191,14 @@ SECTIONS: Final = (
         "Commands",
         "All options are in [reference/cli.md](reference/cli.md).",
         _verbs,
+    ),
+    Section(
+        "reasons",
+        "Reasons of conditions and Events",
+        "Which condition or Event has which of them is in "
+        "[reference/operator.md](reference/operator.md#conditions). The test brings a job into the "
+        "state that the reason tells of.",
+        _reasons,
     ),
     Section(
         "metrics of a worker",

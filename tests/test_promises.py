@@ -6,6 +6,7 @@ exhaustive test here compares that with what pytest collects.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from paceline_api.reasons import Reason
 
 from scripts import layers, promises
 from scripts.layers import ORDER, Layer, NoSuchTestError, layer_of
@@ -78,6 +80,39 @@ def test_missing_and_unknown_rows_are_reported(monkeypatch: pytest.MonkeyPatch) 
         assert any(part in problem for problem in found), (part, found)
     with pytest.raises(LookupError, match="R7 is promised"):
         promises.markdown()
+
+
+def test_the_test_of_a_reason_names_the_reason() -> None:
+    """So no row can name a test that never sees it."""
+    wrong = [
+        f"{value}: no test of {tests} has the word"
+        for value, tests in promises.held()["reasons"].items()
+        if not any(
+            re.search(rf"\b({'|'.join(words_for(value, test))})\b", source_of(test))
+            for test in tests
+        )
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def words_for(value: str, test: str) -> list[str]:
+    """Return how the file of a test may write a reason."""
+    text = (ROOT / test.partition("::")[0]).read_text()
+    constants = re.findall(rf'^(\w+) = "{value}"$', text, re.M)
+    (name,) = (reason.name for reason in Reason if reason == value)
+    return [value, rf"Reason\.{name}", *constants]
+
+
+def source_of(test: str) -> str:
+    """Return the text of a test function with its decorators."""
+    file, _, rest = test.partition("::")
+    text = (ROOT / file).read_text()
+    name = rest.partition("[")[0]
+    node = next(
+        n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef) and n.name == name
+    )
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
 
 
 # ---- layers --------------------------------------------------------------------------------------

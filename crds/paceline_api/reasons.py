@@ -213,7 +213,29 @@ class Reason(_Told):
         "ScriptEndedEarly",
         "The script ended with exit code 0, or left its loop, before its data was applied.",
     )
-    WEIGHTS_DIVERGED = "WeightsDiverged", "Ranks have different weights; the message names them."
+    RANK_FAILED = (
+        "RankFailed",
+        "A rank or a pod ended in a way that no restart mends; the message says how.",
+    )
+    INTERRUPTED = "Interrupted", "All ranks were drained, and there is no checkpoint."
+    WEIGHTS_DIFFER = "WeightsDiffer", "Ranks have different weights; the message names them."
+    PARAMETERS_DIFFER = (
+        "ParametersDiffer",
+        "Ranks have built different models; the message names the ranks.",
+    )
+    DATA_DIFFERS = "DataDiffers", "Ranks have different data plans; the message says in what."
+    CALLS_DIFFER = "CallsDiffer", "Ranks have called different operations at the same place."
+    PLAN_DIFFERS = "PlanDiffers", "A rank has other data or batches than the job that it joins."
+    GROUP_DISAGREES = (
+        "GroupDisagrees",
+        "The ranks that share one copy of the model differ; the message says in what.",
+    )
+    LOGS_DIVERGE = "LogsDiverge", "Ranks remember different rounds, so no state can be chosen."
+    CHECKPOINT_UNUSABLE = (
+        "CheckpointUnusable",
+        "The checkpoint cannot be read; the message says which one and why.",
+    )
+    RUNTIME_BROKEN = "RuntimeBroken", "A defect of Paceline itself; the message is for a report."
     STATE_LOST = "StateLost", "All ranks are gone and there is no checkpoint."
     RESUMED_FROM_CHECKPOINT = (
         "ResumedFromCheckpoint",

@@ -75,7 +75,11 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         *(Reason.BACKOFF_LIMIT_EXCEEDED, Reason.DEADLINE_EXCEEDED),
         *(Reason.START_DEADLINE_EXCEEDED, Reason.FAILURE_POLICY),
         *(Reason.STATE_LOST, Reason.SCRIPT_ENDED_EARLY, Reason.PREFLIGHT_FAILED),
-        Reason.CHECKPOINT_FAILED,
+        *(Reason.CHECKPOINT_FAILED, Reason.SCRIPT_FAILED, Reason.SCRIPT_TOOK_NO_PART),
+        *(Reason.RANK_FAILED, Reason.INTERRUPTED, Reason.DATA_CHANNEL_FAILED),
+        *(Reason.WEIGHTS_DIFFER, Reason.PARAMETERS_DIFFER, Reason.DATA_DIFFERS),
+        *(Reason.CALLS_DIFFER, Reason.PLAN_DIFFERS, Reason.GROUP_DISAGREES),
+        *(Reason.LOGS_DIVERGE, Reason.CHECKPOINT_UNUSABLE, Reason.RUNTIME_BROKEN),
     ),
 }
 """Reasons that each condition can have."""
@@ -117,6 +121,10 @@ OF_COORDINATOR: Final = (
     *(Reason.WAITING_FOR_EVIDENCE, Reason.QUORUM_REDUCED, Reason.SCRIPT_STARTS_OVER),
     *(Reason.SCRIPT_ENDED_EARLY, Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED),
     *(Reason.SCRIPT_STILL_RUNS, Reason.SCRIPT_STUCK, Reason.CHECKPOINT_FAILED),
+    *(Reason.SCRIPT_FAILED, Reason.SCRIPT_TOOK_NO_PART, Reason.RANK_FAILED, Reason.INTERRUPTED),
+    *(Reason.DATA_CHANNEL_FAILED, Reason.WEIGHTS_DIFFER, Reason.PARAMETERS_DIFFER),
+    *(Reason.DATA_DIFFERS, Reason.CALLS_DIFFER, Reason.PLAN_DIFFERS, Reason.GROUP_DISAGREES),
+    *(Reason.LOGS_DIVERGE, Reason.CHECKPOINT_UNUSABLE, Reason.RUNTIME_BROKEN),
 )
 """Reasons that only coordinators set; the operator passes them on."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from paceline_operator.reference import CONDITIONS, EVENTS, OF_COORDINATOR, mark
 
 ROOT = Path(__file__).parent.parent.parent
 CORE = ROOT / "operator/paceline_operator/core"
+REPORT = "runtime/paceline/core/coordinator/report.py"
 VALUES = (ROOT / "charts/paceline/values.yaml").read_text()
 
 
@@ -64,7 +66,39 @@ def test_every_documented_reason_exists() -> None:
     for reason in told - set(OF_COORDINATOR):
         assert f"Reason.{reason.name}" in sources, reason
     for reason in OF_COORDINATOR:
-        assert f'"{reason}"' in runtime, reason
+        assert f'"{reason}"' in runtime or f"Reason.{reason.name}" in runtime, reason
+
+
+def reasons_in(name: str, argument: int) -> set[str]:
+    """Return the reasons that the runtime passes to a function as this argument, as text."""
+    found = set()
+    for path in (ROOT / "runtime/paceline").rglob("*.py"):
+        if path.is_relative_to(ROOT / "runtime/paceline/local"):
+            continue  # a run on one machine has no conditions
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name:
+                given = node.args[argument : argument + 1]
+                found |= {str(a.value) for a in given if isinstance(a, ast.Constant)}
+    return found
+
+
+def test_the_runtime_fails_jobs_only_with_documented_reasons() -> None:
+    """They become the reason of Failed; an Event of another one would be JobFailed."""
+    found = reasons_in("Broken", 0) | reasons_in("Fatal", 1)
+    found |= reasons_in("fail", 0) | reasons_in("fail", 1)  # of a rank, and of the coordinator
+    words = {reason for reason in found if re.fullmatch(r"([A-Z][a-z]+){2,}", reason)}
+    assert len(words) >= 12
+    assert words <= set(CONDITIONS[ConditionType.FAILED])
+
+
+def test_the_coordinator_reports_only_documented_reasons_of_degraded() -> None:
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / REPORT).read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "LiveCondition":
+            kind, reason = (a.value for a in node.args[:2] if isinstance(a, ast.Constant))
+            found |= {reason} if kind == "Degraded" else set()
+    assert len(found) >= 8
+    assert found <= set(CONDITIONS[ConditionType.DEGRADED])
 
 
 def test_the_reference_page_is_up_to_date() -> None:

@@ -9,6 +9,7 @@ from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import QUEUE_MAX
+from paceline_api.types.enums import Pacing
 
 from benchmarks.protocol import Player
 from testing.makers import go
@@ -82,3 +83,16 @@ def test_a_joiner_with_a_full_queue_asks_for_a_newer_state() -> None:
     assert not state.queue
     machine.handle(MS, donor)
     assert state.passive, "a state that is older than what was dropped is of no use"
+
+
+def test_a_joiner_with_other_data_than_the_job_fails_it() -> None:
+    player, donor = a_joiner()
+    other = replace(player.state.log.plan, seed=player.state.log.plan.seed + 1)
+    player.state.begun = ev.Begin("model", other, 1, Pacing.ROUND)
+    effects = player.machine.handle(0, donor)
+    fatal = [e.message for e in effects if isinstance(e, ev.ToCoordinator)]
+    assert [type(told) for told in fatal] == [m.Fatal]
+    (told,) = fatal
+    assert isinstance(told, m.Fatal)
+    assert told.reason == "PlanDiffers"
+    assert "seed: " in told.message

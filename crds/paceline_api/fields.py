@@ -49,6 +49,8 @@ _PATHS: Final[Mapping[Acts, tuple[str, ...]]] = {
         *("straggler.respond", "straggler.cooldownSeconds"),
         *("fabric.preflight.enabled", "fabric.preflight.timeoutSeconds"),
         *("elasticity.nodeLostSeconds", "elasticity.disruptionBudget"),
+        *("elasticity.settleSeconds", "elasticity.stabilizationSeconds"),
+        *("elasticity.allowedSizes", "checkpoint.required", "failurePolicy.maxSkippedBatches"),
         *("scheduling.gang.minCount", "scheduling.startDeadlineSeconds"),
     ),
     Acts.NEXT_ATTEMPT: (
@@ -58,10 +60,7 @@ _PATHS: Final[Mapping[Acts, tuple[str, ...]]] = {
     ),
     Acts.AFTER_SUSPENSION: (
         *("finishDeadlineSeconds", "stepDeadlineSeconds", "backoffLimit"),
-        *("failurePolicy.rules", "failurePolicy.maxSkippedBatches"),
-        *("elasticity.settleSeconds", "elasticity.stabilizationSeconds"),
-        "elasticity.allowedSizes",
-        *("checkpoint.everyRounds", "checkpoint.keep", "checkpoint.required"),
+        *("failurePolicy.rules", "checkpoint.everyRounds", "checkpoint.keep"),
         "logging.tensorBoard",
         # Pods are made as members of a gang or not; members alone would wait for ever.
         "scheduling.gang",

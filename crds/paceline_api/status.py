@@ -300,6 +300,8 @@ class Status(Struct, frozen=True):
     has_targets: bool = field(default=True, name="told")
     """False if this coordinator has not received `replicas`: then no rank leaves because of it. One
     that does not report this needs none."""
+    membership_settings: str = ""
+    """`MembershipSettings.id` of those in force; empty if the coordinator does not report it."""
     procs: WholeNumber = 1
     """Ranks per replica."""
     beat_ms: WholeNumber = 200

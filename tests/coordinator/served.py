@@ -107,7 +107,7 @@ async def served(
         linger_s=linger_s,
         refusals=refusals,
     )
-    front = Front(server.app(), Entry.COORDINATOR, bounds, refusals, shutdown_s=0.1)
+    front = Front(server.app(), Entry.COORDINATOR, lambda: bounds, refusals, shutdown_s=0.1)
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
     await front.start(listener)

@@ -12,7 +12,7 @@ REFUSED = Verdict(admitted=False)
 
 
 def test_an_address_is_limited_even_if_connections_are_free() -> None:
-    admission = Admission(BOUNDS)
+    admission = Admission(lambda: BOUNDS)
     for caller in range(6):
         assert admission.admit(caller, "a") == ADMITTED
     assert admission.admit(6, "a") == REFUSED
@@ -20,7 +20,7 @@ def test_an_address_is_limited_even_if_connections_are_free() -> None:
 
 
 def test_a_full_server_displaces_the_oldest_unknown_caller_for_a_new_address() -> None:
-    admission = Admission(BOUNDS)
+    admission = Admission(lambda: BOUNDS)
     for caller in range(6):
         admission.admit(caller, "a")
     for caller in (6, 7):
@@ -30,7 +30,7 @@ def test_a_full_server_displaces_the_oldest_unknown_caller_for_a_new_address() -
 
 
 def test_a_known_caller_is_never_displaced() -> None:
-    admission = Admission(BOUNDS)
+    admission = Admission(lambda: BOUNDS)
     for caller in range(8):
         admission.admit(caller, "a")
         admission.know(caller)
@@ -48,7 +48,7 @@ calls = st.lists(
 def test_no_sequence_of_calls_breaks_a_limit_or_starves_a_new_address(
     words: list[tuple[str, int, int]],
 ) -> None:
-    admission, strangers, known = Admission(BOUNDS), dict[int, str](), set[int]()
+    admission, strangers, known = Admission(lambda: BOUNDS), dict[int, str](), set[int]()
     for caller, (word, where, other) in enumerate(words):
         address = f"10.0.0.{where}"
         if word == "k":
@@ -73,3 +73,14 @@ def test_no_sequence_of_calls_breaks_a_limit_or_starves_a_new_address(
             if verdict.admitted:
                 strangers[caller] = address
         assert admission.open == len(strangers) + len(known) <= BOUNDS.connections
+
+
+def test_a_job_that_grows_has_more_places() -> None:
+    size = [2]
+    admission = Admission(lambda: Bounds(connections=size[0], of_one_address=size[0]))
+    assert [admission.admit(n, "a").admitted for n in range(3)] == [True, True, False]
+    for caller in range(2):
+        admission.know(caller)
+    assert not admission.admit(4, "b").admitted, "nobody who has authenticated is displaced"
+    size[0] = 3
+    assert admission.admit(5, "b").admitted

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from paceline_api.crdgen import PLURAL
 from paceline_api.fields import ACTS, Acts, value_at
+from paceline_api.membership import MembershipSettings
 from paceline_api.names import NOTE_FILE, NOTE_KEY, NOTE_REVISION
+from paceline_api.rounds import RoundSettings
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.pods import children
@@ -119,6 +122,39 @@ def test_pods_of_a_running_job_share_its_first_job_file() -> None:
     assert [new.manifest["metadata"]["annotations"][NOTE_FILE] for new in made.workers] == [
         file_id(started)
     ] * 2
+
+
+OF_THE_MEMBERSHIP = (
+    *("minReplicas", "elasticity.settleSeconds", "elasticity.stabilizationSeconds"),
+    *("elasticity.allowedSizes", "checkpoint.required", "failurePolicy.maxSkippedBatches"),
+    *("straggler.detect.windowRounds", "straggler.detect.slowdownFactor"),
+    *("straggler.respond", "straggler.cooldownSeconds"),
+)
+OF_ROUNDS = [p for p in FIELDS if p.startswith("collective.") and ACTS[p] is Acts.AT_ONCE]
+
+
+@pytest.mark.parametrize("path", [*OF_THE_MEMBERSHIP, *OF_ROUNDS])
+def test_the_coordinator_of_a_running_job_is_sent_what_acts_at_once(path: str) -> None:
+    first, second = before_and_after(path)
+    assert ACTS[path] is Acts.AT_ONCE
+    assert first.settings is not None
+    seen = training(2)
+    assert seen.coordinator is not None
+    has = msgspec.structs.replace(
+        seen.coordinator,
+        membership_settings=MembershipSettings.of(first.settings).id,
+        settings=msgspec.to_builtins(RoundSettings.of(first.settings.collective)),
+    )
+    assert reconcile(first, replace(seen, coordinator=has), NOW).targets is None
+    sent = reconcile(second, replace(seen, coordinator=has), NOW).targets
+    assert sent is not None
+    assert set(sent) == ({"settings"} if path in OF_ROUNDS else {"membership", "membership_id"})
+
+
+def test_a_coordinator_that_cannot_take_settings_is_sent_none() -> None:
+    """One of an earlier release reports no id; sending would never end."""
+    _, second = before_and_after("minReplicas")
+    assert reconcile(second, training(2), NOW).targets is None
 
 
 @pytest.fixture

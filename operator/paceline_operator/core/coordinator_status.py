@@ -143,6 +143,7 @@ def _kept(status: Status) -> Status:
         generation=status.generation,
         replicas=status.replicas,
         has_targets=status.has_targets,
+        membership_settings=status.membership_settings[:TEXT_MAX],
         beat_ms=status.beat_ms,
         inventory=status.inventory,
         settings=dict(islice(status.settings.items(), KINDS_MAX)),

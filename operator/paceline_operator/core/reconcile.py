@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
+from paceline_api.membership import MembershipSettings
 from paceline_api.names import NOTE_REVISION
 from paceline_api.reasons import ConditionType, Reason
 from paceline_api.rounds import RoundSettings
@@ -395,6 +396,10 @@ def _targets(job: Job, seen: Observed) -> dict[str, Any] | None:
     settings = msgspec.to_builtins(RoundSettings.of(job.settings.collective))
     if settings_differ(settings, coordinator.settings):
         targets["settings"] = settings
+    membership = MembershipSettings.of(job.settings)
+    # A coordinator of an earlier release reports no id, and cannot take them.
+    if coordinator.membership_settings not in ("", membership.id):
+        targets |= {"membership": msgspec.to_builtins(membership), "membership_id": membership.id}
     return targets or None
 
 

@@ -60,7 +60,7 @@ class HttpServer:
                 web.get(STEPS_PATH, self._get_steps),
             ]
         )
-        self._front = Front(app, Entry.AGENT_HTTP, BOUNDS, refusals)
+        self._front = Front(app, Entry.AGENT_HTTP, lambda: BOUNDS, refusals)
 
     async def start(self, host: str, port: int, *, search: bool) -> int:
         """Listen and serve.

@@ -73,7 +73,7 @@ class Front:
         self,
         app: web.Application,
         entry: Entry,
-        bounds: Bounds,
+        bounds: Callable[[], Bounds],
         refusals: Refusals,
         *,
         shutdown_s: float = 1.0,
@@ -83,7 +83,7 @@ class Front:
         Args:
             app: Handlers and middlewares. `caller_of` gives them the caller of a request.
             entry: Name of the server in counts and log lines.
-            bounds: Maximum numbers of connections.
+            bounds: Returns the maximum numbers of connections at present.
             refusals: Counter of its refusals.
             shutdown_s: How long `stop` waits for requests that are being answered.
         """

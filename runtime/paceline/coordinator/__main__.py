@@ -68,7 +68,7 @@ def main() -> int:
         _make_room(job, encrypted=settings.tls is not None)
         config = config_of(job)
         coordinator = Coordinator(config, uid=settings.uid, now_ns=now_ns(), wall_s=wall_s())
-        return asyncio.run(_serve(settings, coordinator, _bounds(job)))
+        return asyncio.run(_serve(settings, coordinator, _most_replicas(job)))
     except PacelineError as error:
         sys.stderr.write(f"{error.render()}\n")
         return error.exit_code
@@ -95,18 +95,18 @@ def _make_room(job: ResolvedJob, *, encrypted: bool) -> None:
         )
 
 
-def _bounds(job: ResolvedJob) -> Bounds:
-    """Return the maximum numbers of connections for the coordinator of this job.
+def _bounds(replicas: int) -> Bounds:
+    """Return the maximum numbers of connections for the coordinator of a job of this size.
 
     Agents may share an address: those of a laptop all do, and those with hostNetwork do by node.
 
     Args:
-        job: The job.
+        replicas: The largest size that the job may have now.
 
     Returns:
-        The bounds, for the largest size that the job may have.
+        The bounds.
     """
-    connections = coordinator_files(_most_replicas(job)) + OTHER_CONNECTIONS
+    connections = coordinator_files(replicas) + OTHER_CONNECTIONS
     return Bounds(connections, of_one_address=connections // 2)
 
 
@@ -114,7 +114,7 @@ def _most_replicas(job: ResolvedJob) -> int:
     return max(job.replicas, job.max_replicas or 0)
 
 
-async def _serve(settings: CoordinatorSettings, coordinator: Coordinator, bounds: Bounds) -> int:
+async def _serve(settings: CoordinatorSettings, coordinator: Coordinator, replicas: int) -> int:
     server = Server(
         coordinator,
         tokens=Tokens(settings.token, settings.tokens_file),
@@ -124,7 +124,13 @@ async def _serve(settings: CoordinatorSettings, coordinator: Coordinator, bounds
         certificates=settings.tls_callers is not None,
     )
     on_request_to_end(asyncio.get_running_loop(), lambda _: server.leave())
-    front = Front(server.app(), Entry.COORDINATOR, bounds, PROCESS)
+    # A job without maxReplicas may be scaled beyond the size that it has started with.
+    front = Front(
+        server.app(),
+        Entry.COORDINATOR,
+        lambda: _bounds(max(replicas, coordinator.state.replicas)),
+        PROCESS,
+    )
     try:
         await front.start(_listen(settings), _tls(settings))
         log.info("coordinator %s of job %s listens", settings.uid, settings.job)

@@ -8,6 +8,7 @@ displaces itself, and a caller from another address gets in at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -33,7 +34,8 @@ class Verdict:
 class Admission:
     """The open connections of a server. Each caller is a number that is used once."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Callable[[], Bounds]) -> None:
+        """Keep to the bounds that this function returns, which may grow with a job."""
         self._bounds = bounds
         self._address_of: dict[int, str] = {}
         self._strangers: dict[str, dict[int, None]] = {}
@@ -55,11 +57,11 @@ class Admission:
             The decision. A displaced caller no longer counts as open; the caller of this method
             must close its connection.
         """
-        own = len(self._strangers.get(address, ()))
-        if own >= self._bounds.of_one_address:
+        bounds, own = self._bounds(), len(self._strangers.get(address, ()))
+        if own >= bounds.of_one_address:
             return Verdict(admitted=False)
         displaced = None
-        if self.open >= self._bounds.connections:
+        if self.open >= bounds.connections:
             largest = max(self._strangers.values(), key=len, default={})
             if len(largest) <= own:
                 return Verdict(admitted=False)

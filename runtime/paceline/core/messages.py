@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Raw, Struct
 from paceline_api.errors import printable_lines
 from paceline_api.ids import NO_GENERATION, GenerationId, MemberId
+from paceline_api.membership import MembershipSettings
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Network, Pacing
 
@@ -752,6 +753,10 @@ class Targets(Struct, frozen=True):
     """Number of replicas."""
     settings: RoundSettings | None = None
     """Round settings."""
+    membership: MembershipSettings | None = None
+    """Settings that the coordinator keeps to alone."""
+    membership_id: str = ""
+    """Id of `membership`, as its sender counts it; the coordinator reports it back."""
     stop: bool = False
     """Stop the job with the next round."""
 

@@ -62,6 +62,8 @@ class Config:
     """Heartbeat and decision intervals (R42)."""
     straggler: StragglerSettings | None = None
     """Rule by which a rank counts as slow, and the response. None: no rank is judged."""
+    membership_settings: str = ""
+    """Id of the `MembershipSettings` that are in force."""
 
 
 # ---- events --------------------------------------------------------------------------------------

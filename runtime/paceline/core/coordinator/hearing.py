@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as changed
 from typing import Final
 
 from msgspec.structs import replace
@@ -307,12 +308,16 @@ def _saved(c: CoordinatorState, message: m.Saved) -> None:
 
 
 def set_targets(c: CoordinatorState, targets: m.Targets) -> None:
-    """Take over the targets of the owner of the job; pass settings and stop on to the ranks."""
+    """Take over the targets of the owner of the job; pass round settings and stop to the ranks."""
     c.told = c.told or targets.replicas is not None
     if targets.replicas is not None and targets.replicas != c.replicas:
         c.happened("Scaled", f"replicas {c.replicas} -> {targets.replicas}")
         c.replicas = targets.replicas
         c.tell_pace()
+    if targets.membership is not None:
+        before, after = c.config.membership_settings, targets.membership_id
+        c.config = changed(c.config, membership_settings=after, **targets.membership.fields())
+        c.happened("SettingsChanged", f"settings of the membership {before} -> {after}")
     settings = targets.settings
     if settings is not None and settings.pacing is Pacing.AUTO:
         # A change of the mode keeps the pacing that the first generation chose.

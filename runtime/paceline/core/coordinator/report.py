@@ -39,6 +39,7 @@ def status(c: CoordinatorState) -> Status:
         generation=gen.id if gen else c.proposal,
         replicas=c.replicas,
         has_targets=c.told,
+        membership_settings=c.config.membership_settings,
         procs=c.config.procs,
         beat_ms=c.config.pace.beat_ns(c.expected_pods) // NS_PER_MS,
         inventory=c.roster.inventory.revision if c.roster.inventory else 0,

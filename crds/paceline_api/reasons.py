@@ -225,6 +225,10 @@ class Reason(_Told):
     )
     DATA_DIFFERS = "DataDiffers", "Ranks have different data plans; the message says in what."
     CALLS_DIFFER = "CallsDiffer", "Ranks have called different operations at the same place."
+    UNEVEN_PASSES = (
+        "UnevenPasses",
+        "A script made fewer backward passes than the others, in a mode with partial rounds.",
+    )
     PLAN_DIFFERS = "PlanDiffers", "A rank has other data or batches than the job that it joins."
     GROUP_DISAGREES = (
         "GroupDisagrees",

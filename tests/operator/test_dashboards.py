@@ -84,7 +84,7 @@ def test_every_panel_has_a_title_unit_and_description(file: Path) -> None:
         assert panel["title"][0].isupper(), panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
         assert panel["description"].endswith("."), panel["title"]
-        assert 15 < len(panel["description"]) < 300, panel["title"]
+        assert 15 < len(panel["description"]) < 450, panel["title"]
         assert panel["targets"], panel["title"]
 
 

@@ -92,7 +92,7 @@ def test_a_new_job_starts_and_then_trains() -> None:
     assert reason(formed, "Ready") == ("True", Reason.TRAINING)
 
 
-def test_a_job_of_a_queue_whose_size_varies_is_told_so() -> None:
+def test_a_job_of_a_queue_whose_size_varies_gets_a_condition() -> None:
     """Through the queue's label, which the rules of the definition do not see."""
     pods = tuple(worker(slot, queued=True) for slot in range(3))
     job = job_of(RUNNING, replicas=3, **QUEUED)
@@ -134,7 +134,7 @@ def test_a_resumed_job_is_not_suspended_any_more(world: World) -> None:
     assert found["Suspended"] == ("False", Reason.RESUMED)
 
 
-def test_a_problem_that_is_over_is_told_as_resolved() -> None:
+def test_a_problem_that_is_over_is_reported_as_resolved() -> None:
     slow = {"type": "Degraded", "status": "True", "reason": "RankSlow", "message": "it was slow"}
     slow |= {"lastTransitionTime": timestamp(NOW - 60)}
     job = job_of(RUNNING | {"conditions": [*RUNNING["conditions"], slow]}, replicas=3)

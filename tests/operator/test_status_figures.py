@@ -72,7 +72,8 @@ def test_a_job_that_does_not_run_has_no_remaining_time() -> None:
     suspended = reconcile(job, replace(training(2), pods=(), coordinator=None), NOW)
     assert suspended.status is not None
     assert suspended.status["progress"] == {"percent": 25}
-    failed = reconcile(job_of(before, activeDeadlineSeconds=1), training(2), NOW)
+    active = {**before, "activeTime": timestamp(NOW - 5)}
+    failed = reconcile(job_of(active, activeDeadlineSeconds=1), training(2), NOW)
     assert failed.status is not None
     assert failed.status["progress"] == {"percent": 25}
 

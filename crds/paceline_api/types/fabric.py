@@ -126,14 +126,14 @@ class FabricPod(Model):
     """Claims of dynamic resource allocation, as in a pod; the trainer gets all of them."""
 
     host_network: bool | None = None
-    """true puts such pods into the network of their node. dnsPolicy must be ClusterFirstWithHostNet,
+    """true: such pods use the network of their node. dnsPolicy must be ClusterFirstWithHostNet,
     or they would not find their coordinator; if the template decides it, that is kept."""
 
     dns_policy: DnsPolicy | None = None
     """How such pods resolve names: ClusterFirst, or ClusterFirstWithHostNet with hostNetwork."""
 
     privileged: bool | None = None
-    """true makes the trainer privileged: it has all devices and capabilities of its node."""
+    """true: the trainer is privileged and has all devices and capabilities of its node."""
 
     capabilities: Annotated[tuple[Text, ...], Field(max_length=PARTS_MAX)] | None = None
     """Capabilities that the trainer gets, such as IPC_LOCK. They have an effect for root only, and

@@ -43,7 +43,7 @@ def refused(plane: ControlPlane, path: str, spec: dict[str, Any]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("field", sorted(ACTS))
+@pytest.mark.parametrize("field", sorted(CHANGES))
 def test_the_api_server_takes_the_changes_that_act(
     plane: ControlPlane, namespace: str, field: str
 ) -> None:

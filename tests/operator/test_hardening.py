@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from paceline_operator.core.job import read_job
 from paceline_operator.core.pods import children
@@ -105,5 +105,6 @@ def test_a_malformed_template_is_left_for_the_api_server_to_refuse(
     template["spec"] |= spec
     template["spec"]["containers"][0] |= container
     job = job_of(template=template)
+    assume(job.spec is not None)  # a key that cannot be printed is refused by the operator itself
     for pod in (children.worker(job, 0, 1, key_id=KEY), children.coordinator(job, 1, key_id=KEY)):
         assert pod["spec"]["containers"][0]["command"][:2] == ["python3", "-m"]

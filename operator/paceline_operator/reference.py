@@ -78,7 +78,8 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         *(Reason.CHECKPOINT_FAILED, Reason.SCRIPT_FAILED, Reason.SCRIPT_TOOK_NO_PART),
         *(Reason.RANK_FAILED, Reason.INTERRUPTED, Reason.DATA_CHANNEL_FAILED),
         *(Reason.WEIGHTS_DIFFER, Reason.PARAMETERS_DIFFER, Reason.DATA_DIFFERS),
-        *(Reason.CALLS_DIFFER, Reason.PLAN_DIFFERS, Reason.GROUP_DISAGREES),
+        *(Reason.CALLS_DIFFER, Reason.UNEVEN_PASSES),
+        *(Reason.PLAN_DIFFERS, Reason.GROUP_DISAGREES),
         *(Reason.LOGS_DIVERGE, Reason.CHECKPOINT_UNUSABLE, Reason.RUNTIME_BROKEN),
     ),
 }
@@ -123,7 +124,8 @@ OF_COORDINATOR: Final = (
     *(Reason.SCRIPT_STILL_RUNS, Reason.SCRIPT_STUCK, Reason.CHECKPOINT_FAILED),
     *(Reason.SCRIPT_FAILED, Reason.SCRIPT_TOOK_NO_PART, Reason.RANK_FAILED, Reason.INTERRUPTED),
     *(Reason.DATA_CHANNEL_FAILED, Reason.WEIGHTS_DIFFER, Reason.PARAMETERS_DIFFER),
-    *(Reason.DATA_DIFFERS, Reason.CALLS_DIFFER, Reason.PLAN_DIFFERS, Reason.GROUP_DISAGREES),
+    *(Reason.DATA_DIFFERS, Reason.CALLS_DIFFER, Reason.UNEVEN_PASSES, Reason.PLAN_DIFFERS),
+    Reason.GROUP_DISAGREES,
     *(Reason.LOGS_DIVERGE, Reason.CHECKPOINT_UNUSABLE, Reason.RUNTIME_BROKEN),
 )
 """Reasons that only coordinators set; the operator passes them on."""

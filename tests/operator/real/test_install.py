@@ -248,7 +248,7 @@ def test_an_upgrade_does_not_touch_a_running_job(release: Release) -> None:
         force = ("--take-ownership", "--force-conflicts")
         release.helm("install", "paceline-crds", str(crds), *force)
         assert plane.api.get(CRD)["spec"]["versions"] != definition()["spec"]["versions"]
-        release.helm("upgrade", "paceline-crds", str(CHARTS / "paceline-crds"))
+        release.helm("upgrade", "paceline-crds", str(CHARTS / "paceline-crds"), "--take-ownership")
         assert plane.api.get(CRD)["spec"]["versions"] == definition()["spec"]["versions"]
         release.install(verb="upgrade")
         assert f"paceline-{version()}" in release.helm("list")

@@ -229,7 +229,7 @@ class Arrivals:
 
     @property
     def all_coming(self) -> bool:
-        """True if at least one rank is missing and all missing ranks have announced COMING.
+        """Return True if at least one rank is missing and all missing ranks have announced COMING.
 
         In a script they must have announced the operation in which the others wait.
         """

@@ -53,7 +53,7 @@ def epoch_of(loader: DataLoader[Any]) -> int | None:
 
 @dataclass(slots=True)
 class Pace:
-    """How the loop over one loader takes batches."""
+    """Counts by which the job knows how far the loop over one loader is ahead of its steps."""
 
     ahead: int | None = None
     """Batches that the script holds when it begins a step, beside those that the step uses; None

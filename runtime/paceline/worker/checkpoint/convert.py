@@ -223,9 +223,12 @@ def write(target: Path, kind: str, weights: Weights) -> None:
 
 
 def _write_safetensors(draft: Path, weights: Weights) -> None:
-    # The format knows no tensors that share memory, such as tied weights: each gets its own.
-    own = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
-    save_file(own, draft, metadata={"format": "pt"})
+    save_file(_apart(weights), draft, metadata={"format": "pt"})
+
+
+def _apart(weights: Weights) -> Weights:
+    """Return tensors with memory of their own: the format has no tied weights and no views."""
+    return {name: tensor.contiguous().clone() for name, tensor in weights.items()}
 
 
 def _write_state_dict(draft: Path, weights: Weights) -> None:
@@ -241,8 +244,7 @@ def _write_transformers(draft: Path, weights: Weights) -> None:
             hint="pip install huggingface_hub, or convert to safetensors",
         ) from None
     draft.mkdir()
-    own = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
-    save_torch_state_dict(own, draft)
+    save_torch_state_dict(_apart(weights), draft)
 
 
 def _write_dcp(draft: Path, weights: Weights) -> None:
@@ -321,7 +323,10 @@ def convert(
         except BaseException:
             aside.replace(target)
             raise
-        shutil.rmtree(aside) if aside.is_dir() and not aside.is_symlink() else aside.unlink()
+        if aside.is_dir() and not aside.is_symlink():
+            shutil.rmtree(aside)
+        else:
+            aside.unlink()
     else:
         write(target, kind, weights)
     count = sum(tensor.numel() for tensor in weights.values())

@@ -34,8 +34,9 @@ KINDS = {
 def listed() -> dict[str, str]:
     """Return the table of the page: kind of script -> first line."""
     section = PAGE.read_text().partition(SECTION)[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.+?) \| `(.+)` \|$", section, re.MULTILINE)
-    return dict(rows)
+    # A line that quotes a command in backticks is itself between two backticks.
+    rows = re.findall(r"^\| (.+?) \| (`+) ?(.+?) ?\2 \|$", section, re.MULTILINE)
+    return {kind: line for kind, _, line in rows}
 
 
 def usual(line: str) -> str:

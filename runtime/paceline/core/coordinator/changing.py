@@ -379,7 +379,7 @@ def _who_draws_alike(c: CoordinatorState, commit: m.Commit) -> None:
             text = (
                 f"torch's seed is {seed} on {', '.join(map(str, members))}, and the script feeds "
                 "itself: do they draw the same batches? Say torch.manual_seed(seed + pl.rank()) "
-                "after pl.init(); RANK in the environment is 0 on each rank"
+                "after pl.init(); a script that is not launched has no RANK in its environment"
             )
             c.happened("SeedsEqual", text)
 

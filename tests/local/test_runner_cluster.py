@@ -63,8 +63,8 @@ def with_cluster(folder: Path, act: Callable[[Cluster, Client], Coroutine[Any, A
 
     try:
         asyncio.run(asyncio.wait_for(go(), 2 * WAIT_S))
-    except BaseException:
-        print(*lines, sep="\n")
+    except BaseException as error:
+        error.add_note("\n".join(["the cluster printed:", *lines]))
         raise
     assert set(children_of(os.getpid())) == before
 

@@ -44,6 +44,8 @@ CHARTS = ROOT / "charts"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.paceline.dev"
 EARLIER = ROOT / "tests/release/earlier"
 FOREIGN = ("ServiceMonitor", "PodMonitor", "PrometheusRule", "Certificate", "Issuer")
+TAKE_OVER = ("--take-ownership", "--force-conflicts")
+"""Options of helm for definitions that exist, of another version or not made by helm."""
 LAST = "0.1.0"
 """The previous release; EARLIER has its charts as `make release` made them."""
 
@@ -80,6 +82,10 @@ def release(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Rel
         for name in ("paceline", "paceline-crds"):
             if name in found.helm("list", "-q").split():
                 found.helm("uninstall", name)
+        # The tests after this one share the API server; a failure may leave an earlier definition.
+        if plane.api.get(CRD)["spec"]["versions"] != definition()["spec"]["versions"]:
+            found.helm("install", "paceline-crds", str(CHARTS / "paceline-crds"), *TAKE_OVER)
+            found.helm("uninstall", "paceline-crds")
 
 
 @contextmanager
@@ -244,9 +250,7 @@ def test_an_upgrade_does_not_touch_a_running_job(release: Release) -> None:
         before = uids(release)
         generation = job(plane, namespace)["metadata"]["generation"]
         release.running.stop()
-        # The existing definition is newer and does not belong to helm.
-        force = ("--take-ownership", "--force-conflicts")
-        release.helm("install", "paceline-crds", str(crds), *force)
+        release.helm("install", "paceline-crds", str(crds), *TAKE_OVER)
         assert plane.api.get(CRD)["spec"]["versions"] != definition()["spec"]["versions"]
         release.helm("upgrade", "paceline-crds", str(CHARTS / "paceline-crds"), "--take-ownership")
         assert plane.api.get(CRD)["spec"]["versions"] == definition()["spec"]["versions"]

@@ -494,6 +494,16 @@ def test_an_encoded_state_decodes_to_the_same_value(value: object) -> None:
     assert equal(value, back)
 
 
+@pytest.mark.parametrize("rows", [3, 1500])
+def test_a_copy_on_the_host_is_contiguous_and_in_memory_of_its_own(rows: int) -> None:
+    """Copy a few values, and so many that the copy lies in huge pages."""
+    tensor = torch.arange(rows * 1000.0).reshape(1000, rows).T
+    want, copy = tensor.clone(), as_tensor(tensor)
+    tensor.zero_()
+    assert copy.is_contiguous()
+    assert copy.equal(want)
+
+
 def test_the_error_names_a_value_that_cannot_be_encoded() -> None:
     with pytest.raises(UnsupportedError, match=r"state\['x'\] is a set"):
         Encoder(as_tensor).encode({"x": {1, 2}}, "state")

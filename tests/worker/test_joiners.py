@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from paceline.core.rank import events as ev
 from paceline.telemetry.records import RankRecord
 from paceline.transport.solo import NoTransport
 from paceline.worker.comm_thread import STAGED_MAX, CommThread, Interrupts
+from paceline.worker.operations import Operations, ScriptThread
 from paceline.worker.peer_sockets import ReceivedMessage
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
@@ -99,6 +101,46 @@ def test_a_joiner_of_a_later_version_gets_that_version() -> None:
     other = Donor()
     other.committed.load(donor.committed.snapshot()[0], donor.sent[JOINERS[1]][1:])
     assert other.committed.strong_hash() == donor.committed.strong_hash()
+
+
+class ScriptDonor:
+    """A donor whose script waits in an operation; the test does its communication thread's work."""
+
+    def __init__(self, active: Sequence[MemberId]) -> None:
+        self.weights = torch.ones(1 << 20)
+        self.sent: list[memoryview] = []
+        peers: Any = SimpleNamespace(
+            send_bulk=lambda _, __, payload: self.sent.extend(payload[1:]), wake=lambda: None
+        )
+        log = SimpleNamespace(active=tuple(active))
+        machine: Any = SimpleNamespace(state=SimpleNamespace(log=log, operation=None))
+        nobody: Any = None
+        self.comm = ScriptThread(machine, peers, NoTransport(), nobody, Interrupts(), nobody)
+        operations = Operations(read_state=lambda: ({}, [self.weights]))
+        self.comm.begin_with(operations, NoTransport())
+
+    def serve(self, joiner: MemberId, *onward: MemberId) -> memoryview:
+        log: Any = None
+        self.comm._do(ev.SendState(joiner, StateTransfer(GEN, log, onward)))
+        [sent] = self.sent
+        return sent
+
+    def sends_a_copy(self, sent: memoryview) -> bool:
+        self.weights.fill_(2.0)  # the script makes its step
+        return sent.cast("B").cast("f")[0] == 1.0
+
+
+def test_a_script_that_cannot_go_on_without_the_joiner_sends_its_tensors_as_they_are() -> None:
+    """Serve ranks that are active: the donor used to copy all of its state while others waited."""
+    donor = ScriptDonor(active=JOINERS[:2])
+    assert not donor.sends_a_copy(donor.serve(JOINERS[0], JOINERS[1]))
+
+
+def test_a_script_that_goes_on_meanwhile_sends_a_copy() -> None:
+    """Serve a rank that only follows, and one that forwards the state to such a rank."""
+    assert (donor := ScriptDonor(active=())).sends_a_copy(donor.serve(JOINERS[0]))
+    donor = ScriptDonor(active=JOINERS[:1])
+    assert donor.sends_a_copy(donor.serve(JOINERS[0], JOINERS[1]))
 
 
 def test_a_joiner_that_cannot_take_the_state_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,6 +212,31 @@ def test_a_state_is_sent_in_pieces_and_arrives_unchanged(
     assert max(sizes) <= 1000
 
 
+def test_a_large_state_is_read_in_slices_and_holds_up_no_other_message(
+    pair: tuple[PeerSockets, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Receive GO while a state is read: a state of 0.4 GB used to hold up a round for 0.7 s."""
+    monkeypatch.setattr(peer_sockets, "SLICE_BYTES", 100_000)
+    state, small = bytes(range(256)) * 4_000, [b"part"] * 100
+    donor, joiner = pair
+    donor.send_bulk(member(1), NOTE, [state, *small])
+    assert joiner.wait(10_000)
+    assert joiner.read() is None
+    donor.send(member(1), NOTE)
+    until_s = time.monotonic() + 10
+    while not joiner._has_fast and time.monotonic() < until_s:
+        assert joiner.wait(10_000)
+    go = joiner.read()
+    assert go is not None
+    assert go.payload == ()
+    reads = 1
+    while (mail := joiner.read()) is None:
+        reads += 1
+        assert joiner.wait(10_000)
+    assert [bytes(part) for part in mail.payload] == [state, *small]
+    assert reads >= len(state) // 200_000
+
+
 class State(bytearray):
     """A bytearray that weak references can watch."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
 import torch
 from paceline_api.errors import PacelineError
-from paceline_api.ids import GenerationId
+from paceline_api.ids import GenerationId, MemberId
 from paceline_api.times import NS_PER_MS
 
 from paceline.clock import now_ns
@@ -523,7 +523,7 @@ class CommThread:
                 result = self._committed.last_result() if with_result else []
                 self._peers.send_bulk(to, part, result)
             case ev.SendState(to=to, state=state):
-                self._peers.send_bulk(to, state, self._state_for_joiners(state))
+                self._peers.send_bulk(to, state, self._state_for_joiners(to, state))
             case ev.PassState(to=to, state=state):
                 self._peers.send_bulk(to, state, self._staged[state.generation])
             case ev.RefusePeer():
@@ -617,14 +617,15 @@ class CommThread:
             return ev.Hashed(version, committed.hash(), committed.hashes_of_copies())
         return None
 
-    def _state_for_joiners(self, state: StateTransfer) -> list[Bytes]:
+    def _state_for_joiners(self, to: MemberId, state: StateTransfer) -> list[Bytes]:  # noqa: ARG002
         """Return a copy of the committed state, which all joiners of this version share.
 
         The copy (D15) is dropped with the next version; its memory is freed when the last joiner
         has it.
 
         Args:
-            state: The message that the copy goes with.
+            to: Receiver of the state.
+            state: The message that the copy goes with, and to whom `to` forwards it.
 
         Returns:
             The header and the buffers, which must not change until they are sent.

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
+from paceline_api.ids import MemberId
 
 from paceline.clock import now_ns
 from paceline.core.messages import StateTransfer
@@ -27,7 +28,7 @@ from paceline.transport.base import HOST, Transport
 from paceline.worker.bucket_sums import BucketSums, fill
 from paceline.worker.comm_thread import CommThread, Streams
 from paceline.worker.state.bit_sums import hash_of
-from paceline.worker.state.codec import Decoder, Encoder, as_tensor, read_header
+from paceline.worker.state.codec import Decoder, Encoder, as_is, as_tensor, read_header
 from paceline.worker.state.committed import Bytes
 from paceline.worker.state.flat import bytes_of, fill_from_bytes
 
@@ -235,10 +236,24 @@ class ScriptThread(CommThread):
             fill_from_bytes(each, data)
         self._took(go, sums, weighing)
 
-    def _state_for_joiners(self, _: StateTransfer) -> list[Bytes]:
-        """Return the state of the script, which waits in an operation or has ended."""
+    def _state_for_joiners(self, to: MemberId, state: StateTransfer) -> list[Bytes]:
+        """Return the state of the script, which waits in an operation or has ended.
+
+        A rank that is active already has to receive the state before the operation can end, so the
+        script's tensors stay as they are until then, and are sent without a copy. If a new
+        generation lets the script go on earlier, the receiver drops what comes of this one (R4).
+
+        Args:
+            to: Receiver of the state.
+            state: The message that the state goes with, and to whom `to` forwards it.
+
+        Returns:
+            The header and the buffers.
+        """
         operations, operation = self.operations, self.machine.state.operation
         spot = END if operation is None else Spot(operation.place, operation.number)
+        is_awaited = {to, *state.onward} <= set(self.machine.state.log.active)
+        take = as_is if is_awaited else as_tensor
         encoder: Encoder[torch.Tensor] = Encoder(as_tensor)
         with operations.lock:
             kept = [
@@ -249,7 +264,7 @@ class ScriptThread(CommThread):
         script, tensors = operations.read_state()
         first = len(encoder.buffers)
         header = {"spot": list(spot), "done": done, "kept": kept, "first": first, "script": script}
-        buffers = [*encoder.buffers, *(as_tensor(each) for each in tensors)]
+        buffers = [*encoder.buffers, *(take(each) for each in tensors)]
         return [json.dumps(header).encode(), *(bytes_of(each) for each in buffers)]
 
     def _install(self, queued: tuple[tuple[Go, Weighing], ...]) -> None:

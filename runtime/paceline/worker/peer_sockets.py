@@ -13,11 +13,10 @@ than that per connection. Bytes that are not a message are dropped and counted
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +37,7 @@ from paceline.core.wire import WireError
 from paceline.limits import LISTEN_BACKLOG
 from paceline.refusals import Entry, Reason, refuse
 from paceline.scratch import SUN_PATH_MAX
+from paceline.worker.fresh_memory import fresh_memory
 from paceline.worker.handshakes import EVENTS, Handshakes
 
 Bytes = bytes | bytearray | memoryview
@@ -47,6 +47,9 @@ POLLIN: Final = int(zmq.POLLIN)
 PIECE_BYTES: Final = 64 * 1024
 """Upper bound on a frame that is sent, in bytes. It is what the I/O thread encrypts at a time, and
 what a GO may have to wait for."""
+SLICE_BYTES: Final = 4 * 1024 * 1024
+"""Number of bytes of a message on the bulk lane that one call of `read` puts together. The rounds
+of this rank wait for no more than that."""
 FRAME_BYTES_MAX: Final = PIECE_BYTES + 1024
 """Upper bound on a frame that a socket accepts, in bytes; encryption adds some to a piece."""
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -130,6 +133,8 @@ class PeerSockets:
         """The last message of the fast lane and its bytes, since a GO goes to many."""
         self._has_fast = self._has_bulk = False
         """True if `wait` has reported a message on the lane that was not read yet."""
+        self._arriving: Generator[int, None, ReceivedMessage] | None = None
+        """The message of the bulk lane that is being put together."""
         self._lock = threading.Lock()
         self._closed = False
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -275,8 +280,12 @@ class PeerSockets:
             timeout_ms: Upper bound on the wait, in milliseconds; None for no bound.
 
         Returns:
-            False if the time ran out.
+            False if the time ran out. True at once while `read` puts a message together.
         """
+        if self._arriving is not None:
+            for source, _ in self._poller.poll(0):
+                self._is_ready(source)
+            return True
         end_ns = None if timeout_ms is None else now_ns() + timeout_ms * NS_PER_MS
         while ready := self._poller.poll(timeout_ms):
             came = [self._is_ready(source) for source, _ in ready]
@@ -304,23 +313,41 @@ class PeerSockets:
         """Return the next message, without waiting.
 
         Returns:
-            The message. None if there is no message, or the next one was refused. A flood of
-            refused messages then holds up nothing, since the caller goes back to `wait`, which
-            returns at once if there are more.
+            The message. None if there is no message, or the next one was refused or is put together
+            only in part (SLICE_BYTES). A flood of refused messages, or a large state, then holds up
+            nothing: the caller goes back to `wait`, which returns at once if there is more.
         """
         # Ask whether a message is there first: zmq's exception for an empty lane costs more.
         lanes = (self._fast,) * self._has_fast + (self._bulk,) * self._has_bulk
         for socket in lanes:
-            if not int(socket.get(zmq.EVENTS)) & POLLIN:
+            is_bulk = socket is self._bulk
+            goes_on = is_bulk and self._arriving is not None
+            if not (goes_on or int(socket.get(zmq.EVENTS)) & POLLIN):
                 continue
             try:
-                return _read_fast(socket) if socket is self._fast else _read_bulk(socket)
+                return self._read_slice() if is_bulk else _read_fast(socket)
             except _TooLargeError:
                 self._refuse(socket, Reason.TOO_LARGE)
             except WireError:
                 self._refuse(socket, Reason.MALFORMED)
             return None
         self._has_fast = self._has_bulk = False
+        return None
+
+    def _read_slice(self) -> ReceivedMessage | None:
+        """Read a slice of the present message on the bulk lane. It raises what `_read_bulk` raises.
+
+        Returns:
+            The message, or None if it is not complete yet.
+        """
+        arriving, self._arriving, taken = self._arriving or _read_bulk(self._bulk), None, 0
+        try:
+            while taken < SLICE_BYTES:
+                taken += next(arriving)
+        except StopIteration as end:
+            message: ReceivedMessage = end.value
+            return message
+        self._arriving = arriving
         return None
 
     def _note_connections(self, events: zmq.Socket[bytes]) -> None:
@@ -397,8 +424,11 @@ def _read_fast(socket: zmq.Socket[bytes]) -> ReceivedMessage:
     return ReceivedMessage(wire.unpack_peer(data), ())
 
 
-def _read_bulk(socket: zmq.Socket[bytes]) -> ReceivedMessage:
-    """Read a message of the bulk lane with its payload.
+def _read_bulk(socket: zmq.Socket[bytes]) -> Generator[int, None, ReceivedMessage]:
+    """Read a message of the bulk lane with its payload, piece by piece.
+
+    Yields:
+        The number of bytes of each piece.
 
     Returns:
         The message and its payload.
@@ -414,11 +444,14 @@ def _read_bulk(socket: zmq.Socket[bytes]) -> ReceivedMessage:
     if length > MESSAGE_BYTES_MAX:
         raise _TooLargeError
     pieces = _rest(socket)
-    message = wire.unpack_peer(_put_together(pieces, length))
-    payload = tuple([_put_together(pieces, size) for size in sizes])
+    message = wire.unpack_peer((yield from _put_together(pieces, length)))
+    payload: list[Bytes] = []
+    for size in sizes:
+        part = yield from _put_together(pieces, size)
+        payload.append(part)
     if next(pieces, None) is not None:
         raise WireError("more frames than were named")
-    return ReceivedMessage(message, payload)
+    return ReceivedMessage(message, tuple(payload))
 
 
 def _rest(socket: zmq.Socket[bytes]) -> Iterator[Bytes]:
@@ -435,12 +468,15 @@ def _rest(socket: zmq.Socket[bytes]) -> Iterator[Bytes]:
         yield socket.recv(zmq.NOBLOCK, copy=False).buffer
 
 
-def _put_together(pieces: Iterator[Bytes], size: int) -> Bytes:
+def _put_together(pieces: Iterator[Bytes], size: int) -> Generator[int, None, Bytes]:
     """Join the next pieces to a buffer of a given size.
 
     Args:
         pieces: The frames that are still to be read.
         size: Number of bytes.
+
+    Yields:
+        The number of bytes of each piece.
 
     Returns:
         The bytes, in fresh memory.
@@ -449,9 +485,10 @@ def _put_together(pieces: Iterator[Bytes], size: int) -> Bytes:
         WireError: The pieces have another length, or there is no memory for them.
     """
     if size <= PIECE_BYTES:
+        yield size
         return bytes(_piece(pieces, size)) if size else b""
     try:
-        whole = memoryview(mmap.mmap(-1, size))
+        whole = memoryview(fresh_memory(size))
     except OSError as error:
         raise WireError(f"no room for {size} bytes: {error}") from None
     at = 0
@@ -459,6 +496,7 @@ def _put_together(pieces: Iterator[Bytes], size: int) -> Bytes:
         piece = _piece(pieces, min(PIECE_BYTES, size - at))
         whole[at : at + len(piece)] = piece
         at += len(piece)
+        yield len(piece)
     return whole
 
 

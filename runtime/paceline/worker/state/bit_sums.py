@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -61,13 +61,21 @@ def _update(digest: blake2b, flats: Sequence[torch.Tensor]) -> None:
 
 def _sums(flat: torch.Tensor) -> Iterator[torch.Tensor]:
     words, factors = _words(flat), _factors(flat.device)
+    if flat.device.type == "cpu":
+        yield _sums_on_host(words.numpy(), factors.numpy())
+        return
     whole = len(words) // BLOCK_WORDS * BLOCK_WORDS
-    # On a host one block at a time, since its product fits into the cache.
-    at_once = 1 if flat.device.type == "cpu" else BLOCKS_AT_ONCE
-    for blocks in words[:whole].view(-1, BLOCK_WORDS).split(at_once):
+    for blocks in words[:whole].view(-1, BLOCK_WORDS).split(BLOCKS_AT_ONCE):
         yield (blocks * factors).sum(1)
     rest = words[whole:]
     yield (rest * factors[: len(rest)]).sum(0, keepdim=True)
+
+
+def _sums_on_host(words: np.ndarray[Any, Any], factors: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return the sums of all blocks, in one pass over the words and without products in memory."""
+    starts = range(0, len(words) + 1, BLOCK_WORDS)
+    blocks = [words[start : start + BLOCK_WORDS] for start in starts]
+    return torch.tensor([int(np.dot(each, factors[: len(each)])) for each in blocks])
 
 
 def _words(flat: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 import torch
 
 from paceline.errors import StateError, UnsupportedError
+from paceline.worker.fresh_memory import PAGE_BYTES, fresh_memory
 from paceline.worker.state.flat import fill_from_bytes
 
 Json = Any
@@ -31,7 +32,15 @@ without an end."""
 
 def as_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy on the host; torch copies it without holding the interpreter lock."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
+    if tensor.nbytes < PAGE_BYTES:
+        return tensor.detach().to("cpu", copy=True).contiguous()
+    memory = torch.frombuffer(fresh_memory(tensor.nbytes), dtype=torch.uint8)
+    return memory.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+
+
+def as_is(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor on the host, in its own memory where it is contiguous there."""
+    return tensor.detach().to("cpu").contiguous()
 
 
 class Encoder(Generic[T]):

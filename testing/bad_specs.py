@@ -135,8 +135,18 @@ BAD: dict[str, Bad] = {
         "spec.collective", "a list is not a mapping", "write its fields below it",
     ),
     "mode of a launched script": Bad(
-        "command: [python, train.py]", "command: [paceline, launch, train.py]",
+        GOOD[GOOD.index("    mode: Quorum") : GOOD.index("          env:")],
+        GOOD[GOOD.index("    mode: Quorum") : GOOD.index("          env:")]
+        .replace("mode: Quorum\n    quorum: 6", "mode: Shadow")
+        .replace("[python, train.py]", "[paceline, launch, train.py]"),
         "spec.collective.mode", "does not go with a script", "set it to Full",
+    ),
+    "pipeline of a launched script": Bad(
+        GOOD[GOOD.index("    mode: Quorum") : GOOD.index("          env:")],
+        GOOD[GOOD.index("    mode: Quorum") : GOOD.index("          env:")]
+        .replace("mode: Quorum\n    quorum: 6", "mode: Full\n    pipeline: 1")
+        .replace("[python, train.py]", "[paceline, launch, train.py]"),
+        "spec.collective.pipeline", "does not go with a script", "set it to 0",
     ),
     "model of a launched script": Bad(
         GOOD[GOOD.index("    mode: Quorum") : GOOD.index("          env:")],

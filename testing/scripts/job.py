@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import yaml
 
@@ -40,6 +41,8 @@ def run_paceline(
     *words: str,
     backend: str = "gloo",
     pause_s: float = 0.0,
+    late_s: float = 0.0,
+    collective: Mapping[str, Any] = MappingProxyType({"mode": "Full"}),
 ) -> JobResult:
     """Run `script ARGS --out OUT` in a job with one rank for each of `ranks` replicas.
 
@@ -51,6 +54,8 @@ def run_paceline(
         words: more arguments of `paceline run`, such as faults.
         backend: transport of the job.
         pause_s: pause before each operation in seconds, so that a fault meets a short script.
+        late_s: further pause of one rank, which is drawn for each operation.
+        collective: fields of `spec.collective`, but for `backend`.
 
     Returns:
         The result of the job. No process of it is left.
@@ -59,7 +64,8 @@ def run_paceline(
     folder = out.with_name(f"{out.name}.job-{len(list(out.parent.glob(f'{out.name}.job-*')))}")
     streams = folder / "streams"
     streams.mkdir(parents=True)
-    command = ["python", str(REDIRECTED), str(streams), str(pause_s), str(script), *args]
+    command = ["python", str(REDIRECTED), str(streams), str(pause_s), str(late_s)]
+    command += [str(script), *args]
     container = {"name": "trainer", "image": "none", "command": [*command, "--out", str(out)]}
     job = {
         "apiVersion": "paceline.dev/v1alpha1",
@@ -67,7 +73,7 @@ def run_paceline(
         "metadata": {"name": "script"},
         "spec": {
             "replicas": ranks,
-            "collective": {"mode": "Full", "backend": backend},
+            "collective": {**collective, "backend": backend},
             "template": {"spec": {"containers": [container]}},
         },
     }

@@ -7,6 +7,7 @@ PAUSE_S seconds later, so that a fault of a test meets a short script.
 """
 
 import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -17,16 +18,32 @@ from paceline.train.script.launch import main
 from paceline.worker.script_engine import ScriptEngine
 
 
-def pause(seconds: float) -> None:
-    """Make each operation of the script wait before it begins, unless the rank follows others."""
+def pause(seconds: float, late: float) -> None:
+    """Make each operation of the script wait before it begins, unless the rank follows others.
+
+    Args:
+        seconds: Pause of all ranks.
+        late: Further pause of one rank, which is drawn for each operation.
+    """
     operate = ScriptEngine.operate
 
     def slowly(engine: ScriptEngine, *given: Any, **named: Any) -> Any:
-        if not engine.operations.path.follows:
-            time.sleep(seconds)
+        path = engine.operations.path
+        if not path.follows:
+            drawn = random.Random(str(path.here)).randrange(engine.slots)
+            time.sleep(seconds + (late if drawn == engine.place else 0.0))
         return operate(engine, *given, **named)
 
+    call = ScriptEngine._call
+
+    def wakes_slowly(engine: ScriptEngine, event: Any) -> Any:
+        resume = call(engine, event)
+        if late and resume.late:
+            time.sleep(late)  # the others make the next step before this rank has read its average
+        return resume
+
     setattr(ScriptEngine, "operate", slowly)  # noqa: B010
+    setattr(ScriptEngine, "_call", wakes_slowly)  # noqa: B010
 
 
 def redirect(folder: Path) -> None:
@@ -43,6 +60,7 @@ def redirect(folder: Path) -> None:
 
 if __name__ == "__main__":
     redirect(Path(sys.argv[1]))
-    if (pause_s := float(sys.argv[2])) > 0:
-        pause(pause_s)
-    sys.exit(main(sys.argv[3:]))
+    pause_s, late_s = map(float, sys.argv[2:4])
+    if pause_s or late_s:
+        pause(pause_s, late_s)
+    sys.exit(main(sys.argv[4:]))

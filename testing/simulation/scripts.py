@@ -79,6 +79,8 @@ class Values:
     """Weights behind each backward pass, and the first rank that had them."""
     model_of: dict[Label, int] = field(default_factory=dict)
     """Model that each gradient is of."""
+    hashed: dict[int, tuple[SimRank, Sum]] = field(default_factory=dict)
+    """Weights that are hashed at each version, and the first rank that had them."""
     late: int = 0
     """Number of averages that were taken by ranks that were late."""
     divisors: set[float] = field(default_factory=set)
@@ -101,6 +103,12 @@ class Values:
         other, known = self.models.setdefault(spot, (rank, dict(model)))
         same = known == model or not other.alive
         assert same, f"weights of {rank.me} and {other.me} differ at {spot}"
+
+    def check_hash(self, version: int, model: Sum, rank: SimRank) -> None:
+        """Check that ranks hash equal weights at equal versions (S17.11)."""
+        other, known = self.hashed.setdefault(version, (rank, dict(model)))
+        same = known == model or not other.alive
+        assert same, f"{rank.me} and {other.me} hash different weights at version {version}"
 
 
 Wait = tuple[str, object]
@@ -229,7 +237,8 @@ class ScriptRank(SimRank):
         settles: bool = False,
     ) -> Program:
         """Make one operation, or repeat it while the rank follows."""
-        here = self.path.here
+        here, world = self.path.here, self.sim.world
+        assert isinstance(world, ScriptWorld)
         while True:
             act = self.path.operation()
             if act is Act.ASK:
@@ -250,6 +259,8 @@ class ScriptRank(SimRank):
             if answer is not None:
                 result = answer
                 if name == BACKWARD:
+                    if world.lag:  # others may make the next step while the optimizer works
+                        yield "sleep", self.sim.rng.uniform(0, 5)
                     add(self.model, result)
                     self.values.check_model(here, self.model, self)
                 break
@@ -334,7 +345,9 @@ class ScriptRank(SimRank):
 
     def _carry_out(self, effect: ev.Effect) -> ev.Event | None:
         match effect:
-            case ev.Apply(go=go, weighing=weighing):
+            case ev.Apply(go=go, weighing=weighing, hash=hash_due):
+                if hash_due and not self.path.follows:
+                    self.values.check_hash(self.state.log.version, self.model, self)
                 if weighing.step:
                     self.values.divisors.add(weighing.divisor)
                 self._take_result(go, self.result)

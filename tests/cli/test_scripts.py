@@ -133,13 +133,13 @@ MISTAKES = {
     ),
     "several machines": (["run", "--nnodes", "2", "train.py"], "--nnodes 2", "paceline submit"),
     "another mode": (
-        ["run", "--mode", "Majority", "train.py"],
-        'spec.collective.mode: "Majority"',
+        ["run", "--mode", "Shadow", "train.py"],
+        'spec.collective.mode: "Shadow"',
         "docs/porting.md",
     ),
-    "a quorum": (
-        ["run", "--replicas", "4", "--quorum", "3", "train.py"],
-        'spec.collective.mode: "Quorum"',
+    "a pipeline": (
+        ["run", "--set", "spec.collective.pipeline=1", "train.py"],
+        "spec.collective.pipeline: 1",
         "docs/porting.md",
     ),
     "a shared model": (

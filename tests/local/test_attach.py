@@ -61,12 +61,12 @@ def test_a_script_for_torchrun_that_nobody_launches_fails_at_once(tmp_path: Path
     assert "RANK 0" not in said
 
 
-def test_a_script_that_attaches_is_refused_in_a_partial_mode(tmp_path: Path) -> None:
-    words = ("--set", "spec.collective.mode=Majority")
+def test_a_script_that_attaches_is_refused_in_mode_shadow(tmp_path: Path) -> None:
+    words = ("--set", "spec.collective.mode=Shadow")
     code, said = run(tmp_path, "import paceline as pl\npl.attach()\n" + SCRIPT, *words)
     assert code != 0
     assert "error: rank" in said, said
-    assert "spec.collective.mode is Majority" in said, said
+    assert "spec.collective.mode is Shadow" in said, said
     assert "pl.DistributedOptimizer" in said, said
     assert "RANK" not in said
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_field
 from paceline.core.protocol import records
 from paceline.core.protocol.arrivals import Arrivals
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.places import Spot
-from paceline.core.rank import script
+from paceline.core.rank import events as ev
+from paceline.core.rank import rounds, script
 from paceline.core.rank.state import RankState
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
@@ -45,6 +47,7 @@ def modes(draw: st.DrawFn) -> RoundSettings:
         grace_ns=draw(st.sampled_from([-1, 0, 2 * MS])),
         warmup_rounds=draw(st.sampled_from([0, 3])),
         full_every=draw(st.sampled_from([0, 0, 5])),
+        hash_every=1,
     )
 
 
@@ -105,7 +108,7 @@ def test_partial_rounds_keep_their_promises_under_any_faults(
 
 LATE = ScriptWorld(
     replicas=3,
-    settings=RoundSettings(mode=Mode.QUORUM, quorum=2, grace_ns=0),
+    settings=RoundSettings(mode=Mode.QUORUM, quorum=2, grace_ns=0, hash_every=1),
     program=(1, 14, 1, 6, 0),
     lag=0.3,
 )
@@ -213,3 +216,18 @@ def test_a_late_gradient_of_another_model_is_noticed(monkeypatch: pytest.MonkeyP
     """S17.5: it would be added to gradients of other parameters."""
     monkeypatch.setattr(records.Operation, "kind", None)
     fails(world=replace(LATE, backwards=2, kinds=True))
+
+
+def test_a_hash_of_a_rank_that_computes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S17.11: its weights may be those behind the step, and others have those before it."""
+    reduced = rounds.on_reduced
+
+    def with_all(rank: RankState, event: ev.Reduced) -> None:
+        reduced(rank, event)
+        applied = [each for each in rank.effects if isinstance(each, ev.Apply)]
+        rank.effects[:] = [
+            replace_field(each, hash=True) if each in applied else each for each in rank.effects
+        ]
+
+    monkeypatch.setattr(rounds, "on_reduced", with_all)
+    fails()

@@ -79,17 +79,23 @@ def runs_unchanged_script(job: TrainingJob) -> bool:
     return bool(launched_script(command))
 
 
-def _scripts_run_in_full(job: TrainingJob) -> Iterator[Violation]:
+def _scripts_name_their_mode(job: TrainingJob) -> Iterator[Violation]:
     collective = job.spec.collective
     mode = collective.mode if collective else None
-    if mode is not Mode.FULL and runs_unchanged_script(job):
+    if mode in (None, Mode.SHADOW) and runs_unchanged_script(job):
         if mode is None:
             yield Violation(
-                problem="is missing; without it the mode is Quorum, and a script that "
-                "`paceline launch` runs unchanged trains in mode Full only"
+                problem="is missing; without it the mode is Quorum, in which a script that "
+                "`paceline launch` runs unchanged does not compute what torchrun does"
             )
         else:
             yield Violation(str(mode))
+
+
+def _scripts_have_no_pipeline(job: TrainingJob) -> Iterator[Violation]:
+    collective = job.spec.collective
+    if collective and collective.pipeline and runs_unchanged_script(job):
+        yield Violation(collective.pipeline)
 
 
 def _scripts_have_whole_models(job: TrainingJob) -> Iterator[Violation]:
@@ -182,13 +188,24 @@ TEMPLATE_RULES: Final = (
     ),
     Rule(
         path="spec.collective.mode",
+        problem="does not go with a script that `paceline launch` runs unchanged",
+        hint="set it to Full, as under torchrun, or to Quorum, Majority, Solo or Deadline; Shadow "
+        "needs Paceline's own optimizer in the script (docs/porting.md)",
+        check=_scripts_name_their_mode,
+        cel="(has(self.collective) && has(self.collective.mode) && self.collective.mode != "
+        f"'Shadow') || !self.template.spec.containers.exists(c, {_RUNS_A_SCRIPT_CEL})",
+        of_template=True,
+    ),
+    Rule(
+        path="spec.collective.pipeline",
         problem="does not go with a script that `paceline launch` runs unchanged: after backward() "
-        "its gradients are the average of all ranks, so every round waits for all",
-        hint="set it to Full; for the other modes, use Paceline's own optimizer and loader in the "
-        "script and start it with python (docs/porting.md)",
-        check=_scripts_run_in_full,
-        cel="(has(self.collective) && has(self.collective.mode) && self.collective.mode == "
-        f"'Full') || !self.template.spec.containers.exists(c, {_RUNS_A_SCRIPT_CEL})",
+        "its gradients are the average of all ranks",
+        hint="set it to 0, or use Paceline's own optimizer in the script and start it with python "
+        "(docs/porting.md)",
+        check=_scripts_have_no_pipeline,
+        cel="!has(self.collective) || !has(self.collective.pipeline) || "
+        "self.collective.pipeline == 0 || "
+        f"!self.template.spec.containers.exists(c, {_RUNS_A_SCRIPT_CEL})",
         of_template=True,
     ),
     Rule(

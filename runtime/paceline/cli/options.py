@@ -197,8 +197,8 @@ class Fields:
     def changes(self, program: Program, replicas: int | None) -> list[str]:
         """Return the options as changes of fields; those of --set come last.
 
-        A script trains in mode Full, where a quorum has no meaning. So --quorum asks for mode
-        Quorum, and the rules of a job decide.
+        A script trains in mode Full unless told otherwise, where a quorum has no meaning. So
+        --quorum asks for mode Quorum, and the rules of a job decide.
 
         Args:
             program: What is run.

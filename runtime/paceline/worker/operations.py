@@ -21,6 +21,7 @@ from paceline_api.ids import MemberId
 from paceline.clock import now_ns
 from paceline.core.messages import StateTransfer
 from paceline.core.protocol.composition import Weighing
+from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.protocol.places import END, Path, Spot
 from paceline.core.protocol.records import Go, Operation
 from paceline.core.rank import events as ev
@@ -52,7 +53,7 @@ class Result(NamedTuple):
     sums: list[torch.Tensor]
     """The sums, one flat tensor for each part; for a backward pass the averages."""
     contributors: int
-    """Number of ranks that took part."""
+    """Number of ranks that took part, those that are late with a step included."""
     missing: int
     """Number of slots that did not take part and whose scripts have not ended."""
     name: str = ""
@@ -76,8 +77,13 @@ class Operations:
     path: Path[Result] = field(default_factory=Path)
     source: list[torch.Tensor] = field(default_factory=list)
     """Buffers of the operation in which the main thread waits."""
+    latest: Result | None = None
+    """Result of the last operation that was completed since the main thread began to wait."""
     result: Result | None = None
-    """Result of that operation; None before it is complete."""
+    """What the main thread takes when it goes on; set when it is let go. Until it has read this,
+    the others may already complete the next step without it, which sets `latest`."""
+    average: Result | None = None
+    """The last backward pass that was averaged. A rank that is late with it takes this (S17.2)."""
     received: ScriptState | None = None
     """State of the donor that was received last."""
     kept_bytes: int = 0
@@ -119,6 +125,10 @@ class ScriptThread(CommThread):
         self._scratch: list[torch.Tensor] = []
         self._last: list[torch.Tensor] = []
         """Sums of the operation before, until the next one is complete (R7)."""
+        self._averaged: list[torch.Tensor] = []
+        """Sums of the last backward pass, until those of the next one are complete."""
+        self._late: list[torch.Tensor] = []
+        """Sum of the gradients that came too late for their step (S17.2)."""
         self._spare: dict[tuple[tuple[str, int], ...], list[list[torch.Tensor]]] = {}
         """Buffers that are free, by their types and sizes."""
         self.is_begun = True
@@ -135,10 +145,13 @@ class ScriptThread(CommThread):
         self._catch_up()
         self._metrics.reducing(effect.go, self.machine.state, now_ns())
         go, begun_ns, scratch = effect.go, now_ns(), self._take_buffers(effect.go.operation)
-        source = None if effect.source is None else self.operations.source
+        source = None
+        if effect.source is not None:
+            late = effect.source is BufferName.LATE
+            source = self._late if late else self.operations.source
         factor = 1.0
         if source is not None and not is_call(go):
-            factor = 1 / len(self.machine.state.log.weigh(go).contributors)
+            factor = 1 / self.machine.state.log.weigh(go).divisor
         if go.streamed:
             self._scratch = scratch
             self.bucket_sums.reduce(effect, scratch, source, factor)
@@ -182,8 +195,9 @@ class ScriptThread(CommThread):
     def _apply(self, go: Go, weighing: Weighing, *, hash_due: bool) -> ev.Event | None:
         begun_ns = now_ns()
         value = None
-        if hash_due and not self.machine.state.follows:
-            # The script makes its step with this sum later, so these are the weights before it.
+        if hash_due and not self.operations.path.follows:
+            # The script makes its step with this sum later, so these are the weights before it. A
+            # script that ends before it has loaded the donor's state has other weights for good.
             value = hash_of([each.reshape(-1) for each in self.operations.weights()])
         self._took(go, self._scratch, weighing)
         now, rank = now_ns(), self.machine.state
@@ -191,23 +205,57 @@ class ScriptThread(CommThread):
         return None if value is None else ev.Hashed(self.machine.state.log.version, value)
 
     def _took(self, go: Go, sums: list[torch.Tensor], weighing: Weighing) -> None:
-        if self._last:
+        if self._last and self._last is not self._averaged:
             self._give_back(self._last)
+        if not is_call(go):
+            # The main thread may still read the average when other rounds follow. Two steps later
+            # it has taken the one between.
+            if self._averaged:
+                self._give_back(self._averaged)
+            self._averaged = sums
         self._last, self._scratch = sums, []
         log = self.machine.state.log
-        contributors = len(weighing.contributors)
+        # Late ranks make the step too, and are not missing (S17.4).
+        ranks = len(weighing.contributors) if is_call(go) else int(weighing.divisor)
         held = sums if is_call(go) else [each[:-1] for each in sums]
-        result = Result(held, contributors, log.plan.script - contributors - len(log.done))
+        result = Result(held, ranks, log.plan.script - ranks - len(log.done))
         with self.operations.lock:
-            self.operations.result = result
+            self.operations.latest = result
+            if not is_call(go):
+                self.operations.average = result
             self.operations.completed(go, result)
+
+    def _hand_over(self, *, late: bool) -> None:
+        """Set what the main thread takes; a late one takes the average made without it (S17.2)."""
+        operations = self.operations
+        with operations.lock:
+            operations.result = operations.average if late else operations.latest
+
+    def _change(self, op: BufferOp) -> None:
+        """Keep the gradient with which the main thread came too late, or forget those (S17.2)."""
+        source = self.operations.source
+        match op:
+            case Swap():
+                self._late = [
+                    # As in the sums, half precision becomes float32.
+                    each.to(HOST, torch.promote_types(each.dtype, torch.float32), copy=True)
+                    for each in source
+                ]
+            case Merge(late_factor=late, grad_factor=grad):
+                for each, more in zip(self._late, source, strict=True):
+                    each.mul_(late).add_(more.to(HOST), alpha=grad)
+            case Zero(which=BufferName.LATE):
+                self._late = []
+            case Scale(which=BufferName.LATE, factor=factor):
+                for each in self._late:
+                    each.mul_(factor)
 
     # ---- effects ------------------------------------------------------------------------------
 
     def _do(self, effect: ev.Prompt) -> ev.Event | None:
         match effect:
-            case ev.ChangeBuffers():
-                return None
+            case ev.ChangeBuffers(op=op):
+                self._change(op)
             case ev.Queue(go=go):
                 if go.operation is not None and go.operation.is_call:
                     # The log is not known yet, and so neither is who was missing.
@@ -222,7 +270,8 @@ class ScriptThread(CommThread):
             case ev.SendPart(to=to, part=part, with_result=with_result):
                 sums = [bytes_of(as_tensor(x)) for x in self._last] if with_result else []
                 self._peers.send_bulk(to, part, sums)
-            case ev.Resume():
+            case ev.Resume(late=late):
+                self._hand_over(late=late)
                 self._main.resumed(effect)
             case ev.Exit():
                 self._main.exited(effect)

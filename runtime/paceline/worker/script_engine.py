@@ -100,7 +100,14 @@ class ScriptEngine(Engine):
             self._script.start()
 
     def backward_comes(
-        self, parts: Parts, owner: object, *, samples: int, opens: bool, where: str
+        self,
+        parts: Parts,
+        owner: object,
+        *,
+        model: int,
+        samples: int,
+        opens: bool,
+        where: str,
     ) -> bool:
         """Announce the averaging of a backward pass, whose first bucket is ready.
 
@@ -109,6 +116,7 @@ class ScriptEngine(Engine):
 
         Args:
             parts: Types and sizes of all buckets.
+            model: Number of the model.
             owner: Who announces it. While one backward pass is announced, another owner's is not.
             samples: Number of samples in the gradient.
             opens: True if a script that joins can begin at this operation.
@@ -121,7 +129,7 @@ class ScriptEngine(Engine):
             spot, act = self.operations.path.here, self.operations.path.operation()
         if act is not Act.TAKE_PART:
             return False
-        operation = Operation(BACKWARD, *spot, opens, parts)
+        operation = Operation(BACKWARD, *spot, opens, parts, model)
         coming = ev.Coming((), samples, 1, operation, where)
         if not self._thread.bucket_sums.begin(coming, owner):
             return False
@@ -143,6 +151,8 @@ class ScriptEngine(Engine):
         buffers: list[torch.Tensor],
         *,
         parts: Parts | None = None,
+        model: int = 0,
+        settles: bool = False,
         samples: int = 0,
         opens: bool = True,
         where: str = "",
@@ -153,6 +163,8 @@ class ScriptEngine(Engine):
             name: The operation with its arguments; the same on all ranks.
             buffers: Flat tensors of a floating-point type.
             parts: Types and sizes in which they are summed; None for those of the buffers.
+            model: Number of the model whose gradients are averaged.
+            settles: `Operation.settles` of a backward pass.
             samples: Number of samples in a gradient; 0 for a call.
             opens: True if a script that joins can begin at this operation.
             where: File and line of the script, for errors.
@@ -188,7 +200,7 @@ class ScriptEngine(Engine):
                 continue
             if act is Act.LOAD:
                 self.load()
-            operation = Operation(name, *spot, opens, parts)
+            operation = Operation(name, *spot, opens, parts, model, settles)
             if (done := self._take_part(operation, buffers, samples, where)) is not None:
                 return done
 
@@ -246,7 +258,7 @@ class ScriptEngine(Engine):
     ) -> Result | None:
         operations = self.operations
         with operations.lock:
-            operations.source, operations.result = buffers, None
+            operations.source, operations.latest, operations.result = buffers, None, None
         begun_ns = now_ns()
         step = ev.Step((), samples, 1, operation=operation, where=where)
         self._thread.bucket_sums.close(step)
@@ -260,7 +272,10 @@ class ScriptEngine(Engine):
             raise DismissedError(0)
         if samples:
             self._loop.stepped(
-                *(begun_ns, now_ns()), fresh=True, version=resume.version, samples=samples
+                *(begun_ns, now_ns()),
+                fresh=not resume.late,
+                version=resume.version,
+                samples=samples,
             )
         return result
 
@@ -282,6 +297,11 @@ class ScriptEngine(Engine):
         return self._state.log.settings.mode if self._spec else Mode.FULL
 
     @property
+    def pipeline(self) -> int:
+        """Rounds that a rank computes ahead; 0 without a job."""
+        return self._state.log.settings.pipeline if self._spec else 0
+
+    @property
     def spec(self) -> JobFile | None:
         """The job; None without one."""
         return self._spec
@@ -290,6 +310,11 @@ class ScriptEngine(Engine):
     def is_alone(self) -> bool:
         """Return True if the script goes through a pass that is over: its calls are its own."""
         return self.operations.path.skips
+
+    @property
+    def is_partial(self) -> bool:
+        """Return True if steps may be made without ranks that are late (S17)."""
+        return not self._state.log.is_synchronous
 
     @property
     def follows(self) -> bool:

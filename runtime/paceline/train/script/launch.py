@@ -176,12 +176,17 @@ def _check(engine: ScriptEngine) -> None:
     Raises:
         UsageError: The job has a mode or a shared model that needs Paceline's own API.
     """
-    if engine.mode is not Mode.FULL:
+    if engine.mode is Mode.SHADOW:
         raise UsageError(
-            f"spec.collective.mode is {engine.mode}, and a script without Paceline's optimizer "
-            "trains in Full only: after backward() its gradients are the average of all ranks",
-            hint="set it to Full; for the other modes use pl.DistributedOptimizer and "
-            "pl.DataLoader (docs/porting.md)",
+            "spec.collective.mode is Shadow, which needs Paceline's own optimizer",
+            hint="set it to Full, as under torchrun, or to Quorum, Majority, Solo or Deadline; or "
+            "use pl.DistributedOptimizer and pl.DataLoader (docs/porting.md)",
+        )
+    if engine.pipeline:
+        raise UsageError(
+            f"spec.collective.pipeline is {engine.pipeline}, and a script without Paceline's "
+            "optimizer has the average of all ranks in its gradients after backward()",
+            hint="set it to 0, or use pl.DistributedOptimizer and pl.DataLoader (docs/porting.md)",
         )
     if engine.shards > 1:
         raise UsageError(

@@ -12,12 +12,14 @@ that is there, since slot 0 may be away.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from paceline.core.protocol.places import BEFORE, Spot
 from paceline.core.protocol.records import BACKWARD
@@ -97,12 +99,18 @@ class Models:
     """All models of the script that DDP has wrapped, in order."""
 
     def __init__(self, engine: ScriptEngine, passes: Passes) -> None:
-        self._engine, self._passes = engine, passes
+        self.engine, self.passes = engine, passes
         self.adopted: list[DistributedDataParallel] = []
         self._count = 1
         """Number of buckets of the model that is being made."""
         self.spans: dict[int, Spot] = {}
         """Operation that comes after the construction of each model."""
+        self._steps = 0
+        """Steps of the script's optimizers, whatever they are of."""
+        self._averaged_at: int | None = None
+        """The same when a backward pass was averaged last; None before the first one."""
+        self._scaled: tuple[int, bool] = (-1, False)
+        """Place at which GradScalers were looked for last, and whether there was one."""
         self.on_adopted: Callable[[int], None] = lambda _: None
         """Called with the index of a model that a following rank has made."""
 
@@ -111,7 +119,7 @@ class Models:
         models = self
 
         def init(ddp: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-            index, path = len(models.adopted), models._engine.operations.path
+            index, path = len(models.adopted), models.engine.operations.path
             after = models.spans.get(index) if path.follows else None
             if after is not None:
                 kwargs["init_sync"] = False  # the others have done this
@@ -128,7 +136,7 @@ class Models:
             # A torch without these limits begins with a single bucket, which then stays.
             config = vars(ddp).get("_bucket_config")
             if config is not None and models._backend_of(ddp) is not None:
-                spec = models._engine.spec
+                spec = models.engine.spec
                 cap = (spec.segment_bytes if spec else None) or config.bucket_bytes_cap
                 first = min(config.first_bucket_bytes_cap, cap)
                 limits = bucket_bytes(parameters, sparse, first, cap)
@@ -149,6 +157,10 @@ class Models:
                 hint="leave the hook out; collective.wire: bfloat16 halves what travels",
             )
 
+        def count(*_: Any) -> None:
+            models._steps += 1
+
+        register_optimizer_step_post_hook(count)
         kind: Any = DistributedDataParallel
         kind.__init__, kind._sync_buffers = init, sync_buffers  # noqa: SLF001
         kind.register_comm_hook, kind._ddp_init_helper = hook, init_helper  # noqa: SLF001
@@ -156,6 +168,23 @@ class Models:
     def are_training(self) -> bool:
         """Return False if the script evaluates all of its models."""
         return not self.adopted or any(ddp.module.training for ddp in self.adopted)
+
+    def settles(self) -> bool:
+        """Return `Operation.settles` of a backward pass that is about to be averaged (S17.5).
+
+        It adds to the average before it if no optimizer has made a step since. A late gradient
+        under another scale than that of its step would be wrong.
+        """
+        if not self.engine.is_partial:
+            return False
+        place = self.engine.spot.place
+        if self._scaled[0] != place:
+            self._scaled = place, has_scaler()
+        return self._averaged_at == self._steps or self._scaled[1]
+
+    def averaged(self) -> None:
+        """Note that a backward pass was averaged."""
+        self._averaged_at = self._steps
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the trained parameters of all models, for the hash that ranks compare."""
@@ -171,7 +200,7 @@ class Models:
         if self._backend_of(ddp) is None:
             return
         ddp.reducer = FixedBuckets(ddp.reducer)
-        _HOOK(ddp, Buckets(self._engine, self._passes, self._count), average)
+        _HOOK(ddp, Buckets(self, len(self.adopted) - 1, self._count), average)
         ddp._comm_hooks.clear()  # noqa: SLF001 # a list for people, which would be pickled
 
     def _backend_of(self, ddp: Any) -> JobBackend | None:
@@ -200,16 +229,17 @@ class Buckets:
     while backward() computes the next ones.
     """
 
-    def __init__(self, engine: ScriptEngine, passes: Passes, count: int) -> None:
+    def __init__(self, models: Models, number: int, count: int) -> None:
         """Begin without a bucket.
 
         Args:
-            engine: Makes the operations.
-            passes: Knows the batch in hand.
+            models: All models of the script.
+            number: Number of this one.
             count: Number of buckets. In the first backward pass of a static graph, DDP numbers them
                 all as the first.
         """
-        self._engine, self._passes, self._count = engine, passes, count
+        self._models, self._number, self._count = models, number, count
+        self._engine, self._passes = models.engine, models.passes
         self._buffers: list[torch.Tensor] = []
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
         self._parts: Parts = ()
@@ -249,7 +279,12 @@ class Buckets:
         # On a device the buckets are filled by kernels that may still be queued.
         can_stream = len(self._parts) > 1 and first.device == HOST and not self._is_interrupted
         self._announced = can_stream and self._engine.backward_comes(
-            self._parts, self, samples=self._samples, opens=self._opens, where=self._where
+            self._parts,
+            self,
+            model=self._number,
+            samples=self._samples,
+            opens=self._opens,
+            where=self._where,
         )
 
     def _average(self, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -265,11 +300,14 @@ class Buckets:
             BACKWARD,
             buffers,
             parts=self._parts,
+            model=self._number,
+            settles=self._models.settles(),
             samples=self._samples,
             opens=self._opens,
             where=self._where,
         )
         self._passes.after_backward()
+        self._models.averaged()
         return [
             sums
             if sums.dtype is buffer.dtype and sums.device == buffer.device
@@ -277,6 +315,14 @@ class Buckets:
             else buffer.copy_(sums)
             for buffer, sums in zip(buffers, result.sums, strict=True)
         ]
+
+
+def has_scaler() -> bool:
+    """Return True if the script has a GradScaler that scales."""
+    return any(
+        issubclass(type(each), torch.amp.GradScaler) and each.is_enabled()
+        for each in gc.get_objects()
+    )
 
 
 def average(buckets, bucket):  # type: ignore[no-untyped-def] # torch reads annotations, not texts

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from paceline.errors import RuntimeBrokenError
 from paceline.telemetry.records import RankRecord
 from paceline.transport.base import Abort, Group, Peer, TransportAborted
 from paceline.transport.sim import Hub, SimTransport
-from paceline.worker import reduction
+from paceline.worker import streamed_rounds
 from paceline.worker.reduction import Reducer
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
@@ -700,7 +701,7 @@ def test_a_transfer_that_no_abort_ends_breaks_the_rank(
     rank: OneRank, monkeypatch: pytest.MonkeyPatch, segment: int
 ) -> None:
     """Simulate a driver that hangs: the communication thread used to wait for it forever."""
-    monkeypatch.setattr(reduction, "PATIENCE_S", QUIET_S)
+    monkeypatch.setattr(streamed_rounds, "PATIENCE_S", QUIET_S)
     stops = ThreadPoolExecutor(1).submit(rank.reducer.stop)
     stops.result(PATIENCE_S)  # nothing is in flight
     rank.compute(1.0, 2.0, 3.0)
@@ -726,7 +727,7 @@ def test_a_transfer_that_no_abort_ends_breaks_the_rank(
 def test_a_hanging_pass_over_the_gradients_breaks_the_rank(
     rank: OneRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reduction, "PATIENCE_S", QUIET_S)
+    monkeypatch.setattr(streamed_rounds, "PATIENCE_S", QUIET_S)
     rank.compute(1.0)  # starts the thread for it
     hangs = threading.Event()
 
@@ -774,7 +775,7 @@ def test_a_round_after_a_stop_completes(rank: OneRank) -> None:
     rank.write(2, 3.0)
     rank.step()
     rank.posted = queue.Queue()
-    rank.reducer._post = rank.posted.put
+    rank.reducer._wake = partial(rank.posted.put, None)
     rank.reducer.reduce(order())
     for value in (1.0, 2.0, 3.0):
         assert rank.channel.begun() == (value, False)

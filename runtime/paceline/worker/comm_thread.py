@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
 
 import torch
 from paceline_api.errors import PacelineError
@@ -46,7 +46,7 @@ from paceline.core.messages import (
 )
 from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.pending import BufferName, BufferOp, Zero
-from paceline.core.protocol.records import GivenUp, Go
+from paceline.core.protocol.records import Go
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.errors import StateError
@@ -62,6 +62,7 @@ from paceline.worker.session import MainThread
 from paceline.worker.state.codec import read_header
 from paceline.worker.state.committed import Bytes, Committed
 from paceline.worker.state.gradients import Gradients
+from paceline.worker.streamed_rounds import StreamedRounds
 
 if TYPE_CHECKING:  # only a job with checkpoints loads the writer
     from paceline.worker.checkpoint.service import CheckpointService
@@ -149,31 +150,6 @@ class Tensors:
     reducer: Reducer
     checkpoints: CheckpointService | None
     """The service that writes checkpoints; None if the job has none."""
-
-
-class Streams(Protocol):
-    """What sums streamed rounds beside the communication thread, which calls all of this."""
-
-    hidden_ns: int
-
-    @property
-    def busy_since_ns(self) -> int:
-        """Start of the transfer in flight, in nanoseconds; 0 if there is none."""
-
-    def complete(self) -> None:
-        """Allow all of the announced batch to be contributed: the machine knows its Step."""
-
-    def give_up(self, why: GivenUp) -> None:
-        """Contribute zeros and the flag from here on, in the streamed round in flight (R31)."""
-
-    def stop(self) -> None:
-        """Wait until no streamed round is in flight; the abort flag is raised."""
-
-    def outcome(self) -> ev.Reduced | ev.Voided | ev.ChannelFailed | None:
-        """Return the outcome of the last streamed round, once."""
-
-    def shutdown(self) -> None:
-        """Let the threads end, and do not wait for them."""
 
 
 class _CannotJoinError(Exception):
@@ -270,7 +246,7 @@ class CommThread:
             self.post(event)
 
     @property
-    def _streams(self) -> Streams | None:
+    def _streams(self) -> StreamedRounds[Any, Any] | None:
         """What sums streamed rounds; None before there are tensors."""
         return self.tensors.reducer if self.tensors is not None else None
 

@@ -5,7 +5,7 @@ rank needs no transport.
 
 Two threads use it, one at a time. The communication thread opens, closes and shuts the channel
 down, and sums the rounds that are not streamed. The data thread sums the segments of a streamed
-round (`worker.reduction`); `Reducer.stop` waits for it before the communication thread closes the
+round (`worker.streamed_rounds`); `stop` waits for it before the communication thread closes the
 channel. Only `shutdown`, at the end of a rank, may come while the data thread is still in a call.
 """
 

@@ -27,7 +27,7 @@ from paceline.core.protocol.records import Go, Operation
 from paceline.core.rank import events as ev
 from paceline.transport.base import HOST, Transport
 from paceline.worker.bucket_sums import BucketSums, fill
-from paceline.worker.comm_thread import CommThread, Streams
+from paceline.worker.comm_thread import CommThread
 from paceline.worker.state.bit_sums import hash_of
 from paceline.worker.state.codec import Decoder, Encoder, as_is, as_tensor, read_header
 from paceline.worker.state.committed import Bytes
@@ -138,7 +138,7 @@ class ScriptThread(CommThread):
     # ---- rounds -------------------------------------------------------------------------------
 
     @property
-    def _streams(self) -> Streams | None:
+    def _streams(self) -> BucketSums | None:
         return self.bucket_sums if self.is_begun else None
 
     def _reduce(self, effect: ev.Reduce) -> ev.Event | None:

@@ -6,7 +6,8 @@ communication thread can handle events meanwhile, and the link carries one segme
 one is prepared.
 
     main thread           begin, hand_over, close, judge: the batch whose segments become ready
-    communication thread  reduce, finish, complete, give_up, stop, outcome, beside, joined
+    communication thread  reduce, finish, beside, joined, and the life cycle of a streamed round
+                          (`worker.streamed_rounds`)
     memory thread         checks a first segment, then posts Coming; fills the scratch of a
                           streamed round, and computes averages of what is summed
     data thread           sums what is filled; passes over memory beside the communication thread
@@ -33,32 +34,25 @@ from paceline.clock import now_ns
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import GivenUp
 from paceline.core.rank import events as ev
-from paceline.errors import RuntimeBrokenError
 from paceline.telemetry.samples import RoundRing
 from paceline.transport.device_queues import Event
 from paceline.worker.data_channel import DataChannel
-from paceline.worker.serial_thread import SerialThread
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
+from paceline.worker.streamed_rounds import ABANDONED, Batch, Outcome, Round, StreamedRounds
 
 log = logging.getLogger("paceline.rank")
 
-PATIENCE_S: Final = 300.0
-"""Upper bound on how long another thread of this rank may take to end an aborted reduction, or one
-pass over memory, in seconds. Far beyond what a healthy thread takes."""
-ABANDONED: Final = ev.ChannelFailed("given up for a new generation", aborted=True)
-"""The outcome of a streamed round that was stopped before its end."""
 NOBODY_LOOKED: Final[array[int]] = array("Q")
 """Empty list of hand-over times, for a batch that was not watched."""
 FloatBuffers = Callable[[bool], torch.Tensor]
 """Returns the model's float buffers as one flat tensor; zeros if the argument is False."""
 
 
-@dataclass(slots=True)
-class Batch:
+@dataclass(slots=True, kw_only=True)
+class LeasedBatch(Batch):
     """The last batch of a lease, while backward() works on it."""
 
-    coming: ev.Coming
     ready_ns: array[int]
     """Time at which each segment was handed over, in nanoseconds; 0 = not yet."""
     handed: dict[int, tuple[int, list[Event]]] = field(default_factory=dict)
@@ -68,35 +62,21 @@ class Batch:
     """Segments that were checked for NaN and Inf."""
     finite: bool = True
     """False once a checked segment was not finite, as far as the host knows."""
-    closed: bool = False
-    """True once the main thread is through with the batch, so Coming would be too late."""
-    complete: bool = False
-    """True once the state machine knows the batch's Step, so all of it may be contributed."""
-    dropped: bool = False
-    """True if the script gave the batch up or began another one."""
 
 
-@dataclass(slots=True)
-class _Streamed:
+@dataclass(slots=True, kw_only=True)
+class _Streamed(Round[LeasedBatch]):
     """A streamed round in flight."""
 
     order: ev.Reduce
-    batch: Batch | None
-    """The batch whose segments are waited for; None if all that GO names is there."""
-    given_up: GivenUp | None
-    """Why this rank flags the rest of the round; None if it does not."""
     filled: int = 0
     """Number of segments that were handed to the data thread."""
     summed: int = 0
     averaged: int = 0
-    end: ev.Reduced | ev.Voided | ev.ChannelFailed | None = None
-    spent_ns: int = 0
-    """Time spent in transfers, in nanoseconds."""
-    busy_since_ns: int = 0
-    """Start of the transfer in flight; 0 while the data thread waits for a segment."""
+    end: Outcome | None = None
 
 
-class Reducer:
+class Reducer(StreamedRounds[LeasedBatch, _Streamed]):
     """Sums the rounds of one rank, from the beginning of its training on."""
 
     def __init__(
@@ -118,26 +98,15 @@ class Reducer:
             post: Queues an event for the communication thread; with None it only wakes the thread.
             notes: Record of the round's times: when each segment was ready, filled and summed.
         """
+        super().__init__(partial(post, None))
         self._channel, self._gradients, self._committed = channel, gradients, committed
         self._float_buffers, self._post, self._notes = float_buffers, post, notes
         self._last: Final = len(gradients.layout.segments) - 1
         self.synced: torch.Tensor | None = None
         """The average of the float buffers from the last round, or None (D10)."""
-        self.hidden_ns = 0
-        """Time of the last streamed round's transfers during which backward() still ran on this
-        rank, in nanoseconds."""
-        self._news = threading.Condition()
-        self._batch: Batch | None = None
-        self._announced: Batch | None = None
-        """The batch whose Step is being handled. While it is, the main thread may already begin the
-        next batch."""
-        self._round: _Streamed | None = None
-        self._outcome: ev.Reduced | ev.Voided | ev.ChannelFailed | None = None
-        self._error: BaseException | None = None
         self._flags: Final = gradients.flags
-        self._stopping = self._closing = False
+        self._closing = False
         self._thread: threading.Thread | None = None
-        self._data = SerialThread("paceline-data", self._failed)
         self._beside = False
         """True while work that `joined` waits for is on the data thread."""
 
@@ -149,7 +118,8 @@ class Reducer:
             return
         with self._news:
             self._forget()
-            self._batch = Batch(coming, array("Q", bytes(8 * (self._last + 1))))
+            ready_ns = array("Q", bytes(8 * (self._last + 1)))
+            self._batch = LeasedBatch(coming=coming, ready_ns=ready_ns)
             self._start_thread()
         self._gradients.watch(self.hand_over)
 
@@ -203,7 +173,7 @@ class Reducer:
             self._flags.tell()
             return streams.mark_own()
 
-    def _left_of(self, batch: Batch | None) -> tuple[Batch | None, list[int]]:
+    def _left_of(self, batch: LeasedBatch | None) -> tuple[LeasedBatch | None, list[int]]:
         """Return what is known of a batch, and which segments of GRAD are still unchecked.
 
         Returns:
@@ -217,12 +187,6 @@ class Reducer:
         known = None if changed else batch
         seen = known.looked_at if known is not None else ()
         return known, [s for s in range(self._last + 1) if s not in seen]
-
-    def _forget(self) -> None:
-        if self._batch is not None:
-            self._batch.dropped = True
-            self._news.notify_all()
-        self._batch = None
 
     # ---- communication thread -------------------------------------------------------------
 
@@ -239,9 +203,8 @@ class Reducer:
         if not order.go.streamed:
             return self._sum_all(order)
         with self._news:
-            batch = self._batch if order.in_hand else None
-            gone = order.gives_up or (order.in_hand and batch is None)
-            self._round = _Streamed(order, batch, GivenUp.DROPPED if gone else None)
+            batch, given_up = self._batch_of(order)
+            self._round = _Streamed(batch=batch, given_up=given_up, order=order)
             self._start_thread()
             self._news.notify_all()
         return None
@@ -259,9 +222,7 @@ class Reducer:
         Returns:
             The same Step, with `finite` set to False if the gradient is not.
         """
-        with self._news:
-            batch, self._batch = self._batch, None
-            self._announced = batch
+        batch = self._announce()
         self._notes.handed_over(batch.ready_ns if batch is not None else NOBODY_LOOKED)
         known, left = self._left_of(batch)
         on_host = [s for s in left if s not in self._flags]
@@ -272,39 +233,12 @@ class Reducer:
             now = self._round
             if now is not None and batch is not None and now.batch is batch:
                 if known is None or batch.coming != _coming_of(step):
-                    now.given_up = now.given_up or GivenUp.REWRITTEN
+                    now.give_up(GivenUp.REWRITTEN)
                 elif not finite:
-                    now.given_up = now.given_up or GivenUp.NONFINITE
+                    now.give_up(GivenUp.NONFINITE)
         return step if finite == step.finite else replace(step, finite=finite)
 
-    def complete(self) -> None:
-        """Allow all of the announced batch to be contributed: the machine knows its Step."""
-        with self._news:
-            if self._announced is not None:
-                self._announced.complete = True
-            self._announced = None
-            self._news.notify_all()
-
-    def give_up(self, why: GivenUp) -> None:
-        """Contribute zeros and the flag from here on, in the streamed round in flight (R31)."""
-        with self._news:
-            if self._round is not None:
-                self._round.given_up = self._round.given_up or why
-                self._news.notify_all()
-
-    def stop(self) -> None:
-        """Wait until no streamed round is in flight. Communication thread.
-
-        The caller has raised the abort flag of the channel. RuntimeBrokenError is raised if the
-        round does not end within PATIENCE_S all the same.
-        """
-        with self._news:
-            self._stopping = True
-            self._news.notify_all()
-            self._wait_for(lambda: self._round is None, "the reduction that was given up")
-            self._stopping = False
-
-    def outcome(self) -> ev.Reduced | ev.Voided | ev.ChannelFailed | None:
+    def outcome(self) -> Outcome | None:
         """Return the outcome of the last streamed round, once. Communication thread.
 
         An error of the memory or the data thread is raised here. After a failure the scratch of the
@@ -313,12 +247,7 @@ class Reducer:
         Returns:
             The outcome, or None if there is none that was not taken yet.
         """
-        if self._thread is None:
-            return None  # no round was streamed yet
-        with self._news:
-            if self._error is not None:
-                raise self._error
-            outcome, self._outcome = self._outcome, None
+        outcome = super().outcome()
         if isinstance(outcome, ev.ChannelFailed):
             self._gradients.renew_result()
         if not isinstance(outcome, ev.Reduced | None):
@@ -350,18 +279,6 @@ class Reducer:
             with self._news:
                 self._wait_for(lambda: not self._beside, "the pass over the gradients")
 
-    def _wait_for(self, is_over: Callable[[], bool], what: str) -> None:
-        """Wait until `is_over` returns True or another thread fails; the caller holds `_news`.
-
-        Raises:
-            RuntimeBrokenError: Neither happened within PATIENCE_S.
-        """
-        if not self._news.wait_for(lambda: is_over() or self._error is not None, PATIENCE_S):
-            raise RuntimeBrokenError(
-                f"{what} has not ended within {PATIENCE_S:g} s",
-                hint="a device, or a library beneath torch, may hang; see the log of the rank",
-            )
-
     def _do(self, work: Callable[[], None]) -> None:
         with self._gradients.streams.own():
             work()
@@ -369,24 +286,10 @@ class Reducer:
             self._beside = False
             self._news.notify_all()
 
-    @property
-    def busy_since_ns(self) -> int:
-        """Start of the transfer in flight of a streamed round, in nanoseconds. Any thread.
-
-        0 if there is none, or while it waits for a segment of this rank.
-        """
-        now = self._round
-        return now.busy_since_ns if now is not None else 0
-
     def shutdown(self) -> None:
-        """Let both threads end, and do not wait for them. Communication thread.
-
-        A thread that is blocked in the channel ends only when the abort flag is raised.
-        """
-        with self._news:
-            self._closing = self._stopping = True
-            self._news.notify_all()
-        self._data.end()
+        """Let both threads end, and do not wait for them. Communication thread."""
+        self._closing = True
+        super().shutdown()
 
     # ---- communication thread or data thread ----------------------------------------------
 
@@ -427,34 +330,23 @@ class Reducer:
         except BaseException as error:
             self._failed(error)
 
-    def _failed(self, error: BaseException) -> None:
-        """Keep the error of a thread; the communication thread raises it in `outcome`."""
-        with self._news:
-            self._error = error
-            self._news.notify_all()
-        self._post(None)
-
     def _work(self) -> None:
         with self._news:
             while not (self._closing or self._round or self._unseen(self._batch)):
                 self._news.wait()
             now, batch = self._round, self._batch
         if now is not None:
-            outcome = self._stream(now)
-            with self._news:
-                self._outcome, self._round = outcome, None
-                self._news.notify_all()
-            self._post(None)
+            self._end(self._stream(now))
         elif batch is not None and self._unseen(batch) and self._look(batch, 0):
             with self._news:
                 if self._batch is batch and not batch.closed:
                     self._post(batch.coming)
 
     @staticmethod
-    def _unseen(batch: Batch | None) -> bool:
+    def _unseen(batch: LeasedBatch | None) -> bool:
         return batch is not None and 0 in batch.handed and 0 not in batch.looked_at
 
-    def _look(self, batch: Batch, segment: int) -> bool:
+    def _look(self, batch: LeasedBatch, segment: int) -> bool:
         """Check a segment for NaN and Inf, once, as far as the host can know.
 
         A segment on a device is only queued for its check; the result travels with the segment's
@@ -478,7 +370,7 @@ class Reducer:
             batch.finite &= finite
         return finite
 
-    def _stream(self, now: _Streamed) -> ev.Reduced | ev.Voided | ev.ChannelFailed:
+    def _stream(self, now: _Streamed) -> Outcome:
         self.hidden_ns = 0
         while (segment := self._await(now)) is not None:
             if segment < now.filled:
@@ -510,30 +402,21 @@ class Reducer:
                         "the sum of a segment that was given up",
                     )
                     break
-                if now.filled <= self._last and self._may_fill(now):
+                if now.filled <= self._last and self._may_contribute(now, now.filled):
                     return now.filled
                 if now.order.divisor and now.averaged < now.summed:
                     return now.averaged
-                # Wait for a segment of the script, or for a sum. The state machine ends the wait by
-                # `give_up` when the others have waited for long enough (R31), or by `stop`.
-                self._news.wait()
+                self._news.wait()  # for a segment of the script, or for a sum
         return None
 
-    @staticmethod
-    def _may_fill(now: _Streamed) -> bool:
-        batch = now.batch
-        if batch is None or now.given_up or batch.complete:
-            return True
-        if batch.dropped:
-            now.given_up = GivenUp.DROPPED
-            return True
-        return now.filled in batch.handed
+    def _is_ready(self, batch: LeasedBatch, number: int) -> bool:
+        return number in batch.handed
 
     def _fill(self, now: _Streamed, segment: int) -> None:
         """Fill a segment of the scratch with what this rank contributes."""
         gradients, order, batch = self._gradients, now.order, now.batch
         if batch is not None and not (now.given_up or batch.complete or self._look(batch, segment)):
-            now.given_up = now.given_up or GivenUp.NONFINITE
+            now.give_up(GivenUp.NONFINITE)
         with gradients.streams.own():
             source = order.source if now.given_up is None else None
             gradients.load_results(source, order.factor, order.unit, segments=(segment,))
@@ -542,7 +425,7 @@ class Reducer:
         self._notes.opened(segment, now_ns())
 
     @staticmethod
-    def _is_found(batch: Batch | None, segment: int) -> bool:
+    def _is_found(batch: LeasedBatch | None, segment: int) -> bool:
         """Return True if a device checks this segment and the host does not know the result yet."""
         return batch is not None and not batch.complete and segment in batch.looked_at
 
@@ -560,22 +443,17 @@ class Reducer:
         if now.end is not None:
             return
         gradients, result = self._gradients, self._gradients.result[segment]
-        begun_ns = now.busy_since_ns = now_ns()
-        with gradients.streams.own():
+        with self._transfer(now), gradients.streams.own():
             if now.given_up is not None:  # perhaps after the scratch was filled
                 result[-1] = 1
             failed = self._channel.sum([result], gradients.rounded_away[segment : segment + 1])
             void = failed is None and bool(result[-1])
             if void and now.given_up is None and self._is_own_fault(now):
-                now.given_up = GivenUp.NONFINITE
+                now.give_up(GivenUp.NONFINITE)
             if failed is None and not void and segment == self._last:
                 failed = self._sum_float_buffers(now.order)
-        now.busy_since_ns = 0
-        now.spent_ns += now_ns() - begun_ns
         with self._news:
             now.summed += 1
-            if now.batch is not None and not now.batch.complete:
-                self.hidden_ns = now.spent_ns
             if failed is not None or void:
                 now.end = failed or ev.Voided(now.given_up)
             elif segment == self._last:

@@ -132,6 +132,10 @@ class Reason(_Told):
         "CreationRefused",
         "The operator cannot make what the job needs; the message is the API server's.",
     )
+    OBJECT_MISSING = (
+        "ObjectMissing",
+        "A Secret or claim that the template names is not there; the message names the field.",
+    )
     UNSCHEDULABLE = (
         "Unschedulable",
         "No node has room for a worker or the coordinator; the message is the scheduler's.",

@@ -47,7 +47,7 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.FABRIC_UNAVAILABLE),
         *(Reason.SCHEDULER_UNAVAILABLE, Reason.POD_NOT_STARTING, Reason.NAME_TAKEN),
         *(Reason.POD_SECURITY, Reason.CREATION_REFUSED, Reason.RUNTIME_NOT_FOUND),
-        *(Reason.OVERRIDE_REFUSED, Reason.RESOLVED),
+        *(Reason.OVERRIDE_REFUSED, Reason.OBJECT_MISSING, Reason.RESOLVED),
     ),
     T.SCHEDULED: (Reason.PODS_PLACED, Reason.STARTING, Reason.QUEUED, Reason.UNSCHEDULABLE),
     T.RING_READY: (
@@ -62,7 +62,7 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         *(Reason.FABRIC_UNAVAILABLE, Reason.SCHEDULER_UNAVAILABLE, Reason.NAME_TAKEN),
         *(Reason.POD_NOT_STARTING, Reason.SIZE_NOT_FIXED, Reason.WAITING_FOR_EVIDENCE),
         *(Reason.QUORUM_REDUCED, Reason.COORDINATOR_AWAY, Reason.BELOW_MIN_REPLICAS),
-        *(Reason.ANSWER_REFUSED, Reason.POD_SECURITY),
+        *(Reason.ANSWER_REFUSED, Reason.POD_SECURITY, Reason.OBJECT_MISSING),
         *(Reason.RANK_BENCHED, Reason.RANK_SLOW, Reason.SCRIPT_STARTS_OVER),
         *(Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED, Reason.SCRIPT_STILL_RUNS),
         *(Reason.SCRIPT_STUCK, Reason.CHECKPOINT_FAILED),
@@ -92,6 +92,7 @@ EVENTS: Final[dict[Reason, str]] = {
     Reason.TEMPLATE_INVALID: "Warning",
     Reason.QUOTA_EXCEEDED: "Warning",
     Reason.CREATION_REFUSED: "Warning",
+    Reason.OBJECT_MISSING: "Warning",
     Reason.POD_NOT_STARTING: "Warning",
     Reason.UNSCHEDULABLE: "Warning",
     Reason.FABRIC_UNAVAILABLE: "Warning",
@@ -171,6 +172,12 @@ RIGHTS: Final = (
         "paceline-jobs",
     ),
     Right(JOBS, ("namespaces",), ("get",), "the label of pod security that a pod is held to"),
+    Right(
+        JOBS,
+        ("persistentvolumeclaims",),
+        ("get",),
+        "whether a claim that a job names is there; without it jobs run all the same",
+    ),
     Right(
         JOBS,
         ("events",),

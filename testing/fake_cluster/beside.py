@@ -243,7 +243,12 @@ def holder(plane: ControlPlane, namespace: str) -> str:
 
 
 def own_requests(
-    plane: ControlPlane, namespace: str, *, user: str = USER, offset: int = 0
+    plane: ControlPlane,
+    namespace: str,
+    *,
+    user: str = USER,
+    offset: int = 0,
+    dry_runs: bool = True,
 ) -> Counter[tuple[str, str]]:
     """Count a user's requests in one namespace, except Leases, watches and lists."""
     assert plane.audit_log is not None
@@ -252,6 +257,8 @@ def own_requests(
         what = entry.get("objectRef") or {}
         kind = "/".join(filter(None, (what.get("resource"), what.get("subresource"))))
         mine = entry["user"]["username"] == user and what.get("namespace") == namespace
+        if not dry_runs and "dryRun=" in entry["requestURI"]:
+            continue
         if mine and kind in KINDS and entry["verb"] in (*WRITES, "get"):
             found[entry["verb"], kind] += 1
     return found

@@ -161,12 +161,16 @@ class HttpApi:
                 return await server.get(kind, namespace, name)
             case "POST":
                 strict = request.query.get("fieldValidation") == "Strict"
-                return await server.create(kind, namespace, body, strict=strict)
+                dry_run = request.query.get("dryRun") == "All"
+                return await server.create(kind, namespace, body, strict=strict, dry_run=dry_run)
             case "PUT":
                 return await server.replace(kind, namespace, body)
             case "PATCH":
                 force = request.query.get("force") == "true"
-                return await server.apply(kind, namespace, body, force=force, subresource=part)
+                dry_run = request.query.get("dryRun") == "All"
+                return await server.apply(
+                    kind, namespace, body, force=force, subresource=part, dry_run=dry_run
+                )
             case "DELETE":
                 uid = body.get("preconditions", {}).get("uid", "")
                 return await server.delete(kind, namespace, name, uid=uid)

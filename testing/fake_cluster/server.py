@@ -44,6 +44,8 @@ class Server:
     """Kind -> error for every request: the API is not served, or the operator lacks the right."""
     admission: Callable[[Mapping[str, Any]], ApiError | None] = lambda _: None
     """Return why a pod is refused; None if it is admitted."""
+    no_dry_runs: bool = False
+    """True if a webhook for pods has side effects, so that a dry run of a pod is refused."""
     crash_in: int | None = None
     crash_before: bool = True
     failing: int = 0
@@ -56,11 +58,21 @@ class Server:
     # ---- what the operator calls ------------------------------------------------------------
 
     async def create(
-        self, kind: str, namespace: str, manifest: Mapping[str, Any], *, strict: bool = False
+        self,
+        kind: str,
+        namespace: str,
+        manifest: Mapping[str, Any],
+        *,
+        strict: bool = False,
+        dry_run: bool = False,
     ) -> Mapping[str, Any]:
         """Create an object; pods must be created with strict field validation (C7)."""
         name = manifest["metadata"]["name"]
         assert strict or kind != "pods", "an unknown field of a template must be told (C7)"
+        if dry_run:
+            return await self._request(
+                "DRYRUN", kind, name, lambda: self._try_out(kind, namespace, manifest)
+            )
         return await self._request(
             "POST", kind, name, lambda: self.insert(kind, namespace, manifest)
         )
@@ -110,9 +122,12 @@ class Server:
         *,
         force: bool,
         subresource: str = "",
+        dry_run: bool = False,
     ) -> Mapping[str, Any]:
         """Apply an object on the server side; without `force` an existing one is a conflict."""
         name = manifest["metadata"]["name"]
+        if dry_run:
+            return await self._request("DRYRUN", kind, name, lambda: manifest)
         call = lambda: self.patch(kind, namespace, manifest, subresource, force=force)  # noqa: E731
         return await self._request("PATCH", f"{kind}/{subresource}".rstrip("/"), name, call)
 
@@ -152,6 +167,19 @@ class Server:
             return
 
     # ---- what happens to objects --------------------------------------------------------------
+
+    def _try_out(self, kind: str, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Check an object as for its creation, and store nothing."""
+        if kind == "pods" and self.no_dry_runs:
+            text = 'admission webhook "w.example" does not support dry run'
+            raise ApiError(400, "BadRequest", text)
+        body = copy.deepcopy(dict(manifest))
+        name = (kind, namespace, body["metadata"]["name"])
+        if kind == "pods":
+            self._admit(namespace, body)
+        if name in self.objects:
+            raise ApiError(409, "AlreadyExists", f"{kind} {name[2]} already exists")
+        return body
 
     def insert(self, kind: str, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object with a new uid and version, after quota and image checks."""

@@ -18,6 +18,7 @@ from testing.fake_cluster.server import CrashError
 
 __all__ = ["NAMESPACE", "START_S", "World", "job_body", "place_of"]
 from paceline_api.crdgen import PLURAL
+from paceline_api.pods.security import Level
 from paceline_operator.cluster.apply import Applier
 from paceline_operator.cluster.ownership import apply_own
 from paceline_operator.cluster.store import Key, Store
@@ -25,7 +26,6 @@ from paceline_operator.cluster.wire import pod_from
 from paceline_operator.controller import Controller
 from paceline_operator.core.changes import Message, SecretId
 from paceline_operator.core.job import Job
-from paceline_operator.core.pods.security import Level
 from paceline_operator.core.pods.service import service
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from paceline_api.pods.security import Level, violations
 from paceline_operator.core.job import read_job
 from paceline_operator.core.pods import children
 from paceline_operator.core.pods.fabric import Fabric
-from paceline_operator.core.pods.security import Level, violations
 
 from testing.fake_cluster.observations import UID, job_of
 from testing.fake_cluster.parts import KEY, job_body

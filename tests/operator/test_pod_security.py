@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline_api.crdgen import PLURAL
+from paceline_api.pods.security import LABEL, Level, level_of, violations
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.levels import FRESH_S, Levels
 from paceline_operator.core.pods.children import coordinator, worker
 from paceline_operator.core.pods.fabric import Fabric
-from paceline_operator.core.pods.security import LABEL, Level, level_of, violations
 
 from testing.bad_pods import ALLOWED, BROKEN_BASELINE, BROKEN_RESTRICTED, pod
 from testing.fake_cluster.observations import job_of

@@ -117,6 +117,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   # The label pod-security.kubernetes.io/enforce, which the job's pods are held to.
   verbs: [get]
 - apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  # Whether a claim that a job names is there.
+  verbs: [get]
+- apiGroups: [""]
   resources: [events]
   # list: the reason that the kubelet gives for a pod that does not start.
   verbs: [create, list]

@@ -20,12 +20,14 @@ from paceline_operator.core.providers.choice import GROUP_APIS
 MANAGER: Final = "paceline-operator"
 """Field manager of the operator's writes."""
 
+CLAIMS: Final = "persistentvolumeclaims"
 PATHS: Final = {
     "namespaces": "/api/v1/namespaces",
     "pods": "/api/v1/namespaces/{namespace}/pods",
     "secrets": "/api/v1/namespaces/{namespace}/secrets",
     "services": "/api/v1/namespaces/{namespace}/services",
     "events": "/api/v1/namespaces/{namespace}/events",
+    CLAIMS: "/api/v1/namespaces/{namespace}/persistentvolumeclaims",
     "leases": "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
     BUDGETS: f"/apis/policy/v1/namespaces/{{namespace}}/{BUDGETS}",
     **{
@@ -82,9 +84,26 @@ class Api(Protocol):
     """
 
     async def create(
-        self, kind: str, namespace: str, manifest: Mapping[str, Any], *, strict: bool = False
+        self,
+        kind: str,
+        namespace: str,
+        manifest: Mapping[str, Any],
+        *,
+        strict: bool = False,
+        dry_run: bool = False,
     ) -> Mapping[str, Any]:
-        """Create an object by POST and return it; if `strict`, an unknown field is an error."""
+        """Create an object by POST.
+
+        Args:
+            kind: Plural name of the resource.
+            namespace: Namespace of the object.
+            manifest: The object.
+            strict: True if an unknown field is an error.
+            dry_run: True if nothing is to be stored; everything else is as without.
+
+        Returns:
+            The object.
+        """
         ...
 
     async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
@@ -131,6 +150,7 @@ class Api(Protocol):
         *,
         force: bool,
         subresource: str = "",
+        dry_run: bool = False,
     ) -> Mapping[str, Any]:
         """Create or change an object by server-side apply.
 
@@ -141,6 +161,7 @@ class Api(Protocol):
             force: True to take over fields that another manager has set. Use it only for objects
                 that the operator has made (cluster.ownership) and for its own status.
             subresource: Subresource to write, such as status; empty for the object itself.
+            dry_run: As in `create`.
 
         Returns:
             The object as it is now.

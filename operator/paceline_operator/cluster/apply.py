@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from paceline_api.crdgen import PLURAL
 from paceline_api.names import LABEL_MANAGER, group_name
+from paceline_api.pods.advice import POD_SECURITY
+from paceline_api.pods.security import Level, violations
 from paceline_api.times import timestamp
 from paceline_api.types.job import API_VERSION, KIND
 
+from paceline_operator.cluster import dry_runs
 from paceline_operator.cluster.api import Api, ApiError
 from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.ownership import TakenError, apply_own, delete_own
@@ -30,18 +34,19 @@ from paceline_operator.core.changes import (
     Create,
     Delete,
     Event,
+    Preflight,
     SecretId,
 )
 from paceline_operator.core.job import Job
-from paceline_operator.core.observed import Warned
+from paceline_operator.core.observed import Missing, Warned
 from paceline_operator.core.pods.companions import BUDGETS
-from paceline_operator.core.pods.security import Level, violations
+from paceline_operator.core.pods.service import service
 from paceline_operator.core.refusals import (
     OF_GANG,
-    POD_SECURITY,
     Refusal,
     RefusalKind,
     Subject,
+    essence,
     refused_creation,
     refused_group,
 )
@@ -58,6 +63,9 @@ COMPONENT: Final = "paceline-operator"
 """Component that the operator's Events name as their source."""
 NAMED_MAX: Final = 5
 """Upper bound on the number of fields that a message about a template names."""
+
+FRESH_S: Final = 60.0
+"""Seconds for which what the API server has said to a dry run is not asked again."""
 
 MakeSecret = Callable[[Job, SecretId], Mapping[str, Any] | None]
 """Function that makes the manifest of this Secret of a job; None if the operator's key is lost."""
@@ -111,18 +119,14 @@ class Applier:
         """
         if changes.verify_job:
             await self._verify(job)
-        if not await self._are_secure(job, changes, memory):
-            return False
-        beside = changes.beside
-        if beside.group is not None and not await self._group(job, beside.group, memory):
-            return False
-        needs_secret = changes.needs_secret
-        if needs_secret is not None and not await self._secret(job, needs_secret, memory):
-            return False
-        if changes.needs_service and not await self._service(job, memory):
+        before = memory.refusal
+        if not await self._prepare(job, changes, memory):
+            await self._ask_the_rest(job, changes, memory, before)
             return False
         complete = await self._create_pods(job, changes, memory)
-        complete = complete and await self._budget(job, beside, memory)
+        if not complete:
+            await self._ask_the_rest(job, changes, memory, before)
+        complete = complete and await self._budget(job, changes.beside, memory)
         if changes.status is not None and complete:
             await self._write_status(job, changes.status, memory)
         for group in _groups(changes.delete, AT_ONCE):
@@ -134,6 +138,20 @@ class Applier:
         if changes.ask_why:
             await self._ask_why(job, changes.ask_why, memory)
         return complete
+
+    async def _prepare(self, job: Job, changes: Changes, memory: Memory) -> bool:
+        """Do what precedes the creation of pods; return False if something was refused."""
+        if not await self._are_secure(job, changes, memory):
+            return False
+        if changes.preflight is not None and not await self._preflight(job, changes, memory):
+            return False
+        group = changes.beside.group
+        if group is not None and not await self._group(job, group, memory):
+            return False
+        needs_secret = changes.needs_secret
+        if needs_secret is not None and not await self._secret(job, needs_secret, memory):
+            return False
+        return not changes.needs_service or await self._service(job, memory)
 
     def leads(self) -> bool:
         """Return True if this operator may write."""
@@ -194,6 +212,97 @@ class Applier:
         self._fence()
         log.info("deleting the job: its ttlSecondsAfterFinished is over", extra=_of(job))
         await self._ignore_gone(self._api.delete(PLURAL, job.namespace, job.name, uid=job.uid))
+
+    # ---- dry runs -------------------------------------------------------------------------
+
+    async def _preflight(self, job: Job, changes: Changes, memory: Memory) -> bool:
+        """Ask the API server before the first pod of an attempt.
+
+        Args:
+            job: The job.
+            changes: The changes with the pods.
+            memory: The operator's memory of the job.
+
+        Returns:
+            True if the pods may be made now. False if a worker's pod is refused, or objects are
+            missing that were not known to be: the next decision reports it.
+        """
+        asked = changes.preflight
+        assert asked is not None
+        if _is_fresh(memory.checked, job, self._clock()):
+            return True
+        self._fence()
+        missing = await self._missing(job, asked)
+        if asked.worker and changes.workers:
+            pod = changes.workers[0].manifest
+            error = await dry_runs.refused(self._api, "pods", job.namespace, pod)
+            if error is not None:
+                memory.missing = missing
+                self._refused(job, error, memory, Subject.WORKER)
+                return False
+        memory.checked = job.generation, self._clock()
+        memory.missing = missing
+        return missing is None
+
+    async def _missing(self, job: Job, asked: Preflight) -> Missing | None:
+        found = await dry_runs.missing(self._api, job.namespace, asked.look_up)
+        if not found:
+            return None
+        more = f"; and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+        texts = (f"{each.field}: there is no {each.kind} {each.name}" for each in found)
+        text = "; ".join([*texts][:NAMED_MAX]) + more
+        log.warning("objects are missing: %s", text, extra=_of(job))
+        return Missing(self._clock(), text)
+
+    async def _ask_the_rest(
+        self, job: Job, changes: Changes, memory: Memory, before: Refusal | None
+    ) -> None:
+        """Add to a refusal, while there is no pod, what is said to the other objects of the job.
+
+        Args:
+            job: The job.
+            changes: The changes that were refused.
+            memory: The operator's memory of the job.
+            before: The refusal before these changes were carried out.
+        """
+        refusal, asked = memory.refusal, changes.preflight
+        if asked is None or refusal is None or refusal is before:
+            return
+        if refusal.kind in (RefusalKind.TRANSIENT, RefusalKind.ENDING):
+            return
+        memory.checked = None
+        self._fence()
+        also: list[Refusal] = []
+        for subject, call in self._dry_runs(job, changes):
+            if subject is refusal.subject and refusal.kind is not RefusalKind.LEVEL:
+                call.close()
+                continue
+            error = await call
+            if error is None or error.transient:
+                continue
+            other = self._counted(job, error, None, subject)
+            is_level = refusal.kind is RefusalKind.LEVEL and POD_SECURITY in other.message
+            if not is_level and essence(other) not in map(essence, (refusal, *also)):
+                also.append(other)
+        memory.refusal = replace(refusal, also=tuple(also))
+        memory.missing = await self._missing(job, asked)
+
+    def _dry_runs(
+        self, job: Job, changes: Changes
+    ) -> Iterator[tuple[Subject, Coroutine[Any, Any, ApiError | None]]]:
+        """Yield a dry run of each object to create, the first pod of each kind."""
+        api, namespace = self._api, job.namespace
+        for worker in changes.workers[:1]:
+            yield Subject.WORKER, dry_runs.refused(api, "pods", namespace, worker.manifest)
+        if changes.coordinator is not None:
+            pod = changes.coordinator.manifest
+            yield Subject.COORDINATOR, dry_runs.refused(api, "pods", namespace, pod)
+        secret = changes.needs_secret and self._make_secret(job, changes.needs_secret)
+        if secret:
+            yield Subject.SECRET, dry_runs.refused(api, "secrets", namespace, secret)
+        if changes.needs_service:
+            shared = dry_runs.refused_apply(api, "services", namespace, service(namespace))
+            yield Subject.SERVICE, shared
 
     # ---- children -------------------------------------------------------------------------
 
@@ -454,6 +563,10 @@ class Applier:
             # With 409 an earlier operator has sent the Event. Any other failure only loses it.
             if error.code != 409:
                 log.warning("an Event was refused: %s", error, extra=_of(job))
+
+
+def _is_fresh(checked: tuple[int, float] | None, job: Job, now_s: float) -> bool:
+    return checked is not None and checked[0] == job.generation and now_s < checked[1] + FRESH_S
 
 
 OF_TEMPLATE: Final = (RefusalKind.TEMPLATE, RefusalKind.FORBIDDEN, RefusalKind.NO_RIGHT)

@@ -77,10 +77,16 @@ class Kube:
         await self._session.close()
 
     async def create(
-        self, kind: str, namespace: str, manifest: Mapping[str, Any], *, strict: bool = False
+        self,
+        kind: str,
+        namespace: str,
+        manifest: Mapping[str, Any],
+        *,
+        strict: bool = False,
+        dry_run: bool = False,
     ) -> Mapping[str, Any]:
         """Create an object by POST and return it; if `strict`, an unknown field is an error."""
-        query = {"fieldManager": MANAGER}
+        query = {"fieldManager": MANAGER, **_dry(dry_run)}
         if strict:
             query["fieldValidation"] = "Strict"
         return await self.request("POST", path(kind, namespace), query=query, body=manifest)
@@ -126,10 +132,11 @@ class Kube:
         *,
         force: bool,
         subresource: str = "",
+        dry_run: bool = False,
     ) -> Mapping[str, Any]:
         """Create or change an object by server-side apply, and return it."""
         target = path(kind, namespace, manifest["metadata"]["name"], subresource)
-        query = {"fieldManager": MANAGER, "force": "true" if force else "false"}
+        query = {"fieldManager": MANAGER, "force": "true" if force else "false", **_dry(dry_run)}
         return await self.request("PATCH", target, query=query, body=manifest, content=APPLY)
 
     async def replace(
@@ -245,6 +252,10 @@ async def renewed(access: Access, refused: Login) -> bool:
     except AccessError as error:
         said = f"{error.message}; {error.hint}"
         raise ApiError(HTTPStatus.UNAUTHORIZED, "Unauthorized", said) from None
+
+
+def _dry(run: bool) -> dict[str, str]:
+    return {"dryRun": "All"} if run else {}
 
 
 def path(kind: str, namespace: str, name: str = "", subresource: str = "") -> str:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
+from paceline_api.pods.security import Level, level_of
+
 from paceline_operator.cluster.api import Api, ApiError
-from paceline_operator.core.pods.security import Level, level_of
 
 FRESH_S: Final = 30.0
 """Seconds that a level is cached. Admission checks the label itself at each creation."""

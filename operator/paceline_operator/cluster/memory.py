@@ -14,7 +14,7 @@ from paceline_api.status import Status
 from paceline_api.types.fabric import FabricSpec
 
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.observed import Observed, Pod, Sent, Warned
+from paceline_operator.core.observed import Missing, Observed, Pod, Sent, Warned
 from paceline_operator.core.refusals import Refusal
 from paceline_operator.core.unheard import Unheard
 
@@ -30,6 +30,10 @@ class Memory:
     unheard: Unheard | None = None
     refusal: Refusal | None = None
     budget_refusal: Refusal | None = None
+    missing: Missing | None = None
+    checked: tuple[int, float] | None = None
+    """Generation and time at which the API server was last asked before the first pod, and had
+    nothing against the pods."""
     sent: Sent = field(default_factory=Sent)
     clocks: Clocks = field(default_factory=Clocks)
     warned: dict[str, Warned] = field(default_factory=dict)
@@ -63,6 +67,7 @@ class Memory:
             pods_live_s=pods_live_s,
             refusal=self.refusal,
             budget_refusal=self.budget_refusal,
+            missing=self.missing,
             sent=self.sent,
             clocks=self.clocks,
             used=used,

@@ -9,10 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from paceline_api.pods.needed import Needed
 from paceline_api.reasons import Reason
 
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.observed import Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What is asked of the API server before the first pod of an attempt is made."""
+
+    worker: bool = False
+    """True: send the pod of the first worker as a dry run."""
+    look_up: tuple[Needed, ...] = ()
+    """Objects that the pods name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +125,8 @@ class Changes:
     coordinator: Create | None = None
     workers: tuple[Create, ...] = ()
     """Worker pods, to be created in this order, few at first (C7)."""
+    preflight: Preflight | None = None
+    """What to ask first; None if the job has pods, or none is made."""
     verify_job: bool = False
     """True: ask the API server whether the job still exists before creating anything."""
     delete: tuple[Delete, ...] = ()

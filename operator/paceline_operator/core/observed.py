@@ -125,6 +125,14 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """Objects that the pods of an attempt name, and that were not there before the first pod."""
+
+    at_s: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A node of the cluster, as far as it matters for the loss of pods and for fabric profiles."""
 
@@ -194,6 +202,7 @@ class Observed:
     refusal: Refusal | None = None
     budget_refusal: Refusal | None = None
     """Refusal of the disruption budget, which delays nothing else."""
+    missing: Missing | None = None
     sent: Sent = Sent()
     clocks: Clocks = field(default_factory=Clocks)
     """Clocks as the last decision returned them."""

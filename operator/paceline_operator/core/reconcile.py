@@ -20,7 +20,7 @@ from paceline_api.status import RankPhase
 from paceline_api.types.status import TERMINATION_MAX
 
 from paceline_operator.core import refusals
-from paceline_operator.core.changes import Changes, Create, Event, SecretId
+from paceline_operator.core.changes import Changes, Create, Event, Preflight, SecretId
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.decide import (
     evidence,
@@ -31,7 +31,7 @@ from paceline_operator.core.decide import (
     transport,
 )
 from paceline_operator.core.decide.coordinator_pod import CoordinatorPod, coordinator_pod
-from paceline_operator.core.decide.starting import starting
+from paceline_operator.core.decide.starting import WAITS_S, starting
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.plan import NewPod, Plan
@@ -39,6 +39,7 @@ from paceline_operator.core.pods import children
 from paceline_operator.core.pods.companions import companions
 from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.core.pods.frozen import file_id, settings_differ
+from paceline_operator.core.pods.preflight import looked_up, needs_dry_run
 from paceline_operator.core.providers.choice import provider_of
 from paceline_operator.core.report import conditions, status
 from paceline_operator.core.report.conditions import Wanted
@@ -233,6 +234,8 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     if judged.hold:
         plan.drop_new()
         plan.hurry = True
+    if seen.missing is not None and now_s < seen.missing.at_s + WAITS_S:
+        plan.look(seen.missing.at_s + WAITS_S)
     network = fabric.fabric_of(job, seen)
     if fabric.is_instead(job, seen, network):
         seen = replace(seen, refusal=None)  # the refused pod will not be requested again
@@ -264,6 +267,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         if makes_coordinator and secret
         else None,
         workers=workers,
+        preflight=_preflight(job, seen, network) if makes else None,
         verify_job=bool(workers) and not plan.living and job.start_s is not None,
         delete=(*plan.delete, *coordinator.delete),
         status=new_status if write else None,
@@ -340,6 +344,13 @@ def _conditions(
 def _secret_of(job: Job, seen: Observed) -> SecretId:
     """Return the Secret that further pods mount: that of the pods that exist, if there are any."""
     return SecretId(seen.key_in_use(job.uid), seen.file_in_use(job.uid) or file_id(job))
+
+
+def _preflight(job: Job, seen: Observed, network: Fabric | fabric.NoFabric) -> Preflight | None:
+    """Return what to ask before the first pod of an attempt; None if there is a pod."""
+    if isinstance(network, fabric.NoFabric) or any(pod.active for pod in seen.own(job.uid)):
+        return None
+    return Preflight(needs_dry_run(job, network), looked_up(job))
 
 
 def _create_coordinator(

@@ -6,23 +6,19 @@ Degraded and the Event get, and their texts. What was refused decides which reme
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from paceline_api.names import COORDINATOR_SERVICE
+from paceline_api.pods.advice import FIELDS, NO_RIGHT, POD_SECURITY, QUOTA
 from paceline_api.reasons import Reason
 
-POD_SECURITY: Final = "violates PodSecurity"
-"""Text in a refusal of the API server that shows that pod security is the cause."""
 FIRST_PAUSE_S: Final = 1.0
 """Delay before the first retry, in seconds; it doubles with each refusal of the same kind."""
 MAX_PAUSE_S: Final = 60.0
 """Upper bound on the growing delay between retries, in seconds."""
-NO_RIGHT: Final = re.compile(r"cannot [a-z]+ resource")
-"""Words of the API server to somebody whose roles lack a right."""
 TOLD_COUNT: Final = 3
 """Number of failures in a row from which one is reported that may pass without a change."""
 LONG_PAUSE_S: Final = 300.0
@@ -87,6 +83,8 @@ class Refusal:
     generation: int = 0
     """Generation (metadata.generation) of the job whose creation was refused."""
     subject: Subject = Subject.WORKER
+    also: tuple[Refusal, ...] = ()
+    """What the API server says to the other objects of the attempt, by dry runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,30 +199,6 @@ OBJECTS: Final[Mapping[Subject, str]] = {
     Subject.BUDGET: "the PodDisruptionBudget",
 }
 """Names of what was refused, for people."""
-_RESOURCES: Final = ("must specify", "per Container", "per Pod", "limit", "requests.", "memory")
-_FIELDS: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
-    (
-        ("service account", "serviceaccount"),
-        "spec.template.spec.serviceAccountName",
-        "spec.template.spec.serviceAccountName, which it has too",
-    ),
-    (
-        ("PriorityClass", "priority class"),
-        "spec.template.spec.priorityClassName",
-        "spec.coordinator.priorityClassName, or that of spec.template, which it has otherwise",
-    ),
-    (
-        _RESOURCES,
-        "the resources of the containers in spec.template",
-        "spec.coordinator.resources",
-    ),
-    (
-        ("label", "annotation"),
-        "spec.template.metadata",
-        "spec.template.metadata, whose labels and annotations it has",
-    ),
-)
-"""Words of a refusal, and the field that they are about, in a worker and in the coordinator."""
 _CHART: Final = (
     "upgrade the chart paceline, whose roles hold this right, or give it to the operator's service "
     "account"
@@ -243,6 +217,11 @@ def reported(refusal: Refusal | None) -> Reason | None:
     return rule.reason
 
 
+def essence(refusal: Refusal) -> str:
+    """Return the message of a refusal without the name of the object that was refused."""
+    return refusal.message.partition(" is forbidden: ")[2] or refusal.message
+
+
 def remedy(refusal: Refusal) -> str:
     """Return what to do about a refusal, with the field of the job that it is about."""
     of_worker, subject = refusal.subject is Subject.WORKER, refusal.subject
@@ -258,7 +237,7 @@ def remedy(refusal: Refusal) -> str:
         return f"raise the quota or {less.get(subject, 'delete what nothing uses')}"
     if subject not in (Subject.WORKER, Subject.COORDINATOR):
         return _ALLOWED
-    for words, in_worker, in_coordinator in _FIELDS:
+    for words, in_worker, in_coordinator in FIELDS:
         if any(word in refusal.message for word in words):
             return f"correct {in_worker if of_worker else in_coordinator}"
     if of_worker:
@@ -303,7 +282,7 @@ def refused_creation(code: int, message: str, *, transient: bool) -> RefusalKind
         return RefusalKind.TEMPLATE
     if code == 403 and NO_RIGHT.search(message):
         return RefusalKind.NO_RIGHT
-    if code == 403 and "exceeded quota" in message:
+    if code == 403 and QUOTA in message:
         return RefusalKind.QUOTA
     if code == 403 and POD_SECURITY in message:
         return RefusalKind.TEMPLATE

@@ -50,7 +50,8 @@ def validate(
         typer.Option(
             "--cluster",
             help="Also ask the API server, which creates nothing: rules, webhooks, the runtime, "
-            "and the Secrets, claims and other objects that the pods need.",
+            "a worker's pod as a dry run (quota, pod security), and the Secrets, claims and other "
+            "objects that the pods need.",
         ),
     ] = False,
     *,

@@ -6,9 +6,9 @@ import copy
 from typing import Any
 
 import pytest
+from paceline_api.pods.security import LABEL, Level, violations
 from paceline_operator.core.job import read_job
 from paceline_operator.core.pods import children
-from paceline_operator.core.pods.security import LABEL, Level, violations
 
 from testing.bad_pods import ALLOWED, BROKEN_BASELINE, BROKEN_RESTRICTED
 from testing.cluster.api import ApiError

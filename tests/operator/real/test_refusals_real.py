@@ -11,7 +11,7 @@ import pytest
 
 from testing.cluster.api import ApiError
 from testing.cluster.control_plane import ControlPlane
-from testing.fake_cluster.beside import Running, holds, job, living, submit, until
+from testing.fake_cluster.beside import Running, holds, job, living, own_requests, submit, until
 
 pytestmark = pytest.mark.processes
 
@@ -129,6 +129,60 @@ def test_each_kind_of_refusal_is_reported_with_the_words_of_the_api_server(
         assert len(made) == len(pods), made
     assert running.process is not None
     assert running.process.poll() is None
+
+
+def test_one_condition_names_all_that_a_namespace_refuses_and_lacks(
+    plane: ControlPlane, namespace: str, running: Running
+) -> None:
+    """No pod is made before, the coordinator's included."""
+    del namespace, running
+    with plane.namespace("refused-all") as space:
+        quota(plane, space, secrets="0", services="0")
+        small_containers(plane, space)
+        trainer = {
+            "name": "trainer",
+            "image": "t",
+            "command": ["x"],
+            "resources": {"limits": {"cpu": "600m"}},
+        }
+        claim = {"name": "data", "persistentVolumeClaim": {"claimName": "absent"}}
+        submit(plane, space, template={"spec": {"containers": [trainer], "volumes": [claim]}})
+        condition = until(partial(degraded, plane, space, "TemplateInvalid"), "TemplateInvalid")
+        for words in (
+            "the API server refuses the pod: ",
+            "maximum cpu usage per Container is 500m, but limit is 600m",
+            "correct the resources of the containers in spec.template",
+            "the API server refuses the coordinator's pod: ",
+            "but limit is 1",
+            "correct spec.coordinator.resources",
+            "the API server refuses the job's Secret: ",
+            "exceeded quota: few, requested: secrets=1",
+            "the API server refuses the Service paceline-jobs",
+            "spec.template.spec.volumes[0].persistentVolumeClaim.claimName: there is no Persistent",
+        ):
+            assert words in condition["message"], condition
+        made = own_requests(plane, space, dry_runs=False)
+        assert made["create", "pods"] == 0
+
+
+def test_a_missing_secret_is_told_at_once_by_an_operator_that_may_not_read_it(
+    plane: ControlPlane, namespace: str, running: Running
+) -> None:
+    del running
+    path = f"/api/v1/namespaces/{namespace}/secrets"
+    plane.api.create(path, {"metadata": {"name": "there"}, "stringData": {"a": "b"}})
+    volumes = [
+        {"name": "a", "secret": {"secretName": "absent"}},
+        {"name": "b", "secret": {"secretName": "there"}},
+    ]
+    trainer = {"name": "trainer", "image": "t", "command": ["x"]}
+    submit(plane, namespace, template={"spec": {"containers": [trainer], "volumes": volumes}})
+    condition = until(partial(degraded, plane, namespace, "ObjectMissing"), "ObjectMissing")
+    assert "volumes[0].secret.secretName: there is no Secret absent" in condition["message"]
+    assert "Secret there" not in condition["message"]
+    until(lambda: len(living(plane, namespace)) == 2, "2 workers, which wait for it")
+    names = {secret["metadata"]["name"] for secret in plane.api.items(path)}
+    assert "absent" not in names
 
 
 def test_a_namespace_that_demands_limits_and_labels_gets_all_pods(

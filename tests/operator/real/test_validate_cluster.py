@@ -10,7 +10,7 @@ from paceline.jobs.interface import Checks
 from paceline_api.reading.load import job_from_mapping
 
 from testing.cluster.control_plane import ControlPlane
-from testing.fake_cluster.beside import JOBS
+from testing.fake_cluster.beside import JOBS, until
 from testing.fake_cluster.parts import job_body
 
 pytestmark = pytest.mark.processes
@@ -73,6 +73,28 @@ def test_a_job_that_the_cluster_would_take_has_no_finding(
     assert checked(plane, namespace) == Checks()
 
 
+def test_what_the_namespace_says_to_a_workers_pod_is_reported_with_the_field(
+    plane: ControlPlane, namespace: str
+) -> None:
+    """Pod security, a quota, and an unknown field; the settings that every pod gets count."""
+    enforce = {"pod-security.kubernetes.io/enforce": "restricted"}
+    plane.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": enforce}})
+    until(lambda: checked(plane, namespace, template=template(hostPID=True)).wrong, "the label")
+    assert checked(plane, namespace) == Checks(), "a plain template has the settings by default"
+    (refused,) = checked(plane, namespace, template=template(hostNetwork=True)).wrong
+    assert 'violates PodSecurity "restricted:latest"' in refused.message
+    assert refused.field == "spec.template"
+    (typo,) = checked(plane, namespace, template=template(trainer={"resourcess": {}})).wrong
+    assert "resourcess" in typo.message
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    plane.api.create(path, {"metadata": {"name": "few"}, "spec": {"hard": {"limits.cpu": "1"}}})
+    until(lambda: plane.api.get(f"{path}/few").get("status", {}).get("hard"), "the quota counts")
+    (quota,) = checked(plane, namespace).wrong
+    assert "must specify limits.cpu for: trainer" in quota.message
+    assert quota.field == "the resources of the containers in spec.template"
+    assert plane.api.items(f"/api/v1/namespaces/{namespace}/pods") == []
+
+
 def test_the_runtime_of_the_cluster_is_merged_and_its_needs_are_looked_up(
     plane: ControlPlane, namespace: str
 ) -> None:
@@ -99,5 +121,5 @@ def test_objects_that_the_user_may_not_read_are_reported_as_not_checked(
     asked = template(volumes=[{"name": "a", "secret": {"secretName": "s"}}])
     checks = checked(plane, namespace, user="a-stranger", template=asked)
     assert checks.wrong == ()
-    assert len(checks.unchecked) == 2, "the job itself, and the Secret"
+    assert len(checks.unchecked) == 3, "the job itself, the Secret, and a worker's pod"
     assert any("could not be looked up" in each.message for each in checks.unchecked)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline_api.names import NOTE_FABRIC
+from paceline_api.pods.advice import POD_SECURITY
 from paceline_api.types.enums import FabricRequirement, NodeOperator
 from paceline_api.types.fabric import (
     ALL,
@@ -29,7 +30,7 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Node, Observed
 from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.core.pods.frozen import trainer_of
-from paceline_operator.core.refusals import POD_SECURITY, RefusalKind, Subject
+from paceline_operator.core.refusals import RefusalKind, Subject
 
 RANK: Final = (FabricRequirement.ANY, FabricRequirement.RDMA, FabricRequirement.GPU_DIRECT)
 """Requirements in ascending order: a profile that carries one also satisfies those before it."""

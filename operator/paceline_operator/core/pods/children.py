@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from paceline_api import names
 from paceline_api.jobfile import JOB_FILE
+from paceline_api.pods.hardening import harden, items_of, user_of
 from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Autoscaler
 from paceline_api.types.job import API_VERSION, KIND
@@ -25,7 +26,6 @@ from paceline_operator.core.keys import JobKeys
 from paceline_operator.core.pods import placement
 from paceline_operator.core.pods.fabric import Fabric, equip
 from paceline_operator.core.pods.frozen import file_id, job_file
-from paceline_operator.core.pods.hardening import harden, items_of, user_of
 from paceline_operator.core.pods.inherited import annotations_of, labels_of, tolerations_of
 
 ENV_VERSION_NOW: Final = "1"

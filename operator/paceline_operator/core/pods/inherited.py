@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from paceline_api.pods.hardening import items_of
+
 from paceline_operator.core.devices import is_device
-from paceline_operator.core.pods.hardening import items_of
 
 OWN_EFFECT: Final[Mapping[str, tuple[str, ...]]] = {
     "it would be in a queue or a member of a gang": (

@@ -17,11 +17,12 @@ from paceline_api.times import timestamp
 
 from paceline_operator.core.decide import transport
 from paceline_operator.core.decide.coordinator_pod import CoordinatorPod
+from paceline_operator.core.decide.starting import WAITS_S
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
 from paceline_operator.core.plan import Plan
 from paceline_operator.core.providers.choice import provider_of
-from paceline_operator.core.report.refused import as_condition
+from paceline_operator.core.report.refused import ALSO, as_condition
 from paceline_operator.core.unheard import TOLD_S
 
 MESSAGE_MAX: Final = 2000
@@ -156,11 +157,14 @@ def _worst(
     assert job.settings is not None
     if plan.no_fabric:
         return Reason.FABRIC_UNAVAILABLE, plan.no_fabric
+    missing = _missing(seen, plan, now_s)
     if refused := as_condition(job, seen.refusal):
-        return refused
+        return refused[0], ALSO.join(filter(None, [refused[1], missing]))
     cannot = [each.message for each in plan.stuck if not each.unschedulable]
     if cannot:
         return Reason.POD_NOT_STARTING, "; ".join(cannot)
+    if missing:
+        return Reason.OBJECT_MISSING, missing
     pods = (*plan.living, *([pod.present] if pod.present else []))
     stuck = next((p for p in pods if p.waiting and _hopeless(p)), None)
     if stuck is not None:
@@ -193,6 +197,18 @@ def _worst(
             f"rank {slow.rank.rank} on {slow.pod.name} ({slow.pod.node}) is slow",
         )
     return as_condition(job, seen.budget_refusal)
+
+
+def _missing(seen: Observed, plan: Plan, now_s: float) -> str:
+    """Return what was missing before the first pod, until a worker runs or a minute is over.
+
+    After that the kubelet and the scheduler say what the pods wait for.
+    """
+    found = seen.missing
+    runs = any(pod.phase != "Pending" for pod in plan.living)
+    if found is None or runs or now_s >= found.at_s + WAITS_S:
+        return ""
+    return f"{found.message}; create it, or correct the field: pods that name it wait for it"
 
 
 def _is_away(plan: Plan, now_s: float) -> bool:

@@ -74,6 +74,10 @@ def events_of(
     if less and not (job.status.get("fabric") or {}):
         events.append(Event("fabric:less", Reason.FABRIC_UNAVAILABLE, less, warning=True))
     events += as_events(job, seen.refusal, seen.budget_refusal)
+    now = _degraded(status)
+    if now.get("reason") == Reason.OBJECT_MISSING:
+        key = f"missing:{job.generation}"
+        events.append(Event(key, Reason.OBJECT_MISSING, now["message"], warning=True))
     for stuck in plan.stuck:
         reason = Reason.UNSCHEDULABLE if stuck.unschedulable else Reason.POD_NOT_STARTING
         key = f"stuck:{stuck.pods[0]}:{stuck.why.partition(':')[0][:WORD_MAX]}"

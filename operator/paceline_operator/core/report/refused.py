@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from paceline_api.reasons import Reason
 
 from paceline_operator.core.changes import Event
@@ -9,21 +11,27 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.providers.choice import provider_of
 from paceline_operator.core.refusals import OBJECTS, RULES, Refusal, remedy, reported
 
+ALSO: Final = "; and also: "
+"""Text between what is said to one object and to the next."""
+
 
 def as_condition(job: Job, refusal: Refusal | None) -> tuple[Reason, str] | None:
     """Return reason and message of Degraded for a refusal; None if users need not know of it."""
     reason = reported(refusal)
     if refusal is None or reason is None:
         return None
-    return reason, RULES[refusal.kind].condition.format_map(_facts(job, refusal))
+    told = [each for each in (refusal, *refusal.also) if reported(each)]
+    texts = (RULES[each.kind].condition.format_map(_facts(job, each)) for each in told)
+    return reason, ALSO.join(texts)
 
 
 def as_events(job: Job, *refusals: Refusal | None) -> list[Event]:
     """Return an Event for each refusal that users have to know of."""
     events = []
-    for refusal in refusals:
+    every = (each for refusal in refusals if refusal for each in (refusal, *refusal.also))
+    for refusal in every:
         reason = reported(refusal)
-        if refusal is None or reason is None:
+        if reason is None:
             continue
         rule, facts = RULES[refusal.kind], _facts(job, refusal)
         key, text = rule.event_key.format_map(facts), rule.event.format_map(facts)

@@ -18,7 +18,7 @@ NEEDS_SOMEBODY: Final = (
     *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.FABRIC_UNAVAILABLE),
     *(Reason.SCHEDULER_UNAVAILABLE, Reason.POD_NOT_STARTING, Reason.NAME_TAKEN),
     *(Reason.POD_SECURITY, Reason.CREATION_REFUSED),
-    *(Reason.RUNTIME_NOT_FOUND, Reason.OVERRIDE_REFUSED),
+    *(Reason.RUNTIME_NOT_FOUND, Reason.OVERRIDE_REFUSED, Reason.OBJECT_MISSING),
 )
 """Reasons of Degraded that time alone does not cure. A full quota or cluster is not one of them."""
 NO_ROUNDS: Final = (Reason.WAITING_FOR_EVIDENCE, Reason.SPEC_INVALID, Reason.OVERRIDE_REFUSED)

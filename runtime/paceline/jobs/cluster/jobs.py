@@ -13,6 +13,7 @@ from typing import Any, Final
 from paceline_api.access.access import Access
 from paceline_api.errors import InvalidJobError, JobFileError, PacelineError
 from paceline_api.names import LABEL_JOB, NOTE_WATCHED
+from paceline_api.pods.needed import Needed, needed
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
 from paceline_api.runtimes.merge import RUNTIME_REF, Runtime
@@ -26,11 +27,11 @@ from paceline_api.types.runtime import PLURALS
 from paceline.clock import now_ns, wall_s
 from paceline.core.anatomy.samples import with_steps
 from paceline.jobs.cluster import samples
+from paceline.jobs.cluster.checks import DRY_RUN, check_pod
 from paceline.jobs.cluster.logs import Logs
 from paceline.jobs.cluster.patience import Patience
 from paceline.jobs.cluster.server import NotFoundError, Server
 from paceline.jobs.core import carried, explain, from_cluster, sampled
-from paceline.jobs.core.needed import Needed, needed
 from paceline.jobs.errors import (
     AwayError,
     JobsError,
@@ -319,7 +320,8 @@ class ClusterJobs:
         """Ask the API server what it would say to a job; nothing is created.
 
         The job is merged with its runtime, sent with `dryRun=All`, so that schema, rules, webhooks
-        and policies answer, and what its pods need is looked up. Only rights of the user are used.
+        and policies answer, and so is a worker's pod. What its pods need is looked up. Only rights
+        of the user are used.
 
         Args:
             job: The job as in its file.
@@ -334,7 +336,7 @@ class ClusterJobs:
         body = {key: each for key, each in job.to_mapping().items() if key != "status"}
         body["metadata"] = {**body["metadata"], "namespace": self.namespace}
         try:
-            self._server.create(self._path, body, {"fieldValidation": "Strict", "dryRun": "All"})
+            self._server.create(self._path, body, DRY_RUN)
         except NotAllowedError as error:
             unchecked.append(Finding("", error.message, "ask for the right to create TrainingJobs"))
         except NotFoundError as error:
@@ -347,6 +349,8 @@ class ClusterJobs:
             wrong.append(Finding("", error.message, error.hint))
         for one in needed(whole.to_mapping() if whole is not None else job.to_mapping()):
             self._look_up(one, wrong, unchecked)
+        if whole is not None:
+            check_pod(self._server, self.namespace, whole, wrong, unchecked)
         return Checks(tuple(wrong), tuple(unchecked))
 
     def _whole(

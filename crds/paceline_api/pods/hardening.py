@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from paceline_operator.core.pods.security import RESTRICTED_CAPABILITIES
+from paceline_api.pods.security import RESTRICTED_CAPABILITIES
 
 USER: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
 """Fields of a securityContext that say as whom the processes of a container run."""

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from paceline_api.crdgen import DEFINITIONS
+from paceline_api.reading.load import job_from_mapping
+from paceline_api.runtimes.reading import problems_of, runtime_from_mapping
 from paceline_operator.reference import JOBS, OWN, RIGHTS, values_of
 
 from testing.cluster import programs
@@ -56,6 +58,8 @@ ALL = (
     "--set=livenessProbe.timeoutSeconds=5,readinessProbe.failureThreshold=2",
     "--set=topologySpreadConstraints[0].maxSkew=1,topologySpreadConstraints[0].topologyKey=zone",
     "--set=topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway",
+    "--set=runtimes.enabled=true,runtimes.images.transformers=registry.example.com/hf:1",
+    "--set=runtimes.cacheClaim=models,runtimes.gpu.nodeSelector.pool=h100",
     "--set=metrics.certificate.certManager.enabled=true,metrics.rules.enabled=true",
 )
 NAMESPACED = ("--set=scope.clusterWide=false",)
@@ -112,12 +116,62 @@ def test_optional_values_render_their_objects() -> None:
     assert kinds == {
         *("PodDisruptionBudget", "PriorityClass", "ServiceMonitor", "PodMonitor"),
         *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
-        *("PrometheusRule", "Certificate", "Issuer"),
+        *("PrometheusRule", "Certificate", "Issuer", "ClusterTrainingRuntime"),
     }
     assert "podgroups" in str(rendered())
     assert "podgroups" not in str(rendered("--set=rbac.gangs=false"))
     policies = [f for f in rendered(*ALL) if f["kind"] == "NetworkPolicy"]
     assert {p["metadata"]["namespace"] for p in policies} == {"sys", "a", "b"}
+
+
+CATALOG = ("torch-cpu", "torch-cuda", "transformers")
+
+
+def runtimes_of(*options: str) -> dict[str, dict[str, Any]]:
+    found = rendered("--set=runtimes.enabled=true", *options)
+    return {f["metadata"]["name"]: f for f in found if f["kind"].endswith("TrainingRuntime")}
+
+
+@pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
+@pytest.mark.parametrize("name", CATALOG)
+def test_a_job_of_an_image_and_a_command_is_valid_with_each_runtime_of_the_catalog(
+    name: str, options: tuple[str, ...]
+) -> None:
+    body = runtimes_of(*options)[name]
+    runtime = runtime_from_mapping(body)
+    assert problems_of(runtime) == []
+    trainer = {"name": "trainer", "image": "own:1", "command": ["python", "train.py"]}
+    short = {"runtimeRef": {"name": name, "kind": body["kind"]}, "replicas": 4}
+    job = job_from_mapping(
+        {
+            "apiVersion": "paceline.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "digits"},
+            "spec": short | {"template": {"spec": {"containers": [trainer]}}},
+        },
+        runtime,
+    )
+    found = job.spec.trainer()
+    assert found is not None
+    assert found.image == "own:1"
+    on_gpus = name != "torch-cpu"
+    limits = found.resources.limits if found.resources else None
+    assert (limits is not None and limits.gpus == 1) == on_gpus
+    volumes = job.to_mapping()["spec"]["template"]["spec"].get("volumes", [])
+    assert [volume["name"] for volume in volumes] == ["cache"] * (name == "transformers")
+
+
+def test_the_catalog_is_of_the_kind_that_the_operator_sees() -> None:
+    assert not [f for f in rendered() if "Runtime" in f["kind"]], "none is made unasked"
+    assert {f["kind"] for f in runtimes_of().values()} == {"ClusterTrainingRuntime"}
+    own = runtimes_of(*NAMESPACED)
+    assert sorted(own) == sorted(CATALOG)
+    assert {(f["kind"], f["metadata"]["namespace"]) for f in own.values()} == {
+        ("TrainingRuntime", "sys")
+    }
+    claim = runtimes_of("--set=runtimes.cacheClaim=models")["transformers"]
+    (cache,) = claim["spec"]["template"]["spec"]["volumes"]
+    assert cache["persistentVolumeClaim"] == {"claimName": "models"}
 
 
 @pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
@@ -298,6 +352,8 @@ def test_a_removed_value_is_refused_by_name_or_renders(more: tuple[str, ...]) ->
         ("image.digest=latest", "digest"),
         ("ports.http=0", "ports/http"),
         ("client.qps=-1", "qps"),
+        ("runtimes.gpu.resource=gpu", "resource"),
+        ("runtimes.images.torch=x", "torch"),
         ("dnsPolicy=Cluster", "dnsPolicy"),
         ("livenessProbe.period=3", "period"),
         ("volumes[0].emptyDir.medium=Memory", "name"),
@@ -349,6 +405,7 @@ def _covers(schema: dict[str, Any], values: Any, root: dict[str, Any], path: str
 
 OF_KUBERNETES = {
     *("resources", "affinity", "podSecurityContext", "securityContext"),
+    "runtimes.cpu.resources",
     *("podSecurityContext.seccompProfile", "securityContext.capabilities"),
     *("livenessProbe", "readinessProbe", "metrics.certificate.certManager.issuerRef"),
 }

@@ -165,7 +165,7 @@ def test_one_condition_names_all_that_a_namespace_refuses_and_lacks(
         assert made["create", "pods"] == 0
 
 
-def test_a_missing_secret_is_told_at_once_by_an_operator_that_may_not_read_it(
+def test_a_missing_secret_is_reported_by_an_operator_that_may_not_read_it(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     del running

@@ -73,9 +73,7 @@ def test_a_job_that_the_cluster_would_take_has_no_finding(
     assert checked(plane, namespace) == Checks()
 
 
-def test_what_the_namespace_says_to_a_workers_pod_is_reported_with_the_field(
-    plane: ControlPlane, namespace: str
-) -> None:
+def test_a_refused_pod_is_reported_with_the_field(plane: ControlPlane, namespace: str) -> None:
     """Pod security, a quota, and an unknown field; the settings that every pod gets count."""
     enforce = {"pod-security.kubernetes.io/enforce": "restricted"}
     plane.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": enforce}})

@@ -207,7 +207,7 @@ class Reason(_Told):
     FAILURE_POLICY = "FailurePolicy", "A rule of spec.failurePolicy says that the job has failed."
     SCRIPT_FAILED = (
         "ScriptFailed",
-        "The script failed on several ranks alike, with the same batch, or before the first round.",
+        "The script failed on ranks alike, before the first round, or on a slot that stays empty.",
     )
     SCRIPT_TOOK_NO_PART = (
         "ScriptTookNoPart",

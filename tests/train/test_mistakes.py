@@ -7,11 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from paceline.core.messages import ScriptError
-from paceline.errors import RuntimeBrokenError
+from paceline.errors import RuntimeBrokenError, UsageError
 from paceline.train.contribution import ContributionBuilder
 from paceline.train.mistakes import explain_errors, script_error
 from paceline.train.refusals import check_optimizer
+from paceline_api.errors import EXIT_BAD_INPUT
+from torch._C._distributed_c10d import HashStore
 
 
 @pytest.fixture
@@ -107,3 +110,24 @@ def test_only_the_first_line_of_an_exception_is_reported() -> None:
         raised = script_error(error, error.__traceback__)
     assert (raised.type, raised.message, raised.file) == ("ValueError", "cannot read", __file__)
     assert str(raised) == f"ValueError: cannot read ({__file__}, line {raised.line})"
+
+
+def test_an_error_of_paceline_is_shown_although_torch_wraps_the_hook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    explain_errors(lambda *_: None)
+    before = sys.excepthook
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        assert sys.excepthook is not before, "torch has installed its own"
+        with pytest.raises(UsageError) as refusal:
+            check_optimizer(3)
+        with pytest.raises(SystemExit) as ends:
+            sys.excepthook(UsageError, refusal.value, refusal.tb)
+    finally:
+        dist.destroy_process_group()
+    assert ends.value.code == EXIT_BAD_INPUT
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: DistributedOptimizer got a int, not a torch optimizer (")
+    assert "\nhint: pass the optimizer first" in shown

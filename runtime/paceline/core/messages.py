@@ -276,6 +276,8 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat", omit_defaults=True):
     """True if it is benched (R13)."""
     done: bool = False
     """True if its training loop has ended."""
+    outside: bool = False
+    """True if its script has ended since it can never join the others (S10)."""
     step_s: float = 0.0
     """Median duration of its recent steps, in seconds; stragglers are detected by it."""
     away: Away | None = None

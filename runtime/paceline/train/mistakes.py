@@ -8,6 +8,7 @@ passed through. A fault of Paceline itself is shown with its full traceback.
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ from typing import Final
 from paceline.core.agent.last_words import error_in
 from paceline.core.messages import ScriptError
 from paceline.errors import PacelineError, RuntimeBrokenError
-from paceline.worker.script_frames import innermost, is_own
+from paceline.worker.script_frames import innermost, is_frozen, is_own
 
 LINES: Final = 15
 """Number of lines of a traceback that are reported to the agent; all of it is in the log."""
@@ -47,6 +48,7 @@ def explain_errors(tell: Tell) -> Callable[[], None]:
         A function that restores the hook from before, unless the script has set another one since.
     """
     before = sys.excepthook
+    stderr = sys.stderr
 
     def hook(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
         if isinstance(error, RuntimeBrokenError):
@@ -54,7 +56,11 @@ def explain_errors(tell: Tell) -> Callable[[], None]:
         elif isinstance(error, PacelineError):
             text = explain(error, at)
             tell(text, None)
-            sys.stderr.write(f"error: {text}\n")
+            # The hook that torch installs over this one in init_process_group() puts a StringIO
+            # into the place of sys.stderr, and prints it only if this one returns.
+            stream = stderr if isinstance(sys.stderr, io.StringIO) else sys.stderr
+            stream.write(f"error: {text}\n")
+            stream.flush()
         else:
             text = without_own_frames(kind, error, at)
             if isinstance(error, StopIteration):
@@ -104,11 +110,18 @@ def script_error(error: BaseException, at: TracebackType | None) -> ScriptError:
 def without_own_frames(
     kind: type[BaseException], error: BaseException, at: TracebackType | None
 ) -> str:
-    """Return the traceback without the frames of Paceline, as the script's author knows it."""
+    """Return the traceback without the frames of Paceline, as the script's author knows it.
+
+    The frames by which the interpreter runs a module or a script are left out, too.
+    """
     shown = traceback.TracebackException(kind, error, at)
     for each in _chain(shown):
         if each.stack and not is_own(each.stack[-1].filename):
-            kept = [frame for frame in each.stack if not is_own(frame.filename)]
+            kept = [
+                frame
+                for frame in each.stack
+                if not is_own(frame.filename) and not is_frozen(frame.filename)
+            ]
             each.stack = traceback.StackSummary.from_list(kept)
     return "".join(shown.format())
 

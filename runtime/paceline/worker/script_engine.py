@@ -39,8 +39,6 @@ for a new pod, if not for a queue."""
 TRY_S: Final = 1.0
 """Pause between two of these tries, in seconds."""
 Parts = tuple[tuple[str, int], ...]
-EXIT_AGAIN: Final = 75
-"""Exit code of a rank that has to run its script from the first line again (EX_TEMPFAIL)."""
 
 
 class LeftBehindError(PacelineError):
@@ -341,17 +339,20 @@ class ScriptEngine(Engine):
     def _adopt(self) -> None:
         """Do nothing: the sums are complete when the main thread goes on."""
 
-    def end(self) -> bool:
+    def end(self, *, outside: bool = False) -> bool:
         """Block until the job is over, after the script has ended.
 
         Until then this rank can still send its state to others (S14).
+
+        Args:
+            outside: True if the script has ended since it can never join the others (S10).
 
         Returns:
             True if the job is complete; False if it is over without this rank.
         """
         if self._script is not None:
             self._script.close()
-        self._comm.post(ev.Finish())
+        self._comm.post(ev.Finish(outside=outside))
         with self._lock:
             while self._end is None:
                 self._watch()

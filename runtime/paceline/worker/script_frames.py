@@ -17,6 +17,11 @@ def is_own(filename: str) -> bool:
     return filename.startswith(OWN)
 
 
+def is_frozen(filename: str) -> bool:
+    """Return True if the file is a part of the interpreter itself, such as runpy."""
+    return filename.startswith("<frozen ")
+
+
 def innermost(frames: Sequence[traceback.FrameSummary]) -> tuple[str, int]:
     """Return the place of the innermost frame that belongs to the script.
 
@@ -29,6 +34,7 @@ def innermost(frames: Sequence[traceback.FrameSummary]) -> tuple[str, int]:
         File and line; an empty file and 0 if no frame belongs to the script.
     """
     for frame in reversed(frames):
-        if not is_own(frame.filename) and not frame.filename.startswith(INSTALLED):
+        name = frame.filename
+        if not is_own(name) and not is_frozen(name) and not name.startswith(INSTALLED):
             return frame.filename, frame.lineno or 0
     return "", 0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from signal import SIGKILL, SIGTERM
+
 import pytest
 from msgspec.structs import replace
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
+from paceline.core.agent.exits import EXIT_AGAIN
 from paceline.core.coordinator import ending, scripts
 from paceline.core.coordinator.report import status
+from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of
 from paceline_api.errors import EXIT_BAD_INPUT
 from paceline_api.ids import MemberId
@@ -15,7 +19,16 @@ from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
 
 from testing.makers import PLAN
-from tests.core.coordinator.test_coordinator import A, B, C, Desk, prepared, rule
+from tests.core.coordinator.test_coordinator import (
+    FORMED,
+    A,
+    B,
+    C,
+    Desk,
+    prepared,
+    register,
+    rule,
+)
 
 BAD = m.ScriptError("OSError", "[Errno 5] bad sector", "/job/train.py", 7)
 OTHER = replace(BAD, line=8)
@@ -310,3 +323,104 @@ def test_a_failure_in_the_first_batch_does_not_fail_the_job_at_once() -> None:
     other.form(A, B, C)
     dies(other, A, BAD, None)
     assert end(other)[0] == "ScriptFailed"
+
+
+def unchanged(*rules: FailureRuleSettings) -> Desk:
+    """Return a desk of a job whose script runs unchanged, with three ranks that train."""
+    desk = Desk(replicas=3, rules=rules)
+    desk.pods(0, 1, 2)
+    desk.form(A, B, C, plan=DataPlan(slots=3))
+    desk.state.had_state = True
+    return desk
+
+
+AGAIN = B._replace(attempt=B.attempt + 1)
+"""The process that is started in the place of B."""
+
+
+def agree(desk: Desk) -> None:
+    """Let A and C go on without B."""
+    before = desk.state.gen
+    assert before is not None
+    desk.post(coord.Tick(), 500)
+    for who in (A, C):
+        desk.say(prepared(who, desk.state.proposal, last=before.id, has_state=True, **FORMED))
+    for who in (A, C):
+        desk.say(m.Started(desk.state.proposal, who, True))
+
+
+def begins_again(desk: Desk, *, outside: bool) -> None:
+    """Let another process take the place of B, and end there, outside of the group or in it."""
+    desk.say(register(AGAIN, plan=DataPlan(slots=3)))
+    at = desk.state.proposal
+    desk.say(m.Heartbeat(AGAIN, at, at, 9, active=not outside, done=True, outside=outside))
+
+
+def finish(desk: Desk, *who: MemberId) -> None:
+    """Release these ranks, and let them end in order."""
+    at = desk.state.gen.id if desk.state.gen is not None else desk.state.proposal
+    ending.release(desk.state, at, 9)
+    for each in who:
+        desk.post(coord.FromAgent(m.RankDead(each, 0, "", False, (at, 9))))
+
+
+def test_a_script_that_runs_unchanged_is_not_complete_without_a_slot_on_which_it_failed() -> None:
+    desk = unchanged()
+    dies(desk, B)
+    finish(desk, A, C)
+    reason, message = end(desk)
+    assert reason == "ScriptFailed"
+    assert message.startswith(f"OSError: [Errno 5] bad sector (/job/train.py, line 7) on rank {B};")
+
+
+def test_the_job_is_complete_if_another_process_has_ended_in_the_slot_that_failed() -> None:
+    desk = unchanged()
+    dies(desk, B)
+    begins_again(desk, outside=False)
+    finish(desk, A, C, AGAIN)
+    assert end(desk)[0] == "Complete"
+
+
+def test_a_slot_that_nobody_can_take_ends_the_job_at_once_with_the_error_of_the_script() -> None:
+    desk = unchanged()
+    dies(desk, B)
+    agree(desk)
+    begins_again(desk, outside=True)
+    reason, message = end(desk)
+    assert reason == "ScriptFailed"
+    assert message.startswith(f"OSError: [Errno 5] bad sector (/job/train.py, line 7) on rank {B};")
+
+
+@pytest.mark.parametrize("signal", [SIGKILL, SIGTERM])
+def test_a_rank_that_was_killed_from_outside_never_fails_its_script(signal: int) -> None:
+    desk = unchanged()
+    dies(desk, B, None, code=-signal)
+    agree(desk)
+    begins_again(desk, outside=True)
+    assert desk.state.outcome is None
+    finish(desk, A, C, AGAIN)
+    assert end(desk)[0] == "Complete"
+
+
+def test_a_rule_of_the_user_allows_a_failed_slot_at_the_end() -> None:
+    desk = unchanged(rule(FailureAction.IGNORE, 7))
+    dies(desk, B, None, code=7)
+    agree(desk)
+    begins_again(desk, outside=True)
+    assert desk.state.outcome is None
+    finish(desk, A, C, AGAIN)
+    assert end(desk)[0] == "Complete"
+
+
+def test_a_rank_that_starts_its_script_again_has_not_failed() -> None:
+    desk = unchanged()
+    dies(desk, B, None, code=EXIT_AGAIN)
+    finish(desk, A, C)
+    assert end(desk)[0] == "Complete"
+
+
+def test_a_job_whose_data_are_dealt_is_complete_without_a_rank_that_failed() -> None:
+    desk = trained()
+    dies(desk, B)
+    finish(desk, A, C)
+    assert end(desk)[0] == "Complete"

@@ -32,6 +32,10 @@ CRASHES: Final = frozenset((SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS))
 """Signals that only a program's own instructions cause."""
 
 
+EXIT_AGAIN: Final = 75
+"""Exit code of a rank that has to run its script from the first line again (EX_TEMPFAIL)."""
+
+
 class RankOutcome(StrEnum):
     """Outcome that a rank reports to its agent before its process ends."""
 

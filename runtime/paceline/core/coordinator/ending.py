@@ -95,11 +95,20 @@ def end_when_all_have_left(c: CoordinatorState) -> None:
     """End the job once every released rank has ended.
 
     Before that, a script may still fail (I14). The job is complete if a rank was released with its
-    final weights; otherwise those weights are lost.
+    final weights; otherwise those weights are lost. A script that runs unchanged must also have
+    ended on each slot on which it failed.
     """
     if any(_is_awaited(c, seen) for seen in c.roster.ranks.values()):
         return
-    if c.proven:
+    if c.proven and (failures := scripts.never_replaced(c)):
+        fail(
+            c,
+            "ScriptFailed",
+            f"{scripts.told(c, failures)}; the other ranks went on to the end, and no rank came in "
+            "its place in time",
+            hint="mend the script; what this rank would have written or evaluated is missing",
+        )
+    elif c.proven:
         text = f"{c.version} rounds, released on all ranks"
         failed = scripts.at_the_end(c)
         _end(c, Outcome(True, "Complete", f"{text}; {failed}" if failed else text))
@@ -109,6 +118,21 @@ def end_when_all_have_left(c: CoordinatorState) -> None:
             STATE_LOST,
             f"all ranks were lost with the final weights of version {c.version}",
             hint="if the job has checkpoints, start it again: it goes on from the last one",
+        )
+
+
+def fail_without_a_slot(c: CoordinatorState) -> None:
+    """Fail the job if a script failed on a slot that nobody can take any more.
+
+    The job could not be complete without it, so the others do not train to their end.
+    """
+    if c.phase is not Phase.RELEASED and (failures := scripts.lost_slots(c)):
+        fail(
+            c,
+            "ScriptFailed",
+            f"{scripts.told(c, failures)}; a rank that was started in its place cannot join",
+            hint="mend the script; with `step = pl.step()` at the top of a loop without a "
+            "DataLoader, a rank that joins knows where to begin",
         )
 
 

@@ -191,7 +191,8 @@ def _read_by_decisions(c: CoordinatorState, seen: KnownRank) -> tuple[object, ..
         Values to compare with those before the message.
     """
     report = (seen.version, seen.last) if c.phase in (Phase.RECOVER, Phase.WAITING) else ()
-    return c.phase, c.due_ns, c.had_state, seen.leaving, seen.dismissed, report
+    standing = seen.leaving, seen.dismissed, seen.beat.outside
+    return c.phase, c.due_ns, c.had_state, *standing, report
 
 
 def _prepared(c: CoordinatorState, seen: KnownRank, message: m.Prepared) -> bool:

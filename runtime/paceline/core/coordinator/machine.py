@@ -140,6 +140,7 @@ class Coordinator:
         agents.drain_surplus(c)
         stragglers.judge_now_and_then(c)
         ending.release_when_stopped(c)
+        ending.fail_without_a_slot(c)
         if c.phase is Phase.RELEASED:
             silence.give_up_silent_agents(c)
             ending.end_when_all_have_left(c)

@@ -22,7 +22,7 @@ from paceline_api.ids import MemberId
 from paceline_api.status import ScriptFailure
 
 from paceline.core import messages as m
-from paceline.core.agent.exits import how_it_ended, is_scripts_own
+from paceline.core.agent.exits import EXIT_AGAIN, how_it_ended, is_scripts_own
 from paceline.core.coordinator.state import CoordinatorState
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, samples_of, total_leases
@@ -171,6 +171,52 @@ def at_the_end(c: CoordinatorState) -> str:
         return ""
     times = "once" if c.scripts_failed == 1 else f"{c.scripts_failed} times"
     return f"the script failed {times} on the way: {told(c, list(c.script_failures))}"
+
+
+def never_replaced(c: CoordinatorState) -> list[m.RankDead]:
+    """Return the script failures after which nobody trained to the end in their slot.
+
+    In a job of a script that runs unchanged, each slot writes and evaluates its own part, so the
+    job is not complete without it. Failures that a rule of the user allows do not count.
+
+    Args:
+        c: The state.
+
+    Returns:
+        The failures; none if any rank can do the work of another one.
+    """
+    if not c.script_failures or not c.runs_script:
+        return []
+    ended = {
+        seen.member[:2]: seen.member
+        for _, seen in sorted(c.roster.ranks.items())
+        if seen.finished and not seen.beat.outside
+    }
+    return [
+        dead
+        for dead in c.script_failures
+        if ended.get(dead.member[:2], dead.member) <= dead.member
+        and ruled(c.config.failure_rules, dead.exit_code) is None
+        and (dead.error is not None or dead.exit_code != EXIT_AGAIN)
+    ]
+
+
+def lost_slots(c: CoordinatorState) -> list[m.RankDead]:
+    """Return the script failures whose slot has a rank that can never join the others.
+
+    The script of such a rank has come to its end without having taken part, since it does not know
+    where to begin (S10). Another start would end in the same way.
+
+    Args:
+        c: The state.
+
+    Returns:
+        The failures; none if any rank can do the work of another one.
+    """
+    if not c.script_failures:
+        return []
+    outside = {seen.member[:2] for seen in c.roster.present() if seen.beat.outside}
+    return [dead for dead in never_replaced(c) if dead.member[:2] in outside]
 
 
 def status(c: CoordinatorState) -> tuple[ScriptFailure, ...]:

@@ -189,6 +189,13 @@ class CoordinatorState:
         return self.replicas * self.config.procs
 
     @property
+    def runs_script(self) -> bool:
+        """Return True if the scripts of the job step their own optimizers (S1)."""
+        registers = (seen.register for seen in self.roster.ranks.values())
+        plans = (register.plan for register in registers if register is not None)
+        return any(plan.script for plan in plans if plan is not None)
+
+    @property
     def fewest_ranks(self) -> int:
         """Minimum number of ready ranks for a generation that continues no living rank's state."""
         replicas = max(1, min(self.config.min_replicas, self.replicas))

@@ -151,6 +151,8 @@ class Finish(Struct, frozen=True, tag=True):
 
     stop: bool = False
     """True if the script also ends the job on all ranks (`pl.stop`)."""
+    outside: bool = False
+    """True if the script has ended since it can never join the others (S10)."""
 
 
 # ---- events: the driver --------------------------------------------------------------------------

@@ -63,7 +63,8 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
             _put_down(rank, Main.REST)
         case Unrest():
             _unrest(rank)
-        case Finish(stop=stop):
+        case Finish(stop=stop, outside=outside):
+            rank.outside = outside
             _finish(rank, stop=stop)
             # A script that leaves its loop early drains only its own rank (A4, D7).
             if rank.log.plan.ends and not rank.log.stopped and not stop:

@@ -195,6 +195,8 @@ class RankState:
     """True if the script left its loop before the job was over."""
     stops: bool = False
     """True if the script has ended the job (`pl.stop`); a round has to carry that."""
+    outside: bool = False
+    """True if the script has ended since it can never join the others (S10)."""
     found: Found = Found(None)  # noqa: RUF009 - frozen
     """Newest checkpoint in the folder, as this rank has last looked."""
     saving: Saving = field(default_factory=Saving)

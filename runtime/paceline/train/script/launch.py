@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib.util
+import io
 import logging
 import os
+import pkgutil
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib.abc import InspectLoader
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
+from paceline_api.errors import EXIT_FAILURE
 from paceline_api.types.enums import Mode
 from torch._C._distributed_c10d import TCPStore
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from paceline.core.agent.exits import EXIT_AGAIN
 from paceline.environment import RankSettings
 from paceline.errors import DismissedError, UsageError
 from paceline.train.context import refuse_init
-from paceline.train.mistakes import explain_errors
+from paceline.train.mistakes import explain_errors, script_error
 from paceline.train.script import words
 from paceline.train.script.backend import register
 from paceline.train.script.models import Models
 from paceline.train.script.passes import Passes
 from paceline.train.script.state import States
 from paceline.worker.operations import ScriptState
-from paceline.worker.script_engine import EXIT_AGAIN, LeftBehindError, ScriptEngine
+from paceline.worker.script_engine import LeftBehindError, ScriptEngine
 
 log = logging.getLogger("paceline.rank")
 
@@ -128,29 +137,29 @@ class Launched:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port))
         sys.argv = [script, *arguments]
         try:
-            if is_module:
-                sys.path.insert(0, str(Path.cwd()))
-                runpy.run_module(script, run_name="__main__", alter_sys=True)
-            else:
-                sys.path.insert(0, str(Path(script).resolve().parent))
-                runpy.run_path(script, run_name="__main__")
+            run_as_main(script, is_module=is_module)
         except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-            if isinstance(end.code, str):
+            code = 1
+            if end.code is None or isinstance(end.code, int):
+                code = (end.code or 0) & 0xFF  # as the system cuts it
+            else:
                 sys.stderr.write(f"{end.code}\n")
             if code:
+                # The agent adds the last lines: only there is what the script has printed.
+                self.engine.failed("", script_error(end, end.__traceback__))
                 return code
         except LeftBehindError as error:
             if self.engine.was_active:
                 sys.stderr.write(f"paceline: {error}; this rank starts its script again\n")
                 return EXIT_AGAIN
-            # Another start would end here as well, so the job goes on without this slot.
+            # Another start would end here as well, so the job goes on without this slot, unless
+            # it needs the slot: a script has failed there.
             sys.stderr.write(
                 f"paceline: this rank cannot join: {error}; hint: a loop without a DataLoader "
                 "says `step = paceline.step()` at its top, so that a rank that joins knows where "
                 "to begin\n"
             )
-            self.engine.end()
+            self.engine.end(outside=True)
             return 0
         except DismissedError:
             return 0
@@ -196,6 +205,80 @@ def _check(engine: ScriptEngine) -> None:
         )
 
 
+def run_as_main(script: str, *, is_module: bool) -> None:
+    """Run a script as `python SCRIPT` or `python -m MODULE` runs it, in this process (S16).
+
+    Args:
+        script: Path of the script, or the name of a module.
+        is_module: True for a module.
+    """
+    folder = str(Path.cwd() if is_module else Path(script).resolve().parent)
+    if not sys.flags.safe_path:
+        # `python -m` has put the folder of this process there, which a script does not see.
+        sys.path[: sys.path[:1] == [str(Path.cwd())]] = [folder]
+    if is_module:
+        _run_module(script)
+    elif pkgutil.get_importer(script) is not None:
+        runpy.run_path(script, run_name="__main__")  # a zip file with a __main__.py
+    else:
+        _run_file(os.path.abspath(script))  # noqa: PTH100 - as Python, which follows no links here
+
+
+def _run_module(name: str) -> None:
+    """Run a module, or the module `__main__` of a package.
+
+    Args:
+        name: Name of the module or the package.
+
+    Raises:
+        ModuleNotFoundError: There is no such module, or no code of it.
+    """
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        spec = importlib.util.find_spec(name)
+    code = spec.loader.get_code(name) if spec and isinstance(spec.loader, InspectLoader) else None
+    if spec is None or code is None:
+        raise ModuleNotFoundError(f"No module named {name} that can be run", name=name)
+    sys.argv[0] = spec.origin or name
+    names = {"cached": spec.cached, "file": spec.origin, "loader": spec.loader}
+    _run_code(code, **names, package=spec.parent, spec=spec)
+
+
+def _run_file(file: str) -> None:
+    """Run a script.
+
+    Args:
+        file: Absolute path of a script or of its bytecode.
+    """
+    with io.open_code(file) as stream:
+        code = pkgutil.read_code(stream)
+    loader: SourceFileLoader | SourcelessFileLoader
+    if code is not None:
+        loader = SourcelessFileLoader("__main__", file)
+    else:
+        loader = SourceFileLoader("__main__", file)
+        code = loader.source_to_code(loader.get_data(file), file)
+    _run_code(code, cached=None, file=file, loader=loader)
+
+
+def _run_code(code: CodeType, **names: object) -> None:
+    """Run code as the module `__main__`, which stays that module to the end of the process.
+
+    The modules of runpy end with the last line of a script. Its classes and functions could not be
+    pickled after it.
+
+    Args:
+        code: The code.
+        names: Values of the module's names with two underscores, without these.
+    """
+    module = ModuleType("__main__")
+    vars(module).update({f"__{name}__": value for name, value in names.items()})
+    vars(module).update(__annotations__={}, __builtins__=builtins)
+    sys.modules["__main__"] = module
+    exec(code, vars(module))
+
+
 def main(command: Sequence[str]) -> int:
     """Run a script in a rank; `command` is its path, or `-m` and a module, and its arguments.
 
@@ -218,6 +301,10 @@ def main(command: Sequence[str]) -> int:
     explain_errors(launched.engine.failed)
     try:
         return launched.run(command[0], command[1:], is_module=is_module)
+    except Exception as error:
+        # As the interpreter does it, so that the hook of the script or of torch sees the error too.
+        sys.excepthook(type(error), error, error.__traceback__)
+        return EXIT_FAILURE
     finally:
         sys.stdout.flush()
 

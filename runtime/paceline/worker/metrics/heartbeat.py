@@ -203,6 +203,7 @@ class HeartbeatFacts:
             active=takes_part and rank.is_active,
             benched=takes_part and not rank.is_active,
             done=rank.main is Main.DONE,
+            outside=rank.outside,
             step_s=self._step_s,
             away=away,
         )

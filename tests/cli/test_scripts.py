@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
-from paceline.cli import program
+from paceline.cli import program, run
 from paceline.cli.main import main
 from paceline.function.packed import BYTES_MAX
 from paceline.jobs.core.script_job import default_image
+from paceline_api.errors import EXIT_BAD_INPUT
 from paceline_api.rules.launchers import LAUNCH_MODULE, launched_script
 
 from testing.jobs.scripted_server import JOBS, ScriptedServer
@@ -147,6 +149,38 @@ MISTAKES = {
         "spec.parallelism.model: 2",
         "docs/porting.md",
     ),
+    "a size without a number": (
+        ["run", "--nproc-per-node", "four", "train.py"],
+        "--nproc-per-node four is no number, and none of gpu",
+        "give the number of ranks",
+    ),
+    "no rank": (["run", "--nproc-per-node=0", "train.py"], "0 is 0 ranks", "1 or a larger number"),
+    "less than none": (["run", "train.py", "--nproc_per_node", "-1"], "is -1 ranks", "give 1 or"),
+    "two sizes": (
+        ["run", "--nproc-per-node", "2", "--replicas", "2", "train.py"],
+        "--replicas 2 and --nproc-per-node 2 are both the number of replicas",
+        "leave out one",
+    ),
+    "a size of several ranks each": (
+        ["run", "--nproc-per-node", "cpu", "--procs", "2", "train.py"],
+        "--nproc-per-node cpu counts ranks, and --procs 2 makes several of each",
+        "--replicas N",
+    ),
+    "a size of one rank": (
+        ["launch", "--nproc-per-node", "gpu", "train.py"],
+        "--nproc-per-node is no option of `paceline launch`: it runs one rank",
+        "`paceline run --nproc-per-node N train.py` starts N ranks",
+    ),
+    "a size of other machines": (
+        ["submit", "--image", "i", "--nproc-per-node=gpu", "train.py"],
+        "the ranks of this job run in pods",
+        "--gpus N gives each N GPUs",
+    ),
+    "a size in a job file": (
+        ["init", "--nproc_per_node", "auto", "train.py"],
+        "the ranks of this job run in pods",
+        "--gpus N gives each N GPUs",
+    ),
     "a record": (["run", "--record", "train.py"], "--record", "leave --record out"),
     "a missing module": (["run", "-m", "none.such"], "there is no module none", "python -m"),
     "a path as module": (["run", "-m", "train.py"], "is a path", "leave out -m"),
@@ -210,6 +244,31 @@ def test_a_size_directly_behind_the_script_is_that_of_the_job(size: list[str]) -
     words = ["--quiet", "train.py", *size, "--lr", "3", "--replicas", "9"]
     moved = program._with_size_first(words, "train.py")
     assert moved == ["--quiet", *size, "train.py", "--lr", "3", "--replicas", "9"]
+
+
+@pytest.mark.parametrize("size", ["cpu", pytest.param("auto", marks=pytest.mark.exhaustive)])
+def test_a_size_in_the_words_of_torchrun_is_counted_on_this_machine(size: str) -> None:
+    ranks = torch._utils.cpu_count()
+    if size == "auto" and torch.accelerator.is_available():
+        ranks = torch.accelerator.device_count()
+    assert run.replicas_of(size, None, None) == ranks
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_size_by_gpus_is_refused_where_there_is_none(paceline: Call) -> None:
+    code, said = paceline("run", "--nproc-per-node", "gpu", "train.py")
+    assert code == EXIT_BAD_INPUT
+    assert "--nproc-per-node gpu: torch does not find them on this machine: Cuda" in said
+    assert "hint: give the number of ranks; `auto` takes the CPUs if there is no GPU" in said
+
+
+def test_a_size_behind_a_script_belongs_to_it_if_the_command_has_none(
+    folder: Path, paceline: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, argv: became.append(argv))
+    assert paceline("launch", "train.py", "--replicas", "4") == (0, "")
+    assert became[0][3:] == ["train.py", "--replicas", "4"]
 
 
 def _not_started(*_: object) -> None:

@@ -80,13 +80,15 @@ def run(
     is_module: IsModule = False,
     *,
     replicas: Annotated[
-        int | None,
+        int | None, typer.Option(help="Instead of spec.replicas; 1 for a script.", min=1)
+    ] = None,
+    nproc_per_node: Annotated[
+        str | None,
         typer.Option(
-            "--replicas",
             "--nproc-per-node",
             "--nproc_per_node",
-            help="Instead of spec.replicas; 1 for a script.",
-            min=1,
+            metavar="N|gpu|cpu|auto",
+            help="As of torchrun, instead of --replicas: a number, or one for each device or CPU.",
         ),
     ] = None,
     fields: Fields,
@@ -132,6 +134,8 @@ def run(
     from paceline.cli import run as runs
 
     program = Program.of(file, words, is_module=is_module)
+    if nproc_per_node is not None:
+        replicas = runs.replicas_of(nproc_per_node, replicas, fields.procs)
     order = runs.Order(
         program,
         nodes=nnodes,

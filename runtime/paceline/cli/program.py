@@ -11,10 +11,10 @@ import ast
 import importlib.machinery
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from paceline_api.bounded import TooLargeError, read_file
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, printable
@@ -76,7 +76,8 @@ class ProgramCommand(TyperCommand):
         ctx.ignore_unknown_options = False
         first = options.get("file")
         if isinstance(first, str) and not is_job_file(first):
-            args = _with_size_first(args, first)
+            known = {name for each in self.params for name in each.opts}
+            args = _with_size_first(args, first, known)
         if isinstance(first, str) and first.startswith("-") and first != "-" and "--" not in args:
             if any(word.endswith(".py") for word in (*rest, *(options.get("words") or ()))):
                 _refuse_misplaced(first, self.name or "", args)
@@ -85,12 +86,25 @@ class ProgramCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def _with_size_first(args: list[str], script: str) -> list[str]:
-    """Return the words with a number of ranks that stands directly behind the script before it."""
+def _with_size_first(args: list[str], script: str, known: Container[str] = SIZES) -> list[str]:
+    """Return the words with a number of ranks that stands directly behind the script before it.
+
+    Args:
+        args: Words of the command line.
+        script: The script.
+        known: Options that the command has. Others belong to the script.
+
+    Returns:
+        The words.
+    """
     at = args.index(script)
     behind = args[at + 1 :]
     option, is_joined, _ = behind[0].partition("=") if behind else ("", "", "")
-    if option not in SIZES or any(word.partition("=")[0] in SIZES for word in args[:at]):
+    if (
+        option not in SIZES
+        or option not in known
+        or any(word.partition("=")[0] in SIZES for word in args[:at])
+    ):
         return args
     length = 1 if is_joined else 2
     return [*args[:at], *behind[:length], script, *behind[length:]]
@@ -109,10 +123,32 @@ def _refuse_misplaced(option: str, command: str, args: Sequence[str]) -> None:
             hint="leave it out: the ranks find each other through the job's coordinator",
         )
     script = next(word for word in args if word.endswith(".py"))
+    if name in SIZES:
+        _refuse_size(name, command, script)
     raise ScriptError(
         f"{name} is no option of `paceline {command}`",
         hint=f"arguments of the script come after it: paceline {command} {script} {option} ...; "
         f"`paceline {command} -h` lists the options that come before it",
+    )
+
+
+def _refuse_size(name: str, command: str, script: str) -> NoReturn:
+    """Refuse torchrun's number of ranks for a command whose ranks are not on this machine.
+
+    Raises:
+        ScriptError: Always.
+    """
+    if command == "launch":
+        raise ScriptError(
+            f"{name} is no option of `paceline launch`: it runs one rank",
+            hint="in a pod, spec.replicas and spec.procsPerReplica of the job say how many there "
+            f"are; on this machine, `paceline run --nproc-per-node N {script}` starts N ranks",
+        )
+    raise ScriptError(
+        f"{name} is no option of `paceline {command}`: torchrun counts processes of this machine, "
+        "and the ranks of this job run in pods",
+        hint="--replicas N makes N pods, and --gpus N gives each N GPUs with a rank for each; "
+        "--procs N is the number of ranks of a pod without GPUs",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,12 @@ EXIT_INTERRUPTED: Final = 130
 
 LAUNCH_HERE: Final = (sys.executable, "-m", LAUNCH_MODULE)
 """Beginning of the command of a rank: this Python, as torchrun does, and not the one in PATH."""
+COUNT: Final = (
+    "import sys; from torch.distributed.run import determine_local_world_size as count; "
+    "print(count(sys.argv[1]))"
+)
+"""Program that counts as torchrun does."""
+COUNT_S: Final = 120
 HERE: Final = "none"
 """Image of the job of a script on this machine, where images have no meaning."""
 LATE_SIZES: Final = (*SIZES, "--procs")
@@ -74,6 +81,72 @@ class Order:
         words += [] if self.runtime is None else ["--runtime", str(self.runtime)]
         words += ["--quiet"] * self.quiet + ["--record"] * self.record
         return words + self.program.words()
+
+
+def replicas_of(size: str, replicas: int | None, procs: int | None) -> int:
+    """Return the number of replicas for torchrun's `--nproc-per-node`.
+
+    Args:
+        size: Its value: a number, or what torchrun counts on this machine.
+        replicas: Value of --replicas, which means the same.
+        procs: Value of --procs.
+
+    Returns:
+        A number, at least 1.
+
+    Raises:
+        ScriptError: The value has no meaning here.
+    """
+    if replicas is not None:
+        raise ScriptError(
+            f"--replicas {replicas} and --nproc-per-node {size} are both the number of replicas",
+            hint="leave out one of them",
+        )
+    if procs is not None and not size.isdecimal():
+        raise ScriptError(
+            f"--nproc-per-node {size} counts ranks, and --procs {procs} makes several of each",
+            hint=f"give the number of replicas, each of {procs} ranks: --replicas N",
+        )
+    try:
+        found = int(size)
+    except ValueError:
+        found = _counted_by_torch(size)
+    if found < 1:
+        raise ScriptError(
+            f"--nproc-per-node {size} is {found} ranks", hint="give 1 or a larger number"
+        )
+    return found
+
+
+def _counted_by_torch(size: str) -> int:
+    """Return what torchrun counts on this machine: its GPUs, its CPUs, or what there is.
+
+    Raises:
+        ScriptError: The word has no meaning for torch, or there is no such device.
+    """
+    hint = "give the number of ranks; `auto` takes the CPUs if there is no GPU"
+    try:
+        # In a process of its own: this one runs without torch, and begins within a second.
+        done = subprocess.run(
+            [sys.executable, "-c", COUNT, size],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COUNT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ScriptError(
+            f"--nproc-per-node {size}: torch has not counted within {COUNT_S} s", hint=hint
+        ) from None
+    if done.returncode == 0:
+        return int(done.stdout.split()[-1])
+    why = done.stderr.strip().rpartition("\n")[2].removeprefix("ValueError: ")
+    if why.startswith("Unsupported nproc_per_node"):
+        message = f"--nproc-per-node {size} is no number, and none of gpu, xpu, cpu and auto"
+    else:
+        message = f"--nproc-per-node {size}: torch does not find them on this machine: {why}"
+    raise ScriptError(message, hint=hint)
 
 
 def detach(order: Order) -> int:

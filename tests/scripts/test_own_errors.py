@@ -43,6 +43,7 @@ IN_THE_LOOP = {
     "an exit code": (1, "sys.exit(3)", "SystemExit: 3"),
     "an exit with a message": (1, 'sys.exit("no data")', "SystemExit: no data"),
     "an end without a word": (1, "os._exit(4)", "exit code 4"),
+    "a crash": (1, "os.abort()", "signal 6 (SIGABRT)"),
     "no memory": (1, "raise MemoryError", "MemoryError"),
     "an evaluation on rank 0": (0, "{}['accuracy']", "KeyError: 'accuracy'"),
 }
@@ -80,6 +81,17 @@ def test_an_error_on_one_rank_ends_a_long_job_if_no_rank_can_come_in_its_place(
     printed = run(tmp_path, error='raise ValueError("bad labels")', steps=1_000_000_000)
     cause = f"error: ValueError: bad labels ({tmp_path / 'train.py'}, line {LINE}) on rank 1.0#0; "
     assert f"{cause}a rank that was started in its place cannot join" in printed
+
+
+def test_a_rank_whose_script_ends_first_is_named_by_those_that_go_on(tmp_path: Path) -> None:
+    text = SCRIPT.format(top="", rank=1, error="sys.exit(0)", steps=6)
+    (tmp_path / "train.py").write_text(text)
+    code, printed = forked_paceline(tmp_path, "run", "--replicas", "2", "train.py")
+    assert code == 0, printed
+    assert (
+        printed.count("the script of rank 1.0#0 has ended with exit code 0, and others make") == 1
+    )
+    assert "job train: Complete" in printed
 
 
 ONCE = """\

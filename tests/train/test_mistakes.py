@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -131,3 +132,21 @@ def test_an_error_of_paceline_is_shown_although_torch_wraps_the_hook(
     shown = capsys.readouterr().err
     assert shown.startswith("error: DistributedOptimizer got a int, not a torch optimizer (")
     assert "\nhint: pass the optimizer first" in shown
+
+
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_a_keyboard_interrupt_is_the_script_s_own_only_if_a_statement_raises_it(
+    monkeypatch: pytest.MonkeyPatch, *, by_signal: bool
+) -> None:
+    raised: list[ScriptError | None] = []
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    explain_errors(lambda _, error: raised.append(error))
+    try:
+        if by_signal:
+            signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt("enough")
+    except KeyboardInterrupt as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    assert [(error.type, error.file) for error in raised if error is not None] == (
+        [] if by_signal else [("KeyboardInterrupt", __file__)]
+    )

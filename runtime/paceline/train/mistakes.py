@@ -8,6 +8,7 @@ passed through. A fault of Paceline itself is shown with its full traceback.
 
 from __future__ import annotations
 
+import dis
 import io
 import sys
 import traceback
@@ -65,7 +66,7 @@ def explain_errors(tell: Tell) -> Callable[[], None]:
             text = without_own_frames(kind, error, at)
             if isinstance(error, StopIteration):
                 text += f"hint: {NO_BATCH}\n"
-            if issubclass(kind, Exception):
+            if kind is not KeyboardInterrupt or _is_raised(at):
                 last = "".join(text.splitlines(keepends=True)[-LINES:]).rstrip()
                 raised = script_error(error, at)
                 tell(f"{raised}; last lines:\n{last}", raised)
@@ -124,6 +125,15 @@ def without_own_frames(
             ]
             each.stack = traceback.StackSummary.from_list(kept)
     return "".join(shown.format())
+
+
+def _is_raised(at: TracebackType | None) -> bool:
+    """Return True if a statement has raised the exception, and False if a signal has (SIGINT)."""
+    if at is None:
+        return False
+    while at.tb_next is not None:
+        at = at.tb_next
+    return at.tb_frame.f_code.co_code[at.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def _chain(

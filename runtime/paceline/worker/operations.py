@@ -9,6 +9,7 @@ operation, through the function that `train.script` has set.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -132,6 +133,7 @@ class ScriptThread(CommThread):
         self._spare: dict[tuple[tuple[str, int], ...], list[list[torch.Tensor]]] = {}
         """Buffers that are free, by their types and sizes."""
         self.is_begun = True
+        self._named_ended: frozenset[MemberId] = frozenset()
         self._results: dict[int, Result] = {}
         """Results of rounds that this rank completed as a passive member."""
 
@@ -215,6 +217,8 @@ class ScriptThread(CommThread):
             self._averaged = sums
         self._last, self._scratch = sums, []
         log = self.machine.state.log
+        if log.done and not is_call(go):
+            self._name_ended(log.done, min(set(log.active) - log.done, default=None))
         # Late ranks make the step too, and are not missing (S17.4).
         ranks = len(weighing.contributors) if is_call(go) else int(weighing.divisor)
         held = sums if is_call(go) else [each[:-1] for each in sums]
@@ -224,6 +228,22 @@ class ScriptThread(CommThread):
             if not is_call(go):
                 self.operations.average = result
             self.operations.completed(go, result)
+
+    def _name_ended(self, ended: frozenset[MemberId], first: MemberId | None) -> None:
+        """Say once, on the first rank that goes on, that a step was made without ranks (S14).
+
+        Args:
+            ended: Ranks whose script has ended.
+            first: The lowest of the others.
+        """
+        new = ended - self._named_ended
+        if new and first == self.machine.state.me:
+            self._named_ended |= new
+            logging.getLogger("paceline.rank").warning(
+                "the script of rank %s has ended with exit code 0, and others make more steps: "
+                "from here on gradients are averaged without it",
+                ", ".join(map(str, sorted(new))),
+            )
 
     def _hand_over(self, *, late: bool) -> None:
         """Set what the main thread takes; a late one takes the average made without it (S17.2)."""

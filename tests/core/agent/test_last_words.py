@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from paceline.core.agent.last_words import error_in
+from paceline.core.agent.last_words import crash_in, error_in
 from paceline.core.messages import ScriptError
 
 HEAD = "Traceback (most recent call last):\n"
@@ -35,3 +35,27 @@ def test_the_last_exception_is_reported_at_the_line_of_the_script(
     text: str, error: ScriptError | None
 ) -> None:
     assert error_in(text) == error
+
+
+CRASHES: dict[str, tuple[str, int] | None] = {
+    "Fatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n"
+    '  File "/x/site-packages/torch/a.py", line 2 in g\n  File "/job/train.py", line 7 in f\n'
+    '  File "/job/train.py", line 9 in <module>\n\nExtension modules: torch._C (total: 1)': (
+        "/job/train.py",
+        7,
+    ),
+    "warning\nFatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent call "
+    'first):\n  File "train.py", line 3 in <module>': ("train.py", 3),
+    "Fatal Python error: Aborted\n\n<no Python frame>": None,
+    'terminate called\n  File "train.py", line 3 in <module>': None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("text", "place"), CRASHES.items())
+def test_a_crash_is_reported_at_the_innermost_line_of_the_script(
+    text: str, place: tuple[str, int] | None
+) -> None:
+    error = crash_in(text, "signal 6 (SIGABRT)")
+    assert (error and (error.file, error.line)) == place
+    assert error is None or str(error).startswith("signal 6 (SIGABRT) (")

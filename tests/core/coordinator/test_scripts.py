@@ -391,6 +391,20 @@ def test_a_slot_that_nobody_can_take_ends_the_job_at_once_with_the_error_of_the_
     assert message.startswith(f"OSError: [Errno 5] bad sector (/job/train.py, line 7) on rank {B};")
 
 
+def test_a_mistake_in_the_place_of_a_rank_that_failed_does_not_hide_its_error() -> None:
+    desk = unchanged()
+    dies(desk, B)
+    agree(desk)
+    desk.say(register(AGAIN, plan=DataPlan(slots=3)))
+    dies(desk, AGAIN, None, code=EXIT_BAD_INPUT, restarts=False)
+    reason, message = end(desk)
+    assert reason == "ScriptFailed"
+    assert message == (
+        f"OSError: [Errno 5] bad sector (/job/train.py, line 7) on rank {B}; in its place rank "
+        f"{AGAIN}: exit code 2"
+    )
+
+
 @pytest.mark.parametrize("signal", [SIGKILL, SIGTERM])
 def test_a_rank_that_was_killed_from_outside_never_fails_its_script(signal: int) -> None:
     desk = unchanged()

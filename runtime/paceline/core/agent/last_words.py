@@ -1,7 +1,8 @@
 """Parser for the exception at the end of a process's stderr.
 
 A script that has called `pl.init()` reports its exception itself. A script that fails earlier
-leaves only its traceback, of which the agent keeps the last lines.
+leaves only its traceback, of which the agent keeps the last lines. So does one that crashes, if
+Python's fault handler is enabled, as `paceline launch` does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 from paceline.core.messages import ScriptError
 
 _FRAME: Final = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_CRASH: Final = re.compile(r"^Fatal Python error: ", re.M)
 _ENDS: Final = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _NOT_THE_SCRIPTS: Final = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3[^/]*/")
 
@@ -38,3 +40,23 @@ def error_in(stderr: str) -> ScriptError | None:
     own = [frame for frame in frames if not _NOT_THE_SCRIPTS.search(frame["file"])]
     at = (own or frames)[-1]
     return ScriptError(ends["type"], (ends["message"] or "").strip(), at["file"], int(at["line"]))
+
+
+def crash_in(stderr: str, signal: str) -> ScriptError | None:
+    """Return the place of a crash that Python's fault handler has written.
+
+    Args:
+        stderr: The last lines that the process wrote to stderr.
+        signal: The signal that ended it, for people.
+
+    Returns:
+        The signal, at the innermost line that belongs to the script. None if the text does not say
+        where the crash was, or no line of the script ran.
+    """
+    found = _CRASH.search(stderr)
+    if found is None:
+        return None
+    # The innermost frame comes first.
+    frames = [match for match in map(_FRAME.match, stderr[found.end() :].splitlines()) if match]
+    own = next((frame for frame in frames if not _NOT_THE_SCRIPTS.search(frame["file"])), None)
+    return own and ScriptError(signal, "", own["file"], int(own["line"]))

@@ -26,16 +26,18 @@ from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import FailureAction
 
 from paceline.core.agent.exits import (
+    CRASHES,
     Death,
     End,
     Ended,
     RankOutcome,
     failed,
+    how_it_ended,
     is_scripts_own,
     last_end,
     why_it_ended,
 )
-from paceline.core.agent.last_words import error_in
+from paceline.core.agent.last_words import crash_in, error_in
 from paceline.core.messages import DealtBatch, RankDead, RankStarted, ScriptError
 
 BACKOFF_NS: Final = NS_PER_S
@@ -440,7 +442,11 @@ class Place:
         # A process that ended by itself just before the kill has its own reason.
         kill_why = self._kill_why if code is None or code < 0 else ""
         # A script that has not called init() cannot report its exception: read its traceback.
-        error = said.error or (error_in(text) if code is not None and code > 0 else None)
+        error = said.error
+        if error is None and code is not None and code > 0:
+            error = error_in(text)
+        elif error is None and code is not None and -code in CRASHES:
+            error = crash_in(text, how_it_ended(code))
         error = None if kill_why else error
         death = Death(
             self.member,

@@ -195,7 +195,11 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
     if mistake and action is None and not ending.some_stopped(c):
         # Only the user can fix this. The agent also ends for it, but reports its own end later. By
         # then the other ranks may have used up the data.
-        ending.fail(c, "RankFailed", f"rank {message.member}: {message.why}")
+        why = f"rank {message.member}: {message.why}"
+        if before := scripts.before_in_slot(c, message.member):
+            ending.fail(c, "ScriptFailed", f"{scripts.told(c, before)}; in its place {why}")
+        else:
+            ending.fail(c, "RankFailed", why)
         return
     # If a rule of the user restarts such processes, the script is not blamed for it (R55).
     script = scripts.repeated(c, message) if fails and action is None else ""

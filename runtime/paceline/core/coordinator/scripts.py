@@ -201,6 +201,20 @@ def never_replaced(c: CoordinatorState) -> list[m.RankDead]:
     ]
 
 
+def before_in_slot(c: CoordinatorState, member: MemberId) -> list[m.RankDead]:
+    """Return the script failures of a rank's slot before it, which are why the rank was started.
+
+    Args:
+        c: The state.
+        member: The rank.
+
+    Returns:
+        The failures; none if any rank can do the work of another one.
+    """
+    failures = never_replaced(c)
+    return [dead for dead in failures if dead.member[:2] == member[:2] and dead.member < member]
+
+
 def lost_slots(c: CoordinatorState) -> list[m.RankDead]:
     """Return the script failures whose slot has a rank that can never join the others.
 

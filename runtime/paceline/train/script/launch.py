@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import faulthandler
 import importlib.util
 import io
 import logging
@@ -296,12 +297,16 @@ def main(command: Sequence[str]) -> int:
     if not command:
         raise UsageError("no script to run", hint="paceline launch train.py [its arguments]")
     explain_errors(lambda *_: None)
+    if not faulthandler.is_enabled():
+        faulthandler.enable(all_threads=False)  # a crash names the line of the script
     settings = RankSettings.from_environment(os.environ)
     launched = Launched(settings)
     explain_errors(launched.engine.failed)
     try:
         return launched.run(command[0], command[1:], is_module=is_module)
-    except Exception as error:
+    except BaseException as error:
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise  # the interpreter ends by SIGINT after the latter
         # As the interpreter does it, so that the hook of the script or of torch sees the error too.
         sys.excepthook(type(error), error, error.__traceback__)
         return EXIT_FAILURE

@@ -5,8 +5,9 @@ states and missing parts, so that a hundred megabytes for a joiner never delay a
 order per pair of ranks and lane. Waiting is done in the kernel; `wake` ends a wait from any thread.
 
 Everything is sent in frames of at most PIECE_BYTES, and no socket takes a larger one. So a stranger
-that has not shown the job's key yet, or another process of this user, makes a rank hold no more
-than that per connection. Bytes that are not a message are dropped and counted
+that has not shown the job's key yet makes a rank hold no more than that per connection. Only the
+bulk lane over a socket file, which the kernel closes to other users, takes frames of
+LOCAL_PIECE_BYTES. Bytes that are not a message are dropped and counted
 (`paceline.refusals`), and the job goes on.
 """
 
@@ -47,11 +48,16 @@ POLLIN: Final = int(zmq.POLLIN)
 PIECE_BYTES: Final = 64 * 1024
 """Upper bound on a frame that is sent, in bytes. It is what the I/O thread encrypts at a time, and
 what a GO may have to wait for."""
+LOCAL_PIECE_BYTES: Final = 1024 * 1024
+"""The same on the bulk lane over a socket file. Each frame that is sent without a copy is followed
+by a message to a thread of pyzmq: 0.4 GB cost 1.3 to 1.8 s of CPU time in frames of 64 KiB, and 0.5
+to 0.9 s in these (measured)."""
 SLICE_BYTES: Final = 4 * 1024 * 1024
 """Number of bytes of a message on the bulk lane that one call of `read` puts together. The rounds
 of this rank wait for no more than that."""
-FRAME_BYTES_MAX: Final = PIECE_BYTES + 1024
-"""Upper bound on a frame that a socket accepts, in bytes; encryption adds some to a piece."""
+FRAME_MORE_BYTES: Final = 1024
+"""Number of bytes by which a frame that a socket accepts may be longer than a piece, since
+encryption adds some."""
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Upper bound on a message without its payload, in bytes: 100 times the log of a large job."""
 PARTS_MAX: Final = 4096
@@ -119,8 +125,13 @@ class PeerSockets:
         self._senders = "a process of this user" if self._key is None else "a holder of the key"
         """Description of the senders for the log: zmq reports no more about a sender."""
         self._files: list[Path] = []
-        self._fast, fast = self._bind(directory, f"{name}.f", host, UNREAD_FAST_MAX)
-        self._bulk, bulk = self._bind(directory, f"{name}.b", host, UNREAD_BULK_MAX)
+        self._piece_bytes: Final = (
+            PIECE_BYTES,
+            PIECE_BYTES if directory is None else LOCAL_PIECE_BYTES,
+        )
+        """Upper bound on a piece, for the fast and for the bulk lane."""
+        self._fast, fast = self._bind(0, directory, f"{name}.f", host, UNREAD_FAST_MAX)
+        self._bulk, bulk = self._bind(1, directory, f"{name}.b", host, UNREAD_BULK_MAX)
         self.address = msgspec.json.encode(Lanes(fast, bulk)).decode()
         self._out: dict[tuple[str, int], zmq.Socket[bytes]] = {}
         self._used: set[tuple[str, int]] = set()
@@ -148,13 +159,13 @@ class PeerSockets:
             self._watch(self._bulk, "inproc://bulk-connections")
 
     def _bind(
-        self, directory: Path | None, name: str, host: str, unread_max: int
+        self, lane: int, directory: Path | None, name: str, host: str, unread_max: int
     ) -> tuple[zmq.Socket[bytes], str]:
         socket = self._context.socket(zmq.PULL)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.RCVHWM, unread_max)
         socket.set(zmq.BACKLOG, LISTEN_BACKLOG)
-        socket.set(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        socket.set(zmq.MAXMSGSIZE, self._piece_bytes[lane] + FRAME_MORE_BYTES)
         socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         if directory is not None:
             path = directory / name
@@ -220,7 +231,7 @@ class PeerSockets:
         if len(data) <= PIECE_BYTES:
             self._socket(member, 0).send(data, copy=True)
         else:
-            self._socket(member, 0).send_multipart(_pieces([data]), copy=True)
+            self._socket(member, 0).send_multipart(_pieces([data], PIECE_BYTES), copy=True)
 
     def send_bulk(self, member: MemberId, message: PeerMessage, payload: Sequence[Bytes]) -> None:
         """Send a message with a payload on the bulk lane, in pieces. Never blocks.
@@ -240,7 +251,7 @@ class PeerSockets:
         parts = [memoryview(part).cast("B") for part in payload]
         packed = wire.pack_peer(message)
         sizes = msgspec.msgpack.encode([len(packed), *(part.nbytes for part in parts)])
-        frames: list[Bytes] = [sizes, *_pieces([packed, *parts])]
+        frames: list[Bytes] = [sizes, *_pieces([packed, *parts], self._piece_bytes[1])]
         socket = self._socket(member, 1)
         tracker = socket.send_multipart(frames, copy=False, track=True)
         assert tracker is not None, "asked for"
@@ -259,7 +270,7 @@ class PeerSockets:
             socket = self._context.socket(zmq.PUSH)
             socket.set(zmq.LINGER, 0)
             socket.set(zmq.SNDHWM, 0)
-            socket.set(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+            socket.set(zmq.MAXMSGSIZE, self._piece_bytes[lane] + FRAME_MORE_BYTES)
             socket.copy_threshold = 0  # nothing is copied, so the tracker covers all pieces
             if self._key is not None:
                 public, secret = self._key
@@ -398,9 +409,9 @@ class _TooLargeError(Exception):
     """A message is longer than any that a peer sends."""
 
 
-def _pieces(parts: Sequence[Bytes]) -> list[Bytes]:
+def _pieces(parts: Sequence[Bytes], length: int) -> list[Bytes]:
     views = [memoryview(part).cast("B") for part in parts]
-    return [v[at : at + PIECE_BYTES] for v in views for at in range(0, len(v), PIECE_BYTES)]
+    return [v[at : at + length] for v in views for at in range(0, len(v), length)]
 
 
 def _read_fast(socket: zmq.Socket[bytes]) -> ReceivedMessage:
@@ -485,24 +496,29 @@ def _put_together(pieces: Iterator[Bytes], size: int) -> Generator[int, None, By
         WireError: The pieces have another length, or there is no memory for them.
     """
     if size <= PIECE_BYTES:
-        yield size
-        return bytes(_piece(pieces, size)) if size else b""
+        parts = []
+        while size:
+            parts.append(bytes(_piece(pieces, size)))
+            size -= len(parts[-1])
+            yield len(parts[-1])
+        return b"".join(parts)
     try:
         whole = memoryview(fresh_memory(size))
     except OSError as error:
         raise WireError(f"no room for {size} bytes: {error}") from None
     at = 0
     while at < size:
-        piece = _piece(pieces, min(PIECE_BYTES, size - at))
+        piece = _piece(pieces, size - at)
         whole[at : at + len(piece)] = piece
         at += len(piece)
         yield len(piece)
     return whole
 
 
-def _piece(pieces: Iterator[Bytes], length: int) -> Bytes:
+def _piece(pieces: Iterator[Bytes], left: int) -> Bytes:
+    """Return the next piece of a part of which so many bytes are missing."""
     piece = next(pieces, None)
-    if piece is None or len(piece) != length:
+    if piece is None or not 0 < len(piece) <= left:
         raise WireError("the frames are not those that were named")
     return piece
 

@@ -3,8 +3,8 @@
 Part a: DDP on gloo with its fastest setting, the script in jobs over each transport, and a script
 of the explicit API. All of them are started once and take turns in blocks of steps, two ranks each.
 A ratio is that of the medians of a block and DDP's block in the same round. The CPU time of a step,
-summed over the ranks, stands beside it: other users of the machine change it less. The limit is a
-step without communication.
+summed over the ranks, stands beside it: other users of the machine change it less. The notes say
+which threads spend it, and how often they wait. The limit is a step without communication.
 
 Part b: a model of 100 million parameters, three ranks; one is killed and a replacement joins. The
 stall is the longest step of the others, less a usual one. The limit is a plain transfer of the
@@ -42,6 +42,8 @@ BLOCK_S: Final = 120.0
 ENDS_S: Final = 60.0
 WARM: Final = 5
 """Steps before the first block of a setting."""
+LEAST_MS: Final = 0.02
+"""CPU time of a step below which a thread is not listed."""
 JOINERS: Final = 3
 """Ranks of part b."""
 
@@ -70,6 +72,8 @@ class Block:
 
     step: float
     cpu: float
+    threads: Mapping[str, Sequence[float]]
+    """By name of a thread: its CPU time, and how often it waited, per step and rank."""
 
 
 class Side:
@@ -94,7 +98,12 @@ class Side:
         """Make steps and return the times of one."""
         found = self.order(do="steps", steps=steps, alone=alone)
         medians = [middle((b - a) / 1e6 for a, b in pairwise(rank["ends"])) for rank in found]
-        return Block(max(medians), sum(rank["cpu_ms"] for rank in found))
+        threads: dict[str, list[float]] = {}
+        for rank in found:
+            for name, costs in rank["threads"].items():
+                own = threads.setdefault(name, [0.0, 0.0])
+                own[:] = (a + b / len(found) for a, b in zip(own, costs, strict=True))
+        return Block(max(medians), sum(rank["cpu_ms"] for rank in found), threads)
 
     def end(self) -> None:
         """Let the ranks end."""
@@ -191,6 +200,7 @@ def add_rows(
     over: dict[str, float] = {}
     for name, blocks in found.items():
         out.samples[f"{load.name}, {name}"] = [(block.step, block.cpu) for block in blocks]
+        out.notes.append(f"{load.name}, {name}: {spent(blocks)}")
         if name == "alone":
             continue
         steps, cpu = [block.step for block in blocks], [block.cpu for block in blocks]
@@ -208,6 +218,20 @@ def add_rows(
     pairs = zip(found["script, shm"], found["explicit, shm"], strict=True)
     out.at_most(text, middle(a.step / b.step for a, b in pairs), BAR_EXPLICIT)
     out.notes.append(f"{load.name}: fastest setting of DDP, used by the scripts as well: {setting}")
+
+
+def spent(blocks: Sequence[Block]) -> str:
+    """Return the threads that cost most, each with its CPU time and its waits in a step."""
+    names = {name for block in blocks for name in block.threads}
+    none = (0.0, 0.0)
+    costs = {
+        name: [middle(block.threads.get(name, none)[i] for block in blocks) for i in range(2)]
+        for name in names
+    }
+    most = sorted(costs.items(), key=lambda pair: -pair[1][0])
+    return ", ".join(
+        f"{name} {cpu:.2f} ms, {waits:.1f} waits" for name, (cpu, waits) in most if cpu >= LEAST_MS
+    )
 
 
 # ---- a join ------------------------------------------------------------------------------------

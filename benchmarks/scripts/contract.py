@@ -10,11 +10,14 @@ Orders, one JSON object a line: `use` makes the model with a setting of DDP; `st
 from __future__ import annotations
 
 import json
+import re
 import resource
 import socket
+import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import IO, Any
 
 import torch
@@ -82,12 +85,43 @@ class Explicit:
 
 
 def block(train: Callable[[], None], steps: int) -> dict[str, Any]:
-    """Make some steps; return when each ended in ns, and the CPU time of a step in ms."""
-    before, ends = _cpu_s(), [time.monotonic_ns()]
+    """Make some steps; return when each ended in ns, and what a step costs.
+
+    Args:
+        train: Makes one step.
+        steps: Number of steps.
+
+    Returns:
+        The ends; the CPU time of a step in ms; and by name of a thread its CPU time in ms and how
+        often it waited, in each step.
+    """
+    threads, before, ends = _threads(), _cpu_s(), [time.monotonic_ns()]
     for _ in range(steps):
         train()
         ends.append(time.monotonic_ns())
-    return {"ends": ends, "cpu_ms": 1000 * (_cpu_s() - before) / steps}
+    cpu_ms = 1000 * (_cpu_s() - before) / steps
+    costs: dict[str, list[float]] = {}
+    for thread, (name, cpu_ns, waits) in _threads().items():
+        _, cpu_before_ns, waits_before = threads.get(thread, (name, 0, 0))
+        cost = costs.setdefault(name, [0.0, 0.0])
+        cost[0] += (cpu_ns - cpu_before_ns) / 1e6 / steps
+        cost[1] += (waits - waits_before) / steps
+    return {"ends": ends, "cpu_ms": cpu_ms, "threads": costs}
+
+
+def _threads() -> dict[str, tuple[str, int, int]]:
+    """Return by thread id its name, its CPU time in ns and how often it has waited."""
+    names = {str(t.native_id): t.name for t in threading.enumerate()}
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            name = names.get(task.name) or (task / "comm").read_text().strip()
+            cpu_ns = int((task / "schedstat").read_text().split()[0])
+            [waits] = re.findall(
+                r"\nvoluntary_ctxt_switches:\s*(\d+)", (task / "status").read_text()
+            )
+            found[task.name] = name, cpu_ns, int(waits)
+    return found
 
 
 def _cpu_s() -> float:

@@ -73,7 +73,7 @@ class Block:
     step: float
     cpu: float
     threads: Mapping[str, Sequence[float]]
-    """By name of a thread: its CPU time, and how often it waited, per step and rank."""
+    """Maps the name of a thread to its CPU time and its number of waits, per step and rank."""
 
 
 class Side:

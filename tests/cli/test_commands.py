@@ -64,6 +64,31 @@ def test_validate_accepts_a_valid_job(paceline: Any) -> None:
     assert said.code == 0
 
 
+CLAIM = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec: {}\n"
+RUNTIME = (
+    "apiVersion: paceline.dev/v1alpha1\nkind: TrainingRuntime\nmetadata: {name: r}\nspec: {}\n"
+)
+
+
+def test_validate_checks_each_job_of_a_file_and_leaves_other_kinds_out(paceline: Any) -> None:
+    wrong = JOB.replace("replicas: 4", "replcas: 4").replace("name: digits", "name: other")
+    text = f"{CLAIM}---\n{JOB}---\n{RUNTIME}---\n{wrong}"
+    said = paceline("validate", "job.yaml", job=text)
+    assert said.code == 2
+    assert "job.yaml: job digits is valid" in said
+    line = text.split("\n").index("  replcas: 4") + 1
+    assert f"line {line}" in said
+    assert "PersistentVolumeClaim" not in said
+    assert paceline("validate", "job.yaml", job=f"{CLAIM}---\n{JOB}").code == 0
+
+
+def test_validate_accepts_a_generated_name_and_checks_its_length(paceline: Any) -> None:
+    """`kubectl create` takes such a file; the API server adds five letters to the prefix."""
+    for prefix, code in (("digits-", 0), ("d" * 40, 0), ("d" * 41, 2), ("Digits-", 2)):
+        text = JOB.replace("name: digits", f"generateName: {prefix}")
+        assert paceline("validate", "job.yaml", job=text).code == code, prefix
+
+
 @pytest.mark.parametrize("command", ["validate", "run"])
 @pytest.mark.parametrize(
     ("job", "parts"),

@@ -19,17 +19,28 @@ from paceline_api.bounded import read_at_most
 from paceline_api.errors import MISSING, InvalidJobError, JobFileError, SpecError
 from paceline_api.reading.overrides import parse_override, with_overrides
 from paceline_api.reading.problems import spec_errors
-from paceline_api.reading.yaml_text import Document, Path, read_document, show_path
+from paceline_api.reading.yaml_text import (
+    Document,
+    Path,
+    read_document,
+    read_documents,
+    show_path,
+)
 from paceline_api.rules.validate import validate
 from paceline_api.runtimes.merge import RUNTIME_REF, Runtime, errors_of, merge, place_of
 from paceline_api.types.enums import RuntimeKind
+from paceline_api.types.fabric import FABRIC_KIND
 from paceline_api.types.job import API_VERSION, GROUP, KIND, TrainingJob
 
-__all__ = ["job_from_mapping", "load_job", "parse_job", "with_overrides"]
+__all__ = ["job_from_mapping", "load_job", "load_jobs", "parse_job", "with_overrides"]
 
 FILE_BYTES_MAX: Final = 1_000_000
 """Upper bound on a job file in bytes. The API server accepts no object above about 1.5 MB."""
 
+BESIDE: Final = (*RuntimeKind, FABRIC_KIND)
+"""Kinds of Paceline that a file can have beside a job."""
+GENERATED: Final = "x7k2p"
+"""Five letters in place of those that the API server adds to `metadata.generateName`."""
 SCRIPTS: Final = (".py", ".sh", ".ipynb")
 Where = Callable[[Path], str]
 
@@ -119,6 +130,63 @@ def parse_job(
     if runtime is None:
         return _checked(mapping, where)
     return _merged(mapping, runtime, where, source)
+
+
+def load_jobs(
+    file: FilePath, overrides: Iterable[str] = (), runtime: Runtime | None = None
+) -> list[TrainingJob | InvalidJobError]:
+    """Return each job of a file, which may have several documents, as `kubectl create` takes it.
+
+    Documents of other kinds, such as the claim of a job, are left out. A job with
+    `metadata.generateName` has a name as the API server would make it. A file that is not YAML, or
+    has no job, raises JobFileError.
+
+    Args:
+        file: Path of the file.
+        overrides: Changes of single fields of every job, as `path=value`.
+        runtime: Runtime to merge each job with; None leaves a job as it is.
+
+    Returns:
+        The valid jobs, and the errors of the others, in the order of the file.
+
+    Raises:
+        InvalidJobError: A key appears twice.
+    """
+    text = text_of(file, "give the path of a YAML file with a TrainingJob")
+    try:
+        documents = read_documents(text, source=file.name)
+    except SpecError as error:
+        raise InvalidJobError([error]) from None
+    jobs = [each for each in documents if not _is_beside(each.data)] or documents
+    overrides = tuple(overrides)
+    found: list[TrainingJob | InvalidJobError] = []
+    for document in jobs:
+        mapping = _named(with_overrides(document.data, overrides))
+        where = finder(document, file.name, overrides)
+        try:
+            if runtime is None:
+                found.append(_checked(mapping, where))
+            else:
+                found.append(_merged(mapping, runtime, where, file.name))
+        except InvalidJobError as error:
+            found.append(error)
+    return found
+
+
+def _is_beside(mapping: Mapping[str, Any]) -> bool:
+    """Return True for an object of another kind, in a file that may have jobs beside it."""
+    kind = mapping.get("kind")
+    return _is_of_another(kind, mapping.get("apiVersion")) or kind in BESIDE
+
+
+def _named(mapping: dict[str, Any]) -> dict[str, Any]:
+    metadata = mapping.get("metadata")
+    if not isinstance(metadata, dict) or metadata.get("name") is not None:
+        return mapping
+    prefix = metadata.get("generateName")
+    if not isinstance(prefix, str):
+        return mapping
+    return {**mapping, "metadata": {**metadata, "name": prefix + GENERATED}}
 
 
 def job_from_mapping(mapping: Mapping[str, Any], runtime: Runtime | None = None) -> TrainingJob:

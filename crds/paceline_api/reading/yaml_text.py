@@ -99,6 +99,22 @@ class Document:
 
 def read_document(text: str, *, source: str) -> Document:
     """Return the one mapping in `text`; raise JobFileError, or SpecError for a repeated key."""
+    nodes = _nodes(text, source)
+    if len(nodes) > 1:
+        line = nodes[1].start_mark.line + 1
+        raise JobFileError(
+            f"{source}: holds {len(nodes)} documents, the second one from line {line} on",
+            hint="put each job into a file of its own; `paceline validate` checks such a file",
+        )
+    return _document(nodes[0], text, source)
+
+
+def read_documents(text: str, *, source: str) -> list[Document]:
+    """Return the mappings in `text`, at least one; errors are as in `read_document`."""
+    return [_document(node, text, source) for node in _nodes(text, source)]
+
+
+def _nodes(text: str, source: str) -> list[yaml.Node]:
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=_Loader) if not _is_empty(node)]
     except _TooLargeError:
@@ -111,19 +127,17 @@ def read_document(text: str, *, source: str) -> Document:
         raise JobFileError(
             f"{source}: is empty", hint="start with apiVersion, kind, metadata and spec"
         )
-    if len(nodes) > 1:
-        line = nodes[1].start_mark.line + 1
+    return nodes
+
+
+def _document(node: yaml.Node, text: str, source: str) -> Document:
+    if not isinstance(node, yaml.MappingNode):
         raise JobFileError(
-            f"{source}: holds {len(nodes)} documents, the second one from line {line} on",
-            hint="put each job into a file of its own",
-        )
-    if not isinstance(nodes[0], yaml.MappingNode):
-        raise JobFileError(
-            f"{source}: is not a mapping but {_kind_of(nodes[0])}",
+            f"{source}: is not a mapping but {_kind_of(node)}",
             hint="start with apiVersion, kind, metadata and spec, each on a line of its own",
         )
     reader = _Reader(source, len(text))
-    return Document(reader.mapping(nodes[0], ()), reader.lines)
+    return Document(reader.mapping(node, ()), reader.lines)
 
 
 def read_value(text: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from msgspec import Struct
 from paceline_api.errors import EXIT_BAD_INPUT, InvalidJobError, PacelineError, SpecError
-from paceline_api.reading.load import load_job
+from paceline_api.reading.load import load_jobs
 from paceline_api.types.job import TrainingJob
 
 from paceline.cli.choice import Where, cluster
@@ -58,17 +58,32 @@ def validate(
     where: Where,
     output: FormatOption = None,
 ) -> int:
-    """Check a job file and report each error with its field and a hint."""
+    """Check each job of a file and report each error with its field and a hint."""
     try:
-        job = load_job(file, overrides or [], runtime_of(runtime))
+        jobs = load_jobs(file, overrides or [], runtime_of(runtime))
     except PacelineError as error:
         if output is None:
             raise
-        wrong = Checked(file=str(file), valid=False, errors=tuple(_findings(error)))
-        print_data(wrong, output)
+        print_data(Checked(file=str(file), valid=False, errors=tuple(_findings(error))), output)
         return error.exit_code
-    if against_cluster:
-        return _ask_cluster(job, file, where, output)
+    code = 0
+    for job in jobs:
+        if isinstance(job, TrainingJob):
+            found = (
+                _ask_cluster(job, file, where, output)
+                if against_cluster
+                else _say_valid(job, file, runtime, output)
+            )
+        else:
+            wrong = Checked(file=str(file), valid=False, errors=tuple(_findings(job)))
+            if not is_printed_as_data(wrong, output):
+                say(job.render(), to_stderr=True)
+            found = job.exit_code
+        code = code or found
+    return code
+
+
+def _say_valid(job: TrainingJob, file: Path, runtime: Path | None, output: Format | None) -> int:
     warnings = tuple(_warnings(job, file))
     right = Checked(file=str(file), valid=True, job=job.metadata.name, warnings=warnings)
     if is_printed_as_data(right, output):

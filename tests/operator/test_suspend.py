@@ -9,7 +9,7 @@ from paceline_operator.core.decide.suspend import suspend
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.reconcile import reconcile
 
-from testing.fake_cluster.observations import NOW, RUNNING, job_of, training
+from testing.fake_cluster.observations import NOW, RUNNING, job_of, training, worker
 
 START = timestamp(NOW - 100)
 
@@ -34,6 +34,22 @@ def test_a_resumed_job_gets_its_pods_at_once() -> None:
     assert changes.events == ()
     killed = reconcile(job_of(RUNNING, checkpoint={"path": "/c"}), Observed(), NOW)
     assert killed.workers == (), "here the coordinator is asked first"
+
+
+def test_pods_that_a_suspension_deletes_are_not_lost_workers() -> None:
+    """They may take their grace period, and the job may be resumed before it is over."""
+    suspended = {"type": "Suspended", "status": "False", "reason": "Resumed"}
+    ring = {"type": "RingReady", "status": "False", "reason": "SuspendedBySpec"}
+    at = {"lastTransitionTime": START}
+    status = RUNNING | {"highestAttempt": 2, "conditions": [suspended | at, ring | at]}
+    job = job_of(status, checkpoint={"path": "/c"})
+    for created_s, count in ((NOW - 200, 0), (NOW - 50, 2)):
+        pods = [worker(slot, deleting=True, created_s=created_s) for slot in range(2)]
+        changes = reconcile(job, Observed(pods=tuple(pods)), NOW)
+        assert len(changes.workers) == 2
+        replaced = [event for event in changes.events if event.reason == "RankReplaced"]
+        assert len(replaced) == count, "one that is deleted after the resumption is lost"
+        assert changes.replaced == count
 
 
 def test_suspension_waits_for_a_checkpoint_only_with_a_coordinator() -> None:

@@ -101,6 +101,13 @@ class Job:
         return ring is not None and ring.get("reason") == Reason.SUSPENDED_BY_SPEC
 
     @property
+    def resumed_s(self) -> float:
+        """Time at which the job was resumed, in seconds since the epoch; 0.0 if it never was."""
+        condition = self.condition(ConditionType.SUSPENDED) or {}
+        is_over = condition.get("reason") == Reason.RESUMED
+        return (seconds_of(condition.get("lastTransitionTime")) or 0.0) if is_over else 0.0
+
+    @property
     def has_started(self) -> bool:
         """Return True if a membership of the present pods has been observed."""
         return self.start_s is not None and not self.set_aside

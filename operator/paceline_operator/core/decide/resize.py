@@ -175,6 +175,9 @@ def _fill(
         if old and old.uid in replaced:
             why, avoid, cause = replaced[old.uid]
             verdict = backoff.Verdict(cause, why, now_s, 0)
+        if old and old.deleting and old.created_s < job.resumed_s:
+            # The suspension has deleted it; nobody lost a worker.
+            verdict = backoff.Verdict(Cause.NEW, "the job was resumed", now_s, 0)
         if verdict.due_s > now_s:
             made.look(verdict.due_s)
             made.waiting.append(f"{verdict.why}; its slot waits {verdict.due_s - now_s:.0f} s")

@@ -8,7 +8,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from msgspec.structs import replace
-from paceline.core.protocol.places import END, Act, Path, Spot
+from paceline.core.protocol.log import is_slot_0
+from paceline.core.protocol.places import Act, Path, Spot
 from paceline.core.protocol.records import BACKWARD, DataPlan, Go, Operation
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import Main
@@ -63,6 +64,7 @@ class Copied(NamedTuple):
     model: Sum
     done: Spot
     spot: Spot
+    ended: bool
     kept: dict[Spot, Sum]
 
 
@@ -73,8 +75,6 @@ class Values:
     of: dict[Spot, dict[SimRank, Sum]] = field(default_factory=dict)
     loaded: list[Spot] = field(default_factory=list)
     """Spots at which a rank loaded the state of a donor."""
-    ended: dict[int, int] = field(default_factory=dict)
-    """Slot -> number of scripts that reached their end."""
     models: dict[Spot, tuple[SimRank, Sum]] = field(default_factory=dict)
     """Weights behind each backward pass, and the first rank that had them."""
     model_of: dict[Label, int] = field(default_factory=dict)
@@ -85,6 +85,8 @@ class Values:
     """Number of averages that were taken by ranks that were late."""
     divisors: set[float] = field(default_factory=set)
     """Divisors of all steps (S17.4)."""
+    saved: list[Sum] = field(default_factory=list)
+    """Weights of each script of slot 0 at its end, where it would save them."""
 
     def check(self, spot: Spot, result: Sum, rank: SimRank) -> None:
         """Check that an operation returns on this rank what it returned elsewhere.
@@ -166,6 +168,8 @@ class ScriptRank(SimRank):
                     for _ in range(world.calls_in_pass):
                         yield from self.operation("all_gather", samples=0, opens=False)
             self.path.end_pass()
+            if act is Act.SKIP:
+                yield from self.take_last_state()
 
     def backward(self, world: ScriptWorld, which: int) -> Program:
         """Make backward pass `which` of a batch. All segments but the last are handed over."""
@@ -269,6 +273,15 @@ class ScriptRank(SimRank):
         self.values.check(here, result, self)
         self.path.made()
 
+    def take_last_state(self) -> Program:
+        """Load the last state behind the last pass (S14)."""
+        here = self.path.here
+        while (act := self.path.behind_pass()) is Act.ASK:
+            yield "need", None
+        if act is Act.LOAD:
+            self.load()
+            self.path.repeat_from(here)
+
     def load(self) -> None:
         """Load the donor's state at the spot where it was taken."""
         assert self.copied is not None
@@ -303,7 +316,8 @@ class ScriptRank(SimRank):
         try:
             what, *words = self.script.send(value)
         except StopIteration:
-            self.values.ended[self.me.slot] = self.values.ended.get(self.me.slot, 0) + 1
+            if is_slot_0(self.me):
+                self.values.saved.append(dict(self.model))
             self.post(ev.Finish())
             return
         if what == "sleep":
@@ -361,7 +375,7 @@ class ScriptRank(SimRank):
                 assert isinstance(copied, Copied)
                 if not self.state.follows:
                     self.weights, self.copied = dict(copied.weights), copied
-                    self.path.state = copied.spot
+                    self.path.state, self.path.is_final = copied.spot, copied.ended
                 else:
                     self.path.follows, self.path.state = True, None
                     self.model = dict(copied.model)
@@ -404,9 +418,10 @@ class ScriptRank(SimRank):
         operation = self.state.operation
         assert operation is not None or self.state.main is Main.DONE
         assert self.model == self.weights, f"{self.me} sends a state in the middle of a step"
-        spot = END if operation is None else Spot(operation.place, operation.number)
         path = self.path
-        return Copied(dict(self.weights), dict(self.model), path.done, spot, dict(path.kept))
+        spot = path.here if operation is None else Spot(operation.place, operation.number)
+        ended, kept = operation is None, dict(path.kept)
+        return Copied(dict(self.weights), dict(self.model), path.done, spot, ended, kept)
 
 
 class ScriptSimulation(Simulation):
@@ -428,6 +443,15 @@ class ScriptSimulation(Simulation):
             left = rank.state.pending
             assert left.empty, f"{rank.me} ends with {left.steps} and {left.drops} pending"
 
+    def check_slot_0(self) -> None:
+        """Check that the script of slot 0 ended with the final weights (the fifth property)."""
+        assert isinstance(self.world, ScriptWorld)
+        saved, final = self.values.saved, self.finished[0].weights
+        if not saved:
+            raise self._broken("S14: complete, and the script of slot 0 has not ended")
+        if saved[-1] != final and not self.world.uneven:
+            raise self._broken(f"S14: slot 0 saved {saved[-1]}, and the weights are {final}")
+
 
 def run_script(world: ScriptWorld, seed: int, what: list[Fault]) -> ScriptSimulation:
     """Run one history to its end; raises BrokenPromiseError with its story if a promise breaks."""
@@ -438,4 +462,5 @@ def run_script(world: ScriptWorld, seed: int, what: list[Fault]) -> ScriptSimula
     if sim.finished:
         sim.checkers.at_end()
         sim.check_accounts()
+        sim.check_slot_0()
     return sim

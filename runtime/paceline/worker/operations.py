@@ -23,7 +23,7 @@ from paceline.clock import now_ns
 from paceline.core.messages import StateTransfer
 from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
-from paceline.core.protocol.places import END, Path, Spot
+from paceline.core.protocol.places import Path, Spot
 from paceline.core.protocol.records import Go, Operation
 from paceline.core.rank import events as ev
 from paceline.transport.base import HOST, Transport
@@ -320,7 +320,6 @@ class ScriptThread(CommThread):
             The header and the buffers.
         """
         operations, operation = self.operations, self.machine.state.operation
-        spot = END if operation is None else Spot(operation.place, operation.number)
         is_awaited = {to, *state.onward} <= set(self.machine.state.log.active)
         take = as_is if is_awaited else as_tensor
         encoder: Encoder[torch.Tensor] = Encoder(as_tensor)
@@ -329,10 +328,16 @@ class ScriptThread(CommThread):
                 [list(at), r.name, *r[1:3], encoder.encode(r.sums, "a kept result")]
                 for at, r in operations.path.kept.items()
             ]
-            done = list(operations.path.done)
+            done, here = list(operations.path.done), operations.path.here
         script, tensors = operations.read_state()
-        first = len(encoder.buffers)
-        header = {"spot": list(spot), "done": done, "kept": kept, "first": first, "script": script}
+        header = {
+            "spot": list(here if operation is None else (operation.place, operation.number)),
+            "ended": operation is None,
+            "done": done,
+            "kept": kept,
+            "first": len(encoder.buffers),
+            "script": script,
+        }
         buffers = [*encoder.buffers, *(take(each) for each in tensors)]
         return [json.dumps(header).encode(), *(bytes_of(each) for each in buffers)]
 
@@ -346,7 +351,7 @@ class ScriptThread(CommThread):
             if self.machine.state.follows:
                 path.follows, path.state = True, None
             else:
-                path.state = Spot(*told["spot"])
+                path.state, path.is_final = Spot(*told["spot"]), bool(told["ended"])
             for at, name, contributors, missing, sums in told["kept"]:
                 found = decoder.decode(sums, HOST)
                 path.kept[Spot(*at)] = Result(found, contributors, missing, name)

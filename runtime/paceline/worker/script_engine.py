@@ -282,7 +282,10 @@ class ScriptEngine(Engine):
         self._call(ev.Need())
 
     def load(self) -> None:
-        """Load the donor's state into the script, which goes on where the donor was."""
+        """Load the donor's state into the script, which goes on where the donor was.
+
+        If the script of the donor has ended, the caller says where this one goes on.
+        """
         with self.operations.lock:
             received = self.operations.received
             self.operations.path.load()

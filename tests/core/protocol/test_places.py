@@ -7,9 +7,12 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.core.protocol.places import BEFORE, END, Act, Path, Spot
+from paceline.core.protocol.places import BEFORE, Act, Path, Spot
 
 from testing.simulation.histories import bounded
+
+LAST = Spot(2, 5)
+"""Where the script of a donor has ended."""
 
 
 def follower(here: Spot, *, done: Spot = BEFORE, state: Spot | None = None) -> Path[str]:
@@ -39,8 +42,8 @@ def test_even_places_are_points(place: int) -> None:
         (Spot(0, 2), Spot(0, 2), Spot(0, 3), Act.LOST),
         (Spot(2, 0), Spot(2, 4), Spot(2, 5), Act.LOST),
         (Spot(0, 3), Spot(0, 1), Spot(0, 2), Act.LOST),
-        (Spot(2, 0), Spot(2, 4), END, Act.LOST),
-        (Spot(0, 1), Spot(2, 4), END, Act.REPEAT),
+        (Spot(2, 0), Spot(2, 4), LAST, Act.LOST),
+        (Spot(0, 1), Spot(2, 4), LAST, Act.REPEAT),
     ],
 )
 def test_an_operation_of_a_script_that_follows(
@@ -55,7 +58,7 @@ def test_an_operation_of_a_script_that_follows(
         (1, Spot(2, 0), None, Act.SKIP),
         (1, Spot(3, 5), Spot(3, 6), Act.SKIP),
         (1, Spot(1, 4), Spot(2, 0), Act.SKIP),
-        (1, Spot(2, 4), END, Act.SKIP),
+        (1, Spot(2, 4), LAST, Act.SKIP),
         (1, BEFORE, None, Act.ASK),
         (1, Spot(0, 1), None, Act.ASK),
         (1, Spot(1, 4), None, Act.ASK),
@@ -118,9 +121,9 @@ class Program:
 
     @property
     def spots(self) -> list[Spot]:
-        """All operations in order, and the end."""
+        """All operations in order, and the one that would come next."""
         here = [Spot(place, n) for place, count in enumerate(self.counts) for n in range(count)]
-        return [*here, END]
+        return [*here, Spot(len(self.counts) - 1, self.counts[-1])]
 
 
 @st.composite
@@ -152,6 +155,7 @@ class Follower:
             self.path.completed(spot, spot, keep=spot not in self.unkept)
         self.at = target
         self.path.state = spots[target] if has_state else None
+        self.path.is_final = target == len(spots) - 1
 
     def _load(self) -> None:
         self.loaded = self.path.state
@@ -201,6 +205,13 @@ class Follower:
                 self.made.append(self.path.here)
                 self.path.made()
         self.path.end_pass()
+        if act is Act.SKIP:
+            here = self.path.here
+            while (behind := self.path.behind_pass()) is Act.ASK:
+                self._advance(has_state=True)
+            if behind is Act.LOAD:
+                self._load()
+                self.path.repeat_from(here)
         return act
 
 
@@ -219,6 +230,8 @@ def test_a_follower_makes_what_the_job_has_not_completed_and_nothing_twice(
     assert rank.made == program.spots[rank.at : -1]
     if rank.made:
         assert rank.loaded == rank.made[0]
+    elif len(program.counts) > 1:
+        assert rank.loaded == program.spots[-1], "what it saves is not the last state"
     whole = {spot.place for spot in rank.made if not spot.is_at_point}
     assert not whole & set(rank.skipped)
 
@@ -238,3 +251,39 @@ def test_a_follower_is_lost_at_the_first_result_that_was_not_kept(
         assert not rank.made
     else:
         assert not missing
+
+
+def test_a_script_loads_the_last_state_behind_the_last_pass_and_repeats_what_follows() -> None:
+    """What it writes there would otherwise be the weights of its first copy (S14)."""
+    path = follower(Spot(0, 2), done=Spot(2, 1))
+    path.kept |= {Spot(2, 0): "third", Spot(2, 1): "fourth"}
+    assert path.begin_pass() is Act.SKIP
+    path.end_pass()
+    assert path.behind_pass() is Act.ASK
+    path.state, path.is_final = Spot(2, 2), True
+    assert path.behind_pass() is Act.LOAD
+    path.load()
+    path.repeat_from(Spot(2, 0))
+    for _ in range(2):
+        assert path.operation() is Act.REPEAT
+        path.made()
+    assert path.operation() is Act.TAKE_PART
+
+
+@pytest.mark.parametrize(
+    ("done", "state", "is_final", "act"),
+    [
+        (Spot(3, 0), None, False, Act.GO_ON),
+        (Spot(2, 0), Spot(3, 0), False, Act.GO_ON),
+        (Spot(2, 0), Spot(2, 1), False, Act.GO_ON),
+        (Spot(4, 0), Spot(4, 1), True, Act.GO_ON),
+        (Spot(2, 0), None, False, Act.ASK),
+        (Spot(2, 0), Spot(2, 1), True, Act.LOAD),
+    ],
+)
+def test_a_script_asks_behind_a_pass_only_if_the_pass_may_be_the_last(
+    done: Spot, state: Spot | None, *, is_final: bool, act: Act
+) -> None:
+    path = follower(Spot(2, 0), done=done, state=state)
+    path.is_final = is_final
+    assert path.behind_pass() is act

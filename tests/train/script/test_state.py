@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from paceline.core.protocol.places import BEFORE
 from paceline.train.script.state import States
 from paceline.worker.operations import ScriptState
 from paceline.worker.peer_sockets import Bytes
@@ -57,7 +58,7 @@ class Process:
         ddp = SimpleNamespace(
             module=self.model, modules=self.model.modules, parameters=self.model.parameters
         )
-        passes: Any = SimpleNamespace(training=set(), epochs={}, cursors={}, steps=0)
+        passes: Any = SimpleNamespace(training=set(), epochs={}, cursors={}, steps=0, step_at=BEFORE)
         models: Any = SimpleNamespace(adopted=[ddp], spans={})
         engine: Any = SimpleNamespace(waits=[False, 0, 0], set_waits=list)
         self.states = States(engine, models, passes)

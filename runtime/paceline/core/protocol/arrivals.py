@@ -287,7 +287,8 @@ class Arrivals:
         if self._notable or self.ready:
             return True
         # If all loops have ended, this round ends the job.
-        return not self.log.plan.ends and self.done == len(self.log.active)
+        ended = not self.log.plan.ends and self.done == len(self.log.active)
+        return ended and self.log.may_end_with(self.last)
 
     @property
     def anybody_near(self) -> bool:

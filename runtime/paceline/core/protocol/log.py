@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
@@ -54,6 +54,11 @@ round counts as one update."""
 RECENT_MAX: Final = 256
 """Upper bound on the records that are kept for members that are behind. More generations without a
 round in between are an error."""
+
+
+def is_slot_0(member: MemberId) -> bool:
+    """Return True if this is the rank that a script knows as rank 0."""
+    return member.slot == member.local == 0
 
 
 def chain(digest: str, record: Record) -> str:
@@ -99,6 +104,8 @@ class Log:
     """Lowest rank whose script has ended the job with `pl.stop`; None if none has."""
     stopped: bool = False
     """True if this version is the final one (R17)."""
+    slot_0_ended: bool = False
+    """True once a script of slot 0 has ended, which writes what the job leaves behind (S14)."""
     started: int = 0
     """Version with which the job's first generation began, 0 or a checkpoint's, plus one for each
     void round since (R32)."""
@@ -221,7 +228,7 @@ class Log:
             return self.deal.exhausted(self.plan)
         if self.plan.steps:
             return self.steps >= self.plan.steps
-        return len(self.done) == len(self.active)
+        return len(self.done) == len(self.active) and self.may_end_with(())
 
     @property
     def publisher(self) -> MemberId:
@@ -423,13 +430,25 @@ class Log:
             return self.steps + self._steps_of(go) >= self.plan.steps
         made = self.read(go)
         if not self.plan.samples:
-            more = [s for s in go.listed if s.done and s.member not in self.done]
-            return len(self.done) + len(more) == len(self.active) and not go.admitted
+            more = [s.member for s in go.listed if s.done and s.member not in self.done]
+            all_ended = len(self.done) + len(more) == len(self.active) and not go.admitted
+            return all_ended and self.may_end_with(more)
         if any(benched.leases for benched in go.benched):
             return False
         gone = len(made.leases) + sum(len(s.leases) for s in go.listed)
         gone += sum(len(drop.leases) for s in go.listed for drop in s.drops)
         return self.deal.exhausted(self.plan, but_for=gone)
+
+    def may_end_with(self, ended: Iterable[MemberId]) -> bool:
+        """Return True if a job whose loops have all ended may end: slot 0's script has (S14).
+
+        Args:
+            ended: Ranks that report the end of their loops in this round.
+
+        Returns:
+            False in a job of a script if slot 0 was lost and no replacement has come to the end.
+        """
+        return not self.plan.script or self.slot_0_ended or any(map(is_slot_0, ended))
 
     def _steps_of(self, go: Go) -> Fraction:
         if go.operation is not None and go.operation.is_call:
@@ -470,7 +489,7 @@ class Log:
         if gen.plan is not None:
             self.plan, self.version, self.started = gen.plan, gen.version, gen.version
             self.stopping, self.done, self.resting, self.heard = False, frozenset(), frozenset(), {}
-            self.stopped_by = None
+            self.stopped_by, self.slot_0_ended = None, False
             self.owing, self.step_at, self.settles = frozenset(), None, False
             self.upto, self.usual = {}, {}
             self.updated.clear()
@@ -615,6 +634,7 @@ class Log:
             self.resting = self.resting.difference(s.member for s in listed) | rests
         if done or self.done:
             self.done = self.done.difference(s.member for s in listed) | done
+            self.slot_0_ended = self.slot_0_ended or any(map(is_slot_0, done))
 
     def _append_share(self, share: Share, *, is_call: bool) -> None:
         member = share.member
@@ -697,6 +717,7 @@ class Log:
             request=self.request,
             stopping=self.stopping,
             stopped_by=self.stopped_by,
+            slot_0_ended=self.slot_0_ended,
             started=self.started,
             next_lease=self.deal.next,
             pool=tuple(sorted(self.deal.pool)),
@@ -743,6 +764,7 @@ class Log:
             request=s.request,
             stopping=s.stopping,
             stopped_by=s.stopped_by,
+            slot_0_ended=s.slot_0_ended,
             started=s.started,
             deal=Deal(
                 next=s.next_lease,

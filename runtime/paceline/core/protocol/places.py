@@ -34,8 +34,6 @@ class Spot(NamedTuple):
 
 BEFORE: Final = Spot(-1, 0)
 """Spot before the first operation."""
-END: Final = Spot(2**31, 0)
-"""Spot of a script that has ended."""
 
 
 class Act(StrEnum):
@@ -52,6 +50,9 @@ class Act(StrEnum):
     by the state."""
     LOAD = "load"
     """Load the state that was received, then take part."""
+    GO_ON = "go on"
+    """Go on from the end of a pass that is over: the others have made operations behind the point
+    that follows, so a state comes later."""
     ASK = "ask"
     """Wait until the rank is active and has the state, then decide again."""
     LOST = "lost"
@@ -71,14 +72,22 @@ class Path(Generic[T]):
     kept: dict[Spot, T] = field(default_factory=dict)
     """Results of operations at points."""
     state: Spot | None = None
-    """Operation in which the donor waited when it sent its state; None before it has come."""
+    """Operation in which the donor waited when it sent its state, or which would have been its next
+    one if its script has ended; None before the state has come."""
+    is_final: bool = False
+    """True if the script of the donor has ended, so that `state` is its last one (S14)."""
+    repeats_to: Spot = BEFORE
+    """Operation up to which the script repeats kept results though it has the state: those behind
+    the last pass, where it has loaded the state of a script that has ended."""
     skips: bool = False
     """True while the script goes through a pass that is over."""
 
     def operation(self) -> Act:
         """Return what the script does now that it has come to its next operation."""
         if not self.follows:
-            return Act.TAKE_PART
+            if self.here >= self.repeats_to:
+                return Act.TAKE_PART
+            return Act.REPEAT if self.here in self.kept else Act.LOST
         if self.skips:
             return Act.ALONE
         if self.state == self.here:
@@ -111,10 +120,30 @@ class Path(Generic[T]):
         self.skips = False
         self.here = Spot(self.here.place + 1, 0)
 
+    def behind_pass(self) -> Act:
+        """Return what the script does behind a pass that is over and that it has left (S14).
+
+        What it writes behind its last pass has to be the last state. So it asks for the state where
+        the job is known to have come no farther than the point that follows.
+        """
+        if not self.follows:
+            return Act.GO_ON
+        if self.state is None:
+            return Act.GO_ON if self.done.place > self.here.place else Act.ASK
+        return Act.LOAD if self.is_final and self.state.place == self.here.place else Act.GO_ON
+
     def load(self) -> None:
         """Go on where the donor was: the state is loaded."""
         assert self.state is not None
         self.here, self.state, self.follows = self.state, None, False
+
+    def repeat_from(self, spot: Spot) -> None:
+        """Go back to `spot` after the last state was loaded, and repeat what the others did then.
+
+        Args:
+            spot: Operation that the script makes next.
+        """
+        self.repeats_to, self.here = self.here, spot
 
     def made(self) -> None:
         """Count the operation that the script has made, or repeated."""

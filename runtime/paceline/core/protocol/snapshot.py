@@ -102,6 +102,7 @@ class LogSnapshot(Struct, frozen=True):
     step_at: tuple[int, int] | None = None
     settles: bool = False
     after_gen: bool = True
+    slot_0_ended: bool = False
 
 
 class Kept(Struct, frozen=True):

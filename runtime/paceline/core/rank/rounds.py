@@ -113,7 +113,8 @@ def _kind(rank: RankState) -> AnnounceKind | None:
     """Return what this rank may announce now; None for nothing."""
     parked = rank.main in (Main.PARKED, Main.WANT)
     if not rank.is_active:
-        ready = (parked and not rank.draining) or rank.stops
+        ended = rank.follows and rank.main is Main.DONE  # on its way to where the others are (S14)
+        ready = ((parked or ended) and not rank.draining) or rank.stops
         return AnnounceKind.READY if ready else None
     if rank.under_way == rank.log.version:
         return AnnounceKind.ARRIVE
@@ -471,9 +472,11 @@ def after_commit(rank: RankState, go: Go) -> None:
 
 
 def _serve_admitted(rank: RankState, go: Go) -> None:
-    """Let the lowest rank with the script's state send it to those that GO has made active (S3)."""
-    has_state = set(rank.log.with_state)
-    if next((m for m in rank.log.active if m in has_state), None) == rank.me:
+    """Let one rank with the script's state send it to those that GO has made active (S3)."""
+    log, has_state = rank.log, set(rank.log.with_state)
+    # A script that has ended before the others has an older state than theirs.
+    donors = sorted((m in log.done, m) for m in log.active if m in has_state)
+    if donors and donors[0][1] == rank.me:
         rank.serve.update(dict.fromkeys(go.admitted, rank.log.version))
 
 

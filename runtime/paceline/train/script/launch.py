@@ -16,7 +16,7 @@ from importlib.abc import InspectLoader
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 from paceline_api.errors import EXIT_FAILURE
 from paceline_api.types.enums import Mode
@@ -37,6 +37,11 @@ from paceline.worker.operations import ScriptState
 from paceline.worker.script_engine import LeftBehindError, ScriptEngine
 
 log = logging.getLogger("paceline.rank")
+
+STEP_HINT: Final = (
+    "a loop without a DataLoader says `while (step := paceline.step()) < steps:` at its top, so "
+    "that a rank that joins knows where to begin"
+)
 
 
 class Launched:
@@ -153,18 +158,32 @@ class Launched:
             if self.engine.was_active:
                 sys.stderr.write(f"paceline: {error}; this rank starts its script again\n")
                 return EXIT_AGAIN
-            # Another start would end here as well, so the job goes on without this slot, unless
-            # it needs the slot: a script has failed there.
-            sys.stderr.write(
-                f"paceline: this rank cannot join: {error}; hint: a loop without a DataLoader "
-                "says `step = paceline.step()` at its top, so that a rank that joins knows where "
-                "to begin\n"
-            )
-            self.engine.end(outside=True)
-            return 0
+            return self._stay_outside(error)
         except DismissedError:
             return 0
+        finally:
+            self.passes.is_over = True
         return self._end()
+
+    def _stay_outside(self, error: LeftBehindError) -> int:
+        """Let the job go on without this slot: another start of the script would end here as well.
+
+        Returns:
+            The exit code of this process.
+
+        Raises:
+            UsageError: This is slot 0, without which the job would save nothing (S14).
+        """
+        if self.slot == 0:
+            raise UsageError(
+                f"rank 0, which writes what the script saves, was lost, and its replacement cannot "
+                f"join: {error}",
+                hint=STEP_HINT,
+            )
+        sys.stderr.write(f"paceline: this rank cannot join: {error}; hint: {STEP_HINT}\n")
+        # The job goes on, unless it needs the slot: a script has failed there.
+        self.engine.end(outside=True)
+        return 0
 
     def _end(self) -> int:
         if not self._started:

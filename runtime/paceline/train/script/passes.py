@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.core.protocol.places import Act, Path, Spot
+from paceline.core.protocol.places import BEFORE, Act, Path, Spot
 from paceline.worker.script_engine import LeftBehindError, ScriptEngine
 
 _ITER: Final = DataLoader.__iter__
@@ -166,6 +166,10 @@ class Passes:
         """Iteration that is a pass; None at a point."""
         self.steps = 0
         """Backward passes that were averaged: what `pl.step` returns."""
+        self.step_at = BEFORE
+        """Operation that came next when the script last asked for the number of its step."""
+        self.is_over = False
+        """True once the script has ended: iterations that it has left open mean nothing more."""
         self.on_skipped: Callable[[], None] = lambda: None
         """Called after a pass that this rank has made alone."""
         self._counts = False
@@ -271,8 +275,18 @@ class Passes:
             self._pass = None
             if skipped:
                 self.on_skipped()
+                self._take_last_state()
         if iteration in self._open:
             self._open.remove(iteration)
+
+    def _take_last_state(self) -> None:
+        """Load the last state behind the last pass: what the script saves has to be that (S14)."""
+        here = self._path.here
+        while (act := self._path.behind_pass()) is Act.ASK and not self.is_over:
+            self._engine.ask()
+        if act is Act.LOAD:
+            self._engine.load()
+            self._path.repeat_from(here)
 
     def before_backward(self) -> bool:
         """Note that a backward pass has begun whose gradients will be averaged.
@@ -325,6 +339,9 @@ class Passes:
             while self._path.state is None:
                 self._engine.ask()
             self._engine.load()
+            if self._path.is_final:
+                self._path.repeat_from(self.step_at)
+        self.step_at = self._path.here
         return self.steps
 
     def samples(self) -> int:

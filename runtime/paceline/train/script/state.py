@@ -90,6 +90,7 @@ class States:
             "cursors": sorted(passes.cursors.items()),
             "steps": passes.steps,
             "waits": self._engine.waits,
+            "step_at": list(passes.step_at),
             "spans": sorted((index, list(spot)) for index, spot in self._models.spans.items()),
         }
         return header, encoder.buffers
@@ -128,6 +129,7 @@ class States:
         self._passes.cursors = {int(number): int(n) for number, n in header["cursors"]}
         self._passes.steps = header["steps"]
         self._engine.set_waits(header["waits"])
+        self._passes.step_at = Spot(*header["step_at"])
         for index, model in enumerate(header["models"][: len(self._models.adopted)]):
             self._load_tensors(decoder, model, index)
         own = self._find()

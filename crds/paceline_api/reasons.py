@@ -84,6 +84,10 @@ class Reason(_Told):
         "ScriptStuck",
         "The script of a rank that the message names has not come back to step() for long.",
     )
+    WAITING_FOR_RANK_0 = (
+        "WaitingForRank0",
+        "All scripts have ended but that of rank 0, which was lost; its replacement has to save.",
+    )
     SAMPLES_SKIPPED = (
         "SamplesSkipped",
         "The script took samples from the loader and made no step of them.",
@@ -245,6 +249,10 @@ class Reason(_Told):
     )
     RUNTIME_BROKEN = "RuntimeBroken", "A defect of Paceline itself; the message is for a report."
     STATE_LOST = "StateLost", "All ranks are gone and there is no checkpoint."
+    RANK_0_LOST = (
+        "Rank0Lost",
+        "Rank 0, which writes what a script saves, was lost before its end and did not come back.",
+    )
     RESUMED_FROM_CHECKPOINT = (
         "ResumedFromCheckpoint",
         "The job went on from its last checkpoint: all ranks were gone, or it was suspended.",

@@ -65,7 +65,7 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         *(Reason.ANSWER_REFUSED, Reason.POD_SECURITY, Reason.OBJECT_MISSING),
         *(Reason.RANK_BENCHED, Reason.RANK_SLOW, Reason.SCRIPT_STARTS_OVER),
         *(Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED, Reason.SCRIPT_STILL_RUNS),
-        *(Reason.SCRIPT_STUCK, Reason.CHECKPOINT_FAILED),
+        *(Reason.SCRIPT_STUCK, Reason.CHECKPOINT_FAILED, Reason.WAITING_FOR_RANK_0),
         *(Reason.BUDGET_REFUSED, Reason.UNSCHEDULABLE, Reason.RESOLVED),
     ),
     T.RESIZING: (Reason.SCALING, Reason.RANK_REPLACED, Reason.RESOLVED),
@@ -81,6 +81,7 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         *(Reason.CALLS_DIFFER, Reason.UNEVEN_PASSES),
         *(Reason.PLAN_DIFFERS, Reason.GROUP_DISAGREES),
         *(Reason.LOGS_DIVERGE, Reason.CHECKPOINT_UNUSABLE, Reason.RUNTIME_BROKEN),
+        Reason.RANK_0_LOST,
     ),
 }
 """Reasons that each condition can have."""
@@ -128,6 +129,7 @@ OF_COORDINATOR: Final = (
     *(Reason.DATA_DIFFERS, Reason.CALLS_DIFFER, Reason.UNEVEN_PASSES, Reason.PLAN_DIFFERS),
     Reason.GROUP_DISAGREES,
     *(Reason.LOGS_DIVERGE, Reason.CHECKPOINT_UNUSABLE, Reason.RUNTIME_BROKEN),
+    *(Reason.WAITING_FOR_RANK_0, Reason.RANK_0_LOST),
 )
 """Reasons that only coordinators set; the operator passes them on."""
 

@@ -10,10 +10,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 from paceline.core.protocol.log import is_slot_0
 from paceline.core.protocol.places import Act, Path, Spot
-from paceline.core.protocol.records import BACKWARD, DataPlan, Go, Operation
+from paceline.core.protocol.records import BACKWARD, DataPlan, DropReason, Go, Operation
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import Main
 from paceline_api.ids import MemberId
+from paceline_api.types.enums import Mode
 
 from testing.simulation.faults import Fault, plant
 from testing.simulation.ranks import Batch, SimRank
@@ -443,6 +444,20 @@ class ScriptSimulation(Simulation):
             left = rank.state.pending
             assert left.empty, f"{rank.me} ends with {left.steps} and {left.drops} pending"
 
+    def check_absent(self) -> None:
+        """Check that each batch of a slot was applied, or counted while the slot had no rank.
+
+        With partial rounds, a rank that dies may take one late gradient along (S17.9).
+        """
+        assert isinstance(self.world, ScriptWorld)
+        log, batch = self.finished[0].state.log, self.world.batch
+        total, absent = log.ledger.total(), log.ledger.dropped.get(DropReason.ABSENT, 0)
+        wanted = log.updates * log.plan.script * batch
+        lost = wanted - total.applied - total.dropped - absent
+        late = 0 if log.settings.mode is Mode.FULL else len(self.ranks) - log.plan.script
+        if not 0 <= lost <= late * batch and not self.world.uneven:
+            raise self._broken(f"S9: {lost} of {wanted} samples are missing, {absent} are absent")
+
     def check_slot_0(self) -> None:
         """Check that the script of slot 0 ended with the final weights (the fifth property)."""
         assert isinstance(self.world, ScriptWorld)
@@ -463,4 +478,5 @@ def run_script(world: ScriptWorld, seed: int, what: list[Fault]) -> ScriptSimula
         sim.checkers.at_end()
         sim.check_accounts()
         sim.check_slot_0()
+        sim.check_absent()
     return sim

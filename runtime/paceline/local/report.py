@@ -50,6 +50,7 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         ("samples dropped", _counts(log.samples_dropped)),
         ("WARNING", _skipped(log.samples_dropped)),
         ("WARNING", _failed(log.samples_dropped)),
+        ("WARNING", _absent(log.samples_dropped)),
         ("samples dealt again", f"{log.samples_redealt:,}"),
         *(("SCRIPT FAILED", str(failed)) for failed in status.script_failures),
         ("epochs", _epochs(log)),
@@ -245,6 +246,16 @@ def _failed(dropped: Mapping[str, int]) -> str:
     return (
         f"{count:,} samples were given up: the script failed twice with their batch "
         "(spec.failurePolicy.maxSkippedBatches); SCRIPT FAILED below has the exception"
+    )
+
+
+def _absent(dropped: Mapping[str, int]) -> str:
+    count = dropped.get(DropReason.ABSENT, 0)
+    if not count:
+        return ""
+    return (
+        f"{count:,} samples were not trained: they belonged to a lost rank, until its replacement "
+        "took part"
     )
 
 

@@ -817,6 +817,62 @@ def test_a_script_that_delays_the_end_of_a_complete_job_is_reported_once() -> No
     assert [h.message for h in told.history if h.reason == "ScriptCutShort"]
 
 
+def without_rank_0() -> tuple[Desk, GenerationId]:
+    """Return a desk with a job of a script whose rank 0 is dead while rank 1 trains."""
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    desk.form(A, B, plan=DataPlan(slots=2))
+    desk.post(coord.FromAgent(m.RankDead(A, -9, "signal 9 (SIGKILL)", False)))
+    desk.pods(1)
+    desk.say(prepared_again(B, desk.state.proposal))
+    at = desk.state.proposal
+    desk.say(m.Started(at, B, True))
+    return desk, at
+
+
+def prepared_again(who: MemberId, proposal: GenerationId) -> m.Prepared:
+    """Return the report of a rank that was active with all others and has made three rounds."""
+    both = dict.fromkeys(("members", "with_state", "active", "gen_active"), (A, B))
+    first = proposal._replace(counter=1)
+    return prepared(who, proposal, last=first, version=3, has_state=True, **both)
+
+
+def pass_s(desk: Desk, at: GenerationId, seconds: int, *, done: bool) -> None:
+    """Let seconds pass in which rank 1 is heard."""
+    for _ in range(seconds * 5):
+        desk.say(beat(B, at, done=done), 200)
+        desk.post(coord.Tick(), 0)
+
+
+def test_a_job_without_rank_0_says_that_it_waits_and_fails_when_nobody_comes() -> None:
+    """The other scripts have ended, and nothing is saved: this must not wait for ever (S14)."""
+    desk, at = without_rank_0()
+    pass_s(desk, at, 5, done=False)
+    assert desk.state.without_slot_0_ns is None
+    pass_s(desk, at, 5, done=True)
+    told = desk.coordinator.status(desk.now)
+    [line] = [h.message for h in told.history if h.reason == "WaitingForRank0"]
+    assert "1800 s" in line
+    assert [x.message for x in told.conditions if x.reason == "WaitingForRank0"] == [line]
+    pass_s(desk, at, 1800, done=True)
+    assert desk.state.outcome is not None
+    assert (desk.state.outcome.complete, desk.state.outcome.reason) == (False, "Rank0Lost")
+    assert "spec.stepDeadlineSeconds" in desk.state.outcome.message
+
+
+def test_a_job_whose_rank_0_is_being_replaced_waits_for_it() -> None:
+    desk, at = without_rank_0()
+    pass_s(desk, at, 5, done=True)
+    desk.pods(0, 1)
+    again = MemberId(0, 0, ATTEMPT_STRIDE)
+    desk.post(coord.FromAgent(m.AgentHello(0, 1, "h", "", (again,), ())))
+    desk.post(coord.FromAgent(m.RankStarted(again, 7)))
+    pass_s(desk, at, 1, done=True)
+    told = desk.coordinator.status(desk.now)
+    assert not [x for x in told.conditions if x.reason == "WaitingForRank0"]
+    assert desk.state.without_slot_0_ns is None
+
+
 def test_a_script_that_ends_soon_after_the_release_is_not_reported() -> None:
     desk, at = released()
     for who in (A, B):

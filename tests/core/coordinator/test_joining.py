@@ -9,6 +9,7 @@ from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator.forming import Wait, beginners
 from paceline.core.coordinator.sizes import Sizes, pods_to_drain
+from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.snapshot import Kept
 from paceline_api.ids import NO_GENERATION, MemberId
 from paceline_api.status import RankPhase
@@ -263,3 +264,16 @@ def test_a_job_does_not_begin_at_an_allowed_size_below_min_replicas() -> None:
         comes(desk, who)
     assert not tick(desk, SETTLE_MS)
     assert desk.state.waits.startswith("3 of the 4 ranks")
+
+
+def test_the_pod_of_rank_0_of_a_script_is_drained_last() -> None:
+    """It writes what the job saves; in other jobs the slowest pod goes first (S14)."""
+    desk = Desk()
+    desk.pods(0, 1)
+    desk.form(A, B, plan=DataPlan(slots=2))
+    roster, slow = desk.state.roster, {"step_s": 5.0}
+    roster.rank(A).beat = replace(roster.rank(A).beat, **slow)
+    assert [pod.slot for pod in pods_to_drain(roster, 1, (A, B))] == [0]
+    assert [pod.slot for pod in pods_to_drain(roster, 1, (A, B), last=0)] == [1]
+    desk.post(coord.SetTargets(m.Targets(replicas=1)))
+    assert [x.slot for x in roster.pods.values() if x.draining] == [1]

@@ -58,7 +58,9 @@ class Process:
         ddp = SimpleNamespace(
             module=self.model, modules=self.model.modules, parameters=self.model.parameters
         )
-        passes: Any = SimpleNamespace(training=set(), epochs={}, cursors={}, steps=0, step_at=BEFORE)
+        passes: Any = SimpleNamespace(
+            training=set(), epochs={}, cursors={}, steps=0, step_at=BEFORE
+        )
         models: Any = SimpleNamespace(adopted=[ddp], spans={})
         engine: Any = SimpleNamespace(waits=[False, 0, 0], set_waits=list)
         self.states = States(engine, models, passes)

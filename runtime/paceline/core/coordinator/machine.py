@@ -21,6 +21,7 @@ from paceline.core.coordinator import (
     hearing,
     report,
     silence,
+    slot_zero,
     stragglers,
 )
 from paceline.core.coordinator.events import (
@@ -153,6 +154,7 @@ class Coordinator:
             if c.phase is Phase.STARTING and not c.unstarted:
                 changing.all_started(c)
         ending.fail_when_everybody_left(c)
+        slot_zero.watch(c)
         # A late decision may enable one that was checked earlier in this pass. So decide again with
         # the next event.
         c.changed, c.settled_ns = (c.phase, len(c.effects)) != before, c.now_ns

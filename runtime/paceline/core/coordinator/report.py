@@ -9,7 +9,7 @@ from paceline_api.times import NS_PER_MS
 from paceline_api.types.enums import Network
 
 from paceline.core.agent.network import worst
-from paceline.core.coordinator import ending, joining, scripts, silence
+from paceline.core.coordinator import ending, joining, scripts, silence, slot_zero
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState
 from paceline.core.coordinator.wording import GOES_ON
@@ -172,6 +172,8 @@ def _conditions(c: CoordinatorState) -> tuple[LiveCondition, ...]:
         found.append(LiveCondition("Degraded", "ScriptStuck", text, now))
     if text := ending.running_scripts(c):
         found.append(LiveCondition("Degraded", "ScriptStillRuns", text, now))
+    if c.outcome is None and (text := slot_zero.waits(c)):
+        found.append(LiveCondition("Degraded", "WaitingForRank0", text, now))
     if c.starts_over and c.outcome is None:
         found.append(LiveCondition("Degraded", "ScriptStartsOver", c.starts_over, now))
     if (skipped := _skipped(c)) and c.outcome is None:

@@ -17,7 +17,7 @@ from paceline_api.ids import NO_GENERATION, pod_of
 from paceline_api.times import NS_PER_MS, NS_PER_S
 
 from paceline.core import messages as m
-from paceline.core.coordinator import ending
+from paceline.core.coordinator import ending, slot_zero
 from paceline.core.coordinator.events import ToAgent, WakeAt
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
@@ -449,6 +449,8 @@ def wake(c: CoordinatorState) -> None:
     times += [p.heard_ns + c.freeze_ns for p in _whose_word_is_awaited(c)]
     if c.phase is Phase.RELEASED and not c.overtime_told:
         times.append(ending.overtime_due_ns(c))
+    if c.without_slot_0_ns is not None:
+        times.append(slot_zero.due_ns(c))
     c.wake_ns = min((t for t in times if t > c.now_ns), default=None)
     if c.wake_ns is not None:
         c.effects.append(WakeAt(c.wake_ns))

@@ -88,7 +88,10 @@ class Sizes:
 
 
 def pods_to_drain(
-    roster: Roster, replicas: int, members: Collection[MemberId] | None
+    roster: Roster,
+    replicas: int,
+    members: Collection[MemberId] | None,
+    last: int | None = None,
 ) -> list[KnownPod]:
     """Return the pods to drain because fewer replicas are wanted.
 
@@ -100,6 +103,7 @@ def pods_to_drain(
         replicas: Number of replicas wanted.
         members: Members of the generation in force. None before this coordinator has formed one: a
             rank with state counts as training then.
+        last: Slot that is drained only after all others; None if no slot is special.
 
     Returns:
         The surplus pods, in that order.
@@ -119,13 +123,13 @@ def pods_to_drain(
     if surplus <= 0:
         return []
 
-    def order(pod: KnownPod) -> tuple[bool, bool, float, int]:
+    def order(pod: KnownPod) -> tuple[bool, bool, bool, float, int]:
         ranks = [roster.ranks[x] for x in pod.living if x in roster.ranks]
         running = bool(ranks) and all(
             r.has_state if members is None else r.member in members for r in ranks
         )
         busy = not all(r.beat.done for r in ranks)
         step_s = max((r.beat.step_s for r in ranks), default=0.0)
-        return (running, busy, -step_s, -pod.slot)
+        return (pod.slot == last, running, busy, -step_s, -pod.slot)
 
     return sorted(living, key=order)[:surplus]

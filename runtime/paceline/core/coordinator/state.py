@@ -138,6 +138,9 @@ class CoordinatorState:
     """Generation and version of the RELEASE; None before it (R17)."""
     released_ns: int = 0
     """Time at which this coordinator released the job."""
+    without_slot_0_ns: int | None = None
+    """Since when only slot 0 keeps a script's job from its end, and has no process; None if it is
+    not so."""
     overtime_told: bool = False
     """True once the scripts that still run after the release were named."""
     proven: bool = False

@@ -158,6 +158,12 @@ class Ledger:
             self.last_epoch = since(self.metrics, self.before_epoch)
             self.before_epoch = dict(self.metrics)
 
+    def absent(self, samples: int) -> None:
+        """Count samples of slots that had no rank in a step: as many for each as the others had."""
+        if samples > 0:
+            reason = DropReason.ABSENT
+            self.dropped[reason] = self.dropped.get(reason, 0) + samples
+
     def redealt(self, member: MemberId, samples: int) -> None:
         """Count samples of leases that were taken from `member` to be dealt again."""
         self._of(member).redealt += samples

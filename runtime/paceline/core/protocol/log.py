@@ -658,6 +658,10 @@ class Log:
     def _account(self, made: Composition, weighing: Weighing) -> None:
         go = made.go
         self.progress += weighing.progress
+        if self.plan.script and weighing.step:
+            # The divisor counts the ranks that make the step, also those that are late with it.
+            absent = self.plan.script - int(weighing.divisor) - len(self.done)
+            self.ledger.absent(round(weighing.samples * absent / max(1, made.gradients)))
         if weighing.step:
             self.accumulated = self.accumulated_count = self.accumulated_steps = 0
             self.updates += 1

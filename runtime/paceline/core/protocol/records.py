@@ -106,6 +106,8 @@ class DropReason(StrEnum):
     (S17.5)."""
     ENDED = "ended"
     """Late when no further step of the script comes on its rank (S17.12)."""
+    ABSENT = "absent"
+    """Batches of a slot of a script that had no rank: no other rank has them (S9)."""
 
 
 DROP_MEANINGS: Final[dict[DropReason, str]] = {
@@ -117,6 +119,7 @@ DROP_MEANINGS: Final[dict[DropReason, str]] = {
     DropReason.FAILED: "the script failed twice with the batch",
     DropReason.UNLIKE: "late, and the script's next backward pass was of another kind",
     DropReason.ENDED: "late when the script ended",
+    DropReason.ABSENT: "batches of a lost rank, counted by the lowest rank that takes part",
 }
 """Meaning of each reason for users, in the help of metrics and in dashboards."""
 

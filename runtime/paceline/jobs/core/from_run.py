@@ -35,6 +35,7 @@ _WARNINGS = (
     Reason.SCRIPT_STUCK,
     Reason.SCRIPT_TAKES_NO_PART,
     Reason.WAITING_FOR_EVIDENCE,
+    Reason.WAITING_FOR_RANK_0,
 )
 """Reasons of events that a user may want to act on."""
 _WARNINGS_HERE = ("RankDied", "ScriptCutShort")

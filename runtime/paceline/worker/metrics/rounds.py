@@ -20,7 +20,7 @@ from paceline.core.collectives.select import CLASS_NAMES, Method
 from paceline.core.messages import RankFigures
 from paceline.core.protocol.bits import chosen
 from paceline.core.protocol.composition import Composition
-from paceline.core.protocol.records import GivenUp, Go, Share, Trigger
+from paceline.core.protocol.records import DropReason, GivenUp, Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import Main, RankState, Saving
@@ -115,6 +115,8 @@ class RoundMetrics:
         self._jumps = counter("paceline_jumps_total")
         self._fresh = counter("paceline_samples_total", kind="fresh")
         self._late = counter("paceline_samples_total", kind="late")
+        self._absent: int | None = None
+        """Samples of slots without a rank, as of the last round; None before the first one."""
         self._dropped = cache(lambda r: counter("paceline_samples_dropped_total", reason=r))
 
     # ---- called by the communication thread, or the data thread -------------------------
@@ -280,6 +282,7 @@ class RoundMetrics:
             for drop in own.drops:
                 self._dropped(drop.reason).add(drop.samples)
             self._samples(rank)
+            self._count_absent(go, rank)
         if go is self._go:
             self.ring.end(last, last_ns, now_ns - spent_ns, now_ns)
         self._membership.applied(go, rank, now_ns)
@@ -288,6 +291,15 @@ class RoundMetrics:
             self.board.add(go.round, figures_of(go))
 
     # ---- inside ---------------------------------------------------------------------------
+
+    def _count_absent(self, go: Go, rank: RankState) -> None:
+        """Count what slots without a rank have left, on the lowest rank that took part."""
+        total = rank.log.ledger.dropped.get(DropReason.ABSENT, 0)
+        before, self._absent = self._absent, total
+        if before is None or total == before:
+            return
+        if rank.log.read(go).contributors[:1] == (rank.me,):
+            self._dropped(DropReason.ABSENT).add(total - before)
 
     def _own_of(self, go: Go, rank: RankState) -> Share | None:
         """Return this rank's share; it is known already if the round was reduced here."""

@@ -119,7 +119,7 @@ DROP_MEANINGS: Final[dict[DropReason, str]] = {
     DropReason.FAILED: "the script failed twice with the batch",
     DropReason.UNLIKE: "late, and the script's next backward pass was of another kind",
     DropReason.ENDED: "late when the script ended",
-    DropReason.ABSENT: "batches of a lost rank, counted by the lowest rank that takes part",
+    DropReason.ABSENT: "batches of a lost rank",
 }
 """Meaning of each reason for users, in the help of metrics and in dashboards."""
 

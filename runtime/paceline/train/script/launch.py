@@ -30,6 +30,7 @@ from paceline.train.context import refuse_init
 from paceline.train.mistakes import explain_errors, script_error
 from paceline.train.script import words
 from paceline.train.script.backend import register
+from paceline.train.script.counters import LastSteps
 from paceline.train.script.models import Models
 from paceline.train.script.passes import Passes
 from paceline.train.script.state import States
@@ -53,6 +54,7 @@ class Launched:
         self.passes = Passes(engine)
         self.models = Models(engine, self.passes)
         self.states = States(engine, self.models, self.passes)
+        self.last_steps = LastSteps()
         self._started = False
         engine.opens_here = self.passes.opens
         engine.on_load = self.states.load
@@ -60,9 +62,12 @@ class Launched:
         engine.operations.weights = self.models.parameters
         self.models.on_adopted = self._adopted
         self.passes.on_skipped = self._skipped
+        self.passes.on_begin = self.last_steps.restore
+        self.passes.on_joined = self.states.begun
+        self.passes.on_rest_taken = self.last_steps.rest_is_taken
         self.models.install()
         self.passes.install()
-        register_optimizer_step_post_hook(lambda *_: self.passes.stepped())
+        register_optimizer_step_post_hook(lambda *_: self._stepped())
         self.slot = engine.place
         register(self, self.slot, engine.slots, self.models.are_training)
         words.install(self)
@@ -96,6 +101,10 @@ class Launched:
     def keep(self, objects: dict[str, Any]) -> None:
         """Add objects to the state that a rank gets when it joins (`pl.keep`)."""
         self.states.kept.update(objects)
+
+    def _stepped(self) -> None:
+        self.passes.stepped()
+        self.last_steps.restore()
 
     def _skipped(self) -> None:
         received = self.engine.operations.received

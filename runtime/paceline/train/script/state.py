@@ -11,8 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -21,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from paceline.core.protocol.places import Spot
 from paceline.errors import PacelineError
+from paceline.train.script.counters import COUNTING, EpochLoop, State
 from paceline.train.script.models import Models
 from paceline.train.script.passes import Passes
 from paceline.worker.operations import ScriptState
@@ -29,33 +29,8 @@ from paceline.worker.state.codec import Decoder, Encoder
 
 log = logging.getLogger("paceline.rank")
 
-COUNTERS: Final = {
-    ("transformers.trainer_callback", "TrainerState"): (
-        *("global_step", "epoch", "num_input_tokens_seen", "total_flos", "log_history"),
-        *("best_metric", "best_global_step", "best_model_checkpoint", "stateful_callbacks"),
-    ),
-}
-"""Objects of frameworks that count steps: the module and name of a class -> attributes that are
-equal on all ranks. By these numbers the framework decides when all ranks evaluate and save."""
-Found = dict[str, Any]
+Found = dict[str, State]
 """Objects with `state_dict()` and `load_state_dict()`, by a key that is equal on all ranks."""
-
-
-@dataclass(frozen=True)
-class Counters:
-    """The attributes of one object of a framework, as a state."""
-
-    owner: Any
-    names: tuple[str, ...]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the values that the object has."""
-        return {name: getattr(self.owner, name) for name in self.names if hasattr(self.owner, name)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the values."""
-        for name, value in state.items():
-            setattr(self.owner, name, value)
 
 
 class States:
@@ -66,6 +41,8 @@ class States:
         self.kept: dict[str, Any] = {}
         """Objects that the script has given to `pl.keep`."""
         self._left_out: set[str] = set()
+        self._counts: list[tuple[State, dict[str, Any]]] = []
+        """Counts of frameworks, and what was loaded into them."""
 
     # ---- reading ------------------------------------------------------------------------------
 
@@ -134,10 +111,19 @@ class States:
             self._load_tensors(decoder, model, index)
         own = self._find()
         for key, state in header["others"].items():
-            if key in own:
-                own[key].load_state_dict(decoder.decode(state, self._device()))
-            else:
+            if key not in own:
                 log.warning("this rank has no %s, whose state the job has", key)
+                continue
+            decoded = decoder.decode(state, self._device())
+            own[key].load_state_dict(decoded)
+            if isinstance(own[key], EpochLoop):
+                self._counts.append((own[key], decoded))
+
+    def begun(self) -> None:
+        """Load counts again: a framework may have reset them before it took its first batch."""
+        while self._counts:
+            counts, state = self._counts.pop()
+            counts.load_state_dict(state)
 
     def _load_tensors(self, decoder: Decoder, model: Any, index: int) -> None:
         with torch.no_grad():
@@ -174,7 +160,7 @@ class States:
                 lists[kind] = schedulers
             elif issubclass(kind, torch.amp.GradScaler) or kind in kinds:
                 lists[kind] = others
-            elif (kind.__module__, kind.__name__) in COUNTERS:
+            elif (kind.__module__, kind.__name__) in COUNTING:
                 lists[kind] = counting
         for each in [each for each in objects if type(each) in lists]:
             if id(each) not in inside:
@@ -192,9 +178,11 @@ class States:
                 _add(found, f"{type(scheduler).__name__} of {owner}", scheduler)
         for each in _outermost(others):
             _add(found, type(each).__name__, each)
+        cursor = max(self._passes.cursors.values(), default=None)
         for each in counting:
-            names_of = COUNTERS[type(each).__module__, type(each).__name__]
-            _add(found, type(each).__name__, Counters(each, names_of))
+            kind = type(each)
+            counts = COUNTING[kind.__module__, kind.__name__](each, cursor)
+            _add(found, kind.__name__, counts)
         for name, each in self.kept.items():
             found[f"kept {name}"] = each
         return found

@@ -1,0 +1,146 @@
+"""Counts that frameworks keep of batches and steps, on a rank that joins (S8, S9).
+
+By these counts a framework decides when it steps, evaluates, saves and ends, so they have to be
+equal on all ranks. They are found among the objects of the process by the names of their classes:
+a script that uses no framework pays nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+
+class State(Protocol):
+    """What a rank that joins gets of one object."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Take the state of another rank."""
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """Attributes of one object, as a state."""
+
+    owner: Any
+    names: tuple[str, ...]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values that the object has."""
+        return {name: getattr(self.owner, name) for name in self.names if hasattr(self.owner, name)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the values."""
+        for name, value in state.items():
+            setattr(self.owner, name, value)
+
+
+TRAINER_STATE: Final = (
+    *("global_step", "epoch", "num_input_tokens_seen", "total_flos", "log_history"),
+    *("best_metric", "best_global_step", "best_model_checkpoint", "stateful_callbacks"),
+)
+"""Attributes of transformers' TrainerState that are equal on all ranks."""
+
+
+@dataclass(frozen=True)
+class EpochLoop:
+    """Counts of Lightning's loop over the batches of an epoch, as a state.
+
+    The donor waits in the middle of a step. So a rank that joins has completed as many steps, and
+    as many batches of the epoch as are averaged, and takes the next batch itself.
+    """
+
+    loop: Any
+    cursor: int | None
+    """Batches of the epoch that are averaged; None before the first pass."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts for a rank that takes the batch that comes next."""
+        loop, batches = self.loop, self.loop.batch_progress
+        completed = batches.current.completed
+        used = completed if self.cursor is None else min(self.cursor, completed)
+        return {
+            "batches": used,
+            "all_batches": batches.total.completed - completed + used,
+            "steps": _steps(loop).completed,
+            "logged": loop._batches_that_stepped,  # noqa: SLF001
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the counts."""
+        batches = self.loop.batch_progress
+        _set(batches.current, state["batches"])
+        _set(batches.total, state["all_batches"])
+        _set(_steps(self.loop), state["steps"])
+        self.loop._batches_that_stepped = state["logged"]  # noqa: SLF001
+
+
+def _steps(loop: Any) -> Any:
+    """Return the count of all steps of the optimizers."""
+    module = loop.trainer.lightning_module
+    if module is None or module.automatic_optimization:
+        return loop.automatic_optimization.optim_progress.optimizer.step.total
+    return loop.manual_optimization.optim_step_progress.total
+
+
+def _set(tracker: Any, count: int) -> None:
+    """Set all parts of a count of Lightning: ready, started, processed and completed."""
+    for name in vars(tracker):
+        setattr(tracker, name, count)
+
+
+_EPOCH_LOOP: Final = "loops.training_epoch_loop"
+COUNTING: Final[dict[tuple[str, str], Callable[[Any, int | None], State]]] = {
+    ("transformers.trainer_callback", "TrainerState"): lambda found, _: Attributes(
+        found, TRAINER_STATE
+    ),
+    (f"lightning.pytorch.{_EPOCH_LOOP}", "_TrainingEpochLoop"): EpochLoop,
+    (f"pytorch_lightning.{_EPOCH_LOOP}", "_TrainingEpochLoop"): EpochLoop,
+}
+"""Module and name of a class that counts -> its state, given the averaged batches of the pass."""
+
+
+class LastSteps:
+    """Lets transformers' Trainer make the last step of an epoch that a rank has joined.
+
+    Trainer averages over `gradient_accumulation_steps` batches, and over fewer at the end of the
+    epoch. It knows that end by the number of batches of the whole epoch, of which a rank that joins
+    takes only those behind the averaged ones. So without this, it would make no step of the rest.
+    """
+
+    def __init__(self) -> None:
+        self._changed: list[tuple[Any, int]] = []
+        """Arguments of Trainers that were changed, with what they were."""
+
+    def rest_is_taken(self, batches: int) -> None:
+        """Note that the script has taken the last batch of a pass that it has joined.
+
+        Args:
+            batches: Number of batches of the pass that it has taken.
+        """
+        for trainer in _trainers():
+            size = trainer.args.gradient_accumulation_steps
+            if batches % size:
+                self._changed.append((trainer.args, size))
+                trainer.args.gradient_accumulation_steps = batches
+
+    def restore(self) -> None:
+        """Give Trainers what they had: the step is made, or another pass begins."""
+        while self._changed:
+            arguments, size = self._changed.pop()
+            arguments.gradient_accumulation_steps = size
+
+
+def _trainers() -> list[Any]:
+    """Return the Trainers of transformers that train."""
+    kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+    if kind is None:
+        return []
+    found = [each for each in gc.get_objects() if issubclass(type(each), kind)]
+    return [each for each in found if each.is_in_train]

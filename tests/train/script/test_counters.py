@@ -66,8 +66,12 @@ def test_a_trainer_that_joins_makes_the_last_step_of_fewer_batches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two batches are left of eight, which is no multiple of three."""
-    passes, last = joining(monkeypatch), LastSteps()
-    passes.on_begin, passes.on_rest_taken = last.restore, last.rest_is_taken
+    monkeypatch.setattr(  # restored after the test
+        transformers.Trainer, "get_batch_samples", transformers.Trainer.get_batch_samples
+    )
+    passes = joining(monkeypatch)
+    last = LastSteps(lambda: passes.joined)
+    last.install()
     steps: list[int] = []
 
     class Steps(transformers.TrainerCallback):

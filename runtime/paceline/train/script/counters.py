@@ -7,9 +7,8 @@ a script that uses no framework pays nothing.
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -106,41 +105,80 @@ COUNTING: Final[dict[tuple[str, str], Callable[[Any, int | None], State]]] = {
 """Module and name of a class that counts -> its state, given the averaged batches of the pass."""
 
 
+class Joined(Protocol):
+    """The iteration over a loader that a rank has joined."""
+
+    rest: int | None
+    """Number of batches that were not averaged yet when it joined; None if nobody knows it."""
+    handed: int
+    """Number of these that a Trainer has taken."""
+
+
 class LastSteps:
     """Lets transformers' Trainer make the last step of an epoch that a rank has joined.
 
     Trainer averages over `gradient_accumulation_steps` batches, and over fewer at the end of the
-    epoch. It knows that end by the number of batches of the whole epoch, of which a rank that joins
-    takes only those behind the averaged ones. So without this, it would make no step of the rest.
+    epoch. It finds that end by the number of batches of the whole epoch, of which a rank that joins
+    takes only those behind the averaged ones. So without this, it would ask for more batches than
+    the others there, and make no step of those that it gets.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, joined: Callable[[], Joined | None]) -> None:
+        """Begin without a Trainer.
+
+        Args:
+            joined: Returns the iteration that this rank has joined, until its pass has ended.
+        """
+        self._joined = joined
+        self._is_installed = False
         self._changed: list[tuple[Any, int]] = []
         """Arguments of Trainers that were changed, with what they were."""
 
-    def rest_is_taken(self, batches: int) -> None:
-        """Note that the script has taken the last batch of a pass that it has joined.
+    def install(self) -> None:
+        """Wrap the method with which Trainer takes the batches of a step, if there is a Trainer."""
+        kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+        if kind is None or self._is_installed:
+            return
+        self._is_installed = True
+        take = kind.get_batch_samples
 
-        Args:
-            batches: Number of batches of the pass that it has taken.
-        """
-        for trainer in _trainers():
-            size = trainer.args.gradient_accumulation_steps
-            if batches % size:
-                self._changed.append((trainer.args, size))
-                trainer.args.gradient_accumulation_steps = batches
+        def get_batch_samples(trainer: Any, batches: Iterator[Any], *args: Any, **kw: Any) -> Any:
+            self.restore()
+            found = take(trainer, Rest(batches, self._joined), *args, **kw)
+            if found[0]:
+                self._took(trainer.args)
+            return found
+
+        kind.get_batch_samples = get_batch_samples
+
+    def _took(self, arguments: Any) -> None:
+        joined, size = self._joined(), arguments.gradient_accumulation_steps
+        if joined is not None and joined.rest == joined.handed and joined.rest % size:
+            self._changed.append((arguments, size))
+            arguments.gradient_accumulation_steps = joined.rest
 
     def restore(self) -> None:
-        """Give Trainers what they had: the step is made, or another pass begins."""
+        """Give Trainers what they had: the step is made, or another one begins."""
         while self._changed:
             arguments, size = self._changed.pop()
             arguments.gradient_accumulation_steps = size
 
 
-def _trainers() -> list[Any]:
-    """Return the Trainers of transformers that train."""
-    kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
-    if kind is None:
-        return []
-    found = [each for each in gc.get_objects() if issubclass(type(each), kind)]
-    return [each for each in found if each.is_in_train]
+class Rest(Iterator[Any]):
+    """Batches of an epoch for one step. It ends where those of the epoch do, and not behind it.
+
+    Asking for one more batch would end the pass on this rank before the last step.
+    """
+
+    def __init__(self, batches: Iterator[Any], joined: Callable[[], Joined | None]) -> None:
+        self._batches, self._joined = batches, joined
+
+    def __next__(self) -> Any:
+        """Return the next batch."""
+        joined = self._joined()
+        if joined is not None and joined.rest == joined.handed:
+            raise StopIteration
+        batch = next(self._batches)
+        if (joined := self._joined()) is not None:  # the rank may have joined with this batch
+            joined.handed += 1
+        return batch

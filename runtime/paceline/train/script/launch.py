@@ -54,7 +54,7 @@ class Launched:
         self.passes = Passes(engine)
         self.models = Models(engine, self.passes)
         self.states = States(engine, self.models, self.passes)
-        self.last_steps = LastSteps()
+        self.last_steps = LastSteps(lambda: self.passes.joined)
         self._started = False
         engine.opens_here = self.passes.opens
         engine.on_load = self.states.load
@@ -62,9 +62,7 @@ class Launched:
         engine.operations.weights = self.models.parameters
         self.models.on_adopted = self._adopted
         self.passes.on_skipped = self._skipped
-        self.passes.on_begin = self.last_steps.restore
         self.passes.on_joined = self.states.begun
-        self.passes.on_rest_taken = self.last_steps.rest_is_taken
         self.models.install()
         self.passes.install()
         register_optimizer_step_post_hook(lambda *_: self._stepped())
@@ -90,6 +88,7 @@ class Launched:
             self.states.begin_to_follow(received)
 
     def _adopted(self, index: int) -> None:
+        self.last_steps.install()
         received: ScriptState | None = self.engine.operations.received
         if received is not None:
             self.states.load_model(received, index)

@@ -91,6 +91,10 @@ class Iteration:
     """Averaged backward passes of the present step."""
     used: int = 0
     """Batches that were averaged, of those that it has given."""
+    rest: int | None = None
+    """Batches that were not averaged when this rank joined; None if nobody knows their number."""
+    handed: int = 0
+    """Number of these that a Trainer of transformers has taken."""
 
     @property
     def cursor(self) -> int:
@@ -172,14 +176,10 @@ class Passes:
         """True once the script has ended: iterations that it has left open mean nothing more."""
         self.on_skipped: Callable[[], None] = lambda: None
         """Called after a pass that this rank has made alone."""
-        self.on_begin: Callable[[], None] = lambda: None
-        """Called when an iteration over a loader begins."""
         self.on_joined: Callable[[], None] = lambda: None
         """Called with the first batch of a pass that this rank has joined."""
-        self.on_rest_taken: Callable[[int], None] = lambda _: None
-        """Called with the number of batches of such a pass, when the last one was taken."""
-        self._has_joined = False
-        """True from the load of a state until the first batch of the pass."""
+        self.joined: Iteration | None = None
+        """The pass that this rank has joined, until it ends."""
         self._counts = False
         """True if the script asks for the number of its step."""
         self._is_first = False
@@ -202,7 +202,6 @@ class Passes:
 
     def begin(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Begin an iteration over a loader."""
-        self.on_begin()
         number = self._loaders.get(loader)
         if number is None:
             number = self._loaders[loader] = self._known
@@ -224,6 +223,10 @@ class Passes:
         iteration.skipped = self._resumes.pop(iteration.number, 0)
         for _ in range(iteration.skipped):
             next(inner, None)
+        try:
+            iteration.rest = len(loader) - iteration.skipped
+        except TypeError:  # of an IterableDataset
+            iteration.rest = None
         return inner
 
     def _follow(self, loader: DataLoader[Any], iteration: Iteration) -> Iterator[Any]:
@@ -244,15 +247,14 @@ class Passes:
             return Batches(self, islice(_ITER(loader), 1), iteration)
         self._engine.load()
         self._resumes = dict(self.cursors)
-        self._pass, self._has_joined = iteration, True
+        self._pass = self.joined = iteration
         return Batches(self, self._resumed(loader, iteration), iteration)
 
     def took(self, iteration: Iteration, batch: object) -> None:
         """Note that an iteration has given a batch."""
         iteration.given += 1
         iteration.samples = samples_in(batch)
-        if self._has_joined and iteration.number in self.training:
-            self._has_joined = False
+        if iteration is self.joined and iteration.given == 1:
             self.on_joined()
         if iteration in self._open:
             self._open.remove(iteration)
@@ -267,8 +269,6 @@ class Passes:
     def emptied(self, iteration: Iteration) -> None:
         """Note that an iteration has no batch left. The script may still hold some."""
         iteration.is_empty = True
-        if iteration.skipped:
-            self.on_rest_taken(iteration.given)
         if iteration is self._pass and iteration.is_over:
             self.ended(iteration)
         elif iteration is self._pass or not self.training:
@@ -286,7 +286,7 @@ class Passes:
         if iteration is self._pass:
             skipped = self._path.skips
             self._path.end_pass()
-            self._pass = None
+            self._pass = self.joined = None
             if skipped:
                 self.on_skipped()
                 self._take_last_state()

@@ -222,7 +222,7 @@ class ScriptThread(CommThread):
         # Late ranks make the step too, and are not missing (S17.4).
         ranks = len(weighing.contributors) if is_call(go) else int(weighing.divisor)
         held = sums if is_call(go) else [each[:-1] for each in sums]
-        result = Result(held, ranks, log.plan.script - ranks - len(log.done))
+        result = Result(held, ranks, log.wanted_slots - ranks - len(log.done))
         with self.operations.lock:
             self.operations.latest = result
             if not is_call(go):
@@ -357,12 +357,12 @@ class ScriptThread(CommThread):
                 path.kept[Spot(*at)] = Result(found, contributors, missing, name)
             path.done = Spot(*told["done"])
             self.operations.received = ScriptState(told["script"], buffers[told["first"] :])
-            plan = self.machine.state.log.plan
+            wanted = self.machine.state.log.wanted_slots
             for go, weighing in queued:
                 result = self._results.get(go.round)
                 count = len(weighing.contributors)
                 if result is not None:
-                    result = result._replace(contributors=count, missing=plan.script - count)
+                    result = result._replace(contributors=count, missing=wanted - count)
                     self.operations.completed(go, result)
                 elif go.operation is not None:
                     path.done = Spot(go.operation.place, go.operation.number)

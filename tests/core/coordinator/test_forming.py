@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from paceline.core.coordinator.forming import Broken, Wait, form, may_begin, may_commit, winner
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Commit, Endpoints, Prepared, Register
+from paceline.core.protocol.log import Log
+from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.rows import rows_of
 from paceline_api.ids import NO_GENERATION, GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
@@ -87,6 +89,7 @@ def decide(*reports: Prepared, unaccounted: str = "somebody is silent", **facts:
     given_facts = {
         "registers": {r.member: register(r) for r in reports},
         "possible_ranks": 3,
+        "wanted_ranks": 3,
         "had_state": True,
         "state_lost": "",
         "settings": RoundSettings(pacing=Pacing.AUTO),
@@ -283,6 +286,25 @@ def test_the_first_generation_takes_the_lowest_ranks_weights_and_pacing() -> Non
     assert commit.gen.settings is not None
     assert commit.gen.settings.pacing is Pacing.SAMPLES
     assert commit.joiners == (B, C)
+
+
+def test_a_script_begins_with_the_ranks_that_are_wanted_and_no_call_waits_for_others() -> None:
+    """The job was scaled down to two replicas before the four had begun (S1, S3)."""
+    reports = joiner(A), joiner(B)
+    script = DataPlan(slots=4)
+    facts: dict[str, Any] = {
+        "registers": {r.member: register(r, plan=script) for r in reports},
+        "had_state": False,
+        "possible_ranks": 2,
+        "unaccounted": "",
+    }
+    waits = decide(*reports, **facts, wanted_ranks=3)
+    assert waits == Wait("2 of 3 ranks of the script have begun")
+    first = formed(*reports, **facts, wanted_ranks=2).gen
+    log = Log()
+    log.append(first)
+    assert (log.active, log.wanted_slots) == ((A, B), 2)
+    assert log.plan.script == 4, "the script still has four slots"
 
 
 def test_a_job_does_not_start_over_while_its_weights_may_exist() -> None:

@@ -191,6 +191,7 @@ def answer(*reports: Prepared, unaccounted: str = "", had_state: bool = True) ->
         dead={},
         unaccounted=unaccounted,
         possible_ranks=len(reports),
+        wanted_ranks=len(reports),
         settings=RoundSettings(),
         had_state=had_state,
         state_lost="lost" if had_state else "",

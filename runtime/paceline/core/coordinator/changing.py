@@ -215,6 +215,7 @@ def evaluate(c: CoordinatorState) -> None:
         dead={x: "dead" for x in c.roster.ranks if c.roster.is_dead(x)},
         unaccounted=c.roster.unaccounted(set(c.reports)),
         possible_ranks=c.possible_ranks,
+        wanted_ranks=c.wanted_ranks,
         settings=c.settings,
         had_state=c.had_state,
         state_lost=_state_lost(c),

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from paceline_api.ids import GenerationId, MemberId, pod_of
 from paceline_api.rounds import RoundSettings
@@ -223,6 +224,7 @@ def form(
     dead: Mapping[MemberId, str],
     unaccounted: str,
     possible_ranks: int,
+    wanted_ranks: int,
     settings: RoundSettings,
     had_state: bool,
     state_lost: str,
@@ -238,6 +240,7 @@ def form(
         dead: Evidence of death by member, for the record of who was left out.
         unaccounted: Answer of `Roster.unaccounted` for these ranks.
         possible_ranks: Upper bound on the ranks that may exist (R26).
+        wanted_ranks: Number of ranks that the owner of the job wants.
         settings: Settings of the rounds for a first generation.
         had_state: True if ranks of this job have trained.
         state_lost: Message for the case that the weights are lost.
@@ -258,6 +261,7 @@ def form(
             kept,
             unaccounted=unaccounted,
             possible=possible_ranks,
+            wanted=wanted_ranks,
             settings=settings,
             had_state=had_state,
             state_lost=state_lost,
@@ -300,6 +304,7 @@ def form(
         version=best.version,
         left_out=left_out,
         lookahead=tuple((m, registers[m].lookahead) for m in members),
+        unwanted=_unwanted(registers[best.member], wanted_ranks),
     )
     return _repaired(gen, stay, joiners, reports, registers, best)
 
@@ -435,6 +440,7 @@ def _first(
     *,
     unaccounted: str,
     possible: int,
+    wanted: int,
     settings: RoundSettings,
     had_state: bool,
     state_lost: str,
@@ -452,6 +458,7 @@ def _first(
         kept: The checkpoint to continue; None if there is none.
         unaccounted: Answer of `Roster.unaccounted` for these ranks.
         possible: Upper bound on the ranks that may exist.
+        wanted: Number of ranks that the owner of the job wants.
         settings: Settings of the rounds.
         had_state: True if ranks of this job have trained.
         state_lost: Message for the case that the weights are lost.
@@ -492,8 +499,8 @@ def _first(
     if settings.pacing is Pacing.AUTO:
         settings = replace(settings, pacing=registers[lowest].pacing)
     if script_ranks := _script_ranks(registers[lowest]):
-        if len(members) < script_ranks:
-            return Wait(f"{len(members)} of {script_ranks} ranks of the script have begun")
+        if len(members) < (needed := min(script_ranks, wanted)):
+            return Wait(f"{len(members)} of {needed} ranks of the script have begun")
         with_state = members
     elif kept:
         with_state = tuple(m for m in members if reports[m].checkpoint == kept)
@@ -508,6 +515,7 @@ def _first(
         lookahead=tuple((m, registers[m].lookahead) for m in members),
         plan=registers[lowest].plan,
         settings=settings,
+        unwanted=_unwanted(registers[lowest], wanted),
     )
     joiners = set(members) - set(with_state)
     commit = _commit(gen, with_state[0], (), with_state[0], joiners, registers)
@@ -517,6 +525,11 @@ def _first(
 def _script_ranks(register: Register) -> int:
     """Return with how many ranks a script begins that steps its own optimizers, else 0 (S1)."""
     return register.plan.script if register.plan is not None else 0
+
+
+def _unwanted(register: Register, wanted: int) -> int | UnsetType:
+    """Return how many slots of a script no rank is wanted in, as the record of the log has it."""
+    return max(0, _script_ranks(register) - wanted) or UNSET
 
 
 def _fingerprints_differ(

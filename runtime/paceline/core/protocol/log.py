@@ -231,6 +231,12 @@ class Log:
         return len(self.done) == len(self.active) and self.may_end_with(())
 
     @property
+    def wanted_slots(self) -> int:
+        """Number of slots of a script that the owner of the job wants a rank in (S3)."""
+        unwanted = self.gen.unwanted if self.gen is not None else 0
+        return self.plan.script - (unwanted or 0)
+
+    @property
     def publisher(self) -> MemberId:
         """Rank that writes the results of the job.
 

@@ -403,6 +403,9 @@ class Gen(Struct, frozen=True, tag="gen"):
     """Leases that no rank computes from now on: a rank that is dealt one drops it (R56). Where it
     is unset, as in nearly every record, the bytes are those of a release that did not know the
     field."""
+    unwanted: int | UnsetType = UNSET
+    """Number of slots of a script that the owner of the job wants no rank in (S3). Unset if all are
+    wanted."""
 
 
 Record = Go | Gen

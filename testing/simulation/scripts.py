@@ -361,7 +361,7 @@ class ScriptRank(SimRank):
     def _carry_out(self, effect: ev.Effect) -> ev.Event | None:
         match effect:
             case ev.Apply(go=go, weighing=weighing, hash=hash_due):
-                if hash_due and not self.path.follows:
+                if hash_due:
                     self.values.check_hash(self.state.log.version, self.model, self)
                 if weighing.step:
                     self.values.divisors.add(weighing.divisor)

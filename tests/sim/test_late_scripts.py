@@ -168,6 +168,26 @@ def test_a_late_rank_and_then_all_others_die(at_ms: int) -> None:
     assert sim.finished or sim.outcomes & VERDICTS, sim.story()
 
 
+@pytest.mark.parametrize(
+    ("program", "fault"),
+    [
+        ((0, 9, 0), Fault(111, Kind.DRAIN, 5, 0)),
+        ((0, 4, 0), Fault(54, Kind.ORPHAN, 7, 0)),
+    ],
+    ids=["a rank that leaves", "a rank that joins when the scripts end"],
+)
+def test_weights_are_compared_only_where_scripts_have_those_of_the_job(
+    program: tuple[int, ...], fault: Fault
+) -> None:
+    settings = RoundSettings(mode=Mode.SOLO, hash_every=1)
+    world = ScriptWorld(
+        replicas=2, settings=settings, program=program, lag=0.1, lag_ms=15, settle_ms=300
+    )
+    sim = run_script(world, 0, [fault])
+    assert sim.finished
+    assert len(sim.values.hashed) > 2
+
+
 # ---- each rule is needed -------------------------------------------------------------------------
 
 

@@ -197,9 +197,8 @@ class ScriptThread(CommThread):
     def _apply(self, go: Go, weighing: Weighing, *, hash_due: bool) -> ev.Event | None:
         begun_ns = now_ns()
         value = None
-        if hash_due and not self.operations.path.follows:
-            # The script makes its step with this sum later, so these are the weights before it. A
-            # script that ends before it has loaded the donor's state has other weights for good.
+        if hash_due:
+            # The script makes its step with this sum later, so these are the weights before it.
             value = hash_of([each.reshape(-1) for each in self.operations.weights()])
         self._took(go, self._scratch, weighing)
         now, rank = now_ns(), self.machine.state

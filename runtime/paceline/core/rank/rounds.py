@@ -411,12 +411,30 @@ def on_reduced(rank: RankState, reduced: Reduced) -> None:
         _queue(rank, go)
     else:
         weighing = rank.log.weigh(go)
-        every = rank.log.settings.hash_every
         after_commit(rank, go)
-        due = bool(every) and rank.log.version % every == 0
-        if rank.log.plan.script and rank.main is Main.RUN:
-            due = False  # the script may be in the middle of its step (S17.11)
-        rank.emit(Apply(go, weighing, hash=due))
+        rank.emit(Apply(go, weighing, hash=_is_hash_due(rank, go)))
+
+
+def _is_hash_due(rank: RankState, go: Go) -> bool:
+    """Return True if this rank reports a hash of its weights with the round just committed.
+
+    A script has the weights of the job only in its steps (S17.11). It changes them in the middle of
+    its optimizer's step, may have others while it evaluates, and a rank that leaves, or that has
+    not loaded the state of its donor, does not take the averages of further steps.
+
+    Args:
+        rank: State of this rank, after the commit.
+        go: The round.
+    """
+    log, every = rank.log, rank.log.settings.hash_every
+    if not every:
+        return False
+    if not log.plan.script:
+        return log.version % every == 0
+    if go.operation is None or go.operation.is_call or rank.main is not Main.PARKED:
+        return False
+    waits_in_it = rank.operation is not None and rank.operation.spot == go.operation.spot
+    return waits_in_it and log.updates % every == 0
 
 
 def on_voided(rank: RankState, voided: Voided) -> None:

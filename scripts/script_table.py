@@ -13,8 +13,9 @@ BEGIN: Final = (
 )
 END: Final = "<!-- End of the table. -->"
 HEAD: Final = (
-    "| script | what it does | lines changed | under torchrun and in a job | a rank is killed |\n"
-    "|---|---|---|---|---|"
+    "| script | what it does | lines changed | under torchrun and in a job | a rank is killed "
+    "| late ranks, in Quorum |\n"
+    "|---|---|---|---|---|---|"
 )
 
 
@@ -37,7 +38,8 @@ def markdown() -> str:
 
 def _line(row: Row) -> str:
     words = row.runs[0] if len(row.runs) == 1 else ()
-    cells = (f"`{' '.join([row.script, *words])}`", row.habit, "0", _result(row), _elastic(row))
+    tried = ("", "") if row.expect is Expectation.REFUSED else (row.elastic.value, row.late.value)
+    cells = (f"`{' '.join([row.script, *words])}`", row.habit, "0", _result(row), *tried)
     return f"| {' | '.join(cells)} |"
 
 
@@ -51,7 +53,3 @@ def _result(row: Row) -> str:
 def _equal(row: Row, ranks: int) -> str:
     tolerance = row.tolerance_at(ranks)
     return f"within {tolerance:g}" if tolerance else "equal bits"
-
-
-def _elastic(row: Row) -> str:
-    return "" if row.expect is Expectation.REFUSED else row.elastic.value

@@ -26,6 +26,8 @@ class JobResult:
     """Text that `paceline run` printed."""
     attempts: tuple[int, ...]
     """Number of processes that were started in each slot."""
+    taken: tuple[int, ...] = ()
+    """Samples in each gradient that a script brought to the job, if the job had pauses."""
 
     @property
     def story(self) -> str:
@@ -83,7 +85,8 @@ def run_paceline(
     last = tuple(
         Rank(code, *processes[-1]) if processes else Rank(code, "", "") for processes in found
     )
-    return JobResult(Result(last, out), report, tuple(map(len, found)))
+    taken = tuple(int(x) for path in streams.glob("*.taken") for x in path.read_text().split())
+    return JobResult(Result(last, out), report, tuple(map(len, found)), taken)
 
 
 def _streams_of(slot: int, folder: Path) -> list[tuple[str, str]]:

@@ -39,6 +39,19 @@ class Elastic(StrEnum):
     """No test kills a rank of this script."""
 
 
+class Late(StrEnum):
+    """What mode Quorum with 75 % does for a script while random ranks are late (S17)."""
+
+    GAINS = "does not wait"
+    """Steps do not wait for late ranks."""
+    CALLS = "waits: calls in each step"
+    """Each step waits for all ranks, because calls do."""
+    KIND = "waits: several passes per step"
+    """Each step waits for all ranks, because backward passes cannot be late (S17.5)."""
+    UNTRIED = "not tried"
+    """No test makes a rank of this script late."""
+
+
 TOLERANCE: Final = 1e-6
 """Largest difference at more than 2 ranks, where the order of a sum may differ."""
 
@@ -59,6 +72,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounding: str = ""
     """Why results at more than 2 ranks differ by more than `TOLERANCE`."""
     elastic: Elastic = Elastic.UNTRIED
+    late: Late = Late.UNTRIED
+    """While random ranks are late, one is killed too: all ranks end with equal weights."""
     compiles: bool = False
     """True if the script uses torch.compile."""
     in_short: bool = False

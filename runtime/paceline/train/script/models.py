@@ -13,6 +13,7 @@ that is there, since slot 0 may be away.
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ from paceline.train.script.passes import Passes
 from paceline.transport.base import HOST
 from paceline.worker.operations import parts_of
 from paceline.worker.script_engine import Parts, ScriptEngine
+
+log = logging.getLogger("paceline.rank")
 
 _INIT: Final = DistributedDataParallel.__init__
 _SYNC: Final = DistributedDataParallel._sync_buffers  # noqa: SLF001
@@ -109,8 +112,12 @@ class Models:
         """Steps of the script's optimizers, whatever they are of."""
         self._averaged_at: int | None = None
         """The same when a backward pass was averaged last; None before the first one."""
+        self._averaged: int | None = None
+        """Number of the model whose backward pass was averaged last; None before the first one."""
         self._scaled: tuple[int, bool] = (-1, False)
         """Place at which GradScalers were looked for last, and whether there was one."""
+        self._has_warned = False
+        """True once the log says why no gradient of this script may be late."""
         self.on_adopted: Callable[[int], None] = lambda _: None
         """Called with the index of a model that a following rank has made."""
 
@@ -169,22 +176,37 @@ class Models:
         """Return False if the script evaluates all of its models."""
         return not self.adopted or any(ddp.module.training for ddp in self.adopted)
 
-    def settles(self) -> bool:
+    def settles(self, number: int, where: str) -> bool:
         """Return `Operation.settles` of a backward pass that is about to be averaged (S17.5).
 
-        It adds to the average before it if no optimizer has made a step since. A late gradient
-        under another scale than that of its step would be wrong.
+        The first one that settles is logged, with the reason.
+
+        Args:
+            number: Number of the model.
+            where: File and line of the script, for the log.
         """
         if not self.engine.is_partial:
             return False
         place = self.engine.spot.place
         if self._scaled[0] != place:
             self._scaled = place, has_scaler()
-        return self._averaged_at == self._steps or self._scaled[1]
+        if self._averaged not in (None, number):
+            why = "it trains several models in turn"
+        elif self._averaged_at == self._steps:
+            why = "it averages several backward passes for one step of its optimizer"
+        elif self._scaled[1]:  # a late gradient would have the scale of another step
+            why = "it has a GradScaler that scales"
+        else:
+            return False
+        if not self._has_warned:
+            text = "%s: each step waits for all ranks from here on, because of what the script "
+            log.warning(text + "does: %s (docs/scripts.md)", where, why)
+            self._has_warned = True
+        return True
 
-    def averaged(self) -> None:
-        """Note that a backward pass was averaged."""
-        self._averaged_at = self._steps
+    def averaged(self, number: int) -> None:
+        """Note that a backward pass of a model was averaged."""
+        self._averaged, self._averaged_at = number, self._steps
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the trained parameters of all models, for the hash that ranks compare."""
@@ -301,13 +323,13 @@ class Buckets:
             buffers,
             parts=self._parts,
             model=self._number,
-            settles=self._models.settles(),
+            settles=self._models.settles(self._number, self._where),
             samples=self._samples,
             opens=self._opens,
             where=self._where,
         )
         self._passes.after_backward()
-        self._models.averaged()
+        self._models.averaged(self._number)
         return [
             sums
             if sums.dtype is buffer.dtype and sums.device == buffer.device

@@ -108,6 +108,15 @@ def test_the_benchmark_of_unchanged_scripts_runs(tmp_path: Path) -> None:
     assert all(result["checks"].values())
 
 
+@pytest.mark.exhaustive
+def test_the_benchmark_of_late_ranks_in_a_script_runs(tmp_path: Path) -> None:
+    done = run("b1-script", "--smoke", "--out", str(tmp_path), limit_s=300)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    result = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert [row[1] for row in result["rows"]] == ["Full", "Quorum(4)", "Solo"]
+    assert all(result["checks"].values())
+
+
 def test_the_memory_benchmark_of_the_operator_runs(tmp_path: Path) -> None:
     done = run("operator-memory", "--smoke", "--out", str(tmp_path), limit_s=300)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"

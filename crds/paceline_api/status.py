@@ -271,7 +271,7 @@ class ScriptFailure(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """How the job ended. It never changes again."""
+    """The end of a job, which never changes again."""
 
     complete: bool = False
     """True if the job ended in success."""

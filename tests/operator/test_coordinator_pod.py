@@ -223,7 +223,7 @@ def test_a_coordinator_may_be_moved_whatever_the_template_says_of_workers() -> N
 def test_a_coordinator_lacks_the_label_by_which_workers_keep_apart(
     selector: dict[str, Any],
 ) -> None:
-    """With it, an anti-affinity of one worker for each node would take a node from the workers."""
+    """The label would make an anti-affinity of one worker per node take a node from the workers."""
     term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     weighted = [{"weight": 1, "podAffinityTerm": term}]

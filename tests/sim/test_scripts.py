@@ -199,7 +199,7 @@ def test_a_backward_pass_that_is_summed_after_another_operation_began_is_noticed
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_heads_forward_the_operation_that_their_ranks_are_about_to_make(streams: bool) -> None:
-    """In a job with heads the first COMING of a group carries the operation."""
+    """The first COMING of a group carries the operation in a job with heads."""
     world = replace(STREAMED, tree_above=0, call_in_backward=not streams)
     made = rounds_of(run_script(world, 2, []))
     assert streams == any(go.streamed and not go.void for go in made)

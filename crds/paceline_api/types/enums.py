@@ -102,7 +102,7 @@ class NodeOperator(StrEnum):
 
 
 class DnsPolicy(StrEnum):
-    """How pods of a fabric profile resolve names; each of them finds Services."""
+    """The ways in which pods of a fabric profile resolve names; each of them finds Services."""
 
     CLUSTER_FIRST = "ClusterFirst"
     CLUSTER_FIRST_WITH_HOST_NET = "ClusterFirstWithHostNet"

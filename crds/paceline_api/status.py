@@ -126,6 +126,17 @@ class RankStatus(Struct, frozen=True):
         return self.facts.get(LAG_S)
 
 
+class OperationKind(StrEnum):
+    """What the ranks of an unchanged script did together in one round."""
+
+    STEP = "step"
+    """They averaged a backward pass, and late ranks need not have come."""
+    SETTLED = "settled"
+    """They averaged a backward pass that waits for all ranks, as its gradients cannot be late."""
+    CALL = "call"
+    """A collective call, which waits for all ranks."""
+
+
 class ShadowStatus(Struct, frozen=True):
     """The estimated effect of partial modes on rounds that ran in Shadow .
 
@@ -182,6 +193,8 @@ class LogStatus(Struct, frozen=True):
     """Samples by which the decay of late gradients reduced the applied ones."""
     updates: WholeNumber = 0
     """Steps of the optimizer; fewer than rounds under `pacing: Samples`."""
+    operations: Mapping[Name, WholeNumber] = {}
+    """Operations of an unchanged script since the reporting rank began, by `OperationKind`."""
     epochs_exact: WholeNumber = 0
     """Finished epochs in which each sample was applied exactly once."""
     epochs_short: WholeNumber = 0

@@ -17,6 +17,7 @@ from paceline_api.ids import MemberId
 from paceline_api.rounds import RoundSettings
 from paceline_api.status import (
     LiveCondition,
+    LogStatus,
     RankPhase,
     RankStatus,
     ScriptFailure,
@@ -85,6 +86,64 @@ def test_a_slow_rank_is_blamed_only_if_the_mode_waits_for_it(
     assert ("holds it up" in verdict) is waits
     assert ("nobody waits" in verdict) is not waits
     assert "rank 1" in verdict
+
+
+LATE = {"samples_applied": 2128, "samples_late": 480, "avoided_s": 2.34}
+
+
+@pytest.mark.parametrize(
+    ("log", "wanted"),
+    [
+        ({"operations": {"step": 60, "call": 2}, **LATE}, "has saved 2.3 s of waiting"),
+        (
+            {"operations": {"step": 60, "call": 2}, **LATE},
+            "480 of 2,128 samples came one step late",
+        ),
+        ({"operations": {"step": 60}}, "no rank was late"),
+        ({"operations": {"step": 60, "call": 120}}, "makes 2.0 collective calls in each step"),
+        ({"operations": {"step": 2, "settled": 58}}, "has a GradScaler"),
+        ({}, ""),
+    ],
+)
+@pytest.mark.parametrize("state", ["Training", "Complete"])
+def test_explain_names_what_a_mode_gains_for_an_unchanged_script(
+    log: dict[str, Any], wanted: str, state: str
+) -> None:
+    phase = RankPhase.FINISHED if state == "Complete" else RankPhase.ACTIVE
+    settings = msgspec.to_builtins(RoundSettings(mode=Mode.QUORUM, quorum_percent=75))
+    ranks = tuple(rank(slot, phase) for slot in range(4))
+    found = told(
+        status(
+            state, detail=Status("digits", "", ranks=ranks, settings=settings, log=LogStatus(**log))
+        )
+    )
+    assert any(wanted in line for line in found.because) is bool(wanted)
+    assert any("mode Quorum" in line for line in found.because) is bool(wanted)
+
+
+def test_explain_names_no_gain_in_mode_full() -> None:
+    detail = Status(
+        "digits",
+        "",
+        ranks=(rank(0), rank(1)),
+        settings=msgspec.to_builtins(RoundSettings(mode=Mode.FULL)),
+        log=LogStatus(operations={"step": 60}),
+    )
+    assert told(status(detail=detail)).because == ()
+
+
+def test_a_slow_rank_of_an_unchanged_script_holds_the_others_up() -> None:
+    """Every rank goes through every step, so the others wait for it one step later."""
+    slow = StragglerStatus(MemberId(1, 0, 1000), 210, 0.0, "Tolerate")
+    detail = Status(
+        "digits",
+        "",
+        ranks=(rank(0), rank(1)),
+        stragglers=(slow,),
+        settings=msgspec.to_builtins(RoundSettings(mode=Mode.SOLO)),
+        log=LogStatus(operations={"step": 60}),
+    )
+    assert "rank 1 holds it up" in told(status(detail=detail)).verdict
 
 
 def test_suggested_commands_are_quoted_for_the_shell() -> None:

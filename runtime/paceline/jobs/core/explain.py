@@ -12,7 +12,15 @@ from typing import Final
 
 from paceline_api.ids import pod_of
 from paceline_api.reasons import Reason
-from paceline_api.status import RankPhase, RankStatus, Status, StragglerStatus, place_of
+from paceline_api.status import (
+    OperationKind,
+    RankPhase,
+    RankStatus,
+    Status,
+    StragglerStatus,
+    as_number,
+    place_of,
+)
 from paceline_api.types.enums import Mode
 
 from paceline.core.protocol.waits import quorum_of
@@ -36,6 +44,7 @@ LINES_MAX: Final = 12
 """Upper bound on the lines of a failed rank's output that are listed."""
 _PASSING: Final = (Reason.RANK_SLOW, Reason.RANK_BENCHED, Reason.QUORUM_REDUCED)
 """Reasons of warnings about rounds in progress; they do not matter once no round runs."""
+_SETTLED: Final = OperationKind.SETTLED
 _UNDER_WAY: Final = {
     "Resizing": "It trains, and workers are being added, replaced or taken away.",
     "Suspending": "It is being suspended: it stops after a checkpoint, then its pods go.",
@@ -77,7 +86,7 @@ class _Job:
                 verdict = f"It is complete, after {status.round} rounds."
                 scripts = self._detail.script_failures[-WORDS_MAX:]
                 failed = [f"the script failed on the way: {one}" for one in scripts]
-                return verdict, failed, [logs, events, self._command("delete")]
+                return verdict, [*failed, *self._gain()], [logs, events, self._command("delete")]
             case x if x == FAILED:
                 first, *more = status.message.splitlines() or ["nobody has said why"]
                 told = [*more[-LINES_MAX:], *([status.hint] if status.hint else [])]
@@ -122,7 +131,8 @@ class _Job:
             speed = self._status.rounds_per_s_now
             pace = f", {speed:.1f} rounds/s now" if speed else ""
             verdict = f"It trains with all {self._status.replicas} replicas{pace}; nothing holds it"
-            return f"{verdict} up.", [], [f"{self._command('status')} --watch", wide, logs]
+            watch = f"{self._command('status')} --watch"
+            return f"{verdict} up.", [*self._gain()], [watch, wide, logs]
         worst = slow[0]
         rank = place_of(worst.member, self._detail.procs)
         takes = f"its step takes {worst.percent} % of the median"
@@ -130,20 +140,50 @@ class _Job:
         if not self._waits_for_all():
             mode = self._detail.round_settings.mode
             verdict = f"It trains; rank {rank} is slow ({takes}), and in mode {mode} nobody waits."
-        because = [*map(self._slow, slow)]
         return (
             verdict,
-            because,
+            [*map(self._slow, slow), *self._gain()],
             [f"{logs} --rank {rank}", wide, self._command("events")],
         )
 
     def _waits_for_all(self) -> bool:
         """Return True if a round of the job's mode can wait for its slowest rank."""
+        # In an unchanged script every rank goes through every step, so the others wait one later.
+        is_script = bool(self._detail.log.operations)
+        return is_script or self._detail.round_settings.mode is Mode.DEADLINE or self._is_full
+
+    @property
+    def _is_full(self) -> bool:
+        """True if every round needs all active ranks."""
         settings = self._detail.round_settings
-        if settings.is_synchronous or settings.mode is Mode.DEADLINE:
+        if settings.is_synchronous:
             return True
-        active = sum(rank.state == RankPhase.ACTIVE for rank in self._detail.ranks)
+        active = sum(not _waits(rank) for rank in self._detail.ranks)
         return settings.mode is Mode.QUORUM and quorum_of(Mode.QUORUM, settings, active) >= active
+
+    def _gain(self) -> Iterator[str]:
+        """Yield what the mode saves for an unchanged script, or why it saves nothing (S17)."""
+        log, mode = self._detail.log, self._detail.round_settings.mode
+        calls, settled = (log.operations.get(k, 0) for k in (OperationKind.CALL, _SETTLED))
+        steps = settled + log.operations.get(OperationKind.STEP, 0)
+        if not steps or self._is_full:
+            return
+        nothing = f"mode {mode} gains nothing: each step waits for all ranks, because the script"
+        if 2 * settled > steps:
+            yield (
+                f"{nothing} averages several backward passes for one step of its optimizer, trains "
+                "several models in turn, or has a GradScaler that scales; its log names the line"
+            )
+        elif calls >= steps:
+            yield f"{nothing} makes {calls / steps:.1f} collective calls in each step"
+        elif not log.samples_late:
+            yield f"mode {mode} has gained nothing so far: no rank was late"
+        else:
+            saved = as_number(log.avoided_s)
+            yield (
+                f"mode {mode} has saved {saved:.1f} s of waiting, summed over the ranks; "
+                f"{log.samples_late:,} of {log.samples_applied:,} samples came one step late"
+            )
 
     def _slow(self, slow: StragglerStatus) -> str:
         rank = place_of(slow.member, self._detail.procs)

@@ -8,13 +8,13 @@ path stores a few numbers, and the facts are computed at most every REFRESH_NS.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from statistics import median
 from typing import Final
 
 from paceline_api.ids import MemberId
-from paceline_api.status import LogStatus, ShadowStatus
+from paceline_api.status import LogStatus, OperationKind, ShadowStatus
 from paceline_api.times import NS_PER_MS, NS_PER_S, US_PER_S
 
 from paceline.core.log_figures import pack_log
@@ -71,6 +71,7 @@ class HeartbeatFacts:
         self._counted: dict[MemberId, int] = {}
         """Number of rounds with a contribution of each rank, as the ledger held it when it was last
         read."""
+        self._operations: Counter[OperationKind] = Counter()
         self._sums: deque[dict[str, tuple[float, float]]] = deque(maxlen=METRIC_ROUNDS + 1)
         """The script's figures after each recent round, and before the first of them."""
 
@@ -103,6 +104,9 @@ class HeartbeatFacts:
         if lag_us is not None:
             self._lags_us.append(lag_us)
         log = rank.log
+        if go.operation is not None:
+            step = OperationKind.SETTLED if log.settles else OperationKind.STEP
+            self._operations[OperationKind.CALL if go.operation.is_call else step] += 1
         if log.ledger is not self._ledger:
             # The log is a donor's or a checkpoint's: its earlier counts are not of these rounds.
             self._sums.clear()
@@ -228,6 +232,7 @@ class HeartbeatFacts:
             samples_redealt=total.redealt,
             samples_discounted=total.discounted,
             updates=log.updates,
+            operations={str(kind): count for kind, count in self._operations.items()},
             epochs_exact=ledger.epochs_exact,
             epochs_short=ledger.epochs_short,
             progress=progress,

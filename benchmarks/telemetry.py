@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from statistics import fmean
 
-from paceline.core.anatomy.samples import Phase
+from paceline.core.anatomy.samples import StepPhase
 from paceline.core.collectives.select import Method
 from paceline.core.messages import Endpoints
 from paceline.core.protocol.composition import compact
@@ -30,7 +30,7 @@ from benchmarks.harness import Report, benchmark, middle, share
 BAR_US = 20.0
 ROUNDS = 4000
 STEP_NS = 20_000_000
-STEP_PHASES = (Phase.LOADING, Phase.SCRIPT, Phase.FORWARD, Phase.BACKWARD)
+STEP_PHASES = (StepPhase.LOADING, StepPhase.SCRIPT, StepPhase.FORWARD, StepPhase.BACKWARD)
 
 
 def prepare(ranks: int) -> tuple[RankState, tuple[MemberId, ...]]:

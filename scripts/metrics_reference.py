@@ -6,11 +6,11 @@ from typing import Final
 
 from paceline.coordinator.metrics import Exporter
 from paceline.core.anatomy.samples import FIGURE_NAME_BYTES, FIGURES_MAX
-from paceline.refusals import Entry, Reason, Refusals
+from paceline.refusals import Entry, RefusalReason, Refusals
 from paceline.telemetry.catalog import CATALOG, FIGURE, LABELS, PEER, PEERS_MAX
 from paceline_api.ids import MemberId
 from paceline_api.status import RankPhase, RankStatus, Status
-from paceline_operator.metrics import Metrics
+from paceline_operator.metrics import OperatorMetrics
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
@@ -81,14 +81,16 @@ def coordinator_families() -> list[Family]:
     """Return the families on the page of a coordinator, each with all of its labels."""
     rank = RankStatus(MemberId(0, 0, 0), RankPhase.ACTIVE)
     refusals = Refusals()
-    refusals.refuse(Entry.COORDINATOR, Reason.MALFORMED, "", 0)
+    refusals.refuse(Entry.COORDINATOR, RefusalReason.MALFORMED, "", 0)
     page = Exporter(lambda: Status("", "", ranks=(rank,)), refusals).text().decode()
     return list(text_string_to_metric_families(page))
 
 
 def operator_families() -> list[tuple[Family, tuple[str, ...]]]:
     """Return the families on the page of the operator, with the names of their labels."""
-    metrics = [each for each in vars(Metrics()).values() if isinstance(each, MetricWrapperBase)]
+    metrics = [
+        each for each in vars(OperatorMetrics()).values() if isinstance(each, MetricWrapperBase)
+    ]
     return [(next(iter(each.collect())), each._labelnames) for each in metrics]  # noqa: SLF001 - no public way
 
 

@@ -39,7 +39,7 @@ from paceline_operator.core.devices import is_device
 from paceline_operator.core.job import read_job
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.pods import children
-from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.fabric import ChosenFabric
 from paceline_operator.core.pods.frozen import job_file
 from paceline_operator.fabrics import built_in
 
@@ -216,7 +216,7 @@ def pod_of(job: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str, str]:
     if read.problems:
         return None, "", read.problems
     network = fabric_of(read, Observed(fabrics=built_in()))
-    assert isinstance(network, Fabric), "nothing is required"
+    assert isinstance(network, ChosenFabric), "nothing is required"
     pod = children.worker(read, 0, 1, key_id=KEY, fabric=network)
     trainer = next(each for each in pod["spec"]["containers"] if each["name"] == TRAINER)
     trainer["command"] = json.loads(job_file(read))["command"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from paceline.core.anatomy.samples import Phase
+from paceline.core.anatomy.samples import StepPhase
 from paceline.core.faults import parse_faults
 from paceline.core.messages import DealtBatch, ScriptError
 from paceline.core.protocol.pending import BufferName
@@ -61,7 +61,7 @@ class LoneSession:
         self.revoke = revoke
         self.scheduler_steps = scheduler_steps
         self.stop_at = stop_at
-        self.phases: list[Phase] = []
+        self.phases: list[StepPhase] = []
         self.version = 0
         self.progress = Progress()
         self.stopped = False
@@ -184,7 +184,7 @@ class LoneSession:
         self.committed.copy_to_model()
         self.released = True
 
-    def enters(self, phase: Phase) -> None:
+    def enters(self, phase: StepPhase) -> None:
         """Record a phase of the script."""
         self.phases.append(phase)
 

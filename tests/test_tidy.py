@@ -47,6 +47,12 @@ RETIRED = {
     "nursery": "fork server",
 }
 """Private words of earlier versions, with the words of docs/glossary.md that replace them."""
+MAY_SHARE_A_NAME = {
+    "Tick": "the event of each state machine that its time has come",
+    "WakeAt": "the effect of each state machine that asks for its Tick",
+    "Hashed": "an event of a rank, and its entry in the journal",
+}
+"""Names of classes that stand for one meaning in more than one module, with that meaning."""
 PURE_TESTS = ("testing/simulation/", "tests/api/", "tests/core/", "tests/sim/")
 GENERATED = ("crds/manifests", "docs/pictures", "docs/reference")
 LEFTOVERS = re.compile(r"\b(TOD[O]|FIXM[E]|XX[X])\b|^(<{7}|>{7}) |\bbreakpoin[t]\(", re.M)
@@ -324,6 +330,20 @@ def test_retired_words_are_not_used_in_the_product() -> None:
             if word in RETIRED
         ),
         "Use the word of docs/glossary.md:",
+    )
+
+
+def test_public_classes_of_the_product_have_names_of_their_own() -> None:
+    modules: dict[str, list[str]] = {}
+    for name, tree in product().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, []).append(name)
+    shared = {name: places for name, places in modules.items() if len(places) > 1}
+    assert MAY_SHARE_A_NAME.keys() <= shared.keys(), "a name is not shared any more"
+    none_of(
+        [f"{name}: {places}" for name, places in shared.items() if name not in MAY_SHARE_A_NAME],
+        "name the class after what it is in its package, such as BackoffVerdict",
     )
 
 

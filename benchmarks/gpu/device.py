@@ -16,7 +16,7 @@ from paceline.transport.device_queues import TorchQueues, mark
 from paceline.transport.staging import Staging, cut
 from paceline.worker.state.flags import Flags
 from paceline.worker.state.flat import Segment
-from paceline.worker.state.streams import Streams
+from paceline.worker.state.streams import DeviceStreams
 
 from benchmarks.gpu.compiled import HOW
 from benchmarks.harness import Bar, Report, middle
@@ -89,7 +89,7 @@ def _busy(device: torch.device) -> None:
 
 def _follows(device: torch.device) -> bool:
     """Return True if a segment is read only after the kernels queued before its event."""
-    streams = Streams([device])
+    streams = DeviceStreams([device])
     for value in range(20):
         made = torch.zeros(MIB, device=device)
         _busy(device)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.control.tls import pinned
-from paceline.core.agent.exits import End
+from paceline.core.agent.exits import EndKind
 from paceline_api.ids import MemberId
 
 from benchmarks.rehearsal.meters import Summary
@@ -122,7 +122,7 @@ class PodEnded:
 
     slot: int
     attempt: int
-    end: End
+    end: EndKind
     message: str
 
 

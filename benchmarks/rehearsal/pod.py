@@ -19,7 +19,7 @@ from paceline.clock import now_ns
 from paceline.control.voice import PACE, PodVoice
 from paceline.core import wire
 from paceline.core.agent import supervise
-from paceline.core.agent.exits import Ended, RankOutcome
+from paceline.core.agent.exits import PlaceEnd, RankOutcome
 from paceline.core.agent.relay import Relay
 from paceline.core.messages import (
     AgentDone,
@@ -44,7 +44,7 @@ from paceline_api.times import NS_PER_S
 
 from benchmarks.rehearsal.rank import RehearsedRank, Surroundings
 
-LIMITS: Final = supervise.Limits(restarts_max=6, drain_ns=600 * NS_PER_S)
+LIMITS: Final = supervise.RankLimits(restarts_max=6, drain_ns=600 * NS_PER_S)
 """Limits of the supervisor. A drain of many ranks takes long on two cores, and that must kill no
 rank."""
 PATIENCE_S: Final = 120.0
@@ -163,7 +163,7 @@ class Pod:
         self._slots = [
             _Slot(supervise.Place(slot, local, attempt, LIMITS)) for local in range(job.procs)
         ]
-        self._done: asyncio.Future[Ended] = self._loop.create_future()
+        self._done: asyncio.Future[PlaceEnd] = self._loop.create_future()
         self._leaving = False
         self._lines: dict[MemberId, RankLine] = {}
         self._voice = PodVoice(
@@ -178,7 +178,7 @@ class Pod:
             pace=replace(PACE, ping_s=PATIENCE_S),
         )
 
-    async def run(self) -> Ended:
+    async def run(self) -> PlaceEnd:
         """Run the pod until all its ranks have ended and the coordinator has received the report.
 
         Returns:
@@ -220,18 +220,18 @@ class Pod:
             case Closing():
                 self._leaving = True
                 for slot in self._slots:
-                    self._post(slot, supervise.Closing())
+                    self._post(slot, supervise.JobClosing())
             case Shutdown(why=why):
                 self._leaving = True
                 for slot in self._slots:
-                    self._post(slot, supervise.Shutdown(why))
+                    self._post(slot, supervise.JobShutdown(why))
             case _:
                 assert_never(order)
 
     def _drain(self, why: str) -> None:
         self._leaving = True
         for slot in self._slots:
-            self._post(slot, supervise.Drain(why))
+            self._post(slot, supervise.ProcessDrain(why))
 
     # ---- places of the ranks --------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class Pod:
 
     def _up(self, slot: _Slot, rank: RehearsedRank) -> None:
         """Report a rank as started, if it is still the one of its place."""
-        if slot.rank is rank and slot.place.phase is supervise.Phase.STARTING:
+        if slot.rank is rank and slot.place.phase is supervise.PlacePhase.STARTING:
             assert slot.line is not None
             self._lines[rank.me] = slot.line
             self._voice.open(rank.me)
@@ -316,7 +316,7 @@ class Pod:
         if slot.timer is not None:
             slot.timer.cancel()
             slot.timer = None
-        if slot.place.wake_at_ns is not None and slot.place.phase is not supervise.Phase.ENDED:
+        if slot.place.wake_at_ns is not None and slot.place.phase is not supervise.PlacePhase.ENDED:
             delay_s = max(0, slot.place.wake_at_ns - now_ns()) / NS_PER_S
             slot.timer = self._loop.call_later(delay_s, self._post, slot, supervise.Tick())
 

@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 import msgspec
 from paceline import environment
 from paceline.clock import now_ns
-from paceline.core.agent.exits import End
+from paceline.core.agent.exits import EndKind
 from paceline.core.messages import Inventory, Targets
 from paceline_api import names
 from paceline_api.ids import MemberId
@@ -350,7 +350,7 @@ class Stage:
             case player.Died(member=member):
                 self._to_all(player.Gone(member))
             case player.PodEnded():
-                if note.end is End.FAILED:
+                if note.end is EndKind.FAILED:
                     log.error("pod %d#%d failed: %s", note.slot, note.attempt, note.message)
                 with self._news:
                     self._ended.append(note)

@@ -122,10 +122,10 @@ async def _own(kubeconfig: str, namespace: str, count: int) -> Figures:
     from paceline_operator.cluster.kube import Kube, path
     from paceline_operator.cluster.observe import Listed
     from paceline_operator.cluster.wire import PodObject
-    from paceline_operator.metrics import Metrics
+    from paceline_operator.metrics import OperatorMetrics
 
     meter, decoder = Meter(), msgspec.json.Decoder(Listed[PodObject])
-    async with Kube(access(Path(kubeconfig)), Metrics()) as kube:
+    async with Kube(access(Path(kubeconfig)), OperatorMetrics()) as kube:
         create = partial(kube.create, "pods", namespace)
         await create(pod("first"))
         begun = now()

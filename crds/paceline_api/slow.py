@@ -51,7 +51,7 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SlowVerdict:
     """Result of one judgment."""
 
     slow: tuple[Slow, ...] = ()
@@ -70,14 +70,14 @@ def judge(
     since: Mapping[str, float],
     now_s: float,
     confirmed: Collection[str] = (),
-) -> Verdict:
+) -> SlowVerdict:
     """Return which ranks are persistently slow, and the response to each.
 
     Args:
         paces: Step times of all ranks that are alive.
         settings: `spec.straggler`.
         round_s: Seconds of a round, which turn `windowRounds` into a time.
-        since: `Verdict.since` of the last judgment.
+        since: `SlowVerdict.since` of the last judgment.
         now_s: Current time in seconds.
         confirmed: Keys of ranks that are slow for long enough, whatever `since` says.
 
@@ -109,7 +109,7 @@ def judge(
         percent = round(100 * pace.step_s / norm_s)
         slow.append(Slow(pace.key, percent, first_s, step, settings.respond[step]))
     slow.sort(key=lambda s: -s.percent)
-    return Verdict(tuple(slow), kept, min(looks, default=None))
+    return SlowVerdict(tuple(slow), kept, min(looks, default=None))
 
 
 def cooldown_s(settings: StragglerSettings) -> float:

@@ -16,9 +16,9 @@ from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.apply import Applier, DeposedError, JobGoneError
 from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.store import Key, Store
-from paceline_operator.core.changes import Changes, Message
-from paceline_operator.core.job import Job, read_again, read_job
-from paceline_operator.core.observed import Inventory
+from paceline_operator.core.changes import Changes, CoordinatorMessage
+from paceline_operator.core.job import JobObject, read_again, read_job
+from paceline_operator.core.observed import PodInventory
 from paceline_operator.core.reconcile import reconcile
 
 log = logging.getLogger("paceline.operator")
@@ -35,7 +35,7 @@ class Coordinators(Protocol):
     """The connections to all coordinators. No method waits for a coordinator."""
 
     def follow(
-        self, key: Key, job: Job, address: str, *, key_id: str, pods: int, hurry: bool
+        self, key: Key, job: JobObject, address: str, *, key_id: str, pods: int, hurry: bool
     ) -> None:
         """Connect to the coordinator of a job, or keep the connection.
 
@@ -49,7 +49,7 @@ class Coordinators(Protocol):
         """
         ...
 
-    def send(self, key: Key, message: Message) -> None:
+    def send(self, key: Key, message: CoordinatorMessage) -> None:
         """Queue a message for the job's coordinator, if there is a connection to it."""
 
     def leave(self, key: Key) -> None:
@@ -88,7 +88,7 @@ class Controller:
         self._epoch, self._nodes_fresh, self._key_id = epoch, nodes_fresh, key_id
         self._pods_live_s = pods_live_s
         self.memories: dict[Key, Memory] = {}
-        self._read: dict[Key, tuple[Mapping[str, Any], Job]] = {}
+        self._read: dict[Key, tuple[Mapping[str, Any], JobObject]] = {}
         """Each job as it was read last, with the object that it was read from."""
 
     async def reconcile(self, key: Key) -> float | None:
@@ -147,7 +147,7 @@ class Controller:
         for memory in self.memories.values():
             memory.note(secret=False)
 
-    def _job(self, key: Key, body: Mapping[str, Any]) -> Job:
+    def _job(self, key: Key, body: Mapping[str, Any]) -> JobObject:
         """Return the job, read from its object.
 
         Reading a job includes its validation, and pods change far more often than their job. The
@@ -171,7 +171,7 @@ class Controller:
         self._read[key] = body, job
         return job
 
-    def _memory(self, key: Key, job: Job) -> Memory:
+    def _memory(self, key: Key, job: JobObject) -> Memory:
         memory = self.memories.get(key)
         if memory is None or memory.uid != job.uid:
             memory = self.memories[key] = Memory(job.uid)
@@ -200,15 +200,17 @@ class Controller:
             memory.note(revision=changes.inventory.revision)
         if changes.stop:
             memory.note(stop_s=now_s)
-        self._coordinators.send(key, Message(changes.inventory, changes.targets, changes.stop))
+        self._coordinators.send(
+            key, CoordinatorMessage(changes.inventory, changes.targets, changes.stop)
+        )
 
-    def inventory_arrived(self, key: Key, inventory: Inventory) -> None:
+    def inventory_arrived(self, key: Key, inventory: PodInventory) -> None:
         """Record that the coordinator has acknowledged an inventory, if it is the newest one."""
         memory = self.memories.get(key)
         if memory is not None and inventory.revision == memory.sent.revision:
             memory.note(inventory=frozenset(inventory.pods), inventory_s=self._clock())
 
-    def _follow(self, key: Key, job: Job, changes: Changes) -> None:
+    def _follow(self, key: Key, job: JobObject, changes: Changes) -> None:
         """Follow the newest active coordinator that has an address; leave it if there is none."""
         own = [pod for pod in self._store.pods(key) if pod.owner == job.uid]
         found = [pod for pod in own if pod.is_coordinator and pod.active and pod.ip]
@@ -222,7 +224,7 @@ class Controller:
         pods = sum(pod.is_worker for pod in own)
         self._coordinators.follow(key, job, url, key_id=key_id, pods=pods, hurry=changes.hurry)
 
-    def _retry_s(self, job: Job, memory: Memory, error: ApiError) -> float:
+    def _retry_s(self, job: JobObject, memory: Memory, error: ApiError) -> float:
         memory.errors += 1
         wait_s = min(RETRY_MAX_S, RETRY_S * 2.0 ** min(memory.errors - 1, 10))
         log.warning("%s; next try in %.1f s", error, wait_s, extra={"job": "/".join(job.key)})

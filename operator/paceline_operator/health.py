@@ -19,7 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from paceline_operator.cluster.observe import SILENCE_S, Watch
 from paceline_operator.cluster.scrapers import Scrapers
 from paceline_operator.cluster.store import Store
-from paceline_operator.metrics import Metrics
+from paceline_operator.metrics import OperatorMetrics
 
 DEAD_S: Final = SILENCE_S + 60
 """Seconds without a sign of life after which a watch counts as dead."""
@@ -49,7 +49,7 @@ class Health:
     """
 
     def __init__(
-        self, store: Store, metrics: Metrics, connected: Callable[[], int], jobs: Watched
+        self, store: Store, metrics: OperatorMetrics, connected: Callable[[], int], jobs: Watched
     ) -> None:
         self._store, self._metrics, self._connected = store, metrics, connected
         self._jobs = jobs

@@ -48,16 +48,16 @@ from paceline_operator.cluster.tls import (
 from paceline_operator.cluster.wire import NodeObject, PodObject
 from paceline_operator.controller import Controller
 from paceline_operator.core.changes import SecretId
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.keys import job_keys
 from paceline_operator.core.pods import children
 from paceline_operator.core.unheard import Unheard
 from paceline_operator.handlers import JobsWatch, make_registry, make_settings
 from paceline_operator.health import Guarded, Health, serving
 from paceline_operator.listing import Listing
-from paceline_operator.metrics import CONTROLLER, Metrics
+from paceline_operator.metrics import CONTROLLER, OperatorMetrics
 from paceline_operator.options import Options
-from paceline_operator.queue import Queue
+from paceline_operator.queue import DecisionQueue
 
 log = logging.getLogger("paceline.operator")
 
@@ -75,8 +75,8 @@ class Operator:
 
     def __init__(self, options: Options, access: Access) -> None:
         self._options, self._access = options, access
-        self.metrics = Metrics()
-        self._queue = Queue(self._decide, self.metrics, time.monotonic)
+        self.metrics = OperatorMetrics()
+        self._queue = DecisionQueue(self._decide, self.metrics, time.monotonic)
         self._store = Store(
             self._queue.add,
             options.manager,
@@ -296,7 +296,7 @@ class Operator:
             key_id=lambda: self._keys.newest,
         )
 
-    def _make_secret(self, job: Job, secret: SecretId) -> Mapping[str, Any] | None:
+    def _make_secret(self, job: JobObject, secret: SecretId) -> Mapping[str, Any] | None:
         key = self._keys.of(secret.key_id)
         if key is None:
             return None

@@ -19,7 +19,7 @@ SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 """Upper bounds of the buckets of durations, in seconds."""
 
 
-class Metrics:
+class OperatorMetrics:
     """The operator's metrics, in a registry of their own."""
 
     def __init__(self) -> None:

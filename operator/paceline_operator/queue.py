@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from paceline_operator.cluster.store import Key
-from paceline_operator.metrics import CONTROLLER, Metrics
+from paceline_operator.metrics import CONTROLLER, OperatorMetrics
 
 log = logging.getLogger("paceline.operator")
 
@@ -28,10 +28,12 @@ Decide = Callable[[Key], Awaitable[float | None]]
 is none."""
 
 
-class Queue:
+class DecisionQueue:
     """Queue of due decisions, run on one event loop once it is open."""
 
-    def __init__(self, decide: Decide, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, decide: Decide, metrics: OperatorMetrics, clock: Callable[[], float]
+    ) -> None:
         self._decide, self._metrics, self._clock = decide, metrics, clock
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, Key]] = []

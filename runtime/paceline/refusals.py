@@ -42,7 +42,7 @@ class Entry(StrEnum):
     """The HTTP server of an agent: metrics and steps."""
 
 
-class Reason(StrEnum):
+class RefusalReason(StrEnum):
     """Reason for which a message or a connection was refused."""
 
     OTHER_USER = "other_user"
@@ -69,11 +69,11 @@ class Refusals:
         self.total = 0
         """Sum over all entry points and reasons. A cheap way to see if `counts` has changed."""
         self._lock = threading.Lock()
-        self._counts: Counter[tuple[Entry, Reason]] = Counter()
+        self._counts: Counter[tuple[Entry, RefusalReason]] = Counter()
         self._since_line: Counter[Entry] = Counter()
         self._next_line_ns: dict[Entry, int] = {}
 
-    def refuse(self, entry: Entry, reason: Reason, caller: str, now_ns: int) -> str | None:
+    def refuse(self, entry: Entry, reason: RefusalReason, caller: str, now_ns: int) -> str | None:
         """Count one refusal and return the line to log, or None if it is too early for a line.
 
         The first refusal at an entry point has a line at once. After that there is at most one in
@@ -101,7 +101,7 @@ class Refusals:
         others = f"; {refused} refused since the last such line" if refused > 1 else ""
         return f"{entry}: refused a message of {who}: {reason}{others}"
 
-    def counts(self) -> Mapping[tuple[Entry, Reason], int]:
+    def counts(self) -> Mapping[tuple[Entry, RefusalReason], int]:
         """Return the number of refusals by entry point and reason. An absent key means none."""
         with self._lock:
             return dict(self._counts)
@@ -111,7 +111,7 @@ PROCESS: Final = Refusals()
 """The refusals of this process, for its metrics."""
 
 
-def refuse(entry: Entry, reason: Reason, caller: str) -> None:
+def refuse(entry: Entry, reason: RefusalReason, caller: str) -> None:
     """Count a refusal of this process, and log it if a line is due (`Refusals.refuse`)."""
     line = PROCESS.refuse(entry, reason, caller, now_ns())
     if line is not None:

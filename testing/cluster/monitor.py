@@ -35,7 +35,7 @@ HOMES: Final = ("/usr/share/grafana", "/usr/local/share/grafana", "/opt/grafana"
 END_S: Final = 20.0
 
 
-def choose(running: list[index.Entry], wanted: str) -> index.Entry:
+def choose(running: list[index.RunEntry], wanted: str) -> index.RunEntry:
     """Return the running job called `wanted`, or the only job; raise PacelineError if ambiguous."""
     found = [entry for entry in running if wanted in ("", entry.job)]
     if len(found) == 1:
@@ -130,7 +130,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def monitor(entry: index.Entry, env: Mapping[str, str]) -> None:
+def monitor(entry: index.RunEntry, env: Mapping[str, str]) -> None:
     """Run the servers until the job's runner exits."""
     runner = os.pidfd_open(entry.pid)
     with ExitStack() as parts:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from paceline_operator.core.decide.fabric import NoFabric
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Node, Observed
-from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.fabric import ChosenFabric
 from paceline_operator.fabrics import built_in
 
 from testing.fake_cluster.observations import job_of
@@ -17,7 +17,7 @@ IB = {"rdma/hca_shared_devices_a": 63}
 NODES = {f"node-{n}": Node(f"node-{n}", offers=GPU | IB, labels={"pool": "a"}) for n in range(3)}
 
 
-def gpu_job(required: str = "", profile: str = "", **template: Any) -> Job:
+def gpu_job(required: str = "", profile: str = "", **template: Any) -> JobObject:
     """Return a job of two replicas with 8 GPUs each and these fabric requirements."""
     trainer = {
         "name": "trainer",
@@ -50,7 +50,7 @@ def seen(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
     return Observed(nodes=nodes, fabrics={**built_in(), **more})
 
 
-def name_of(found: Fabric | NoFabric) -> str:
+def name_of(found: ChosenFabric | NoFabric) -> str:
     """Return the profile of a fabric that was found; anything else fails the test."""
-    assert isinstance(found, Fabric), found
+    assert isinstance(found, ChosenFabric), found
     return found.profile

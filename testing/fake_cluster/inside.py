@@ -30,7 +30,7 @@ from paceline_operator.cluster import own_key
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.lease import Election
 from paceline_operator.cluster.store import Key
-from paceline_operator.core.changes import Message
+from paceline_operator.core.changes import CoordinatorMessage
 from paceline_operator.core.keys import job_keys
 from paceline_operator.handlers import JobsWatch, make_settings
 from paceline_operator.options import parse
@@ -181,7 +181,7 @@ class Inside(Cluster):
         links = self.operator._links
         send = links.send
 
-        def judged(key: Key, message: Message) -> None:
+        def judged(key: Key, message: CoordinatorMessage) -> None:
             if message.inventory is not None:
                 self._blaming(lambda: self.judge(key, message.inventory.pods))
             send(key, message)

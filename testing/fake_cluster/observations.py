@@ -11,20 +11,20 @@ from paceline_api.status import MembershipChange, RankPhase, RankStatus, Status
 from paceline_api.times import timestamp
 from paceline_api.types.enums import Network
 from paceline_operator.core.coordinator_status import (
-    Limits,
+    StatusLimits,
     read_coordinator_status,
 )
-from paceline_operator.core.job import Job, read_job
+from paceline_operator.core.job import JobObject, read_job
 from paceline_operator.core.observed import Observed, Pod, Sent
 
 from testing.fake_cluster.parts import START_S, job_body
 
 NOW = START_S + 1000
 UID = "job-uid"
-MANY: Final = Limits(ranks=10_000)
+MANY: Final = StatusLimits(ranks=10_000)
 
 
-def job_of(status: dict[str, Any] | None = None, **spec: Any) -> Job:
+def job_of(status: dict[str, Any] | None = None, **spec: Any) -> JobObject:
     """Return a job with this status and spec."""
     body = job_body(**spec)
     body["metadata"] |= {"uid": UID, "generation": 3, "creationTimestamp": timestamp(START_S)}

@@ -24,8 +24,8 @@ from paceline_operator.cluster.ownership import apply_own
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.wire import pod_from
 from paceline_operator.controller import Controller
-from paceline_operator.core.changes import Message, SecretId
-from paceline_operator.core.job import Job
+from paceline_operator.core.changes import CoordinatorMessage, SecretId
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.pods.service import service
 
 
@@ -74,7 +74,7 @@ class World(Cluster):
         )
         self.relist()
 
-    def _secret(self, job: Job, secret: SecretId) -> Mapping[str, Any]:
+    def _secret(self, job: JobObject, secret: SecretId) -> Mapping[str, Any]:
         owner = [{"uid": job.uid, "controller": True}]
         name = f"{job.name}-{job.uid}-{secret.key_id}-{secret.file}"
         return {"metadata": {"name": name, "ownerReferences": owner}}
@@ -194,7 +194,7 @@ class World(Cluster):
     # ---- the operator's side of the connection (Coordinators) -----------------------------------
 
     def follow(
-        self, key: Key, job: Job, address: str, *, key_id: str, pods: int, hurry: bool
+        self, key: Key, job: JobObject, address: str, *, key_id: str, pods: int, hurry: bool
     ) -> None:
         """Ignore the request: the status of coordinators arrives without a connection."""
         del key, job, address, key_id, pods, hurry
@@ -203,7 +203,7 @@ class World(Cluster):
         """Ignore the request: there is no connection to close."""
         del key
 
-    def send(self, key: Key, message: Message) -> None:
+    def send(self, key: Key, message: CoordinatorMessage) -> None:
         """Judge and deliver a message of the operator to a coordinator."""
         inventory = message.inventory
         if inventory is not None:

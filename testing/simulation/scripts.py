@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 from paceline.core.protocol.log import is_slot_0
-from paceline.core.protocol.places import Act, Path, Spot
+from paceline.core.protocol.places import Path, Spot, SpotAction
 from paceline.core.protocol.records import BACKWARD, DataPlan, DropReason, Go, Operation
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import Main
@@ -154,12 +154,12 @@ class ScriptRank(SimRank):
                     yield from self.operation("barrier" if stray else "all_reduce", samples=0)
                 continue
             act = self.path.begin_pass()
-            while act is Act.ASK:
+            while act is SpotAction.ASK:
                 yield "need", None
                 act = self.path.in_pass()
-            assert act is not Act.LOST, f"{self.me} is lost in pass {place}"
-            if act is not Act.SKIP:
-                if act is Act.LOAD:
+            assert act is not SpotAction.LOST, f"{self.me} is lost in pass {place}"
+            if act is not SpotAction.SKIP:
+                if act is SpotAction.LOAD:
                     self.load()
                 per_batch = world.backwards + world.calls_in_pass + world.call_in_backward
                 short = world.uneven and self.me.slot == 0 and place == len(world.program) - 1
@@ -169,7 +169,7 @@ class ScriptRank(SimRank):
                     for _ in range(world.calls_in_pass):
                         yield from self.operation("all_gather", samples=0, opens=False)
             self.path.end_pass()
-            if act is Act.SKIP:
+            if act is SpotAction.SKIP:
                 yield from self.take_last_state()
 
     def backward(self, world: ScriptWorld, which: int) -> Program:
@@ -183,7 +183,7 @@ class ScriptRank(SimRank):
             return
         first, gap, called = self.path.here, pause / world.segments, False
         yield "sleep", gap
-        handed, streams = 0, self.path.operation() is Act.TAKE_PART
+        handed, streams = 0, self.path.operation() is SpotAction.TAKE_PART
         while handed < world.segments - 1:
             made = self._backward(first, model, opens=opens)
             yield ("segment", made) if streams else ("sleep", 0.0)
@@ -246,15 +246,15 @@ class ScriptRank(SimRank):
         assert isinstance(world, ScriptWorld)
         while True:
             act = self.path.operation()
-            if act is Act.ASK:
+            if act is SpotAction.ASK:
                 yield "need", None
                 continue
-            if act is Act.LOST:
+            if act is SpotAction.LOST:
                 assert self.was_left_out, f"{self.me} is lost at {here}: {self.path}"
                 yield "lost", None
-            if act is Act.LOAD:
+            if act is SpotAction.LOAD:
                 self.load()
-            if act is Act.REPEAT:
+            if act is SpotAction.REPEAT:
                 result = self.path.kept[here]
                 break
             made = Operation(name, *here, opens, PARTS)
@@ -277,9 +277,9 @@ class ScriptRank(SimRank):
     def take_last_state(self) -> Program:
         """Load the last state behind the last pass (S14)."""
         here = self.path.here
-        while (act := self.path.behind_pass()) is Act.ASK:
+        while (act := self.path.behind_pass()) is SpotAction.ASK:
             yield "need", None
-        if act is Act.LOAD:
+        if act is SpotAction.LOAD:
             self.load()
             self.path.repeat_from(here)
 

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any
 
 from paceline.telemetry.catalog import CATALOG, LABELS
-from paceline_operator.metrics import Metrics
+from paceline_operator.metrics import OperatorMetrics
 from prometheus_client.metrics_core import Metric as Family
 
 from testing.cluster import programs
@@ -89,7 +89,7 @@ def of_ranks() -> dict[str, Series]:
 def of_operator() -> dict[str, Series]:
     """Return the series of the operator."""
     found: dict[str, Series] = {}
-    for metric in Metrics().registry._collector_to_names:
+    for metric in OperatorMetrics().registry._collector_to_names:
         family: Family = next(iter(metric.collect()))
         own = {name: OF_OPERATOR[name] for name in getattr(metric, "_labelnames", ())}
         bounds = [b for b in getattr(metric, "_upper_bounds", ()) if b != float("inf")]

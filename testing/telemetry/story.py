@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
-from paceline.core.agent.supervise import Phase
+from paceline.core.agent.supervise import PlacePhase
 from paceline.core.protocol.shadow import PARTIAL
-from paceline.telemetry.catalog import CATALOG, FIGURE, LABELS, Kind, Metric, Writer
+from paceline.telemetry.catalog import CATALOG, FIGURE, LABELS, Metric, MetricKind, Writer
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import RankRecord
 from paceline.worker.metrics.job import JobMetrics
@@ -80,7 +80,7 @@ class Pod:
         self.records = PodRecords(self.slot, 1)
         self.record = RankRecord.open(os.dup(self.records.begin(MemberId(self.slot, 0, 0))))
         self.records.connection = lambda: (True, 1)
-        self.records.phases = lambda: [Phase.RUNNING]
+        self.records.phases = lambda: [PlacePhase.RUNNING]
         self.records.carriers = lambda: {MemberId(self.slot, 0, 0): "TCP"}
         self.record.rounds.divide(SEGMENTS)
         self.job = JobMetrics(self.record)
@@ -145,21 +145,21 @@ def _tick(run: Run, pod: Pod, at_s: int, members: int) -> None:
             if metric.name in ("paceline_arrival_lag_seconds", "paceline_compute_seconds_total"):
                 value += LATE_S * slow
             if not metric.name.endswith(("seconds_total", "_bytes_total")):
-                value = max(value, 1.0) if metric.kind is Kind.COUNTER else value
+                value = max(value, 1.0) if metric.kind is MetricKind.COUNTER else value
             if not _happened(metric.name, labels, at_s, pod):
                 continue
             match metric.kind:
-                case Kind.HISTOGRAM:
+                case MetricKind.HISTOGRAM:
                     histogram = pod.record.histogram(metric.name, **labels)
                     for _ in range(steps):
                         histogram.observe(value)
-                case Kind.COUNTER:
+                case MetricKind.COUNTER:
                     rare = metric.name.startswith((*AFTER_A_LOSS, *AFTER_A_JOIN, *RARE))
                     once = rare or "reason" in labels
                     when = JOINS_S if metric.name.startswith(AFTER_A_JOIN) else KILLED_S
                     counter = pod.record.counter(metric.name, **labels)
                     counter.add(float(at_s == when) if once else value * steps)
-                case Kind.GAUGE:
+                case MetricKind.GAUGE:
                     if not metric.name.startswith(("paceline_progress", "paceline_remaining")):
                         number = _number(metric.name, at_s, members)
                         pod.record.gauge(metric.name, **labels).set(number)

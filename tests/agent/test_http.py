@@ -16,7 +16,7 @@ from paceline.agent.http import HttpServer
 from paceline.core.anatomy.samples import PodSamples
 from paceline.core.anatomy.steps_token import STEPS_HEADER, steps_token
 from paceline.local import steps
-from paceline.refusals import Entry, Reason, Refusals
+from paceline.refusals import Entry, RefusalReason, Refusals
 
 TOKEN = "the-token-of-the-ranks"
 TIMEOUT_S = 60.0
@@ -68,7 +68,7 @@ def test_steps_are_refused_without_the_token(headers: dict[str, str]) -> None:
             writer.close()
             assert answer.startswith(b"HTTP/1.1 403")
             assert b"here" not in answer
-            assert refusals.counts() == {(Entry.AGENT_HTTP, Reason.UNAUTHENTICATED): 1}
+            assert refusals.counts() == {(Entry.AGENT_HTTP, RefusalReason.UNAUTHENTICATED): 1}
 
     run(go())
 
@@ -107,7 +107,7 @@ def test_many_connections_from_one_address_leave_room_for_other_addresses() -> N
                 prometheus.get(f"http://127.0.0.1:{port}/metrics") as response,
             ):
                 assert response.status == 200
-            assert refusals.counts()[Entry.AGENT_HTTP, Reason.TOO_MANY] > 0
+            assert refusals.counts()[Entry.AGENT_HTTP, RefusalReason.TOO_MANY] > 0
             for _, writer in held:
                 writer.close()
 

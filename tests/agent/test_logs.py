@@ -8,7 +8,7 @@ import signal
 import threading
 from pathlib import Path
 
-from paceline.agent.logs import Output
+from paceline.agent.logs import LogOutput
 
 WRITES = 5_000
 """More writes than fit into the pipe that wakes the event loop."""
@@ -22,7 +22,7 @@ def test_a_signal_is_handled_however_much_was_written_meanwhile(tmp_path: Path) 
         heard = asyncio.Event()
         loop.add_signal_handler(signal.SIGUSR1, heard.set)
         with (tmp_path / "stdout").open("wb") as stdout:
-            output = Output(loop, stdout.fileno(), tmp_path / "logs")
+            output = LogOutput(loop, stdout.fileno(), tmp_path / "logs")
             for _ in range(WRITES):
                 output.write("rank", b"shown\n", b"kept\n")
             assert _all_written(output)  # the loop has had no turn
@@ -38,7 +38,7 @@ def test_a_signal_is_handled_however_much_was_written_meanwhile(tmp_path: Path) 
 def test_a_waiting_reader_continues_once_the_output_has_room(tmp_path: Path) -> None:
     async def scenario() -> None:
         read_fd, write_fd = os.pipe()
-        output = Output(asyncio.get_running_loop(), write_fd, tmp_path / "logs")
+        output = LogOutput(asyncio.get_running_loop(), write_fd, tmp_path / "logs")
         free = asyncio.Event()
         output.write("rank", b"x" * 3_000_000, b"")
         assert output.full
@@ -54,7 +54,7 @@ def test_a_waiting_reader_continues_once_the_output_has_room(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
-def _all_written(output: Output) -> bool:
+def _all_written(output: LogOutput) -> bool:
     """Wait until the writer thread has handled everything submitted so far."""
     done = threading.Event()
     output._thread.submit(done.set)

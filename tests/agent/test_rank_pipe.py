@@ -15,9 +15,9 @@ from typing import Final
 
 import pytest
 from paceline import refusals
-from paceline.agent.rank_pipe import MESSAGE_BYTES_MAX, Message, RankPipe, RankPipeListener
+from paceline.agent.rank_pipe import MESSAGE_BYTES_MAX, PipeMessage, RankPipe, RankPipeListener
 from paceline.limits import MIB, own_bytes
-from paceline.refusals import Entry, Reason
+from paceline.refusals import Entry, RefusalReason
 from paceline.telemetry.collector import PodRecords
 from paceline.worker.agent_pipe import AgentOrder, AgentPipe
 
@@ -48,13 +48,13 @@ NO_MESSAGES: Final = {
 
 
 @contextmanager
-def listening() -> Iterator[tuple[asyncio.AbstractEventLoop, str, list[Message | None]]]:
+def listening() -> Iterator[tuple[asyncio.AbstractEventLoop, str, list[PipeMessage | None]]]:
     """Yield an event loop, the name of an agent's listener, and all messages from its pipes."""
     loop = asyncio.new_event_loop()
-    heard: list[Message | None] = []
+    heard: list[PipeMessage | None] = []
     pipes: list[RankPipe] = []
 
-    def on_message(pipe: RankPipe, message: Message | None) -> None:
+    def on_message(pipe: RankPipe, message: PipeMessage | None) -> None:
         pipes.append(pipe)
         heard.append(message)
 
@@ -68,7 +68,7 @@ def listening() -> Iterator[tuple[asyncio.AbstractEventLoop, str, list[Message |
         loop.close()
 
 
-def settle(loop: asyncio.AbstractEventLoop, heard: list[Message | None], count: int) -> None:
+def settle(loop: asyncio.AbstractEventLoop, heard: list[PipeMessage | None], count: int) -> None:
     """Run the agent until `count` messages have arrived; only the test's own timeout bounds it."""
     while len(heard) < count:
         loop.run_until_complete(asyncio.sleep(0.001))
@@ -80,19 +80,19 @@ def call(name: str) -> socket.socket:
     return sock
 
 
-def refused(reason: Reason) -> int:
+def refused(reason: RefusalReason) -> int:
     return refusals.PROCESS.counts().get((Entry.RANK_PIPE, reason), 0)
 
 
 @pytest.mark.parametrize("data", NO_MESSAGES.values(), ids=list(NO_MESSAGES))
 def test_an_invalid_message_is_refused_and_the_pipe_stays_open(data: bytes) -> None:
-    before = refused(Reason.MALFORMED)
+    before = refused(RefusalReason.MALFORMED)
     with listening() as (loop, name, heard), call(name) as rank:
         rank.send(data)
         rank.send(b'{"kind": "present", "key": "k"}')
         settle(loop, heard, 1)
-        assert heard == [Message("present", "k")]
-    assert refused(Reason.MALFORMED) == before + 1
+        assert heard == [PipeMessage("present", "k")]
+    assert refused(RefusalReason.MALFORMED) == before + 1
     records = PodRecords(0, 1)
     shown = 'paceline_agent_refused_total{entry="rank_pipe",refusal="malformed"}'
     assert f"{shown} {before + 1}" in records.page().decode()
@@ -113,7 +113,7 @@ def test_thousands_of_random_packets_use_no_memory_and_end_no_pipe() -> None:
         heard.clear()
         rank.send(b'{"kind": "last"}')
         settle(loop, heard, 1)
-        while heard[-1] != Message("last"):
+        while heard[-1] != PipeMessage("last"):
             settle(loop, heard, len(heard) + 1)
     assert own_bytes() - before < 64 * MIB
 
@@ -133,7 +133,7 @@ except OSError:
 @pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_message_from_another_user_is_never_read() -> None:
-    before = refused(Reason.OTHER_USER)
+    before = refused(RefusalReason.OTHER_USER)
     with listening() as (loop, name, heard):
         subprocess.run(
             [sys.executable, "-c", AS_ANOTHER_USER, str(OTHER_USER), name], check=True, timeout=60
@@ -141,8 +141,8 @@ def test_a_message_from_another_user_is_never_read() -> None:
         with call(name) as rank:
             rank.send(b'{"kind": "present", "key": "own"}')
             settle(loop, heard, 1)
-        assert heard == [Message("present", "own")]
-    assert refused(Reason.OTHER_USER) == before + 1
+        assert heard == [PipeMessage("present", "own")]
+    assert refused(RefusalReason.OTHER_USER) == before + 1
 
 
 @pytest.mark.parametrize("data", NO_MESSAGES.values(), ids=list(NO_MESSAGES))

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline_api.settings import StragglerSettings
-from paceline_api.slow import StepTime, Verdict, judge
+from paceline_api.slow import SlowVerdict, StepTime, judge
 from paceline_api.types.enums import StragglerResponse as Do
 
 LADDER = (Do.TOLERATE, Do.RESTART_IN_PLACE, Do.REPLACE)
 SETTINGS = StragglerSettings(50, 1.5, LADDER, 100 * 10**9)
 
 
-def look(now_s: float, since: dict[str, float], **steps: float) -> Verdict:
+def look(now_s: float, since: dict[str, float], **steps: float) -> SlowVerdict:
     paces = [StepTime(key, step_s) for key, step_s in steps.items()]
     return judge(paces, SETTINGS, round_s=0.1, since=since, now_s=now_s)
 

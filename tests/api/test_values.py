@@ -263,7 +263,7 @@ def test_reserved_environment_variables_are_recognized(name: str, reserved: bool
 def test_each_reason_is_one_word_and_has_its_own_sentence() -> None:
     members = [*ConditionType, *Reason]
     for member in members:
-        assert member.isalpha(), member
+        assert member.isalnum(), member
         assert member[0].isupper(), member
         assert member.sentence.endswith("."), member
         assert member.sentence.count(". ") == 0, member

@@ -18,11 +18,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from paceline.agent.rank_pipe import Message
+from paceline.agent.rank_pipe import PipeMessage
 from paceline.cli.output import Output, print_data, say
 from paceline.cli.screen import Screen
 from paceline.cli.table import line, table
-from paceline.client.progress import Bar
+from paceline.client.progress import ProgressBar
 from paceline.core.messages import ScriptError
 from paceline.jobs.core import explain, from_cluster, rendering
 from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
@@ -240,7 +240,7 @@ def test_the_error_of_a_script_fits_into_one_message_after_escaping(text: str) -
     with ours, closing(AgentPipe(theirs.detach())) as pipe:
         error = ScriptError(text, text * 10_000, text, 3)
         assert pipe.tell("failed", text * 10_000, error=error)
-        said = msgspec.json.decode(ours.recv(2**20), type=Message)
+        said = msgspec.json.decode(ours.recv(2**20), type=PipeMessage)
     assert said.error is not None
     assert said.error.type == printable(text)
     assert is_shown(said.message + said.error.type + said.error.message + said.error.file)
@@ -255,7 +255,7 @@ def test_a_plain_script_error_is_not_changed() -> None:
 def test_the_progress_bar_does_not_interpret_markup_of_a_script(text: str) -> None:
     file = io.StringIO()
     console = Console(file=file, width=300, force_terminal=True, color_system=None)
-    with Bar(console) as bar:
+    with ProgressBar(console) as bar:
         bar.show(job_with(text))
     found = re.sub(r"\x1b\[\??[0-9;]*[a-zA-Z]", "", file.getvalue()).replace("\r", "")
     assert is_shown(found)

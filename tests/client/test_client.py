@@ -13,7 +13,7 @@ import pytest
 from paceline.client import AsyncJob, AsyncJobClient, JobClient, JobFailedError
 from paceline.client.figures import ROWS_MAX, Figures
 from paceline.client.job import Job
-from paceline.client.progress import Bar, words
+from paceline.client.progress import ProgressBar, words
 from paceline.function.errors import FunctionError
 from paceline.jobs.errors import NoSuchJobError, WaitTimeoutError
 from paceline.jobs.interface import JobStatus, Until
@@ -155,7 +155,7 @@ def test_a_local_job_is_addressed_by_its_run_folder(tmp_path: Path) -> None:
 def test_progress_is_shown_as_a_bar_on_a_terminal_and_as_one_line_elsewhere() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120, color_system=None)
-    with Bar(console) as bar:
+    with ProgressBar(console) as bar:
         bar.show(at(3, loss=0.51234))
         bar.show(at(10, "Complete", loss=0.1))
     assert "job  Complete" in out.getvalue()

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 from paceline.agent import targets
-from paceline.local.index import Entry
+from paceline.local.index import RunEntry
 from paceline_api.errors import PacelineError
 
 from testing.cluster import monitor, prometheus
 from testing.cluster.fixtures import or_skip
 
-FIRST = Entry("first", "/runs/first-1", "", 1)
-OTHER = Entry("other", "/runs/other-1", "", 2)
+FIRST = RunEntry("first", "/runs/first-1", "", 1)
+OTHER = RunEntry("other", "/runs/other-1", "", 2)
 GRAFANA = """#!/bin/sh
 env | grep GF_ > "$GRAFANA_TOLD.draft"
 mv "$GRAFANA_TOLD.draft" "$GRAFANA_TOLD"
@@ -87,7 +87,7 @@ def test_monitor_starts_both_programs_and_ends_with_the_job(
         deadline.start()
         path = f"{program.parent}:{os.environ['PATH']}"
         env = {"PATH": path, "GRAFANA_TOLD": str(told), "JOB_PID": str(job.pid)}
-        monitor.monitor(Entry("first", str(tmp_path), "", job.pid), env)
+        monitor.monitor(RunEntry("first", str(tmp_path), "", job.pid), env)
         deadline.cancel()
     said = capsys.readouterr().out
     assert "Prometheus  http://127.0.0.1:" in said

@@ -36,7 +36,7 @@ from paceline.core.messages import (
     Stopped,
     ToPod,
 )
-from paceline.refusals import PROCESS, Entry, Reason
+from paceline.refusals import PROCESS, Entry, RefusalReason
 from paceline_api.ids import NO_GENERATION, MemberId
 
 from testing.failing import Failing
@@ -421,7 +421,7 @@ def test_malformed_and_impersonating_messages_of_ranks_are_dropped() -> None:
             voice.heard(ME, msgspec.json.encode(RankEnvelope(pod.numbers[ME], register(OTHER))))
             assert isinstance(await mine.next(), PodBeat)
 
-    refused = (Entry.RANK_PIPE, Reason.MALFORMED)
+    refused = (Entry.RANK_PIPE, RefusalReason.MALFORMED)
     before = PROCESS.counts().get(refused, 0)
     asyncio.run(scenario())
     assert PROCESS.counts()[refused] == before + 2

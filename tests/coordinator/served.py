@@ -14,7 +14,7 @@ import msgspec
 from paceline.clock import now_ns, wall_s
 from paceline.control.front import Front
 from paceline.control.tokens import Tokens
-from paceline.coordinator.server import Server
+from paceline.coordinator.server import CoordinatorServer
 from paceline.core.admission import Bounds
 from paceline.core.coordinator.events import Config
 from paceline.core.coordinator.machine import Coordinator
@@ -31,7 +31,7 @@ BOUNDS = Bounds(connections=1000, of_one_address=500)
 
 @dataclass
 class Served:
-    server: Server
+    server: CoordinatorServer
     http: aiohttp.ClientSession
     url: str
     ends: AsyncExitStack
@@ -100,7 +100,7 @@ async def served(
     config = Config(job="job", replicas=replicas, procs=procs, pace=pace or LoadBounds())
     coordinator = Coordinator(config, uid="uid", now_ns=now_ns(), wall_s=wall_s())
     refusals = Refusals()
-    server = Server(
+    server = CoordinatorServer(
         coordinator,
         tokens=Tokens(TOKEN, tokens_file),
         operator_token=OPERATOR_TOKEN,

@@ -16,7 +16,7 @@ import pytest
 from paceline.control import front
 from paceline.coordinator import server
 from paceline.core.admission import Bounds
-from paceline.refusals import Entry, Reason
+from paceline.refusals import Entry, RefusalReason
 
 from tests.coordinator.served import OPERATOR_TOKEN, TOKEN, Served, greeting, served
 from tests.coordinator.test_server import RANK, until_closed
@@ -52,11 +52,11 @@ async def answer_to(at: Served, sent: bytes) -> bytes:
         writer.close()
 
 
-def refused(at: Served, reason: Reason) -> int:
+def refused(at: Served, reason: RefusalReason) -> int:
     return at.refusals.counts().get((Entry.COORDINATOR, reason), 0)
 
 
-async def count_reaches(at: Served, reason: Reason, number: int) -> None:
+async def count_reaches(at: Served, reason: RefusalReason, number: int) -> None:
     while refused(at, reason) < number:  # noqa: ASYNC110  counts have no event
         await asyncio.sleep(0.01)
 
@@ -86,7 +86,7 @@ def test_an_authorization_header_that_is_not_utf8_gives_401(
             for _ in range(3):
                 got = await answer_to(at, head + token + b"\r\n\r\n")
                 assert got.startswith(b"HTTP/1.1 401"), got
-            assert refused(at, Reason.UNAUTHENTICATED) == 3
+            assert refused(at, RefusalReason.UNAUTHENTICATED) == 3
 
     run(go())
     assert len(lines(caplog)) == 1
@@ -96,21 +96,24 @@ def test_an_authorization_header_that_is_not_utf8_gives_401(
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), Reason.MALFORMED),
-        (b"GET\r\n\r\n", Reason.MALFORMED),
-        (b"\x00" * 1000 + b"\r\n\r\n", Reason.MALFORMED),
-        (b"NONSENSE / HTTP/9.9\r\n\r\n", Reason.MALFORMED),
-        (REQUEST + b"bad header\x00: x\r\n\r\n", Reason.MALFORMED),
-        (REQUEST + b"Content-Length: -5\r\n\r\n", Reason.MALFORMED),
-        (REQUEST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", Reason.MALFORMED),
-        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", Reason.TOO_LARGE),
-        (REQUEST + b"X: " + b"a" * 100_000 + b"\r\n\r\n", Reason.TOO_LARGE),
-        (REQUEST + b"X" * 100_000 + b": a\r\n\r\n", Reason.TOO_LARGE),
-        (REQUEST + b"X: y\r\n" * 5_000 + b"\r\n", Reason.MALFORMED),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), RefusalReason.MALFORMED),
+        (b"GET\r\n\r\n", RefusalReason.MALFORMED),
+        (b"\x00" * 1000 + b"\r\n\r\n", RefusalReason.MALFORMED),
+        (b"NONSENSE / HTTP/9.9\r\n\r\n", RefusalReason.MALFORMED),
+        (REQUEST + b"bad header\x00: x\r\n\r\n", RefusalReason.MALFORMED),
+        (REQUEST + b"Content-Length: -5\r\n\r\n", RefusalReason.MALFORMED),
+        (
+            REQUEST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            RefusalReason.MALFORMED,
+        ),
+        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", RefusalReason.TOO_LARGE),
+        (REQUEST + b"X: " + b"a" * 100_000 + b"\r\n\r\n", RefusalReason.TOO_LARGE),
+        (REQUEST + b"X" * 100_000 + b": a\r\n\r\n", RefusalReason.TOO_LARGE),
+        (REQUEST + b"X: y\r\n" * 5_000 + b"\r\n", RefusalReason.MALFORMED),
     ],
 )
 def test_a_flood_of_malformed_requests_is_counted_and_logged_once(
-    sent: bytes, reason: Reason, caplog: pytest.LogCaptureFixture
+    sent: bytes, reason: RefusalReason, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def go() -> None:
         async with served() as at:
@@ -151,7 +154,7 @@ def test_an_incomplete_request_times_out_and_is_counted(monkeypatch: pytest.Monk
             whole = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
             firsts = (REQUEST, b"POST /v1/targets HTTP/1.1\r\n", whole + REQUEST)
             await asyncio.gather(*(drip(at, first) for first in firsts))
-            await count_reaches(at, Reason.TOO_SLOW, 3)
+            await count_reaches(at, RefusalReason.TOO_SLOW, 3)
 
     run(go())
 
@@ -162,7 +165,7 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
         async with served() as at:
             assert not await answer_to(at, b"")
-            assert refused(at, Reason.TOO_SLOW) == 1
+            assert refused(at, RefusalReason.TOO_SLOW) == 1
 
     run(go())
 
@@ -175,7 +178,7 @@ def test_an_incomplete_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
             head = f"POST /v1/targets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {OPERATOR_TOKEN}"
             sent = head.encode() + b"\r\nContent-Length: 100\r\n\r\n{"
             assert (await answer_to(at, sent)).startswith(b"HTTP/1.1 408")
-            assert refused(at, Reason.TOO_SLOW) == 1
+            assert refused(at, RefusalReason.TOO_SLOW) == 1
 
     run(go())
 
@@ -203,7 +206,7 @@ def test_an_undecodable_message_only_closes_its_own_connection(
                 hostile = await at.bare_socket()
                 await hostile.send_str(words)
                 await until_closed(hostile)
-            await count_reaches(at, Reason.MALFORMED, 5)
+            await count_reaches(at, RefusalReason.MALFORMED, 5)
             assert [rank.member for rank in (await at.status()).ranks] == [RANK]
             await honest.close()
 
@@ -220,7 +223,7 @@ def test_one_address_cannot_exhaust_the_connections() -> None:
             await at.status(after="0", timeout="5s")
             port = int(at.url.rpartition(":")[2])
             held = [socket.create_connection(("127.0.0.1", port)) for _ in range(MANY)]
-            await count_reaches(at, Reason.TOO_MANY, MANY - 8)
+            await count_reaches(at, RefusalReason.TOO_MANY, MANY - 8)
             # Other loopback addresses count as other clients.
             for number in range(2, 30):
                 other = socket.create_connection(
@@ -258,7 +261,7 @@ def test_a_client_that_does_not_read_its_answers_is_disconnected(
                         await writer.drain()
             except (ConnectionError, TimeoutError):
                 pass
-            await count_reaches(at, Reason.TOO_SLOW, 1)
+            await count_reaches(at, RefusalReason.TOO_SLOW, 1)
             writer.transport.abort()
 
     run(go())

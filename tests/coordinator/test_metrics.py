@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.coordinator.metrics import Exporter
-from paceline.refusals import Entry, Reason, Refusals
+from paceline.refusals import Entry, RefusalReason, Refusals
 from paceline_api.ids import GenerationId, MemberId
 from paceline_api.status import LiveCondition, RankPhase, RankStatus, Status
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,6 +53,6 @@ def test_a_job_that_is_not_degraded_exports_zero() -> None:
 def test_refusals_are_counted_by_entry_and_reason() -> None:
     refusals = Refusals()
     for _ in range(3):
-        refusals.refuse(Entry.COORDINATOR, Reason.MALFORMED, "10.0.0.9", now_ns=0)
+        refusals.refuse(Entry.COORDINATOR, RefusalReason.MALFORMED, "10.0.0.9", now_ns=0)
     shown = page(Status(job="job", coordinator="a"), refusals)
     assert shown["paceline_refused_total coordinator malformed"] == 3

@@ -14,7 +14,7 @@ from paceline.control.tokens import Tokens, read_tokens
 from paceline.control.voice import PodVoice
 from paceline.core.agent.relay import Relay
 from paceline.core.messages import PodBeat
-from paceline.refusals import Entry, Reason
+from paceline.refusals import Entry, RefusalReason
 from paceline_api.ids import MemberId
 from paceline_operator.core.pods import children
 
@@ -81,7 +81,7 @@ def test_a_revoked_token_closes_its_connections_at_the_next_heartbeat_of_any_pod
             assert await is_refused(at, TOKEN)
             assert not new.closed
             assert not await is_refused(at, NEW)
-            assert (at.refusals.counts()[Entry.COORDINATOR, Reason.UNAUTHENTICATED]) >= 2
+            assert (at.refusals.counts()[Entry.COORDINATOR, RefusalReason.UNAUTHENTICATED]) >= 2
             assert {rank.member for rank in (await at.status()).ranks} == set(RANKS)
 
     run(go())

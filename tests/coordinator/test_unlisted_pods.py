@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from paceline.coordinator import server as module
 from paceline.core.messages import Inventory
-from paceline.refusals import Entry, Reason
+from paceline.refusals import Entry, RefusalReason
 from paceline_api.ids import ATTEMPT_STRIDE, MemberId
 
 from tests.coordinator.served import Served, greeting, served
@@ -16,7 +16,7 @@ from tests.coordinator.served import Served, greeting, served
 OURS = MemberId(0, 0, 0)
 
 
-def refused(at: Served, reason: Reason = Reason.UNKNOWN_PEER) -> int:
+def refused(at: Served, reason: RefusalReason = RefusalReason.UNKNOWN_PEER) -> int:
     return at.refusals.counts().get((Entry.COORDINATOR, reason), 0)
 
 
@@ -33,14 +33,14 @@ async def until_known(at: Served, member: MemberId) -> None:
 @pytest.mark.parametrize(
     ("stranger", "reason"),
     [
-        (MemberId(7, 0, 0), Reason.UNKNOWN_PEER),
-        (MemberId(0, 0, ATTEMPT_STRIDE), Reason.UNKNOWN_PEER),
-        (MemberId(0, 0, 10**9), Reason.UNKNOWN_PEER),
-        (MemberId(-1, 0, 0), Reason.MALFORMED),
+        (MemberId(7, 0, 0), RefusalReason.UNKNOWN_PEER),
+        (MemberId(0, 0, ATTEMPT_STRIDE), RefusalReason.UNKNOWN_PEER),
+        (MemberId(0, 0, 10**9), RefusalReason.UNKNOWN_PEER),
+        (MemberId(-1, 0, 0), RefusalReason.MALFORMED),
     ],
 )
 def test_a_hello_of_an_unlisted_pod_is_refused(
-    stranger: MemberId, reason: Reason, monkeypatch: pytest.MonkeyPatch
+    stranger: MemberId, reason: RefusalReason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "UNLISTED_S", 0.2)
 

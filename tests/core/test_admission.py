@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.core.admission import Admission, Bounds, Verdict
+from paceline.core.admission import Admission, AdmissionVerdict, Bounds
 
 BOUNDS = Bounds(connections=8, of_one_address=6)
-ADMITTED = Verdict(admitted=True)
-REFUSED = Verdict(admitted=False)
+ADMITTED = AdmissionVerdict(admitted=True)
+REFUSED = AdmissionVerdict(admitted=False)
 
 
 def test_an_address_is_limited_even_if_connections_are_free() -> None:
@@ -25,8 +25,8 @@ def test_a_full_server_displaces_the_oldest_unknown_caller_for_a_new_address() -
         admission.admit(caller, "a")
     for caller in (6, 7):
         admission.admit(caller, "b")
-    assert admission.admit(8, "c") == Verdict(admitted=True, displaced=0)
-    assert admission.admit(9, "c") == Verdict(admitted=True, displaced=1)
+    assert admission.admit(8, "c") == AdmissionVerdict(admitted=True, displaced=0)
+    assert admission.admit(9, "c") == AdmissionVerdict(admitted=True, displaced=1)
 
 
 def test_a_known_caller_is_never_displaced() -> None:

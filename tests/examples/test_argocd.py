@@ -9,7 +9,7 @@ import pytest
 import yaml
 from lupa.lua51 import LuaRuntime
 from paceline_api.reasons import ConditionType
-from paceline_operator.core.report.conditions import Wanted
+from paceline_operator.core.report.conditions import WantedCondition
 from paceline_operator.core.report.standing import NEEDS_SOMEBODY, standing
 
 FILE = Path(__file__).parents[2] / "examples/argocd/health.yaml"
@@ -71,7 +71,7 @@ def test_conditions_map_to_the_health_of_argo_cd(
 @pytest.mark.parametrize("reason", NEEDS_SOMEBODY)
 def test_problems_that_need_a_user_are_shown_as_degraded(reason: str) -> None:
     """The conditions are those that the operator writes for Flux (kstatus)."""
-    wanted = [Wanted(ConditionType.DEGRADED, True, reason, "mend it")]
+    wanted = [WantedCondition(ConditionType.DEGRADED, True, reason, "mend it")]
     told = [condition(c.type, c.holds, c.message) for c in (*wanted, *standing({}, wanted))]
     assert health(observedGeneration=1, conditions=told) == ("Degraded", "mend it")
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from paceline.cli.choice import Where
 from paceline.cli.output import Output
-from paceline.cli.plan import Wanted, plan
+from paceline.cli.plan import PlanArguments, plan
 from paceline.jobs.errors import NoSamplesError
 from paceline_api.errors import PacelineError
 
@@ -55,8 +55,8 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scripted
     made.close()
 
 
-def wanted(server: ScriptedServer, *, measure: bool = False) -> Wanted:
-    return Wanted(
+def wanted(server: ScriptedServer, *, measure: bool = False) -> PlanArguments:
+    return PlanArguments(
         job="job",
         where=Where("team", None, server.kubeconfig(Path())),
         measure=measure,

@@ -175,9 +175,9 @@ def test_wait_on_a_damaged_run_exits_with_code_1(
 
 
 @contextmanager
-def answering(run_dir: Path, answer: bytes, job: str = "job") -> Iterator[index.Entry]:
+def answering(run_dir: Path, answer: bytes, job: str = "job") -> Iterator[index.RunEntry]:
     """Run a listener that answers each request with these bytes, like a live runner."""
-    entry = index.Entry(job, str(run_dir), str(run_dir / "s"), os.getpid())
+    entry = index.RunEntry(job, str(run_dir), str(run_dir / "s"), os.getpid())
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(entry.socket)
         listener.listen()
@@ -208,7 +208,7 @@ ANSWERS: dict[str, bytes] = {
     "an answer of a later version": VIEW.replace(b'"view"', b'"view2"'),
     "a view without its replicas": VIEW.replace(b'"replicas"', b'"wanted"'),
 }
-ASKS: list[Callable[[index.Entry], object]] = [
+ASKS: list[Callable[[index.RunEntry], object]] = [
     control.look,
     lambda entry: control.scale(entry, 3),
     lambda entry: control.suspend(entry, True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.jobs.core.outage import BORNE_NS, TOLD_AFTER_NS, Outage, Verdict
+from paceline.jobs.core.outage import BORNE_NS, TOLD_AFTER_NS, Outage, OutageVerdict
 
 pauses_ns = st.lists(st.integers(0, 2 * TOLD_AFTER_NS), min_size=1, max_size=40)
 
@@ -20,8 +20,8 @@ def test_each_outage_is_reported_once_and_its_end_only_if_it_was_reported(
         for pause_ns in pauses:
             verdict = outage.missed(now_ns)
             assert outage.lasts
-            said += verdict is Verdict.SAY_SO
-            assert verdict is not Verdict.GIVE_UP
+            said += verdict is OutageVerdict.SAY_SO
+            assert verdict is not OutageVerdict.GIVE_UP
             if now_ns - begun_ns >= TOLD_AFTER_NS:
                 assert said == 1, "whoever reads is not left to guess"
             now_ns += pause_ns
@@ -33,12 +33,12 @@ def test_each_outage_is_reported_once_and_its_end_only_if_it_was_reported(
 
 def test_a_single_broken_connection_is_retried_silently() -> None:
     outage = Outage()
-    assert outage.missed(5) is Verdict.TRY_AGAIN
+    assert outage.missed(5) is OutageVerdict.TRY_AGAIN
     assert not outage.answered()
 
 
 def test_an_outage_past_the_limit_is_given_up() -> None:
     outage = Outage()
     outage.missed(0)
-    assert outage.missed(BORNE_NS - 1) is Verdict.SAY_SO
-    assert outage.missed(BORNE_NS) is Verdict.GIVE_UP
+    assert outage.missed(BORNE_NS - 1) is OutageVerdict.SAY_SO
+    assert outage.missed(BORNE_NS) is OutageVerdict.GIVE_UP

@@ -35,7 +35,7 @@ class Runs:
             listener.bind(str(run_dir / "s"))
             listener.listen()
             pid = next(self._pids)
-            index.publish(index.Entry("job", str(run_dir), str(run_dir / "s"), pid), self.env)
+            index.publish(index.RunEntry("job", str(run_dir), str(run_dir / "s"), pid), self.env)
         return run_dir
 
     def seen_from(self, folder: str) -> LocalJobs:

@@ -204,19 +204,19 @@ def test_index_entries_that_others_may_change_are_ignored(tmp_path: Path) -> Non
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
-        index.publish(index.Entry("job", str(run), str(tmp_path / "s"), 1), env)
+        index.publish(index.RunEntry("job", str(run), str(tmp_path / "s"), 1), env)
         assert readable_by_others(tmp_path / "user/paceline") == []
         assert [entry.job for entry in index.running(env)] == ["job"]
         (tmp_path / "user/paceline").chmod(0o777)
         assert index.running(env) == []
         with pytest.raises(OSError, match="may be written to by"):
-            index.publish(index.Entry("job", str(run), str(tmp_path / "s"), 1), env)
+            index.publish(index.RunEntry("job", str(run), str(tmp_path / "s"), 1), env)
 
 
 def test_a_process_of_another_user_is_not_accepted_as_runner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = index.Entry("job", str(tmp_path), str(tmp_path / "s"), 1)
+    entry = index.RunEntry("job", str(tmp_path), str(tmp_path / "s"), 1)
     heard: list[bytes] = []
 
     def refused() -> None:
@@ -248,7 +248,7 @@ def test_an_endless_answer_is_cut_off_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "LINE_MAX", 1000)
-    entry = index.Entry("job", str(tmp_path), str(tmp_path / "s"), 1)
+    entry = index.RunEntry("job", str(tmp_path), str(tmp_path / "s"), 1)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(entry.socket)
         listener.listen()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from paceline import limits
 from paceline.limits import MIB
-from paceline.local.control import Control, Refusal
-from paceline.local.room import MPI_SHM_BYTES, Room, check_room, check_shared_memory
+from paceline.local.control import Control, ControlRefusal
+from paceline.local.room import MPI_SHM_BYTES, MachineLimits, check_room, check_shared_memory
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.reading.load import load_job
 from paceline_api.resolve import resolve
@@ -21,7 +21,7 @@ from paceline_api.types.enums import Backend
 
 from testing.processes.runs import JOB, paceline
 
-ROOMY = Room(processes=1 << 22, memory_bytes=1 << 50, own_bytes=30 * MIB)
+ROOMY = MachineLimits(processes=1 << 22, memory_bytes=1 << 50, own_bytes=30 * MIB)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def job(tmp_path: Path) -> ResolvedJob:
     return resolve(load_job(file, ["spec.procsPerReplica=4"]))
 
 
-def refusal(job: ResolvedJob, replicas: int, room: Room) -> PacelineError:
+def refusal(job: ResolvedJob, replicas: int, room: MachineLimits) -> PacelineError:
     with pytest.raises(PacelineError) as refused:
         check_room(job, replicas, room)
     assert refused.value.exit_code == EXIT_BAD_INPUT
@@ -52,7 +52,7 @@ def test_shared_memory_that_is_too_small_for_mpi_is_refused(job: ResolvedJob) ->
 
 def test_a_job_that_fits_is_accepted(job: ResolvedJob) -> None:
     check_room(job, 2, ROOMY)
-    check_room(job, 2, Room.of_this_machine())
+    check_room(job, 2, MachineLimits.of_this_machine())
 
 
 def test_more_agents_than_metrics_ports_are_refused(job: ResolvedJob) -> None:
@@ -74,7 +74,7 @@ def test_more_memory_than_the_machine_has_is_refused(job: ResolvedJob) -> None:
     assert "this machine has 3000 MiB" in error.message
 
 
-def scaled(job: ResolvedJob, run_dir: Path, replicas: int) -> Refusal | None:
+def scaled(job: ResolvedJob, run_dir: Path, replicas: int) -> ControlRefusal | None:
     """Return the answer of a run of the job to `paceline scale`."""
     runner: Any = SimpleNamespace(view=lambda: SimpleNamespace(replicas=2))
     control = Control(job, run_dir, runner, sockets=run_dir, warn=print)
@@ -86,7 +86,7 @@ def test_scaling_a_run_beyond_the_machine_is_refused(
 ) -> None:
     """Scale beyond the machine's memory, which used to start all ranks and block the runner."""
     small = replace(ROOMY, memory_bytes=3000 * MIB)
-    monkeypatch.setattr(Room, "of_this_machine", lambda: small)
+    monkeypatch.setattr(MachineLimits, "of_this_machine", lambda: small)
     refused = scaled(job, tmp_path, 20)
     assert refused is not None
     assert "20 x 4 ranks take 3030 MiB of memory at least" in refused.message

@@ -29,18 +29,18 @@ from paceline_operator.core.coordinator_status import (
     ANSWER_BYTES_MAX,
     DEAD_RANKS,
     AnswerError,
-    Limits,
-    Refused,
+    RefusedAnswer,
+    StatusLimits,
     read_coordinator_status,
 )
 
 from testing.fake_cluster.observations import read
 
-ONE_POD = Limits.of(1, 1)
+ONE_POD = StatusLimits.of(1, 1)
 DEPTH = 50_000
 
 
-def filled(start: bytes, item: bytes, end: bytes, limits: Limits) -> bytes:
+def filled(start: bytes, item: bytes, end: bytes, limits: StatusLimits) -> bytes:
     """Return as many of `item`, separated by commas, as the limit of bytes allows."""
     count = (limits.bytes - len(start) - len(end)) // (len(item) + 1)
     return start + b",".join([item] * count) + end
@@ -51,46 +51,49 @@ def nested(start: bytes) -> bytes:
 
 
 RANKS = b'{"seq":1,"ranks":['
-HOSTILE: dict[str, tuple[bytes, Refused]] = {
-    "empty lists as ranks": (filled(RANKS, b"[]", b"]}", ONE_POD), Refused.COUNT),
-    "empty objects as ranks": (filled(RANKS, b"{}", b"]}", ONE_POD), Refused.COUNT),
-    "a few empty objects as ranks": (RANKS + b"{},{}]}", Refused.FORM),
-    "smallest ranks": (filled(RANKS, b'{"member":[0,0,0]}', b"]}", ONE_POD), Refused.COUNT),
+HOSTILE: dict[str, tuple[bytes, RefusedAnswer]] = {
+    "empty lists as ranks": (filled(RANKS, b"[]", b"]}", ONE_POD), RefusedAnswer.COUNT),
+    "empty objects as ranks": (filled(RANKS, b"{}", b"]}", ONE_POD), RefusedAnswer.COUNT),
+    "a few empty objects as ranks": (RANKS + b"{},{}]}", RefusedAnswer.FORM),
+    "smallest ranks": (filled(RANKS, b'{"member":[0,0,0]}', b"]}", ONE_POD), RefusedAnswer.COUNT),
     "one rank too many": (
         msgspec.json.encode({"ranks": [{"member": [n, 0, 1]} for n in range(ONE_POD.ranks + 1)]}),
-        Refused.COUNT,
+        RefusedAnswer.COUNT,
     ),
     "one share too many": (
         msgspec.json.encode({"log": {"shares": {f"{n}": 1 for n in range(ONE_POD.ranks + 1)}}}),
-        Refused.COUNT,
+        RefusedAnswer.COUNT,
     ),
-    "happenings": (filled(b'{"happenings":[', b"{}", b"]}", ONE_POD), Refused.COUNT),
-    "conditions": (filled(b'{"conditions":[', b"{}", b"]}", ONE_POD), Refused.COUNT),
-    "a field that nobody knows": (filled(b'{"x":[', b"0", b"]}", ONE_POD), Refused.COUNT),
-    "deep ranks": (nested(b'"ranks":'), Refused.FORM),
-    "deep settings": (b'{"settings":{"a":' + b"[" * 9000 + b"]" * 9000 + b"}}", Refused.FORM),
+    "happenings": (filled(b'{"happenings":[', b"{}", b"]}", ONE_POD), RefusedAnswer.COUNT),
+    "conditions": (filled(b'{"conditions":[', b"{}", b"]}", ONE_POD), RefusedAnswer.COUNT),
+    "a field that nobody knows": (filled(b'{"x":[', b"0", b"]}", ONE_POD), RefusedAnswer.COUNT),
+    "deep ranks": (nested(b'"ranks":'), RefusedAnswer.FORM),
+    "deep settings": (b'{"settings":{"a":' + b"[" * 9000 + b"]" * 9000 + b"}}", RefusedAnswer.FORM),
     "deep in a field that nobody knows": (
         b'{"x":' + b"[" * 9000 + b"]" * 9000 + b"}",
-        Refused.FORM,
+        RefusedAnswer.FORM,
     ),
-    "a tree in settings": (b'{"settings":{"a":{"b":1}}}', Refused.FORM),
-    "a long name": (msgspec.json.encode({"coordinator": "x" * 10_000}), Refused.FORM),
-    "a text for a number": (b'{"seq":"1"}', Refused.FORM),
-    "a number that JSON readers round": (b'{"seq":9007199254740993}', Refused.FORM),
-    "a large number of rounds": (b'{"log":{"rounds":{"full":9223372036854775808}}}', Refused.FORM),
-    "a large slot": (b'{"ranks":[{"member":[9223372036854775808,0,1]}]}', Refused.FORM),
-    "a negative slot": (b'{"ranks":[{"member":[-1,0,1]}]}', Refused.FORM),
-    "a number for a text": (b'{"transport":1}', Refused.FORM),
-    "null for a list": (b'{"ranks":null}', Refused.FORM),
-    "a number with too many digits": (b'{"seq":' + b"9" * 10_000 + b"}", Refused.FORM),
-    "a float out of range": (b'{"log":{"round_s":1e400}}', Refused.FORM),
-    "NaN": (b'{"log":{"round_s":NaN}}', Refused.FORM),
-    "half of it": (b'{"seq":1,"ranks":[', Refused.FORM),
-    "no text": (b'{"transport":"\xff\xfe"}', Refused.FORM),
-    "half a character": (b'{"transport":"\\ud800"}', Refused.FORM),
-    "nothing": (b"", Refused.FORM),
-    "another value": (b"[]", Refused.FORM),
-    "two values": (b"{}{}", Refused.FORM),
+    "a tree in settings": (b'{"settings":{"a":{"b":1}}}', RefusedAnswer.FORM),
+    "a long name": (msgspec.json.encode({"coordinator": "x" * 10_000}), RefusedAnswer.FORM),
+    "a text for a number": (b'{"seq":"1"}', RefusedAnswer.FORM),
+    "a number that JSON readers round": (b'{"seq":9007199254740993}', RefusedAnswer.FORM),
+    "a large number of rounds": (
+        b'{"log":{"rounds":{"full":9223372036854775808}}}',
+        RefusedAnswer.FORM,
+    ),
+    "a large slot": (b'{"ranks":[{"member":[9223372036854775808,0,1]}]}', RefusedAnswer.FORM),
+    "a negative slot": (b'{"ranks":[{"member":[-1,0,1]}]}', RefusedAnswer.FORM),
+    "a number for a text": (b'{"transport":1}', RefusedAnswer.FORM),
+    "null for a list": (b'{"ranks":null}', RefusedAnswer.FORM),
+    "a number with too many digits": (b'{"seq":' + b"9" * 10_000 + b"}", RefusedAnswer.FORM),
+    "a float out of range": (b'{"log":{"round_s":1e400}}', RefusedAnswer.FORM),
+    "NaN": (b'{"log":{"round_s":NaN}}', RefusedAnswer.FORM),
+    "half of it": (b'{"seq":1,"ranks":[', RefusedAnswer.FORM),
+    "no text": (b'{"transport":"\xff\xfe"}', RefusedAnswer.FORM),
+    "half a character": (b'{"transport":"\\ud800"}', RefusedAnswer.FORM),
+    "nothing": (b"", RefusedAnswer.FORM),
+    "another value": (b"[]", RefusedAnswer.FORM),
+    "two values": (b"{}{}", RefusedAnswer.FORM),
 }
 
 
@@ -125,7 +128,7 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
 @pytest.mark.parametrize("pods", [0, 1, 3, 10_000])
 @pytest.mark.parametrize("procs", [1, 8, 256])
 def test_the_limits_grow_with_existing_pods_up_to_a_few_mib(pods: int, procs: int) -> None:
-    limits = Limits.of(pods, procs)
+    limits = StatusLimits.of(pods, procs)
     assert limits.ranks == pods * procs + DEAD_RANKS
     assert limits.bytes <= ANSWER_BYTES_MAX <= 8 * 2**20
     assert limits.values <= limits.bytes // 8
@@ -168,7 +171,7 @@ def honest(ranks: int) -> Status:
 
 @pytest.mark.parametrize("ranks", [1, 8, 1024, 4096])
 def test_a_complete_honest_answer_is_accepted(ranks: int) -> None:
-    limits = Limits.of(ranks, 1)
+    limits = StatusLimits.of(ranks, 1)
     raw = msgspec.json.encode(honest(ranks))
     assert len(raw) <= limits.bytes
     found = read_coordinator_status(raw, limits)

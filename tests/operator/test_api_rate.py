@@ -12,7 +12,7 @@ from paceline_api.access.login import Login
 from paceline_operator import options
 from paceline_operator.cluster.kube import Kube
 from paceline_operator.core.shares import Rate
-from paceline_operator.metrics import Metrics
+from paceline_operator.metrics import OperatorMetrics
 
 
 async def answered(rate: Rate | None, requests: int) -> tuple[list[str], float, float]:
@@ -29,7 +29,7 @@ async def answered(rate: Rate | None, requests: int) -> tuple[list[str], float, 
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     login = Login(f"http://127.0.0.1:{runner.addresses[0][1]}")
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     try:
         async with Kube(Access(lambda: login), metrics, rate) as kube:
             begun = time.monotonic()

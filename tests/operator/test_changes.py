@@ -14,7 +14,7 @@ from paceline_api.fields import ACTS, Acts, value_at
 from paceline_api.membership import MembershipSettings
 from paceline_api.names import NOTE_FILE, NOTE_KEY, NOTE_REVISION
 from paceline_api.rounds import RoundSettings
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.pods import children
 from paceline_operator.core.pods.frozen import file_id, job_file
@@ -32,12 +32,12 @@ FIELDS = sorted(path for path in ACTS if not path.startswith("runtimeRef."))
 SHOWN = [path for path in FIELDS if path not in (*BESIDE_RESOLVED, "scheduling.gang")]
 
 
-def stored(job: Job) -> dict[str, Any]:
+def stored(job: JobObject) -> dict[str, Any]:
     """Return the status of a job as the operator has written it."""
     return {**RUNNING, "resolved": job.resolved, "explicit": list(job.explicit)}
 
 
-def before_and_after(path: str) -> tuple[Job, Job]:
+def before_and_after(path: str) -> tuple[JobObject, JobObject]:
     """Return a running job before and after the change of a field."""
     first = job_of(dict(RUNNING), **spec_with(path, CHANGES[path].first))
     second = job_of(stored(first), **spec_with(path, CHANGES[path].second))
@@ -78,7 +78,7 @@ def test_manifests_contain_what_acts_on_later_pods(path: str) -> None:
     assert made_of(first) != made_of(second)
 
 
-def made_of(job: Job) -> list[Any]:
+def made_of(job: JobObject) -> list[Any]:
     """Return what the pods of a job get, without the digests."""
     how: dict[str, Any] = {"key_id": "", "file": "x"}
     pods = [children.worker(job, 0, 1, **how), children.coordinator(job, 1, **how)]

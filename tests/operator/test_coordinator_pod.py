@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.decide import backoff
-from paceline_operator.core.observed import NOT_STARTED, End, Observed, Pod, Sent
+from paceline_operator.core.observed import NOT_STARTED, Observed, Pod, PodEnd, Sent
 from paceline_operator.core.pods import children
-from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.fabric import ChosenFabric
 from paceline_operator.core.reconcile import reconcile
 
 from testing.fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, training, worker
@@ -68,7 +68,7 @@ def refused(attempt: int, **fields: Any) -> Pod:
         uid=f"coordinator-{attempt}",
         attempt=attempt,
         phase="Failed",
-        end=End(NOT_STARTED, "OutOfcpu", "Node didn't have enough resource: cpu"),
+        end=PodEnd(NOT_STARTED, "OutOfcpu", "Node didn't have enough resource: cpu"),
         ended_seen_s=NOW,
         created_s=NOW - 1,
     )
@@ -96,7 +96,7 @@ def test_a_coordinator_refused_by_its_node_is_recreated_after_a_pause() -> None:
 
 
 def test_an_evicted_coordinator_is_recreated_at_once() -> None:
-    evicted = refused(2, end=End(137, "Evicted"), notes={backoff.NOTE_SLOT_FAILURES: "5"})
+    evicted = refused(2, end=PodEnd(137, "Evicted"), notes={backoff.NOTE_SLOT_FAILURES: "5"})
     changes = reconcile(job_of(RUNNING), with_coordinator(evicted), NOW)
     assert changes.coordinator is not None
 
@@ -259,7 +259,7 @@ def test_a_coordinator_tolerates_the_taint_that_admission_lets_workers_tolerate(
     assert spec_of(template)["tolerations"] == found
     own = [{"key": "small", "operator": "Exists"}]
     assert spec_of(template, tolerations=own)["tolerations"] == own
-    network = Fabric("ib", "RDMA", {"tolerations": [{"key": "ib", "operator": "Exists"}]})
+    network = ChosenFabric("ib", "RDMA", {"tolerations": [{"key": "ib", "operator": "Exists"}]})
     made = children.coordinator(job_of(), 1, key_id=KEY, fabric=network)["spec"]
     assert made["tolerations"] == [{"key": "ib", "operator": "Exists"}]
 

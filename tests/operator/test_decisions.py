@@ -14,17 +14,17 @@ from paceline_api.times import timestamp
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.decide import backoff, stragglers
-from paceline_operator.core.job import Job, read_job
+from paceline_operator.core.job import JobObject, read_job
 from paceline_operator.core.observed import (
     NOT_STARTED,
-    End,
     Observed,
     Pod,
+    PodEnd,
     Sent,
 )
-from paceline_operator.core.plan import Cause
+from paceline_operator.core.plan import ReplacementCause
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.refusals import Refusal, RefusalKind
+from paceline_operator.core.refusals import CreationRefusal, RefusalKind
 
 from testing.fake_cluster.observations import (
     COORDINATOR,
@@ -39,7 +39,7 @@ from testing.fake_cluster.observations import (
 from testing.fake_cluster.world import job_body
 
 
-def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:
+def decided(job: JobObject, seen: Observed, now_s: float = NOW) -> Changes:
     found = reconcile(job, seen, now_s)
     assert reconcile(job, seen, now_s) == found, "the same facts give the same answer"
     return found
@@ -56,23 +56,23 @@ def condition(changes: Changes, kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("pod", "cause"),
     [
-        (worker(0, deleting=True), Cause.LOST),
-        (worker(0, end=End(137, "Evicted")), Cause.LOST),
-        (worker(0, end=End(143), disrupted=True), Cause.LOST),
-        (worker(0, end=End(1, "Error")), Cause.FAILED),
-        (worker(0, end=End(137, "OOMKilled")), Cause.FAILED),
-        (worker(0, end=End(NOT_STARTED, "OutOfcpu")), Cause.REFUSED),
-        (worker(0, end=End(0, "Completed")), Cause.ENDED),
+        (worker(0, deleting=True), ReplacementCause.LOST),
+        (worker(0, end=PodEnd(137, "Evicted")), ReplacementCause.LOST),
+        (worker(0, end=PodEnd(143), disrupted=True), ReplacementCause.LOST),
+        (worker(0, end=PodEnd(1, "Error")), ReplacementCause.FAILED),
+        (worker(0, end=PodEnd(137, "OOMKilled")), ReplacementCause.FAILED),
+        (worker(0, end=PodEnd(NOT_STARTED, "OutOfcpu")), ReplacementCause.REFUSED),
+        (worker(0, end=PodEnd(0, "Completed")), ReplacementCause.ENDED),
     ],
 )
-def test_the_end_of_a_pod_is_classified_by_its_cause(pod: Pod, cause: Cause) -> None:
+def test_the_end_of_a_pod_is_classified_by_its_cause(pod: Pod, cause: ReplacementCause) -> None:
     assert backoff.cause_of(pod) is cause
 
 
 def test_the_third_loss_is_replaced_at_once_and_the_third_failure_is_not() -> None:
     notes = {backoff.NOTE_SLOT_FAILURES: "2"}
     lost = backoff.verdict(worker(0, deleting=True, notes=notes), NOW)
-    failed = worker(0, end=End(1, finished_s=NOW), notes=notes, created_s=NOW - 5)
+    failed = worker(0, end=PodEnd(1, finished_s=NOW), notes=notes, created_s=NOW - 5)
     assert lost.due_s == NOW
     assert backoff.verdict(failed, NOW).due_s == NOW + 4
     healthy = replace(failed, created_s=NOW - backoff.HEALTHY_S)
@@ -81,14 +81,14 @@ def test_the_third_loss_is_replaced_at_once_and_the_third_failure_is_not() -> No
 
 def test_failures_count_until_a_round_is_committed() -> None:
     notes = {backoff.NOTE_FAILURES: "3", backoff.NOTE_AT_ROUND: "10"}
-    pods = [worker(0, 2, notes=notes), worker(1, end=End(1))]
+    pods = [worker(0, 2, notes=notes), worker(1, end=PodEnd(1))]
     assert backoff.failures(pods, version=10) == 4
     assert backoff.failures(pods, version=11) == 1
 
 
 def test_exceeding_the_backoff_limit_fails_the_job_with_the_last_message() -> None:
     notes = {backoff.NOTE_FAILURES: "2", backoff.NOTE_AT_ROUND: "9"}
-    bad = worker(1, 2, end=End(1, "Error", "ValueError: no data"), notes=notes)
+    bad = worker(1, 2, end=PodEnd(1, "Error", "ValueError: no data"), notes=notes)
     seen = training(1)
     changes = decided(job_of(RUNNING, backoffLimit=2), replace(seen, pods=(*seen.pods, bad)))
     failed = condition(changes, "Failed")
@@ -112,7 +112,7 @@ def test_a_new_attempt_is_above_every_earlier_one_of_its_slot() -> None:
 
 
 def test_a_pod_that_exited_with_0_is_replaced_only_if_the_job_continues() -> None:
-    ended = worker(2, end=End(0), ended_seen_s=NOW)
+    ended = worker(2, end=PodEnd(0), ended_seen_s=NOW)
     seen = training(2)
     seen = replace(seen, pods=(*seen.pods, ended))
     job = job_of(RUNNING, replicas=3)
@@ -126,7 +126,7 @@ def test_a_pod_that_exited_with_0_is_replaced_only_if_the_job_continues() -> Non
 
 def at_the_end(**status: Any) -> Observed:
     """Return an observation in which one of three pods was killed after the last round."""
-    killed = worker(2, end=End(137, "OOMKilled"), ended_seen_s=NOW)
+    killed = worker(2, end=PodEnd(137, "OOMKilled"), ended_seen_s=NOW)
     seen = training(2)
     assert seen.coordinator is not None
     heard = structs.replace(seen.coordinator, **{"stopping": True, **status})
@@ -158,7 +158,7 @@ def test_a_coordinator_restarted_at_the_end_causes_no_new_workers() -> None:
 
 def test_an_exit_with_0_delays_new_workers_in_other_slots() -> None:
     """After a scale-down the lowest slots may be empty, and the job may be about to end."""
-    ended = worker(3, end=End(0), ended_seen_s=NOW)
+    ended = worker(3, end=PodEnd(0), ended_seen_s=NOW)
     seen = training(3)
     pods = tuple(pod for pod in seen.pods if not (pod.is_worker and pod.slot < 2))
     seen = replace(seen, pods=(*pods, ended))
@@ -254,7 +254,7 @@ def test_a_rank_that_is_slow_for_a_moment_is_no_straggler() -> None:
     ],
 )
 def test_refusals_quote_the_api_server(kind: RefusalKind, reason: str) -> None:
-    refusal = Refusal(kind, "its own words", NOW, generation=3)
+    refusal = CreationRefusal(kind, "its own words", NOW, generation=3)
     changes = decided(job_of(), Observed(refusal=refusal))
     assert condition(changes, "Degraded")["reason"] == reason
     assert "its own words" in condition(changes, "Degraded")["message"]
@@ -348,18 +348,18 @@ def test_an_expired_deadline_fails_the_job() -> None:
 
 def test_a_rule_of_the_failure_policy_fails_the_job() -> None:
     rule = {"action": "FailJob", "onExitCodes": [42]}
-    bad = worker(1, end=End(42))
+    bad = worker(1, end=PodEnd(42))
     seen = training(1)
     job = job_of(RUNNING, failurePolicy={"rules": [rule]})
     changes = decided(job, replace(seen, pods=(*seen.pods, bad)))
     assert condition(changes, "Failed")["reason"] == "FailurePolicy"
 
 
-def with_rules(*rules: dict[str, Any], **spec: Any) -> Job:
+def with_rules(*rules: dict[str, Any], **spec: Any) -> JobObject:
     return job_of(RUNNING, replicas=3, failurePolicy={"rules": list(rules)}, **spec)
 
 
-def failed_pods(*ends: End, disrupted: bool = False) -> Observed:
+def failed_pods(*ends: PodEnd, disrupted: bool = False) -> Observed:
     """Return an observation in which each slot has failed once, without a round in between."""
     pods = [worker(n, end=e, disrupted=disrupted, ended_seen_s=NOW) for n, e in enumerate(ends)]
     seen = training(3)
@@ -368,24 +368,24 @@ def failed_pods(*ends: End, disrupted: bool = False) -> Observed:
 
 
 IGNORE_42 = {"action": "Ignore", "onExitCodes": [42]}
-OOM = End(137, "OOMKilled")
+OOM = PodEnd(137, "OOMKilled")
 
 
 @pytest.mark.parametrize(
     ("rules", "ends", "failures"),
     [
-        ([], [End(42), OOM], 2),
-        ([IGNORE_42], [End(42), OOM], 1),
-        ([{"action": "Ignore", "onReasons": ["OOMKilled"]}], [OOM, End(42)], 1),
-        ([IGNORE_42, {"action": "FailJob", "onExitCodes": [42]}], [End(42)], 0),
-        ([{"action": "Count", "onExitCodes": [42]}, IGNORE_42], [End(42)], 1),
-        ([{"action": "Count", "onReasons": ["Evicted"]}], [End(137, "Evicted")], 1),
-        ([], [End(137, "Evicted")], 0),
-        ([{"action": "Count", "onExitCodes": [137]}], [End(137, "Evicted")], 0),
+        ([], [PodEnd(42), OOM], 2),
+        ([IGNORE_42], [PodEnd(42), OOM], 1),
+        ([{"action": "Ignore", "onReasons": ["OOMKilled"]}], [OOM, PodEnd(42)], 1),
+        ([IGNORE_42, {"action": "FailJob", "onExitCodes": [42]}], [PodEnd(42)], 0),
+        ([{"action": "Count", "onExitCodes": [42]}, IGNORE_42], [PodEnd(42)], 1),
+        ([{"action": "Count", "onReasons": ["Evicted"]}], [PodEnd(137, "Evicted")], 1),
+        ([], [PodEnd(137, "Evicted")], 0),
+        ([{"action": "Count", "onExitCodes": [137]}], [PodEnd(137, "Evicted")], 0),
     ],
 )
 def test_the_first_matching_rule_decides_if_a_failure_counts(
-    rules: list[dict[str, Any]], ends: list[End], failures: int
+    rules: list[dict[str, Any]], ends: list[PodEnd], failures: int
 ) -> None:
     job = with_rules(*rules) if rules else job_of(RUNNING, replicas=3)
     changes = decided(job, failed_pods(*ends))
@@ -399,7 +399,7 @@ def test_an_ignored_failure_never_fails_the_job_and_backs_off() -> None:
     notes = {backoff.NOTE_SLOT_FAILURES: "5"}
     seen = training(2)
     bad = worker(
-        2, 6, end=End(42, finished_s=NOW), ended_seen_s=NOW, notes=notes, created_s=NOW - 5
+        2, 6, end=PodEnd(42, finished_s=NOW), ended_seen_s=NOW, notes=notes, created_s=NOW - 5
     )
     job = with_rules(IGNORE_42, backoffLimit=0)
     waits = decided(job, replace(seen, pods=(*seen.pods, bad)))
@@ -413,7 +413,7 @@ def test_an_ignored_failure_never_fails_the_job_and_backs_off() -> None:
 
 def test_a_disrupted_pod_matches_no_rule_about_exit_codes() -> None:
     job = with_rules({"action": "FailJob", "onExitCodes": [143]})
-    for seen in (failed_pods(End(143), disrupted=True), failed_pods(End(143, "Evicted"))):
+    for seen in (failed_pods(PodEnd(143), disrupted=True), failed_pods(PodEnd(143, "Evicted"))):
         kinds = {c["type"] for c in (decided(job, seen).status or {})["conditions"]}
         assert "Failed" not in kinds
 
@@ -450,7 +450,7 @@ def test_an_event_names_the_batch_that_is_skipped() -> None:
 
 
 def test_the_coordinator_is_asked_before_all_ranks_count_as_lost() -> None:
-    ended = worker(0, end=End(1))
+    ended = worker(0, end=PodEnd(1))
     seen = Observed(pods=(ended, COORDINATOR), sent=Sent(secret=True))
     changes = decided(job_of(RUNNING), seen)
     assert changes.workers == ()

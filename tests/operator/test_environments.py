@@ -20,10 +20,10 @@ from paceline_api.types.enums import FabricRequirement
 from paceline_api.types.fabric import OWN, PLAIN
 from paceline_operator.core.decide.fabric import NoFabric, fabric_of
 from paceline_operator.core.devices import is_device
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Node
 from paceline_operator.core.pods import children
-from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.fabric import ChosenFabric
 from paceline_operator.fabrics import built_in
 
 from scripts.try_manifests import Template, job_of, templates_in
@@ -122,7 +122,7 @@ def test_each_built_in_profile_has_an_environment() -> None:
 # ---- recognized by the nodes ----------------------------------------------------------------
 
 
-def required_on(env: Environment) -> Fabric | NoFabric:
+def required_on(env: Environment) -> ChosenFabric | NoFabric:
     carries = built_in()[env.profile].carries
     if carries == FabricRequirement.ANY or env.profile in BY_NAME_ALONE:
         return fabric_of(gpu_job(profile=env.profile), seen(env.nodes()))
@@ -133,7 +133,7 @@ def required_on(env: Environment) -> Fabric | NoFabric:
 def test_the_nodes_of_an_environment_say_which_profile_it_is(env: Environment) -> None:
     assert name_of(required_on(env)) == env.profile
     unasked = fabric_of(gpu_job(), seen(env.nodes()))
-    assert isinstance(unasked, Fabric)
+    assert isinstance(unasked, ChosenFabric)
     told = unasked.profile if unasked.profile != PLAIN else unasked.message
     if env.profile not in BY_NAME_ALONE:
         assert env.profile in told
@@ -144,7 +144,7 @@ def test_coreweave_gives_its_shared_resource_unasked_and_once() -> None:
     for env in ENVIRONMENTS:
         if env.profile.startswith("coreweave"):
             found = fabric_of(gpu_job(), seen(env.nodes()))
-            assert isinstance(found, Fabric)
+            assert isinstance(found, ChosenFabric)
             assert (found.profile, found.pod["resources"]) == (env.profile, {"rdma/ib": 1})
 
 
@@ -160,7 +160,7 @@ def test_a_resource_of_two_providers_is_not_guessed_without_their_labels(require
     assert "Name one in spec.fabric.profile" in words
     # Whoever names it knows: then the resource decides how much a pod gets.
     named = fabric_of(gpu_job(profile="coreweave-ib"), seen(nodes))
-    assert isinstance(named, Fabric)
+    assert isinstance(named, ChosenFabric)
     assert named.pod["resources"] == {"rdma/ib": 1}
 
 
@@ -235,7 +235,7 @@ def daemons(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_a_profile_gives_a_plain_template_what_the_public_form_has(env: Environment) -> None:
     public = env.worker().body
     found = required_on(env)
-    assert isinstance(found, Fabric)
+    assert isinstance(found, ChosenFabric)
     pod = children.worker(gpu_job(), 0, 1, fabric=found, key_id=KEY)
     trainer = pod["spec"]["containers"][0]
     got = list(parts_of(pod["spec"], trainer))
@@ -261,7 +261,7 @@ def test_a_profile_gives_a_plain_template_what_the_public_form_has(env: Environm
 # ---- a template in the public form ----------------------------------------------------------
 
 
-def by_hand(env: Environment, required: str = "") -> Job:
+def by_hand(env: Environment, required: str = "") -> JobObject:
     manifest, _ = job_of(env.worker())
     spec = manifest["spec"] | ({"fabric": {"required": required}} if required else {})
     job = job_with(**spec)
@@ -272,7 +272,9 @@ def by_hand(env: Environment, required: str = "") -> Job:
 @each_environment
 def test_a_template_that_asks_for_the_network_by_hand_is_recognized(env: Environment) -> None:
     found = fabric_of(by_hand(env), seen(env.nodes()))
-    assert found == Fabric(OWN, "GPUDirect", {}), "nothing is added, and nothing is complained of"
+    assert found == ChosenFabric(OWN, "GPUDirect", {}), (
+        "nothing is added, and nothing is complained of"
+    )
 
 
 def test_a_network_asked_for_by_hand_is_filled_in_only_if_it_is_required() -> None:
@@ -287,7 +289,7 @@ def test_a_network_asked_for_by_hand_is_filled_in_only_if_it_is_required() -> No
 def test_a_job_can_say_that_its_template_is_all_that_its_pods_get() -> None:
     env = next(env for env in ENVIRONMENTS if env.profile == "coreweave-ib")
     found = fabric_of(gpu_job("RDMA", profile=OWN), seen(env.nodes()))
-    assert found == Fabric(OWN, "GPUDirect", {})
+    assert found == ChosenFabric(OWN, "GPUDirect", {})
 
 
 def test_pods_on_the_host_network_find_their_coordinator() -> None:

@@ -8,7 +8,7 @@ import pytest
 from paceline_api.status import RankPhase, Status
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.decide import evidence
-from paceline_operator.core.observed import End, Node, Observed, Pod, Sent
+from paceline_operator.core.observed import Node, Observed, Pod, PodEnd, Sent
 from paceline_operator.core.reconcile import reconcile
 
 from testing.fake_cluster.observations import (
@@ -129,7 +129,7 @@ def test_a_new_coordinator_has_time_to_receive_heartbeats() -> None:
 
 
 def test_a_heartbeat_overrules_evidence_of_an_end() -> None:
-    ended = worker(1, end=End(1))
+    ended = worker(1, end=PodEnd(1))
     silent = rank_status(1, 1, RankPhase.SUSPECT, silent_ms=60_000)
     job = job_of()
     for rank, lives in ((rank_status(1, 1, RankPhase.ACTIVE, 0), True), (silent, False)):

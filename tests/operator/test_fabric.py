@@ -23,9 +23,9 @@ from paceline_operator.core.decide import fabric
 from paceline_operator.core.decide.fabric import NoFabric, fabric_of
 from paceline_operator.core.devices import amount_of
 from paceline_operator.core.observed import Node, Observed, Sent
-from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.fabric import ChosenFabric
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.refusals import Refusal, RefusalKind
+from paceline_operator.core.refusals import CreationRefusal, RefusalKind
 from paceline_operator.fabrics import built_in
 
 from testing.bad_fabrics import BREAKING
@@ -111,7 +111,7 @@ def test_the_highest_priority_wins_and_a_tie_is_reported() -> None:
     assert name_of(fabric_of(gpu_job(), free(own=replace_priority(own, 11)))) == "own"
     assert name_of(fabric_of(gpu_job(), free(own=own))) == "rdma-hca-shared-devices-a"
     tied = fabric_of(gpu_job(), free(own=replace_priority(own, 10)))
-    assert isinstance(tied, Fabric)
+    assert isinstance(tied, ChosenFabric)
     assert tied.profile == "tcp"
     assert "own and rdma-hca-shared-devices-a fit the nodes alike" in tied.message
 
@@ -190,7 +190,7 @@ def test_all_means_the_smallest_amount_that_a_node_offers() -> None:
         "node-2": Node("node-2", offers=GPU | {"vpc.amazonaws.com/efa": 16}),
     }
     found = fabric_of(gpu_job(), free(nodes))
-    assert isinstance(found, Fabric)
+    assert isinstance(found, ChosenFabric)
     assert (found.profile, found.pod["resources"]) == ("aws-efa", {"vpc.amazonaws.com/efa": 16})
     unseen = fabric_of(gpu_job(profile="aws-efa"), free({}))
     assert isinstance(unseen, NoFabric)
@@ -199,7 +199,7 @@ def test_all_means_the_smallest_amount_that_a_node_offers() -> None:
 
 def test_a_chosen_profile_is_kept_after_the_profile_is_gone() -> None:
     first = fabric_of(gpu_job(), free())
-    assert isinstance(first, Fabric)
+    assert isinstance(first, ChosenFabric)
     later = replace(gpu_job(), status={"fabric": first.status()})
     gone = Observed(nodes={}, fabrics={})
     assert fabric_of(later, gone) == first
@@ -235,7 +235,7 @@ def test_a_privileged_profile_is_used_only_if_asked_for(pod: FabricPod) -> None:
     own = FabricSpec(carries=FabricRequirement.RDMA, priority=99, pod=pod)
     only = Observed(nodes=NODES, fabrics={"tcp": PLAIN_SPEC, "own": own})
     found = fabric_of(gpu_job(), only)
-    assert isinstance(found, Fabric)
+    assert isinstance(found, ChosenFabric)
     assert (found.profile, found.pod) == ("tcp", {})
     assert "spec.fabric.profile: own" in found.message
     assert "spec.fabric.required: RDMA" in found.message
@@ -256,7 +256,9 @@ def test_an_event_names_the_network_that_a_job_does_not_use() -> None:
 
 
 def test_the_hint_about_a_network_hides_no_refusal_of_pods() -> None:
-    refusal = Refusal(RefusalKind.TEMPLATE, "spec.nodeNam: unknown field", NOW, 1, generation=3)
+    refusal = CreationRefusal(
+        RefusalKind.TEMPLATE, "spec.nodeNam: unknown field", NOW, 1, generation=3
+    )
     refused = replace(seen(), refusal=refusal, sent=Sent(secret=True))
     changes = reconcile(gpu_job(), refused, NOW)
     assert changes.workers == ()
@@ -292,7 +294,7 @@ def test_status_and_pods_record_the_chosen_profile() -> None:
 
 def test_a_running_job_goes_on_when_its_profile_is_deleted() -> None:
     first = fabric_of(gpu_job("RDMA"), free())
-    assert isinstance(first, Fabric)
+    assert isinstance(first, ChosenFabric)
     status = {"startTime": "2027-01-15T08:00:00Z", "fabric": first.status()}
     job = replace(gpu_job("RDMA"), status=status)
     one = (worker(0),)
@@ -309,7 +311,7 @@ def test_a_running_job_goes_on_when_its_profile_is_deleted() -> None:
 
 def test_a_forbidden_profile_that_is_not_required_is_replaced_by_tcp() -> None:
     words = 'pods "j-0-1" is forbidden: violates PodSecurity "restricted:latest": unrestricted'
-    refusal = Refusal(RefusalKind.TEMPLATE, words, NOW, 1, generation=3)
+    refusal = CreationRefusal(RefusalKind.TEMPLATE, words, NOW, 1, generation=3)
     refused = replace(free(), refusal=refusal, sent=Sent(secret=True))
     changes = reconcile(gpu_job(), refused, NOW)
     assert len(changes.workers) == 2
@@ -347,7 +349,7 @@ def test_a_forbidden_profile_that_is_not_required_is_replaced_by_tcp() -> None:
 def test_only_a_refusal_caused_by_the_profile_changes_the_choice(
     kind: RefusalKind, words: str, profile: str
 ) -> None:
-    refusal = Refusal(kind, words, NOW, 1, generation=3)
+    refusal = CreationRefusal(kind, words, NOW, 1, generation=3)
     assert name_of(fabric_of(gpu_job(), replace(free(), refusal=refusal))) == profile
 
 

@@ -10,10 +10,10 @@ import yaml
 from paceline_api.types.enums import FabricRequirement
 from paceline_api.types.fabric import FabricPod, FabricSpec
 from paceline_operator.core.decide.fabric import fabric_of
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Node
 from paceline_operator.core.pods import children
-from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.fabric import ChosenFabric
 from paceline_operator.fabrics import built_in
 
 from testing.fake_cluster.fabrics import GPU, gpu_job, seen
@@ -23,7 +23,7 @@ from testing.fake_cluster.parts import KEY
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def pod_with(found: Fabric, job: Job) -> dict[str, Any]:
+def pod_with(found: ChosenFabric, job: JobObject) -> dict[str, Any]:
     return children.worker(job, 0, 1, fabric=found, key_id=KEY)
 
 
@@ -43,12 +43,12 @@ def added(before: Any, after: Any) -> Any:
 def test_pods_with_each_built_in_profile_match_the_golden_file() -> None:
     """To accept a change, delete the file, run again and read the difference."""
     job = gpu_job()
-    plain = pod_with(Fabric("tcp", "Any", {}), job)
+    plain = pod_with(ChosenFabric("tcp", "Any", {}), job)
     found: dict[str, Any] = {}
     for name in sorted(built_in()):
         offers = GPU | dict.fromkeys(resources_of(name), 8)
         chosen = fabric_of(gpu_job(profile=name), seen({"node-1": Node("node-1", offers=offers)}))
-        assert isinstance(chosen, Fabric)
+        assert isinstance(chosen, ChosenFabric)
         found[name] = added(plain, pod_with(chosen, job))
     file = GOLDEN / "fabrics.yaml"
     text = yaml.safe_dump(found, sort_keys=True, width=100)
@@ -91,7 +91,7 @@ EVERYTHING = FabricSpec(
 
 def test_a_profile_applies_all_its_settings_to_a_worker() -> None:
     chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
-    assert isinstance(chosen, Fabric)
+    assert isinstance(chosen, ChosenFabric)
     pod = pod_with(chosen, gpu_job())
     spec, trainer = pod["spec"], pod["spec"]["containers"][0]
     assert pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "ib0"
@@ -128,7 +128,7 @@ def test_settings_of_the_template_win_over_the_profile() -> None:
         },
     )
     chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
-    assert isinstance(chosen, Fabric)
+    assert isinstance(chosen, ChosenFabric)
     spec = pod_with(chosen, job)["spec"]
     trainer = spec["containers"][0]
     assert spec["nodeSelector"] == {"fabric": "ib", "pool": "a"}
@@ -152,7 +152,7 @@ def test_parts_of_the_template_with_the_same_name_are_kept() -> None:
     mounts = [{"name": "gib", "mountPath": "/usr/local/gib", "readOnly": True}]
     job = gpu_job(trainer={"volumeMounts": mounts}, **own)
     chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
-    assert isinstance(chosen, Fabric)
+    assert isinstance(chosen, ChosenFabric)
     spec = pod_with(chosen, job)["spec"]
     for part, (item,) in own.items():
         named = [each for each in spec[part] if each["name"] == item["name"]]
@@ -168,7 +168,7 @@ def test_a_privileged_profile_keeps_what_the_template_says_of_privileges() -> No
         pod=FabricPod(privileged=True, run_as_user=0, capabilities=("IPC_LOCK",)),
     )
     chosen = fabric_of(gpu_job(profile="own"), seen(own=own))
-    assert isinstance(chosen, Fabric)
+    assert isinstance(chosen, ChosenFabric)
     (trainer,) = pod_with(chosen, gpu_job())["spec"]["containers"]
     context = trainer["securityContext"]
     assert context["privileged"] is True
@@ -185,7 +185,7 @@ def test_a_daemon_that_the_template_has_as_a_container_is_not_added_again() -> N
     trainer = {"name": "trainer", "image": "i", "command": ["train"]}
     job = job_of(template={"spec": {"containers": [daemon, trainer]}})
     chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
-    assert isinstance(chosen, Fabric)
+    assert isinstance(chosen, ChosenFabric)
     spec = pod_with(chosen, job)["spec"]
     assert "initContainers" not in spec, "two containers of one name are refused"
 
@@ -197,12 +197,12 @@ def test_a_null_field_counts_as_absent() -> None:
     nothing: dict[str, Any] = dict.fromkeys(parts)
     job = gpu_job(trainer=trainer, **nothing)
     chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
-    assert isinstance(chosen, Fabric)
+    assert isinstance(chosen, ChosenFabric)
     assert pod_with(chosen, job) == pod_with(chosen, gpu_job())
 
 
 def test_tcp_adds_only_an_annotation() -> None:
-    pod = pod_with(Fabric("tcp", "Any", {}), job_of())
+    pod = pod_with(ChosenFabric("tcp", "Any", {}), job_of())
     bare = children.worker(job_of(), 0, 1, key_id=KEY)
     del pod["metadata"]["annotations"]["paceline.dev/fabric"]
     assert pod == bare

@@ -17,13 +17,13 @@ from paceline_api.types.enums import SchedulingProvider
 from paceline_operator.cluster.api import PATHS, ApiError
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.job import Job, read_job
+from paceline_operator.core.job import JobObject, read_job
 from paceline_operator.core.observed import Observed, Pod, Sent
 from paceline_operator.core.pods import children
 from paceline_operator.core.providers import gangs, kueue
 from paceline_operator.core.providers.choice import GANGS
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.refusals import Refusal, RefusalKind
+from paceline_operator.core.refusals import CreationRefusal, RefusalKind
 from paceline_operator.core.report.refused import as_condition
 
 from testing.fake_cluster.observations import NOW, RUNNING, UID, training, worker
@@ -42,7 +42,7 @@ def job_of(
     labels: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
     **spec: Any,
-) -> Job:
+) -> JobObject:
     body = job_body(**spec)
     body["metadata"] |= {"uid": UID, "generation": 3, "creationTimestamp": timestamp(START_S)}
     body["metadata"] |= {"labels": labels or {}, "annotations": annotations or {}}
@@ -50,16 +50,16 @@ def job_of(
     return read_job(body)
 
 
-def gang_of(provider: str, status: dict[str, Any] | None = None, **spec: Any) -> Job:
+def gang_of(provider: str, status: dict[str, Any] | None = None, **spec: Any) -> JobObject:
     scheduling = {"provider": provider, "gang": {}}
     return job_of(status, **{"replicas": 3, "minReplicas": 2, "scheduling": scheduling, **spec})
 
 
-def queued(status: dict[str, Any] | None = None, **spec: Any) -> Job:
+def queued(status: dict[str, Any] | None = None, **spec: Any) -> JobObject:
     return job_of(status, {QUEUE: "team-a"}, **{"replicas": 3, **spec})
 
 
-def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:
+def decided(job: JobObject, seen: Observed, now_s: float = NOW) -> Changes:
     found = reconcile(job, seen, now_s)
     assert reconcile(job, seen, now_s) == found, "the same facts give the same answer"
     return found
@@ -296,7 +296,7 @@ def test_a_group_that_cannot_be_created_is_reported_and_retried(
 
 def test_a_long_wait_causes_no_immediate_reconcile() -> None:
     """A gang may wait for hours, and its coordinator does not answer until then."""
-    refusal = Refusal(RefusalKind.NO_GANG_API, "404 page not found", NOW, count=7)
+    refusal = CreationRefusal(RefusalKind.NO_GANG_API, "404 page not found", NOW, count=7)
     seen = Observed(refusal=refusal, clocks=Clocks(coordinator_away_s=NOW - 3600))
     changes = decided(gang_of("Volcano"), seen)
     assert changes.look_again_s == NOW + 60
@@ -392,7 +392,7 @@ def test_a_kueue_that_ignores_pods_is_reported() -> None:
 
 def test_each_provider_has_a_message_for_a_missing_api() -> None:
     for provider in WITH_GROUP:
-        refusal = Refusal(RefusalKind.NO_GANG_API, "404 page not found", NOW)
+        refusal = CreationRefusal(RefusalKind.NO_GANG_API, "404 page not found", NOW)
         _, text = as_condition(gang_of(provider), refusal) or ("", "")
         assert GANGS[SchedulingProvider(provider)].api.version in text
         assert "provider: None" in text

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paceline_api.pods.security import Level, violations
 from paceline_operator.core.job import read_job
 from paceline_operator.core.pods import children
-from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.fabric import ChosenFabric
 
 from testing.fake_cluster.observations import UID, job_of
 from testing.fake_cluster.parts import KEY, job_body
@@ -67,7 +67,7 @@ def test_the_coordinator_runs_as_the_user_of_the_trainer_without_its_privileges(
 
 
 def test_the_coordinator_runs_as_the_user_that_a_fabric_profile_gives_the_trainer() -> None:
-    network = Fabric("ib", "RDMA", {"capabilities": ["IPC_LOCK"], "runAsUser": 0})
+    network = ChosenFabric("ib", "RDMA", {"capabilities": ["IPC_LOCK"], "runAsUser": 0})
     made = children.coordinator(job_of(), 1, key_id=KEY, fabric=network)["spec"]
     assert made["securityContext"] == SECCOMP
     context = made["containers"][0]["securityContext"]
@@ -77,7 +77,7 @@ def test_the_coordinator_runs_as_the_user_that_a_fabric_profile_gives_the_traine
 
 def test_an_init_container_of_a_profile_keeps_its_privileges() -> None:
     first = {"name": "driver", "image": "d", "securityContext": {"privileged": True}}
-    network = Fabric("tcpxo", "TCP", {"initContainers": [first]})
+    network = ChosenFabric("tcpxo", "TCP", {"initContainers": [first]})
     made = children.worker(job_of(), 0, 1, key_id=KEY, fabric=network)["spec"]
     assert made["initContainers"][0]["securityContext"] == {"privileged": True}
     assert "runAsNonRoot" not in made["securityContext"]

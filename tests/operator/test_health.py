@@ -12,7 +12,7 @@ from paceline_api.access.login import Login
 from paceline_operator.cluster.store import Store
 from paceline_operator.handlers import JobsWatch, make_registry, make_settings
 from paceline_operator.health import DEAD_S, Health
-from paceline_operator.metrics import Metrics
+from paceline_operator.metrics import OperatorMetrics
 
 
 class Desk:
@@ -20,7 +20,7 @@ class Desk:
         self.now_s = 1000.0
         self.access = Access(lambda: Login(server, authorization="Bearer secret"))
         self.jobs = JobsWatch(self.access, lambda: self.now_s)
-        self.health = Health(Store(lambda _: None), Metrics(), lambda: 0, self.jobs)
+        self.health = Health(Store(lambda _: None), OperatorMetrics(), lambda: 0, self.jobs)
 
 
 def test_a_dead_watch_of_jobs_fails_liveness() -> None:

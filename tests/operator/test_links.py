@@ -24,16 +24,16 @@ from paceline_operator.cluster.coordinator import Links
 from paceline_operator.cluster.store import Key
 from paceline_operator.cluster.tls import operator_context
 from paceline_operator.core.coordinator_status import (
-    Limits,
+    StatusLimits,
     read_coordinator_status,
 )
-from paceline_operator.core.job import Job, read_job
+from paceline_operator.core.job import JobObject, read_job
 from paceline_operator.core.keys import job_keys
 from paceline_operator.core.observed import Sent
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.shares import Rate
-from paceline_operator.core.unheard import Cause, Unheard
-from paceline_operator.metrics import Metrics
+from paceline_operator.core.unheard import Unheard, UnreachableCause
+from paceline_operator.metrics import OperatorMetrics
 
 from testing.fake_cluster.beside import server_context
 from testing.fake_cluster.observations import (
@@ -55,7 +55,7 @@ TLS_BYTES_MAX = 96 * 1024
 take 512 KiB."""
 
 
-def job(name: str = "digits", replicas: int = 2) -> Job:
+def job(name: str = "digits", replicas: int = 2) -> JobObject:
     body = job_body(name=name, replicas=replicas)
     body["metadata"] |= {"uid": "a", "namespace": "default", "generation": 1}
     return read_job(body)
@@ -78,7 +78,7 @@ class Heard:
 async def links(
     heard: Callable[[Key, Status], None],
     *,
-    metrics: Metrics | None = None,
+    metrics: OperatorMetrics | None = None,
     missed: Callable[[Key, Unheard, bool], None] = lambda *_: None,
 ) -> AsyncIterator[Links]:
     async with Links(
@@ -88,7 +88,7 @@ async def links(
         arrived=lambda *_: None,
         clock=asyncio.get_running_loop().time,
         leads=lambda: True,
-        metrics=metrics or Metrics(),
+        metrics=metrics or OperatorMetrics(),
     ) as made:
         yield made
 
@@ -227,8 +227,8 @@ def test_the_size_limit_follows_existing_pods_and_not_the_spec(pods: int, *, tak
     asked = read_job(body)
     assert asked.settings is not None
 
-    async def scenario() -> tuple[list[int], Metrics]:
-        heard, metrics, refused = Heard(), Metrics(), asyncio.Event()
+    async def scenario() -> tuple[list[int], OperatorMetrics]:
+        heard, metrics, refused = Heard(), OperatorMetrics(), asyncio.Event()
 
         async def answer(_: web.Request) -> web.Response:
             return web.json_response({"seq": HONEST, "ranks": [RANK] * 300})
@@ -248,7 +248,7 @@ def test_the_size_limit_follows_existing_pods_and_not_the_spec(pods: int, *, tak
     assert refusals(metrics) == ({} if taken else {"count": 1.0})
 
 
-def refusals(metrics: Metrics) -> dict[str, float]:
+def refusals(metrics: OperatorMetrics) -> dict[str, float]:
     name = "paceline_operator_answers_refused_total"
     found = (sample for family in metrics.registry.collect() for sample in family.samples)
     return {each.labels["reason"]: each.value for each in found if each.name == name}
@@ -263,7 +263,7 @@ def test_refused_answers_are_counted_by_reason_and_logged_in_one_line(
     wanted = {"form", "length", "count"}
 
     async def scenario() -> dict[str, float]:
-        heard, metrics, asked = Heard(), Metrics(), 0
+        heard, metrics, asked = Heard(), OperatorMetrics(), 0
 
         async def answer(_: web.Request) -> web.Response:
             nonlocal asked
@@ -319,7 +319,7 @@ def test_jobs_of_a_namespace_beyond_its_share_are_polled_later(
     monkeypatch.setattr(cluster_coordinator, "NAMESPACE_BYTES", Rate(1.0, 3.0 * len(text)))
 
     async def scenario() -> tuple[dict[Key, int], set[Key], dict[str, float]]:
-        metrics, heard, late = Metrics(), dict[Key, int](), set[Key]()
+        metrics, heard, late = OperatorMetrics(), dict[Key, int](), set[Key]()
 
         async def answer(_: web.Request) -> web.Response:
             return web.Response(body=text)
@@ -328,7 +328,7 @@ def test_jobs_of_a_namespace_beyond_its_share_are_polled_later(
             heard[key] = heard.get(key, 0) + 1
 
         def missed(key: Key, unheard: Unheard, _: bool) -> None:
-            assert unheard.cause is Cause.SHARE, unheard
+            assert unheard.cause is UnreachableCause.SHARE, unheard
             late.add(key)
 
         async with coordinator(answer) as url, links(hear, metrics=metrics, missed=missed) as made:
@@ -403,7 +403,7 @@ def test_answers_are_decoded_outside_the_event_loop_thread(monkeypatch: pytest.M
     """The event loop keeps running while one answer takes long to decode."""
     begun, go_on, threads = threading.Event(), threading.Event(), list[int]()
 
-    def slow(raw: bytearray, limits: Limits) -> Status:
+    def slow(raw: bytearray, limits: StatusLimits) -> Status:
         threads.append(threading.get_ident())
         begun.set()
         assert go_on.wait(30)
@@ -551,7 +551,7 @@ def test_a_job_with_a_lost_key_is_logged_once(caplog: pytest.LogCaptureFixture) 
             arrived=lambda *_: None,
             clock=asyncio.get_running_loop().time,
             leads=lambda: True,
-            metrics=Metrics(),
+            metrics=OperatorMetrics(),
         ) as made:
             for _ in range(3):
                 made.follow(
@@ -562,4 +562,4 @@ def test_a_job_with_a_lost_key_is_logged_once(caplog: pytest.LogCaptureFixture) 
     asyncio.run(scenario())
     assert caplog.text.count("0ld0ld00") == 1
     ((_, told, away),) = missed
-    assert (told.cause, told.detail, away) == (Cause.KEY, "0ld0ld00", True)
+    assert (told.cause, told.detail, away) == (UnreachableCause.KEY, "0ld0ld00", True)

@@ -15,7 +15,7 @@ from paceline import environment as runtime_settings
 from paceline_api import names
 from paceline_api.jobfile import read_job_file, read_resolved_job
 from paceline_api.rounds import RoundSettings
-from paceline_operator.core.job import Job, read_job
+from paceline_operator.core.job import JobObject, read_job
 from paceline_operator.core.keys import hkdf, job_keys, key_id
 from paceline_operator.core.pods import children
 from paceline_operator.core.pods.frozen import file_id, job_file, settings_differ
@@ -55,7 +55,7 @@ RICH: dict[str, Any] = {
 }
 
 
-def job_of(**spec: Any) -> Job:
+def job_of(**spec: Any) -> JobObject:
     body = job_body(**spec)
     body["metadata"] |= {
         "namespace": "team-a",

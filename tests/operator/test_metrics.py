@@ -6,14 +6,14 @@ from typing import Any
 
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.observe import SILENCE_S
-from paceline_operator.metrics import Metrics
+from paceline_operator.metrics import OperatorMetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from testing.fake_cluster.inside import Answer, Inside
 from testing.fake_cluster.parts import NAMESPACE, job_body
 
 
-def in_states(metrics: Metrics) -> dict[str, float]:
+def in_states(metrics: OperatorMetrics) -> dict[str, float]:
     lines = metrics.page().decode().splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if line.startswith("paceline_operator_jobs")]
     return {name: float(value) for name, value in pairs}
@@ -24,7 +24,7 @@ def job(state: str | None) -> dict[str, Any]:
 
 
 def test_jobs_are_counted_by_state_and_states_without_jobs_are_removed() -> None:
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     states = ("Training", "QuotaExceeded", "Training", None)
     metrics.set_jobs([job(state) for state in states])
     assert in_states(metrics) == {
@@ -88,7 +88,7 @@ def test_every_metric_of_the_operator_is_written_and_correct() -> None:
         assert after["paceline_operator_watch_restarts_total"] > now.get(
             "paceline_operator_watch_restarts_total", 0.0
         )
-        families = {family.name for family in Metrics().registry.collect()}
+        families = {family.name for family in OperatorMetrics().registry.collect()}
         shown = {name.partition("{")[0] for name in after}
         silent = {f for f in families if not any(name.startswith(f) for name in shown)}
         assert not silent, f"nothing ever writes {silent}"

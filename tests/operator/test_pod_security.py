@@ -15,7 +15,7 @@ from paceline_api.pods.security import LABEL, Level, level_of, violations
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.levels import FRESH_S, Levels
 from paceline_operator.core.pods.children import coordinator, worker
-from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.fabric import ChosenFabric
 
 from testing.bad_pods import ALLOWED, BROKEN_BASELINE, BROKEN_RESTRICTED, pod
 from testing.fake_cluster.observations import job_of
@@ -49,7 +49,7 @@ def test_a_pod_that_the_standards_allow_has_no_violations(name: str) -> None:
 
 def test_pods_of_a_plain_job_satisfy_restricted() -> None:
     job = job_of()
-    tcp = Fabric("tcp", "TCP", {})
+    tcp = ChosenFabric("tcp", "TCP", {})
     assert violations(worker(job, 0, 1, key_id="k", fabric=tcp), RESTRICTED) == []
     assert violations(coordinator(job, 1, key_id="k"), RESTRICTED) == []
 

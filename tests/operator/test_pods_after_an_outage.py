@@ -18,10 +18,10 @@ from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import Condition, NodeObject, NodeStatus, node_of
 from paceline_operator.core.decide.backoff import SIDECAR_S
 from paceline_operator.core.decide.finish import END_MARGIN_S
-from paceline_operator.core.job import Job
-from paceline_operator.core.observed import End, Node, Observed
+from paceline_operator.core.job import JobObject
+from paceline_operator.core.observed import Node, Observed, PodEnd
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.metrics import Metrics
+from paceline_operator.metrics import OperatorMetrics
 
 from testing.fake_cluster.observations import COORDINATOR, NOW, job_of, worker
 
@@ -34,7 +34,7 @@ BACK_S: Final = NOW + 600
 RUNNING = (worker(0), worker(1), COORDINATOR)
 
 
-def ended(kind: str = "Complete") -> Job:
+def ended(kind: str = "Complete") -> JobObject:
     condition = {"type": kind, "status": "True", "reason": "JobFinished"}
     return job_of({"completionTime": timestamp(NOW), "conditions": [condition]})
 
@@ -64,13 +64,13 @@ def test_the_grace_period_of_workers_begins_when_the_api_server_is_back() -> Non
     seen = Observed(pods=RUNNING, pods_live_s=BACK_S)
     first = reconcile(ended(), seen, BACK_S)
     assert (first.delete, first.look_again_s) == ((), BACK_S + GRACE_S)
-    told = tuple(replace(p, phase="Succeeded", end=End(0, "")) for p in RUNNING[:2])
+    told = tuple(replace(p, phase="Succeeded", end=PodEnd(0, "")) for p in RUNNING[:2])
     assert deleted(replace(seen, pods=told), BACK_S + GRACE_S) == []
     assert deleted(seen, BACK_S + GRACE_S) == [pod.name for pod in RUNNING]
 
 
 def test_the_grace_period_of_a_sidecar_begins_when_the_api_server_is_back() -> None:
-    lingers = worker(0, end=End(0, "finished"), phase="Running", ended_seen_s=NOW)
+    lingers = worker(0, end=PodEnd(0, "finished"), phase="Running", ended_seen_s=NOW)
     for live_s, gone_s in ((None, None), (BACK_S, BACK_S + SIDECAR_S)):
         seen = Observed(pods=(lingers,), pods_live_s=live_s)
         assert deleted(seen, BACK_S) == []
@@ -145,7 +145,7 @@ class Server:
         """The `live_since_s` of the watch at each of its requests, and at the end."""
         self._steps = iter(steps)
         source = observe.pod_source(Store(lambda _: None), lambda: self.now_s, "")
-        self.watch = Watch(cast("Any", self), source, lambda: self.now_s, Metrics())
+        self.watch = Watch(cast("Any", self), source, lambda: self.now_s, OperatorMetrics())
 
     @asynccontextmanager
     async def stream(self, path: str, query: Any, *, silence_s: float) -> AsyncIterator[Any]:

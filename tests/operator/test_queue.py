@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 from paceline_operator.cluster.store import Key
-from paceline_operator.metrics import CONTROLLER, Metrics
-from paceline_operator.queue import BROKEN_S, WORKERS, Queue
+from paceline_operator.metrics import CONTROLLER, OperatorMetrics
+from paceline_operator.queue import BROKEN_S, WORKERS, DecisionQueue
 
 from testing.fake_cluster.virtual import VirtualLoop
 
@@ -21,8 +21,8 @@ class Line:
 
     def __init__(self) -> None:
         self.loop = VirtualLoop()
-        self.metrics = Metrics()
-        self.queue = Queue(self._decide, self.metrics, self.loop.time)
+        self.metrics = OperatorMetrics()
+        self.queue = DecisionQueue(self._decide, self.metrics, self.loop.time)
         self.takes_s = 0.0
         self.again_s: dict[Key, list[float | None]] = {}
         """The return values of the next decisions on a job."""

@@ -11,7 +11,7 @@ from paceline_api.names import LABEL_ROLE
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.core.refusals import (
     TOLD_COUNT,
-    Refusal,
+    CreationRefusal,
     RefusalKind,
     Subject,
     refused_creation,
@@ -99,7 +99,7 @@ def test_a_failure_that_passes_is_not_reported(world: World) -> None:
     submit(world)
     world.settle(1)
     assert degraded(world) == ("", "")
-    refusal = Refusal(RefusalKind.TRANSIENT, "away", NOW, TOLD_COUNT - 1)
+    refusal = CreationRefusal(RefusalKind.TRANSIENT, "away", NOW, TOLD_COUNT - 1)
     assert as_condition(job_of(), refusal) is None
     assert as_events(job_of(), refusal) == []
 
@@ -171,14 +171,14 @@ def test_a_refused_template_leaves_no_coordinator_behind(world: World, error: Ap
 def test_the_remedy_names_the_field_that_the_refusal_is_about(
     words: str, subject: Subject, field: str
 ) -> None:
-    assert field in remedy(Refusal(RefusalKind.FORBIDDEN, words, NOW, subject=subject))
+    assert field in remedy(CreationRefusal(RefusalKind.FORBIDDEN, words, NOW, subject=subject))
 
 
 def test_a_missing_right_of_the_operator_is_no_mistake_in_the_template() -> None:
     words = 'pods is forbidden: User "o" cannot create resource "pods" in API group ""'
     kind = refused_creation(403, words, transient=False)
     assert kind is RefusalKind.NO_RIGHT
-    told = as_condition(job_of(), Refusal(kind, words, NOW))
+    told = as_condition(job_of(), CreationRefusal(kind, words, NOW))
     assert told is not None
     assert told[0] == "CreationRefused"
     assert "spec.template" not in told[1]

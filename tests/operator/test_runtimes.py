@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from paceline_api.times import timestamp
 from paceline_operator.cluster.store import Store
-from paceline_operator.core.job import Job, read_again, read_job
+from paceline_operator.core.job import JobObject, read_again, read_job
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.runtime import RuntimeKey, SeenRuntime, judge
@@ -39,7 +39,7 @@ def body(status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
     return {**made, "status": status or {}}
 
 
-def admitted(job: Job) -> dict[str, Any]:
+def admitted(job: JobObject) -> dict[str, Any]:
     """Return the status that the first decision about a job writes."""
     changes = reconcile(job, Observed(), NOW)
     assert changes.workers == ()

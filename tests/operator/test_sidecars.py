@@ -12,7 +12,7 @@ from paceline_api.times import timestamp
 from paceline_operator.cluster.wire import PodObject, pod_of
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.decide.backoff import NOTE_SLOT_FAILURES, SIDECAR_S
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed, Pod, Sent
 from paceline_operator.core.reconcile import reconcile
 
@@ -72,7 +72,7 @@ def beside(pod: Pod, count: int = 3) -> Observed:
 # ---- after the end ----------------------------------------------------------------------------
 
 
-def complete(**spec: Any) -> Job:
+def complete(**spec: Any) -> JobObject:
     status = {
         "completionTime": timestamp(NOW),
         "conditions": [{"type": "Complete", "status": "True", "reason": "JobFinished"}],

@@ -14,8 +14,8 @@ from paceline_api.crdgen import PLURAL
 from paceline_api.reasons import ConditionType, Reason
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.refusals import Refusal, RefusalKind
-from paceline_operator.core.report.conditions import Wanted
+from paceline_operator.core.refusals import CreationRefusal, RefusalKind
+from paceline_operator.core.report.conditions import WantedCondition
 from paceline_operator.core.report.standing import NEEDS_SOMEBODY, standing
 
 from testing.fake_cluster.kstatus import Standing, kstatus
@@ -26,11 +26,11 @@ T, R = ConditionType, Reason
 CURRENT, IN_PROGRESS, FAILED = Standing.CURRENT, Standing.IN_PROGRESS, Standing.FAILED
 
 
-def held(kind: ConditionType, reason: str = "Reason", *, holds: bool = True) -> Wanted:
-    return Wanted(kind, holds, reason, f"{kind} says why")
+def held(kind: ConditionType, reason: str = "Reason", *, holds: bool = True) -> WantedCondition:
+    return WantedCondition(kind, holds, reason, f"{kind} says why")
 
 
-def of(*conditions: Wanted) -> tuple[Standing, Wanted, Wanted]:
+def of(*conditions: WantedCondition) -> tuple[Standing, WantedCondition, WantedCondition]:
     """Return kstatus's reading of a job with these conditions, and its Ready and Stalled."""
     ready, stalled = standing({}, list(conditions))
     told = [{"type": c.type, "status": str(c.holds)} for c in (*conditions, ready, stalled)]
@@ -68,7 +68,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("conditions", "as_read", "reason"), TABLE)
 def test_kstatus_reads_each_state_of_a_job_as_intended(
-    conditions: tuple[Wanted, ...], as_read: Standing, reason: Reason
+    conditions: tuple[WantedCondition, ...], as_read: Standing, reason: Reason
 ) -> None:
     found, ready, stalled = of(*conditions)
     assert (found, ready.reason) == (as_read, reason)
@@ -77,7 +77,7 @@ def test_kstatus_reads_each_state_of_a_job_as_intended(
 
 
 CONDITIONS = st.builds(
-    Wanted,
+    WantedCondition,
     st.sampled_from([kind for kind in T if kind not in (T.READY, T.STALLED)]),
     st.booleans(),
     st.sampled_from(list(R)),
@@ -86,7 +86,7 @@ CONDITIONS = st.builds(
 
 
 @given(st.lists(CONDITIONS, unique_by=lambda c: c.type))
-def test_ready_and_stalled_give_exactly_one_verdict(conditions: list[Wanted]) -> None:
+def test_ready_and_stalled_give_exactly_one_verdict(conditions: list[WantedCondition]) -> None:
     found, ready, stalled = of(*conditions)
     holding = {c.type for c in conditions if c.holds}
     assert not (ready.holds and stalled.holds)
@@ -102,11 +102,13 @@ def test_ready_and_stalled_give_exactly_one_verdict(conditions: list[Wanted]) ->
 
 @given(st.lists(CONDITIONS, unique_by=lambda c: c.type), st.data())
 def test_stored_conditions_count_until_newer_ones_replace_them(
-    conditions: list[Wanted], data: st.DataObject
+    conditions: list[WantedCondition], data: st.DataObject
 ) -> None:
     newer = data.draw(st.integers(0, len(conditions)))
     older = {c.type: c for c in conditions[newer:]}
-    outdated = {c.type: Wanted(c.type, not c.holds, "Old", "old") for c in conditions[:newer]}
+    outdated = {
+        c.type: WantedCondition(c.type, not c.holds, "Old", "old") for c in conditions[:newer]
+    }
     assert standing({**older, **outdated}, conditions[:newer]) == standing({}, conditions)
 
 
@@ -116,7 +118,7 @@ def body_of(status: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def test_a_refused_template_fails_a_new_job_but_not_a_running_one() -> None:
-    refusal = Refusal(RefusalKind.TEMPLATE, "spec.x: wrong", at_s=NOW, generation=3)
+    refusal = CreationRefusal(RefusalKind.TEMPLATE, "spec.x: wrong", at_s=NOW, generation=3)
     changes = reconcile(job_of(), Observed(refusal=refusal), NOW)
     assert kstatus(body_of(changes.status)) is FAILED
     # The pods that run train on.

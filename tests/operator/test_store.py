@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.wire import pod_from
-from paceline_operator.core.observed import End, Node, Pod
+from paceline_operator.core.observed import Node, Pod, PodEnd
 
 KEY: Key = ("default", "digits")
 POD = Pod("digits-0-1", "uid-1", "worker", 0, 1, "job", node="node-1", version=10)
@@ -69,8 +69,8 @@ def test_a_new_list_drops_missing_pods() -> None:
 
 def test_the_time_of_the_first_observed_end_is_kept() -> None:
     store, _ = made()
-    store.put_pod(KEY, replace(POD, end=End(0), ended_seen_s=5.0))
-    store.put_pod(KEY, replace(POD, end=End(0), ended_seen_s=9.0, version=11))
+    store.put_pod(KEY, replace(POD, end=PodEnd(0), ended_seen_s=5.0))
+    store.put_pod(KEY, replace(POD, end=PodEnd(0), ended_seen_s=9.0, version=11))
     assert store.pods(KEY)[0].ended_seen_s == 5.0
 
 

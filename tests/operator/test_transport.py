@@ -13,7 +13,7 @@ from paceline_api.types.enums import Network
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import CarrierUnknown, Clocks
 from paceline_operator.core.decide import transport
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.pods.frozen import job_file
 from paceline_operator.core.reconcile import reconcile
@@ -51,7 +51,7 @@ def seen_over(carrier: str | None, *carriers: str, kind: str = "mpi", **fields: 
     return replace(seen, coordinator=spoken)
 
 
-def job_with(fabric: dict[str, Any] | None = None, /, **moved: str) -> Job:
+def job_with(fabric: dict[str, Any] | None = None, /, **moved: str) -> JobObject:
     """Return a job whose status.transport so far is `moved`."""
     before = {**RUNNING, "replicas": 2}
     if moved:
@@ -59,7 +59,7 @@ def job_with(fabric: dict[str, Any] | None = None, /, **moved: str) -> Job:
     return job_of(before, replicas=2, **({"fabric": fabric} if fabric else {}))
 
 
-def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:
+def decided(job: JobObject, seen: Observed, now_s: float = NOW) -> Changes:
     found = reconcile(job, seen, now_s)
     assert reconcile(job, seen, now_s) == found, "the same facts give the same answer"
     return found
@@ -168,7 +168,7 @@ def test_an_unknown_transport_is_not_reported() -> None:
 # ---- writes of the status (C12) -----------------------------------------------------------------
 
 
-def stored(job: Job, changes: Changes) -> Job:
+def stored(job: JobObject, changes: Changes) -> JobObject:
     assert changes.status is not None
     return replace(job, status=dict(changes.status))
 

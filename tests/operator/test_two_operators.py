@@ -18,8 +18,8 @@ from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.wire import PodObject
 from paceline_operator.controller import Controller
-from paceline_operator.core.changes import Message, SecretId
-from paceline_operator.core.job import Job
+from paceline_operator.core.changes import CoordinatorMessage, SecretId
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.pods.service import KEEP_S
 
 from testing.fake_cluster.parts import KEY, NAMESPACE, START_S, job_body
@@ -85,15 +85,15 @@ class Side:
             key_id=lambda: KEY,
         )
 
-    def _secret(self, job: Job, secret: SecretId) -> Mapping[str, Any]:
+    def _secret(self, job: JobObject, secret: SecretId) -> Mapping[str, Any]:
         return {"metadata": {"name": f"{job.name}-{job.uid}-{secret.key_id}-{secret.file}"}}
 
     def follow(
-        self, key: Key, job: Job, address: str, *, key_id: str, pods: int, hurry: bool
+        self, key: Key, job: JobObject, address: str, *, key_id: str, pods: int, hurry: bool
     ) -> None:
         del key, job, address, key_id, pods, hurry
 
-    def send(self, key: Key, message: Message) -> None:
+    def send(self, key: Key, message: CoordinatorMessage) -> None:
         del key, message
 
     def leave(self, key: Key) -> None:

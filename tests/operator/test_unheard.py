@@ -19,17 +19,17 @@ from paceline_operator.cluster.tls import operator_context
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.keys import job_keys
-from paceline_operator.core.observed import End, Observed, Sent
+from paceline_operator.core.observed import Observed, PodEnd, Sent
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.unheard import TOLD_S, Cause, Unheard
-from paceline_operator.metrics import Metrics
+from paceline_operator.core.unheard import TOLD_S, Unheard, UnreachableCause
+from paceline_operator.metrics import OperatorMetrics
 
 from testing.fake_cluster.beside import server_context
 from testing.fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, worker
 
-RELEASED = End(0, "Completed", "finished: released with version 40", finished_s=NOW - 60)
-CRASHED = End(1, "Error", "failed: out of data", finished_s=NOW - 60)
-UNHEARD = Unheard(Cause.REFUSED, "10.0.0.7:7070")
+RELEASED = PodEnd(0, "Completed", "finished: released with version 40", finished_s=NOW - 60)
+CRASHED = PodEnd(1, "Error", "failed: out of data", finished_s=NOW - 60)
+UNHEARD = Unheard(UnreachableCause.REFUSED, "10.0.0.7:7070")
 
 
 def condition(changes: Changes, kind: str) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def condition(changes: Changes, kind: str) -> dict[str, Any]:
 # ---- the end ------------------------------------------------------------------------------------
 
 
-def unheard(*ends: End | None, **fields: Any) -> Observed:
+def unheard(*ends: PodEnd | None, **fields: Any) -> Observed:
     """Return an observation without any answer of the coordinator; None marks a running worker."""
     pods = [
         worker(slot, end=end, ended_seen_s=NOW - 60 if end else 0.0)
@@ -51,7 +51,7 @@ def unheard(*ends: End | None, **fields: Any) -> Observed:
 
 @pytest.mark.parametrize("last", [RELEASED, None, CRASHED], ids=["both", "first", "one"])
 def test_a_job_without_coordinator_answers_completes_once_a_pod_was_released(
-    last: End | None,
+    last: PodEnd | None,
 ) -> None:
     """A version with which one pod was released is complete, whatever happens to others (R17)."""
     changes = reconcile(job_of(), unheard(RELEASED, last), NOW)
@@ -94,7 +94,7 @@ def test_a_released_pod_is_not_replaced() -> None:
 
 
 def test_a_drained_pod_does_not_complete_the_job() -> None:
-    drained = End(0, "Completed", "drained: scaled down", finished_s=NOW - 60)
+    drained = PodEnd(0, "Completed", "drained: scaled down", finished_s=NOW - 60)
     changes = reconcile(job_of(), unheard(drained, None), NOW)
     assert [create.name for create in changes.workers] == ["digits-0-2"]
 
@@ -105,16 +105,16 @@ def test_a_drained_pod_does_not_complete_the_job() -> None:
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        (Cause.REFUSED, "connection is refused"),
-        (Cause.TIMEOUT, "NetworkPolicy"),
-        (Cause.TLS, "certificate is not the job's"),
-        (Cause.TOKEN, "paceline-operator-key"),
-        (Cause.OTHER, "kubectl logs"),
+        (UnreachableCause.REFUSED, "connection is refused"),
+        (UnreachableCause.TIMEOUT, "NetworkPolicy"),
+        (UnreachableCause.TLS, "certificate is not the job's"),
+        (UnreachableCause.TOKEN, "paceline-operator-key"),
+        (UnreachableCause.OTHER, "kubectl logs"),
     ],
 )
 @pytest.mark.parametrize("status", [{}, RUNNING], ids=["new", "running"])
 def test_an_unreachable_coordinator_is_reported_with_its_cause(
-    status: dict[str, Any], cause: Cause, words: str
+    status: dict[str, Any], cause: UnreachableCause, words: str
 ) -> None:
     unheard_of = Unheard(cause, "10.0.0.7:7070", "its words")
     seen = unheard(None, None, unheard=unheard_of)
@@ -136,11 +136,12 @@ def test_an_unreachable_coordinator_is_reported_with_its_cause(
 
 
 @pytest.mark.parametrize(
-    ("cause", "words"), [(Cause.ANSWER, "kubectl logs"), (Cause.SHARE, "jobs")]
+    ("cause", "words"),
+    [(UnreachableCause.ANSWER, "kubectl logs"), (UnreachableCause.SHARE, "jobs")],
 )
 @pytest.mark.parametrize("status", [{}, RUNNING], ids=["new", "running"])
 def test_refused_answers_are_reported_with_the_reason(
-    status: dict[str, Any], cause: Cause, words: str
+    status: dict[str, Any], cause: UnreachableCause, words: str
 ) -> None:
     """The report comes at once: the coordinator is there, and waiting fixes nothing."""
     refused = Unheard(cause, "10.0.0.7:7070", "its answer has 31457280 bytes")
@@ -154,7 +155,7 @@ def test_refused_answers_are_reported_with_the_reason(
 
 
 def test_one_refused_answer_is_not_reported_while_the_last_one_counts() -> None:
-    refused = Unheard(Cause.ANSWER, "10.0.0.7:7070", "its answer has 31457280 bytes")
+    refused = Unheard(UnreachableCause.ANSWER, "10.0.0.7:7070", "its answer has 31457280 bytes")
     seen = new_coordinator(unheard(None, None, unheard=refused))
     changes = reconcile(job_of(RUNNING), seen, NOW)
     assert not any(event.reason == "AnswerRefused" for event in changes.events)
@@ -166,7 +167,7 @@ def test_each_cause_is_reported_once() -> None:
     told = reconcile(job_of(RUNNING), seen, NOW)
     job = replace(job_of(RUNNING), status=told.status or {})
     assert not reconcile(job, seen, NOW + 1).events
-    other = replace(seen, unheard=Unheard(Cause.TOKEN, UNHEARD.address))
+    other = replace(seen, unheard=Unheard(UnreachableCause.TOKEN, UNHEARD.address))
     assert [event.reason for event in reconcile(job, other, NOW + 1).events] == ["CoordinatorAway"]
 
 
@@ -219,7 +220,7 @@ async def missed_at(
         arrived=lambda *_: None,
         clock=clock,
         leads=lambda: True,
-        metrics=Metrics(),
+        metrics=OperatorMetrics(),
     )
     async with links:
         links.follow(
@@ -236,13 +237,13 @@ async def missed_at(
 @pytest.mark.parametrize(
     ("answer", "tls", "cause"),
     [
-        (_401, "job-uid", Cause.TOKEN),
-        (_401, "another-job", Cause.TLS),
-        (_nonsense, "job-uid", Cause.ANSWER),
+        (_401, "job-uid", UnreachableCause.TOKEN),
+        (_401, "another-job", UnreachableCause.TLS),
+        (_nonsense, "job-uid", UnreachableCause.ANSWER),
     ],
 )
 def test_an_invalid_answer_is_reported_with_its_cause(
-    answer: Answer, tls: str, cause: Cause
+    answer: Answer, tls: str, cause: UnreachableCause
 ) -> None:
     async def scenario() -> None:
         async with serving(answer, server_context(job_keys(bytes(32), tls))) as port:
@@ -254,12 +255,14 @@ def test_an_invalid_answer_is_reported_with_its_cause(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("listens", "cause"), [(False, Cause.REFUSED), (True, Cause.TIMEOUT)])
+@pytest.mark.parametrize(
+    ("listens", "cause"), [(False, UnreachableCause.REFUSED), (True, UnreachableCause.TIMEOUT)]
+)
 @pytest.mark.parametrize("after_s", [0.0, TOLD_S])
 def test_refused_and_timed_out_connections_are_distinguished(
     *,
     listens: bool,
-    cause: Cause,
+    cause: UnreachableCause,
     after_s: float,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 
 import pytest
 from msgspec.structs import replace
-from paceline.core.anatomy.course import SPEED, Line, Point, course
+from paceline.core.anatomy.course import SPEED, SeriesPoint, TimeSeries, course
 from paceline.core.anatomy.job import JobAnatomy, analyse
 from paceline.core.anatomy.samples import PodSamples, SilentPod
 from paceline.report.page import About, page, verdict
@@ -82,7 +82,7 @@ def test_a_job_without_a_course_has_no_chart() -> None:
 
 
 def test_times_and_values_beyond_any_calendar_are_drawn() -> None:
-    line = Line("loss", (Point(0.0, -1e308), Point(2.0**63, 1e308)))
+    line = TimeSeries("loss", (SeriesPoint(0.0, -1e308), SeriesPoint(2.0**63, 1e308)))
     text = page(analyse(pods()), About(WRITTEN_S, "", "", ""), [line], KNOWN)
     assert "nan" not in text
     assert "inf" not in text.replace("info", "")

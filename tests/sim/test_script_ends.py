@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.places import Act, Path, Spot
+from paceline.core.protocol.places import Path, Spot, SpotAction
 
 from testing.simulation.faults import Fault, Kind
 from testing.simulation.scripts import ScriptSimulation, ScriptWorld, run_script
@@ -50,6 +50,6 @@ def test_a_job_that_ends_without_slot_0_is_noticed(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_script_that_saves_its_first_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "behind_pass", lambda _: Act.GO_ON)
+    monkeypatch.setattr(Path, "behind_pass", lambda _: SpotAction.GO_ON)
     with pytest.raises(BrokenPromiseError, match="S14: slot 0 saved"):
         kill_slot_0()

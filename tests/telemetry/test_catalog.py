@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from paceline.telemetry.catalog import CATALOG, LABELS, Kind, Writer
+from paceline.telemetry.catalog import CATALOG, LABELS, MetricKind, Writer
 
 from scripts.metrics_reference import markdown
 
@@ -18,8 +18,8 @@ def test_metric_names_have_a_prefix_and_a_unit() -> None:
     for metric in CATALOG:
         name = metric.name
         assert re.fullmatch(r"paceline_[a-z_]+", name), name
-        assert name.endswith("_total") == (metric.kind is Kind.COUNTER), name
-        assert metric.kind is Kind.COUNTER or name.endswith(UNITS), f"{name}: unit missing"
+        assert name.endswith("_total") == (metric.kind is MetricKind.COUNTER), name
+        assert metric.kind is MetricKind.COUNTER or name.endswith(UNITS), f"{name}: unit missing"
     assert len({metric.name for metric in CATALOG}) == len(CATALOG)
 
 
@@ -33,7 +33,7 @@ def test_labels_are_bounded_and_explained() -> None:
 
 def test_histogram_buckets_are_ascending_and_few() -> None:
     for metric in CATALOG:
-        assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM), metric.name
+        assert bool(metric.buckets) == (metric.kind is MetricKind.HISTOGRAM), metric.name
         assert list(metric.buckets) == sorted(set(metric.buckets)), metric.name
         assert len(metric.buckets) <= 10, metric.name
 

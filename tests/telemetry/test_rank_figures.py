@@ -32,7 +32,7 @@ from paceline.core.protocol.records import (
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import RankState, Saving
 from paceline.core.status import METRIC_ROUNDS, Fact
-from paceline.refusals import PROCESS, Entry, Reason, refuse
+from paceline.refusals import PROCESS, Entry, RefusalReason, refuse
 from paceline.telemetry.catalog import CATALOG, Writer
 from paceline.telemetry.records import RankRecord
 from paceline.worker.metrics.loop import LoopMetrics
@@ -486,7 +486,7 @@ def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     saving = Saving(every=2, written=3, skipped=1, failed=2, published=6)
     CheckpointMetrics(one.record).follow(saving, exposed_s=0.5, hidden_s=4.0)  # type: ignore[arg-type]
     assert one.record["checkpoints_total", "skipped"] == [1]
-    refuse(Entry.PEERS, Reason.MALFORMED, "a test")
+    refuse(Entry.PEERS, RefusalReason.MALFORMED, "a test")
     one.metrics.refresh(one.rank, one.now_ns)
     written = {name for name, *_ in (key for key, values in one.record.written.items() if values)}
     ours = {metric.name for metric in CATALOG if metric.writer is not Writer.AGENT}
@@ -519,10 +519,10 @@ def test_a_rank_reports_some_metrics_to_the_coordinator_as_well(one: OneRank) ->
 
 def test_refusals_are_counted_once_by_entry_point_and_reason(one: OneRank) -> None:
     one.metrics.refresh(one.rank, one.now_ns)  # flush what other tests of this process have counted
-    key = "refused_total", Entry.RENDEZVOUS, Reason.OTHER_USER
+    key = "refused_total", Entry.RENDEZVOUS, RefusalReason.OTHER_USER
     before = PROCESS.counts().get(key[1:], 0)
     for _ in range(3):
-        refuse(Entry.RENDEZVOUS, Reason.OTHER_USER, "a test")
+        refuse(Entry.RENDEZVOUS, RefusalReason.OTHER_USER, "a test")
     for _ in range(2):
         one.metrics.refresh(one.rank, one.now_ns)
     assert one.record[key] == [before + 3]

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from paceline.core.agent.supervise import Phase
+from paceline.core.agent.supervise import PlacePhase
 from paceline.core.anatomy.samples import FIGURES_MAX
-from paceline.telemetry.catalog import CATALOG, Kind
+from paceline.telemetry.catalog import CATALOG, MetricKind
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import (
     BYTES,
@@ -121,7 +121,7 @@ def test_counters_never_go_backwards_across_restarts(pod: PodRecords) -> None:
 def test_the_page_shows_what_the_agent_itself_measures(pod: PodRecords) -> None:
     away = page(pod)
     assert not [name for name in away if "coordinator" in name or "state_info" in name]
-    pod.phases = lambda: [Phase.RUNNING]
+    pod.phases = lambda: [PlacePhase.RUNNING]
     pod.connection = lambda: (False, 3)
     pod.carriers = lambda: {FIRST: Network.TCP}
     open_for(pod, FIRST).close()
@@ -232,11 +232,11 @@ def test_every_metric_is_exported_with_its_value_and_labels(pod: PodRecords) -> 
             value = len(written) + 0.5  # a different value for each, so that a mix-up shows
             name = metric.name
             match metric.kind:
-                case Kind.COUNTER:
+                case MetricKind.COUNTER:
                     record.counter(name, **labels).add(value)
-                case Kind.GAUGE:
+                case MetricKind.GAUGE:
                     record.gauge(name, **labels).set(value)
-                case Kind.HISTOGRAM:
+                case MetricKind.HISTOGRAM:
                     record.histogram(name, **labels).observe(value)
                     name += "_sum"
             told = ",".join(f"{k}={v}" for k, v in sorted({**labels, "worker": "3.0"}.items()))
@@ -297,7 +297,7 @@ def test_recording_the_metrics_of_a_step_is_cheap() -> None:
     histograms = [
         record.histogram(metric.name)
         for metric in CATALOG
-        if metric.kind is Kind.HISTOGRAM and "resize" not in metric.name
+        if metric.kind is MetricKind.HISTOGRAM and "resize" not in metric.name
     ]
     gauges = [
         record.gauge(name) for name in ("paceline_committed_rounds", "paceline_generation_number")

@@ -7,7 +7,7 @@ import io
 
 import paceline as pl
 import torch
-from paceline.core.anatomy.samples import Phase
+from paceline.core.anatomy.samples import StepPhase
 from paceline.train import context
 
 from testing.lone_session import LoneSession
@@ -33,7 +33,7 @@ def train(session: LoneSession) -> torch.nn.Linear:
 def test_loader_and_model_report_the_phases_of_a_step() -> None:
     session = LoneSession()
     model = train(session)
-    one = [Phase.LOADING, Phase.SCRIPT, Phase.FORWARD, Phase.BACKWARD]
+    one = [StepPhase.LOADING, StepPhase.SCRIPT, StepPhase.FORWARD, StepPhase.BACKWARD]
     assert session.phases[: 2 * len(one)] == 2 * one
     assert not model._forward_hooks
     assert not model._forward_pre_hooks

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from paceline import refusals
 from paceline.limits import MIB, own_bytes
-from paceline.refusals import Entry, Reason
+from paceline.refusals import Entry, RefusalReason
 from paceline.transport import rendezvous as module
 from paceline.transport.base import Abort, Group, Peer, PeerLost
 from paceline.transport.rendezvous import (
@@ -98,7 +98,7 @@ def reach(meeting: Rendezvous) -> socket.socket:
     return sock
 
 
-def refused(reason: Reason) -> int:
+def refused(reason: RefusalReason) -> int:
     return refusals.PROCESS.counts().get((Entry.RENDEZVOUS, reason), 0)
 
 
@@ -172,7 +172,7 @@ def test_peers_meet_among_many_strangers_that_send_random_bytes(
 
 def test_a_rank_without_the_token_is_refused(meetings: Meetings) -> None:
     """Let a rank with a guessed token call another one: both must fail."""
-    before = refused(Reason.UNAUTHENTICATED)
+    before = refused(RefusalReason.UNAUTHENTICATED)
     forger = group_of(meetings, 0, secret_of("guess"))
     with ThreadPoolExecutor(1) as pool:
         abort = Abort()
@@ -183,7 +183,7 @@ def test_a_rank_without_the_token_is_refused(meetings: Meetings) -> None:
             meetings[1].answer(group_of(meetings, 1), 0, Offer, deadline(0.5))
         abort.raise_()
         assert calling.exception() is not None
-    assert refused(Reason.UNAUTHENTICATED) > before
+    assert refused(RefusalReason.UNAUTHENTICATED) > before
 
 
 class Recorder(threading.Thread):
@@ -236,20 +236,20 @@ def test_a_replayed_hello_is_refused() -> None:
         connection.close()
     relay.join(WAIT_S)
     assert len(relay.recorded) > NONCE_BYTES
-    before = refused(Reason.UNAUTHENTICATED)
+    before = refused(RefusalReason.UNAUTHENTICATED)
     for key in ("g1", "g2"):
         with reach(meetings[1]) as replayed:
             replayed.sendall(relay.recorded)
             with pytest.raises(PeerLost):
                 meetings[1].answer(group_of(meetings, 1, key=key), 0, Offer, deadline(0.5))
-    assert refused(Reason.UNAUTHENTICATED) == before + 2
+    assert refused(RefusalReason.UNAUTHENTICATED) == before + 2
     for each in meetings:
         each.close()
 
 
 def test_a_hello_for_another_rank_is_refused(meetings: Meetings) -> None:
     """Misdirect a hello: a port may have been another rank's a moment ago."""
-    before = refused(Reason.UNKNOWN_PEER)
+    before = refused(RefusalReason.UNKNOWN_PEER)
     peers = Peer("r0", meetings[0].address), Peer("r7", meetings[1].address)
     with ThreadPoolExecutor(1) as pool:
         abort = Abort()
@@ -261,7 +261,7 @@ def test_a_hello_for_another_rank_is_refused(meetings: Meetings) -> None:
             meetings[1].answer(group_of(meetings, 1), 0, Offer, deadline(0.5))
         abort.raise_()
         assert calling.exception() is not None
-    assert refused(Reason.UNKNOWN_PEER) > before
+    assert refused(RefusalReason.UNKNOWN_PEER) > before
 
 
 def test_a_peer_of_an_older_generation_can_call_again(meetings: Meetings) -> None:
@@ -308,7 +308,7 @@ def test_the_number_of_silent_callers_is_bounded(meetings: Meetings) -> None:
         strangers.append(reach(meetings[1]))
         meetings[1]._collect(group)
     assert len(meetings[1]._strangers) <= STRANGERS_MAX + group.size
-    assert refused(Reason.TOO_MANY) > 0
+    assert refused(RefusalReason.TOO_MANY) > 0
     assert meet(meetings) == "hi"
     for stranger in strangers:
         stranger.close()
@@ -318,7 +318,7 @@ def test_the_number_of_silent_callers_is_bounded(meetings: Meetings) -> None:
 def test_a_caller_that_does_not_finish_its_hello_in_time_is_closed(
     meetings: Meetings, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
-    before = refused(Reason.TOO_SLOW)
+    before = refused(RefusalReason.TOO_SLOW)
     group = group_of(meetings, 1)
     with reach(meetings[1]) as stranger:
         stranger.sendall(begun)
@@ -330,7 +330,7 @@ def test_a_caller_that_does_not_finish_its_hello_in_time_is_closed(
         assert len(stranger.recv(4096)) == len(GREETING) + NONCE_BYTES
         with suppress(ConnectionError):  # what it had sent was not fully read
             assert stranger.recv(1) == b""
-    assert refused(Reason.TOO_SLOW) == before + 1
+    assert refused(RefusalReason.TOO_SLOW) == before + 1
 
 
 def test_peers_meet_while_strangers_keep_calling(meetings: Meetings) -> None:
@@ -376,7 +376,7 @@ def test_an_invalid_message_of_a_peer_closes_only_its_connection(
         time.sleep(0.1)
         connection.close()
 
-    before = refused(Reason.MALFORMED)
+    before = refused(RefusalReason.MALFORMED)
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(call)
         _, connection = meetings[1].answer(group_of(meetings, 1), 0, Offer, deadline())
@@ -385,7 +385,7 @@ def test_an_invalid_message_of_a_peer_closes_only_its_connection(
             connection.receive(Offer, deadline(), "testing", 0)
         connection.close()
         calling.result()
-    assert refused(Reason.MALFORMED) == before + 1
+    assert refused(RefusalReason.MALFORMED) == before + 1
 
 
 def test_a_message_cannot_be_replayed_or_reflected() -> None:
@@ -437,7 +437,7 @@ print("closed")
 def test_a_caller_of_another_user_is_closed_unread(data: bytes) -> None:
     """Call by the name in /proc/net/unix, which every user of the machine can read."""
     meetings = LocalRendezvous("here"), LocalRendezvous("here")
-    before = refused(Reason.OTHER_USER)
+    before = refused(RefusalReason.OTHER_USER)
     name = meetings[1].address.rpartition("/")[2]
     stranger = subprocess.Popen(
         [sys.executable, "-c", AS_ANOTHER_USER, str(OTHER_USER), name, data.hex()],
@@ -448,7 +448,7 @@ def test_a_caller_of_another_user_is_closed_unread(data: bytes) -> None:
     assert stranger.stdout is not None
     assert stranger.stdout.readline() == "sent\n"
     assert meet(meetings) == "hi"
-    assert refused(Reason.OTHER_USER) == before + 20
+    assert refused(RefusalReason.OTHER_USER) == before + 20
     told, _ = stranger.communicate("\n", timeout=WAIT_S)
     assert told == "closed\n"
     for each in meetings:

@@ -9,7 +9,7 @@ import pytest
 from paceline.control import packets
 from paceline.core import messages as m
 from paceline.core.rank.within import Greeting, Key, Mail, Welcome
-from paceline.refusals import Reason
+from paceline.refusals import RefusalReason
 from paceline.worker import group
 from paceline.worker.comm_thread import CommThread
 from paceline.worker.group import MAIL_MAX, FollowerThread, LeadThread, PendingMail, _Heard
@@ -33,7 +33,7 @@ class Group:
     """The lead and a follower of a group, without sockets; both receive any message."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.refused: list[Reason] = []
+        self.refused: list[RefusalReason] = []
         self.taken: list[Key] = []
         peers: Any = SimpleNamespace(refuse=self.refused.append)
         machine: Any = SimpleNamespace(state=SimpleNamespace(promise=NOW))
@@ -68,7 +68,7 @@ def test_incomplete_messages_are_bounded_and_refusals_counted(make: Any, shards:
     shards.tell_lead()
     assert len(shards.lead._mail) == len(shards.follower._mail) == MAIL_MAX
     assert len(shards.lead._arrived) == MAIL_MAX
-    assert shards.refused == [Reason.TOO_MANY] * (2 * 9 * MAIL_MAX)
+    assert shards.refused == [RefusalReason.TOO_MANY] * (2 * 9 * MAIL_MAX)
     assert shards.taken == []
 
 

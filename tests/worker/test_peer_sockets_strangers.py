@@ -21,7 +21,7 @@ from paceline import refusals
 from paceline.core import wire
 from paceline.core.messages import AskState
 from paceline.limits import MIB, own_bytes
-from paceline.refusals import Entry, Reason
+from paceline.refusals import Entry, RefusalReason
 from paceline.worker.peer_sockets import (
     FRAME_MORE_BYTES,
     MESSAGE_BYTES_MAX,
@@ -62,12 +62,12 @@ def receive(sockets: PeerSockets) -> ReceivedMessage:
             return mail
 
 
-def refused(*reasons: Reason) -> int:
+def refused(*reasons: RefusalReason) -> int:
     counts = refusals.PROCESS.counts()
-    return sum(counts.get((Entry.PEERS, reason), 0) for reason in reasons or Reason)
+    return sum(counts.get((Entry.PEERS, reason), 0) for reason in reasons or RefusalReason)
 
 
-def until_refused(pair: Pair, count: int, *reasons: Reason) -> None:
+def until_refused(pair: Pair, count: int, *reasons: RefusalReason) -> None:
     """Wait until `count` messages were refused; only the test's own timeout bounds it."""
     while refused(*reasons) < count:
         pair[1].wait(100)
@@ -144,14 +144,14 @@ CASES: Final = [
 def test_an_invalid_message_is_dropped_and_counted(
     pair: Pair, lane: str, frames: list[bytes]
 ) -> None:
-    before = refused(Reason.MALFORMED, Reason.TOO_LARGE)
+    before = refused(RefusalReason.MALFORMED, RefusalReason.TOO_LARGE)
     stranger = sender_to(pair, lane)
     stranger.send_multipart(frames)
     stranger.send_multipart([PACKED] if lane == "fast" else whole(b"after it"))
     mail = receive(pair[1])
     assert mail.message == NOTE
     assert [bytes(part) for part in mail.payload] == ([] if lane == "fast" else [b"after it"])
-    assert refused(Reason.MALFORMED, Reason.TOO_LARGE) == before + 1
+    assert refused(RefusalReason.MALFORMED, RefusalReason.TOO_LARGE) == before + 1
     stranger.close(linger=0)
 
 
@@ -231,7 +231,7 @@ def test_the_header_of_a_large_frame_closes_the_connection(
 
     A header of 1 GiB used to grow a rank from 15 to 1,037 MiB.
     """
-    before, counted = own_bytes(), refused(Reason.MALFORMED)
+    before, counted = own_bytes(), refused(RefusalReason.MALFORMED)
     with greeted(pair, lane) as stranger:
         chunk = bytes(1 * MIB)
         with suppress(OSError):
@@ -241,7 +241,7 @@ def test_the_header_of_a_large_frame_closes_the_connection(
         with suppress(ConnectionError):
             while stranger.recv(4096):
                 pass
-    until_refused(pair, counted + 1, Reason.MALFORMED)
+    until_refused(pair, counted + 1, RefusalReason.MALFORMED)
     assert own_bytes() - before < RSS_BYTES_MAX
     pair[0].send(member(1), NOTE)
     assert receive(pair[1]).message == NOTE
@@ -327,7 +327,7 @@ def test_a_connection_of_another_user_is_closed_without_a_greeting(lane: str) ->
         try:
             for file in Path(folder).iterdir():
                 file.chmod(0o777)
-            counted = refused(Reason.OTHER_USER)
+            counted = refused(RefusalReason.OTHER_USER)
             path = lanes(rank)[lane].removeprefix("ipc://")
             greeted_bytes = [
                 subprocess.run(
@@ -340,7 +340,7 @@ def test_a_connection_of_another_user_is_closed_without_a_greeting(lane: str) ->
                 for user in (OTHER_USER, 0)
             ]
             assert greeted_bytes == ["0\n", "1\n"]
-            until_refused((rank, rank), counted + 1, Reason.OTHER_USER)
+            until_refused((rank, rank), counted + 1, RefusalReason.OTHER_USER)
         finally:
             rank.close()
 
@@ -349,10 +349,10 @@ def test_a_stranger_with_another_key_is_counted() -> None:
     ours, theirs = (
         PeerSockets(directory=None, name=name, host="127.0.0.1", token=name) for name in "ab"
     )
-    counted = refused(Reason.UNAUTHENTICATED)
+    counted = refused(RefusalReason.UNAUTHENTICATED)
     theirs.know(member(1), ours.address)
     theirs.send(member(1), NOTE)
-    while refused(Reason.UNAUTHENTICATED) == counted:
+    while refused(RefusalReason.UNAUTHENTICATED) == counted:
         ours.wait(100)
     assert ours.read() is None
     theirs.close()

@@ -31,7 +31,7 @@ from paceline.worker.state.committed import Committed
 from paceline.worker.state.flags import Flags
 from paceline.worker.state.flat import Segment
 from paceline.worker.state.gradients import Gradients
-from paceline.worker.state.streams import Streams
+from paceline.worker.state.streams import DeviceStreams
 from paceline_api.ids import GenerationId, MemberId
 from paceline_api.rounds import RoundSettings
 from torch import nn
@@ -157,7 +157,7 @@ class Rank:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
         self.gradients = Gradients(model.named_parameters())
-        self.gradients.streams = Streams([CPU], RecordedQueues(record))  # type: ignore[arg-type]
+        self.gradients.streams = DeviceStreams([CPU], RecordedQueues(record))  # type: ignore[arg-type]
         optimizer = torch.optim.Adam(model.parameters())
         self.committed = Committed(model, optimizer, self.gradients)
         told = SimpleNamespace(resumed=lambda _: record.note("go on"), exited=lambda _: None)
@@ -302,7 +302,8 @@ class Queued:
     def __init__(self, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
         queues: Any = RecordedQueues(record)
         monkeypatch.setattr(
-            "paceline.worker.state.gradients.Streams", lambda devices: Streams(devices, queues)
+            "paceline.worker.state.gradients.Streams",
+            lambda devices: DeviceStreams(devices, queues),
         )
         for driver, method in ((CommThread, "_take"), (Reducer, "_work"), (Reducer, "judge")):
             monkeypatch.setattr(driver, method, self._watched(record, getattr(driver, method)))
@@ -474,7 +475,7 @@ def test_the_main_thread_parks_after_its_kernels_and_adopts_the_new_state(
     """
     queues: Any = RecordedQueues(record)
     monkeypatch.setattr(
-        "paceline.worker.state.gradients.Streams", lambda devices: Streams(devices, queues)
+        "paceline.worker.state.gradients.Streams", lambda devices: DeviceStreams(devices, queues)
     )
     take = CommThread._take
 

@@ -78,7 +78,7 @@ class Runtime:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedOverride:
     """One override that the runtime does not allow."""
 
     path: Parts
@@ -94,7 +94,7 @@ class Merged:
 
     spec: dict[str, Any]
     """Spec of a job without `runtimeRef`; the runtime's value where an override is refused."""
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedOverride, ...] = ()
 
 
 def merge(runtime: Runtime, written: Mapping[str, Any]) -> Merged:
@@ -113,7 +113,7 @@ def merge(runtime: Runtime, written: Mapping[str, Any]) -> Merged:
     return Merged(merging.mappings(below, above, ()), tuple(merging.refused))
 
 
-def errors_of(runtime: Runtime, refused: Iterable[Refused]) -> list[SpecError]:
+def errors_of(runtime: Runtime, refused: Iterable[RefusedOverride]) -> list[SpecError]:
     """Return the errors of refused overrides, worded for the owner of the job."""
     listed = [f"spec.{path}" for path in runtime.may_override[:SHOWN_MAX]]
     more = ", ..." if len(runtime.may_override) > SHOWN_MAX else ""
@@ -135,7 +135,7 @@ class _Merging:
     """One merge under way."""
 
     allowed: tuple[Parts, ...]
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedOverride] = field(default_factory=list)
 
     def mappings(
         self, below: Mapping[str, Any], above: Mapping[str, Any], path: Parts
@@ -190,7 +190,7 @@ class _Merging:
     def _chosen(self, below: Any, above: Any, path: Parts) -> Any:
         if any(path[: len(allowed)] == allowed for allowed in self.allowed):
             return above
-        self.refused.append(Refused(path, above, below))
+        self.refused.append(RefusedOverride(path, above, below))
         return below
 
 

@@ -176,7 +176,7 @@ class RankRow(StatusModel):
     """Rounds that it has applied."""
 
 
-class Progress(StatusModel):
+class ProgressStatus(StatusModel):
     """How far the job is, from the samples applied."""
 
     percent: int
@@ -243,7 +243,7 @@ class TrainingJobStatus(StatusModel):
     stragglers: Annotated[tuple[StragglerRow, ...], Field(max_length=STRAGGLERS_MAX)] = ()
     """The slowest of them, at most 16."""
 
-    progress: Progress | None = None
+    progress: ProgressStatus | None = None
     """How far the job is."""
 
     ranks: Annotated[tuple[RankRow, ...], Field(max_length=RANKS_MAX)] = ()

@@ -28,22 +28,22 @@ from paceline_operator.cluster.ownership import TakenError, apply_own, delete_ow
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import last_warning, pod_from
 from paceline_operator.core.changes import (
-    Apply,
+    ApplyObject,
     Changes,
     Companions,
     Create,
     Delete,
-    Event,
-    Preflight,
+    KubernetesEvent,
+    PreflightRequest,
     SecretId,
 )
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Missing, Warned
 from paceline_operator.core.pods.companions import BUDGETS
 from paceline_operator.core.pods.service import service
 from paceline_operator.core.refusals import (
     OF_GANG,
-    Refusal,
+    CreationRefusal,
     RefusalKind,
     Subject,
     essence,
@@ -67,7 +67,7 @@ NAMED_MAX: Final = 5
 FRESH_S: Final = 60.0
 """Seconds for which what the API server has said to a dry run is not asked again."""
 
-MakeSecret = Callable[[Job, SecretId], Mapping[str, Any] | None]
+MakeSecret = Callable[[JobObject, SecretId], Mapping[str, Any] | None]
 """Function that makes the manifest of this Secret of a job; None if the operator's key is lost."""
 LevelOf = Callable[[str], Awaitable[Level]]
 """Function that returns the level of pod security of a namespace; raises ApiError."""
@@ -102,7 +102,7 @@ class Applier:
         self._level_of = level_of
         self._clock, self._leads = clock, leads
 
-    async def carry_out(self, job: Job, changes: Changes, memory: Memory) -> bool:
+    async def carry_out(self, job: JobObject, changes: Changes, memory: Memory) -> bool:
         """Carry out the changes of a decision, in the order of the module's docstring.
 
         JobGoneError, DeposedError and the ApiError of a failed request pass to the caller. Refusals
@@ -139,7 +139,7 @@ class Applier:
             await self._ask_why(job, changes.ask_why, memory)
         return complete
 
-    async def _prepare(self, job: Job, changes: Changes, memory: Memory) -> bool:
+    async def _prepare(self, job: JobObject, changes: Changes, memory: Memory) -> bool:
         """Do what precedes the creation of pods; return False if something was refused."""
         if not await self._are_secure(job, changes, memory):
             return False
@@ -170,7 +170,7 @@ class Applier:
 
     # ---- the job --------------------------------------------------------------------------
 
-    async def _verify(self, job: Job) -> None:
+    async def _verify(self, job: JobObject) -> None:
         self._fence()
         try:
             body = await self._api.get(PLURAL, job.namespace, job.name)
@@ -182,7 +182,9 @@ class Applier:
             raise JobGoneError
         self._store.put_job(body)
 
-    async def _write_status(self, job: Job, status: Mapping[str, Any], memory: Memory) -> None:
+    async def _write_status(
+        self, job: JobObject, status: Mapping[str, Any], memory: Memory
+    ) -> None:
         self._fence()
         manifest = {
             "apiVersion": API_VERSION,
@@ -208,14 +210,14 @@ class Applier:
         memory.note(status_s=now_s, **figures)
         self._store.put_job(body)
 
-    async def _delete_job(self, job: Job) -> None:
+    async def _delete_job(self, job: JobObject) -> None:
         self._fence()
         log.info("deleting the job: its ttlSecondsAfterFinished is over", extra=_of(job))
         await self._ignore_gone(self._api.delete(PLURAL, job.namespace, job.name, uid=job.uid))
 
     # ---- dry runs -------------------------------------------------------------------------
 
-    async def _preflight(self, job: Job, changes: Changes, memory: Memory) -> bool:
+    async def _preflight(self, job: JobObject, changes: Changes, memory: Memory) -> bool:
         """Ask the API server before the first pod of an attempt.
 
         Args:
@@ -244,7 +246,7 @@ class Applier:
         memory.missing = missing
         return missing is None
 
-    async def _missing(self, job: Job, asked: Preflight) -> Missing | None:
+    async def _missing(self, job: JobObject, asked: PreflightRequest) -> Missing | None:
         found = await dry_runs.missing(self._api, job.namespace, asked.look_up)
         if not found:
             return None
@@ -255,7 +257,7 @@ class Applier:
         return Missing(self._clock(), text)
 
     async def _ask_the_rest(
-        self, job: Job, changes: Changes, memory: Memory, before: Refusal | None
+        self, job: JobObject, changes: Changes, memory: Memory, before: CreationRefusal | None
     ) -> None:
         """Add to a refusal, while there is no pod, what is said to the other objects of the job.
 
@@ -272,7 +274,7 @@ class Applier:
             return
         memory.checked = None
         self._fence()
-        also: list[Refusal] = []
+        also: list[CreationRefusal] = []
         for subject, call in self._dry_runs(job, changes):
             if subject is refusal.subject and refusal.kind is not RefusalKind.LEVEL:
                 call.close()
@@ -288,7 +290,7 @@ class Applier:
         memory.missing = await self._missing(job, asked)
 
     def _dry_runs(
-        self, job: Job, changes: Changes
+        self, job: JobObject, changes: Changes
     ) -> Iterator[tuple[Subject, Coroutine[Any, Any, ApiError | None]]]:
         """Yield a dry run of each object to create, the first pod of each kind."""
         api, namespace = self._api, job.namespace
@@ -306,7 +308,7 @@ class Applier:
 
     # ---- children -------------------------------------------------------------------------
 
-    async def _secret(self, job: Job, secret: SecretId, memory: Memory) -> bool:
+    async def _secret(self, job: JobObject, secret: SecretId, memory: Memory) -> bool:
         self._fence()
         manifest = self._make_secret(job, secret)
         if manifest is not None:  # the key is lost; the job's pods show that it had a Secret
@@ -319,7 +321,7 @@ class Applier:
         memory.note(secret=True)
         return True
 
-    async def _are_secure(self, job: Job, changes: Changes, memory: Memory) -> bool:
+    async def _are_secure(self, job: JobObject, changes: Changes, memory: Memory) -> bool:
         """Return True if the pods to create satisfy the level of their namespace."""
         pods = [*changes.workers[:1], *filter(None, [changes.coordinator])]
         try:
@@ -339,7 +341,7 @@ class Applier:
         self._refused(job, broken, memory, Subject.WORKER, RefusalKind.LEVEL)
         return False
 
-    async def _service(self, job: Job, memory: Memory) -> bool:
+    async def _service(self, job: JobObject, memory: Memory) -> bool:
         self._fence()
         try:
             await self._ensure_service(job.namespace)
@@ -351,7 +353,7 @@ class Applier:
             return False
         return True
 
-    async def _group(self, job: Job, group: Apply, memory: Memory) -> bool:
+    async def _group(self, job: JobObject, group: ApplyObject, memory: Memory) -> bool:
         """Write the gang's group before the first pod; the scheduler ignores pods without it."""
         self._fence()
         try:
@@ -368,7 +370,7 @@ class Applier:
             memory.refusal = None
         return True
 
-    async def _budget(self, job: Job, beside: Companions, memory: Memory) -> bool:
+    async def _budget(self, job: JobObject, beside: Companions, memory: Memory) -> bool:
         if beside.budget is None and not beside.drop_budget:
             return True
         self._fence()
@@ -390,7 +392,7 @@ class Applier:
         memory.note(budget=beside.least)
         return True
 
-    async def _create_pods(self, job: Job, changes: Changes, memory: Memory) -> bool:
+    async def _create_pods(self, job: JobObject, changes: Changes, memory: Memory) -> bool:
         """Create pods, few at first: a defect of one pod is a defect of all of them (C7).
 
         The coordinator comes first, so that workers do not hold devices that nobody coordinates.
@@ -429,13 +431,15 @@ class Applier:
             memory.note(secret=False)
         return True
 
-    async def _withdraw(self, job: Job, coordinator: Create) -> None:
+    async def _withdraw(self, job: JobObject, coordinator: Create) -> None:
         """Delete a coordinator that was just made: the template of its workers is refused."""
         for pod in self._store.pods(job.key):
             if pod.name == coordinator.name and pod.owner == job.uid and not pod.deleting:
                 await self._delete(job, Delete(pod.name, pod.uid, "its workers are refused"))
 
-    async def _create(self, job: Job, create: Create, subject: Subject, memory: Memory) -> bool:
+    async def _create(
+        self, job: JobObject, create: Create, subject: Subject, memory: Memory
+    ) -> bool:
         self._fence()
         try:
             body = await self._api.create("pods", job.namespace, create.manifest, strict=True)
@@ -448,7 +452,7 @@ class Applier:
         self._put_pod(body)
         return True
 
-    async def _adopt(self, job: Job, create: Create) -> bool:
+    async def _adopt(self, job: JobObject, create: Create) -> bool:
         """Handle a taken name: it belongs to an own pod not observed yet, or to another owner."""
         try:
             body = await self._api.get("pods", job.namespace, create.name)
@@ -473,7 +477,7 @@ class Applier:
 
     def _refused(
         self,
-        job: Job,
+        job: JobObject,
         error: ApiError,
         memory: Memory,
         subject: Subject,
@@ -484,20 +488,20 @@ class Applier:
 
     def _counted(
         self,
-        job: Job,
+        job: JobObject,
         error: ApiError,
-        before: Refusal | None,
+        before: CreationRefusal | None,
         subject: Subject,
         kind: RefusalKind | None = None,
-    ) -> Refusal:
+    ) -> CreationRefusal:
         """Return a refusal with the number of refusals of its kind and subject in a row."""
         if kind is None:
             kind = refused_creation(error.code, error.message, transient=error.transient)
         same = before is not None and (before.kind, before.subject) == (kind, subject)
         count = before.count + 1 if before is not None and same else 1
-        return Refusal(kind, error.message, self._clock(), count, job.generation, subject)
+        return CreationRefusal(kind, error.message, self._clock(), count, job.generation, subject)
 
-    async def _delete(self, job: Job, deletion: Delete) -> bool:
+    async def _delete(self, job: JobObject, deletion: Delete) -> bool:
         self._fence()
         log.info("deleting pod %s: %s", deletion.name, deletion.why, extra=_of(job))
         call = self._api.delete("pods", job.namespace, deletion.name, uid=deletion.uid)
@@ -519,7 +523,7 @@ class Applier:
 
     # ---- events ---------------------------------------------------------------------------
 
-    async def _ask_why(self, job: Job, uids: tuple[str, ...], memory: Memory) -> None:
+    async def _ask_why(self, job: JobObject, uids: tuple[str, ...], memory: Memory) -> None:
         """Read the last warning about each pod. Without the right to, nothing is known of it."""
         for uid in uids:
             found = ""
@@ -531,7 +535,7 @@ class Applier:
         known = {pod.uid for pod in self._store.pods(job.key)}
         memory.warned = {uid: each for uid, each in memory.warned.items() if uid in known}
 
-    async def _tell(self, job: Job, event: Event, memory: Memory) -> None:
+    async def _tell(self, job: JobObject, event: KubernetesEvent, memory: Memory) -> None:
         self._fence()
         now = timestamp(self._clock())
         digest = hashlib.sha256(f"{job.uid}/{event.key}".encode()).hexdigest()[:16]
@@ -565,7 +569,7 @@ class Applier:
                 log.warning("an Event was refused: %s", error, extra=_of(job))
 
 
-def _is_fresh(checked: tuple[int, float] | None, job: Job, now_s: float) -> bool:
+def _is_fresh(checked: tuple[int, float] | None, job: JobObject, now_s: float) -> bool:
     return checked is not None and checked[0] == job.generation and now_s < checked[1] + FRESH_S
 
 
@@ -573,7 +577,7 @@ OF_TEMPLATE: Final = (RefusalKind.TEMPLATE, RefusalKind.FORBIDDEN, RefusalKind.N
 """Kinds of refusals that hold for each worker alike."""
 
 
-def _is_of_worker(refusal: Refusal | None) -> bool:
+def _is_of_worker(refusal: CreationRefusal | None) -> bool:
     """Return True if the template of the workers was refused."""
     return refusal is not None and refusal.subject is Subject.WORKER and refusal.kind in OF_TEMPLATE
 
@@ -582,7 +586,7 @@ def _subject(changes: Changes, create: Create) -> Subject:
     return Subject.COORDINATOR if create is changes.coordinator else Subject.WORKER
 
 
-def _of(job: Job) -> dict[str, str]:
+def _of(job: JobObject) -> dict[str, str]:
     return {"job": f"{job.namespace}/{job.name}"}
 
 

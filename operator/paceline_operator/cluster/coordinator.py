@@ -34,19 +34,19 @@ from paceline_api.status import Status
 from paceline_operator.cluster.kube import pause
 from paceline_operator.cluster.store import Key
 from paceline_operator.cluster.tls import spare_buffers
-from paceline_operator.core.changes import Message
+from paceline_operator.core.changes import CoordinatorMessage
 from paceline_operator.core.coordinator_status import (
     AnswerError,
-    Limits,
-    Refused,
+    RefusedAnswer,
+    StatusLimits,
     read_coordinator_status,
 )
 from paceline_operator.core.decide.evidence import POLL_S, REPLY_S
-from paceline_operator.core.job import Job
-from paceline_operator.core.observed import Inventory
+from paceline_operator.core.job import JobObject
+from paceline_operator.core.observed import PodInventory
 from paceline_operator.core.shares import Rate, Shares
-from paceline_operator.core.unheard import TOLD_S, Cause, Unheard
-from paceline_operator.metrics import Metrics
+from paceline_operator.core.unheard import TOLD_S, Unheard, UnreachableCause
+from paceline_operator.metrics import OperatorMetrics
 
 log = logging.getLogger("paceline.operator")
 
@@ -94,7 +94,7 @@ FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, AnswerError)
 
 
 @dataclass(slots=True)
-class Link:
+class CoordinatorLink:
     """State of the connection to one coordinator."""
 
     key: Key
@@ -102,7 +102,7 @@ class Link:
     url: str
     token: str
     tls: ssl.SSLContext
-    limits: Limits = field(default_factory=Limits)
+    limits: StatusLimits = field(default_factory=StatusLimits)
     """Limits of an answer."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     seq: int | None = None
@@ -112,9 +112,9 @@ class Link:
     away: bool = True
     unheard: Unheard | None = None
     """Failure of the last request; None if it was answered."""
-    warned_s: dict[Cause, float] = field(default_factory=dict)
+    warned_s: dict[UnreachableCause, float] = field(default_factory=dict)
     """Time of the last log line about each cause."""
-    inventory: Inventory | None = None
+    inventory: PodInventory | None = None
     """Inventory to send; only the newest one counts."""
     targets: dict[str, Any] = field(default_factory=dict)
     to_send: asyncio.Event = field(default_factory=asyncio.Event)
@@ -136,10 +136,10 @@ class Links:
         secrets_of: Callable[[str, str], tuple[str, ssl.SSLContext] | None],
         heard: Callable[[Key, Status], None],
         missed: Callable[[Key, Unheard, bool], None],
-        arrived: Callable[[Key, Inventory], None],
+        arrived: Callable[[Key, PodInventory], None],
         clock: Callable[[], float],
         leads: Callable[[], bool],
-        metrics: Metrics,
+        metrics: OperatorMetrics,
     ) -> None:
         self._secrets_of, self._arrived = secrets_of, arrived
         self._heard, self._missed = heard, missed
@@ -149,9 +149,9 @@ class Links:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._turn = asyncio.Lock()
         """Held by the task that uses the decoding thread."""
-        self._refused: dict[str, Refusals] = {}
+        self._refused: dict[str, AnswerRefusals] = {}
         """Refused answers by namespace, for the log."""
-        self._links: dict[Key, Link] = {}
+        self._links: dict[Key, CoordinatorLink] = {}
         self._told_lost: dict[Key, str] = {}
         """Uids of jobs whose key is lost, so that each is logged once."""
         self._session: aiohttp.ClientSession | None = None
@@ -191,7 +191,7 @@ class Links:
     # ---- Coordinators -----------------------------------------------------------------------
 
     def follow(
-        self, key: Key, job: Job, address: str, *, key_id: str, pods: int, hurry: bool
+        self, key: Key, job: JobObject, address: str, *, key_id: str, pods: int, hurry: bool
     ) -> None:
         """Connect to a coordinator, or keep the connection if it exists.
 
@@ -215,13 +215,13 @@ class Links:
                 self._lost(key, job.uid, address, key_id)
                 return
             token, tls = secrets
-            link = self._links[key] = Link(key, job.uid, address, token, tls)
+            link = self._links[key] = CoordinatorLink(key, job.uid, address, token, tls)
             link.answered_s = self._clock()
             link.tasks = [
                 asyncio.create_task(self._listen(link)),
                 asyncio.create_task(self._speak(link)),
             ]
-        link.limits = Limits.of(pods, job.settings.procs_per_replica if job.settings else 1)
+        link.limits = StatusLimits.of(pods, job.settings.procs_per_replica if job.settings else 1)
         if hurry:
             link.hurry.set()
         else:
@@ -230,11 +230,11 @@ class Links:
     def _lost(self, key: Key, uid: str, address: str, key_id: str) -> None:
         if self._told_lost.get(key) != uid:
             self._told_lost[key] = uid
-            unheard = Unheard(Cause.KEY, _host(address), key_id)
+            unheard = Unheard(UnreachableCause.KEY, _host(address), key_id)
             log.error("%s; %s", unheard.why, unheard.remedy, extra={"job": "/".join(key)})
             self._missed(key, unheard, True)
 
-    def send(self, key: Key, message: Message) -> None:
+    def send(self, key: Key, message: CoordinatorMessage) -> None:
         """Queue a message for a coordinator; without a connection it is dropped."""
         link = self._links.get(key)
         if link is None:
@@ -254,7 +254,7 @@ class Links:
 
     # ---- one link -----------------------------------------------------------------------------
 
-    async def _listen(self, link: Link) -> None:
+    async def _listen(self, link: CoordinatorLink) -> None:
         delay_s = RETRY_S
         while True:
             try:
@@ -274,7 +274,7 @@ class Links:
             self._heard(link.key, status)
             await self._rest(link)
 
-    async def _rest(self, link: Link) -> None:
+    async def _rest(self, link: CoordinatorLink) -> None:
         """Wait until news is wanted at once, but not for long."""
         await pause(HURRY_S)
         try:
@@ -283,7 +283,7 @@ class Links:
         except TimeoutError:
             return
 
-    async def _ask(self, link: Link) -> Status:
+    async def _ask(self, link: CoordinatorLink) -> Status:
         query = {"timeout": f"{POLL_S}s"}
         if link.seq is not None:
             query["after"] = str(link.seq)
@@ -301,7 +301,7 @@ class Links:
             raise found
         return found
 
-    async def _speak(self, link: Link) -> None:
+    async def _speak(self, link: CoordinatorLink) -> None:
         delay_s = RETRY_S
         while True:
             await link.to_send.wait()
@@ -332,15 +332,15 @@ class Links:
                 await pause(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
 
-    async def _aim(self, link: Link, targets: dict[str, Any]) -> None:
+    async def _aim(self, link: CoordinatorLink, targets: dict[str, Any]) -> None:
         await self._post(link, "/v1/targets", targets)
         if link.targets == targets:
             link.targets = {}
 
-    async def _post(self, link: Link, path: str, body: dict[str, Any]) -> None:
+    async def _post(self, link: CoordinatorLink, path: str, body: dict[str, Any]) -> None:
         await self._call(link, "POST", path, REPLY_BYTES, body=body)
 
-    def _unanswered(self, link: Link, error: Exception) -> None:
+    def _unanswered(self, link: CoordinatorLink, error: Exception) -> None:
         unheard = Unheard(_cause(error), _host(link.url), _why(error))
         now_s = self._clock()
         silent_s = now_s - link.answered_s
@@ -355,7 +355,7 @@ class Links:
         if lost or changed:
             self._missed(link.key, unheard, link.away)
 
-    def _warn(self, link: Link, unheard: Unheard, now_s: float, silent_s: float) -> None:
+    def _warn(self, link: CoordinatorLink, unheard: Unheard, now_s: float, silent_s: float) -> None:
         # The image of a coordinator that has never answered may still be pulled.
         patience_s = TOLD_S if link.seq is None else AWAY_S
         warned_s = link.warned_s.get(unheard.cause, float("-inf"))
@@ -363,9 +363,9 @@ class Links:
             link.warned_s[unheard.cause] = now_s
             log.warning("the coordinator does not answer: %s", unheard.why, extra=_of(link))
 
-    def _count_refused(self, link: Link, error: AnswerError, now_s: float) -> None:
+    def _count_refused(self, link: CoordinatorLink, error: AnswerError, now_s: float) -> None:
         self._metrics.answers_refused.labels(error.refused).inc()
-        seen = self._refused.setdefault(link.key[0], Refusals())
+        seen = self._refused.setdefault(link.key[0], AnswerRefusals())
         seen.unsaid += 1
         if now_s - seen.said_s >= SAID_S:
             log.warning(
@@ -378,11 +378,11 @@ class Links:
                 link.key[0],
                 extra=_of(link),
             )
-            self._refused[link.key[0]] = Refusals(said_s=now_s)
+            self._refused[link.key[0]] = AnswerRefusals(said_s=now_s)
 
     async def _call(
         self,
-        link: Link,
+        link: CoordinatorLink,
         method: str,
         path: str,
         most: int,
@@ -438,7 +438,9 @@ class OneAnswer(ResponseHandler):
             self._taken = True
             super().feed_data(data, size)
             return
-        self.set_exception(AnswerError(Refused.FORM, "it sends answers that nobody asked for"))
+        self.set_exception(
+            AnswerError(RefusedAnswer.FORM, "it sends answers that nobody asked for")
+        )
         if self.transport is not None:
             self.transport.abort()
 
@@ -457,7 +459,7 @@ class Connector(aiohttp.TCPConnector):
 
 
 @dataclass(slots=True)
-class Refusals:
+class AnswerRefusals:
     """Refused answers of one namespace, for the log."""
 
     said_s: float = float("-inf")
@@ -480,15 +482,17 @@ def _announced(response: aiohttp.ClientResponse, most: int) -> int:
         AnswerError: The answer is not a success, is compressed, has no length, or is too long.
     """
     if response.status != HTTPStatus.OK:
-        raise AnswerError(Refused.FORM, f"it answers with status {response.status}")
+        raise AnswerError(RefusedAnswer.FORM, f"it answers with status {response.status}")
     if "Content-Encoding" in response.headers:
-        raise AnswerError(Refused.FORM, "it answers compressed, which nobody has asked for")
+        raise AnswerError(RefusedAnswer.FORM, "it answers compressed, which nobody has asked for")
     length = response.content_length
     if length is None:
-        raise AnswerError(Refused.FORM, "it does not say how long its answer is (Content-Length)")
+        raise AnswerError(
+            RefusedAnswer.FORM, "it does not say how long its answer is (Content-Length)"
+        )
     if length > most:
         text = f"its answer has {length} bytes, {most} are allowed for the job's pods"
-        raise AnswerError(Refused.LENGTH, text)
+        raise AnswerError(RefusedAnswer.LENGTH, text)
     return length
 
 
@@ -500,7 +504,7 @@ async def _read(response: aiohttp.ClientResponse, length: int) -> bytearray:
     return raw
 
 
-def _timed(raw: bytearray, limits: Limits) -> tuple[Status | AnswerError, float]:
+def _timed(raw: bytearray, limits: StatusLimits) -> tuple[Status | AnswerError, float]:
     """Return the status, or why it is refused, and the CPU seconds that this thread took."""
     began_s = time.thread_time()
     found: Status | AnswerError
@@ -513,10 +517,10 @@ def _timed(raw: bytearray, limits: Limits) -> tuple[Status | AnswerError, float]
 
 def _out_of_share(what: str, wait_s: float) -> AnswerError:
     text = f"this job, or all jobs of its namespace, have used up their share of {what}"
-    return AnswerError(Refused.SHARE, text, retry_s=wait_s)
+    return AnswerError(RefusedAnswer.SHARE, text, retry_s=wait_s)
 
 
-def _of(link: Link) -> dict[str, str]:
+def _of(link: CoordinatorLink) -> dict[str, str]:
     return {"job": "/".join(link.key)}
 
 
@@ -524,17 +528,25 @@ def _host(url: str) -> str:
     return url.partition("://")[2]
 
 
-def _cause(error: Exception) -> Cause:
+def _cause(error: Exception) -> UnreachableCause:
     if isinstance(error, AnswerError):
-        return Cause.SHARE if error.refused is Refused.SHARE else Cause.ANSWER
+        return (
+            UnreachableCause.SHARE
+            if error.refused is RefusedAnswer.SHARE
+            else UnreachableCause.ANSWER
+        )
     if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
-        return Cause.TLS
+        return UnreachableCause.TLS
     if isinstance(error, TimeoutError):
-        return Cause.TIMEOUT
+        return UnreachableCause.TIMEOUT
     if isinstance(error, aiohttp.ClientResponseError) and error.status == HTTPStatus.UNAUTHORIZED:
-        return Cause.TOKEN
+        return UnreachableCause.TOKEN
     below = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    return Cause.REFUSED if isinstance(below, ConnectionRefusedError) else Cause.OTHER
+    return (
+        UnreachableCause.REFUSED
+        if isinstance(below, ConnectionRefusedError)
+        else UnreachableCause.OTHER
+    )
 
 
 def _why(error: Exception) -> str:

@@ -23,7 +23,7 @@ from paceline_api.access.login import Login
 from paceline_operator.cluster.api import MANAGER, PATHS, ApiError
 from paceline_operator.cluster.rights import asked, words_of
 from paceline_operator.core.shares import Bucket, Rate
-from paceline_operator.metrics import Metrics
+from paceline_operator.metrics import OperatorMetrics
 
 REQUEST_S: Final = 15.0
 """Timeout of a request, in seconds."""
@@ -45,7 +45,7 @@ class Kube:
     All requests raise ApiError if the answer is not a success, or if there was no answer (code 0).
     """
 
-    def __init__(self, access: Access, metrics: Metrics, rate: Rate | None = None) -> None:
+    def __init__(self, access: Access, metrics: OperatorMetrics, rate: Rate | None = None) -> None:
         """Prepare the client.
 
         Args:

@@ -26,7 +26,7 @@ from paceline_api.access.access import Access
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.kube import Kube, pause
 from paceline_operator.cluster.rights import told
-from paceline_operator.metrics import Metrics
+from paceline_operator.metrics import OperatorMetrics
 
 log = logging.getLogger("paceline.operator")
 
@@ -88,7 +88,7 @@ class Election:
         asyncio.run(self._elect())
 
     async def _elect(self) -> None:
-        async with Kube(self._access, Metrics()) as kube:
+        async with Kube(self._access, OperatorMetrics()) as kube:
             while not self._ended.is_set():
                 started_s = self._clock()
                 try:

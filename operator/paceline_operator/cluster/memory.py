@@ -15,7 +15,7 @@ from paceline_api.types.fabric import FabricSpec
 
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.observed import Missing, Observed, Pod, Sent, Warned
-from paceline_operator.core.refusals import Refusal
+from paceline_operator.core.refusals import CreationRefusal
 from paceline_operator.core.unheard import Unheard
 
 
@@ -28,8 +28,8 @@ class Memory:
     coordinator: Status | None = None
     coordinator_heard_s: float = 0.0
     unheard: Unheard | None = None
-    refusal: Refusal | None = None
-    budget_refusal: Refusal | None = None
+    refusal: CreationRefusal | None = None
+    budget_refusal: CreationRefusal | None = None
     missing: Missing | None = None
     checked: tuple[int, float] | None = None
     """Generation and time at which the API server was last asked before the first pod, and had

@@ -38,7 +38,7 @@ from paceline_operator.cluster.wire import (
     pod_of,
     runtime_of,
 )
-from paceline_operator.metrics import Metrics
+from paceline_operator.metrics import OperatorMetrics
 
 log = logging.getLogger("paceline.operator")
 
@@ -66,7 +66,7 @@ class Listed(Struct, Generic[Item]):
     metadata: dict[str, Any] = {}
 
 
-class Happened(Struct, Generic[Item]):
+class WatchEvent(Struct, Generic[Item]):
     """One event of a watch in the JSON of the API server."""
 
     type: str
@@ -98,7 +98,7 @@ class Source(Generic[Item]):
     path: str
     selector: str
     page: msgspec.json.Decoder[Listed[Item]]
-    event: msgspec.json.Decoder[Happened[Item]]
+    event: msgspec.json.Decoder[WatchEvent[Item]]
     listed: Callable[[list[Item]], None]
     put: Callable[[Item], None]
     drop: Callable[[Item], None]
@@ -121,7 +121,7 @@ class Watch(Generic[Item]):
     """Watch of one kind of object, which passes each change to its source's callbacks."""
 
     def __init__(
-        self, kube: Kube, source: Source[Item], clock: Callable[[], float], metrics: Metrics
+        self, kube: Kube, source: Source[Item], clock: Callable[[], float], metrics: OperatorMetrics
     ) -> None:
         self._kube, self._clock, self._metrics = kube, clock, metrics
         self.source: Source[Item] = source
@@ -350,7 +350,7 @@ def pod_source(store: Store, clock: Callable[[], float], namespace: str) -> Sour
         path=f"/api/v1{within}/pods",
         selector=f"{LABEL_MANAGER}={manager_label(store.manager)}",
         page=msgspec.json.Decoder(Listed[PodObject]),
-        event=msgspec.json.Decoder(Happened[PodObject]),
+        event=msgspec.json.Decoder(WatchEvent[PodObject]),
         listed=listed,
         put=put,
         drop=drop,
@@ -391,7 +391,7 @@ def node_source(store: Store, clock: Callable[[], float]) -> Source[NodeObject]:
         path="/api/v1/nodes",
         selector="",
         page=msgspec.json.Decoder(Listed[NodeObject]),
-        event=msgspec.json.Decoder(Happened[NodeObject]),
+        event=msgspec.json.Decoder(WatchEvent[NodeObject]),
         listed=_all_of(store.nodes, put, store.drop_node),
         put=put,
         drop=lambda item: store.drop_node(item.metadata.name),
@@ -414,7 +414,7 @@ def fabric_source(store: Store) -> Source[FabricObject]:
         path=f"/apis/{API_VERSION}/{FABRIC_PLURAL}",
         selector="",
         page=msgspec.json.Decoder(Listed[FabricObject]),
-        event=msgspec.json.Decoder(Happened[FabricObject]),
+        event=msgspec.json.Decoder(WatchEvent[FabricObject]),
         listed=_all_of(store.fabrics, put, store.drop_fabric),
         put=put,
         drop=lambda item: store.drop_fabric(item.metadata.name),
@@ -448,7 +448,7 @@ def runtime_source(store: Store, kind: RuntimeKind, namespace: str) -> Source[Ru
         path=f"/apis/{API_VERSION}{within}/{PLURALS[kind]}",
         selector="",
         page=msgspec.json.Decoder(Listed[RuntimeObject]),
-        event=msgspec.json.Decoder(Happened[RuntimeObject]),
+        event=msgspec.json.Decoder(WatchEvent[RuntimeObject]),
         listed=listed,
         put=lambda item: store.put_runtime(runtime_of(item, kind)),
         drop=lambda item: store.drop_runtime(runtime_of(item, kind).key),

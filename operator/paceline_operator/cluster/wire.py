@@ -23,7 +23,7 @@ from paceline_api.types.template import TRAINER
 from pydantic import ValidationError
 
 from paceline_operator.core.devices import amount_of, is_device
-from paceline_operator.core.observed import NO_SLOT, NOT_STARTED, OVER, End, Node, Pod
+from paceline_operator.core.observed import NO_SLOT, NOT_STARTED, OVER, Node, Pod, PodEnd
 from paceline_operator.core.providers.kueue import MANAGED
 from paceline_operator.core.runtime import SeenRuntime
 
@@ -74,7 +74,7 @@ class State(Struct, frozen=True, rename="camel"):
     finished_at: str | None = None
 
 
-class States(Struct, frozen=True):
+class ContainerStates(Struct, frozen=True):
     """The states of a container, at most one of which is set."""
 
     waiting: State | None = None
@@ -86,8 +86,8 @@ class ContainerStatus(Struct, frozen=True, rename="camel"):
     """Status of one container."""
 
     name: str = ""
-    state: States = States()
-    last_state: States = States()
+    state: ContainerStates = ContainerStates()
+    last_state: ContainerStates = ContainerStates()
 
 
 class Condition(Struct, frozen=True, rename="camel"):
@@ -113,7 +113,7 @@ class PodStatus(Struct, frozen=True, rename="camel"):
     """Statuses of init containers, including native sidecars."""
 
 
-class PodSpec(Struct, frozen=True, rename="camel"):
+class ObservedPodSpec(Struct, frozen=True, rename="camel"):
     """Spec of a pod."""
 
     node_name: str = ""
@@ -123,7 +123,7 @@ class PodObject(Struct, frozen=True):
     """A pod."""
 
     metadata: Meta = Meta()
-    spec: PodSpec = PodSpec()
+    spec: ObservedPodSpec = ObservedPodSpec()
     status: PodStatus = PodStatus()
 
 
@@ -224,7 +224,7 @@ def _main(item: PodObject) -> ContainerStatus | None:
     return next((c for c in item.status.container_statuses or () if c.name == wanted), None)
 
 
-def _end(item: PodObject) -> End | None:
+def _end(item: PodObject) -> PodEnd | None:
     main = _main(item)
     status = item.status
     over = status.phase in OVER
@@ -233,10 +233,10 @@ def _end(item: PodObject) -> End | None:
     if done is not None:
         finished_s = seconds_of(done.finished_at) or 0.0
         # The pod and not its container has the reason of an eviction.
-        return End(done.exit_code, status.reason or done.reason, done.message, finished_s)
+        return PodEnd(done.exit_code, status.reason or done.reason, done.message, finished_s)
     if status.phase == "Failed":
-        return End(NOT_STARTED, status.reason, status.message)
-    return End(0, status.reason, status.message) if over else None
+        return PodEnd(NOT_STARTED, status.reason, status.message)
+    return PodEnd(0, status.reason, status.message) if over else None
 
 
 def _waiting(item: PodObject) -> str:

@@ -13,11 +13,11 @@ from paceline_api.pods.needed import Needed
 from paceline_api.reasons import Reason
 
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.observed import Inventory
+from paceline_operator.core.observed import PodInventory
 
 
 @dataclass(frozen=True, slots=True)
-class Preflight:
+class PreflightRequest:
     """What is asked of the API server before the first pod of an attempt is made."""
 
     worker: bool = False
@@ -50,7 +50,7 @@ class SecretId:
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class ApplyObject:
     """An object beside the pods, created or changed by server-side apply."""
 
     kind: str
@@ -67,9 +67,9 @@ BUDGET_FIELD: Final = "disruptionBudget"
 class Companions:
     """Objects of a job on which other controllers act."""
 
-    group: Apply | None = None
+    group: ApplyObject | None = None
     """Group of the job's gang, to be written; no pod is made before it exists."""
-    budget: Apply | None = None
+    budget: ApplyObject | None = None
     drop_budget: bool = False
     least: int = 0
     """Field minAvailable of the budget once this is carried out; 0 if there is no budget then."""
@@ -96,7 +96,7 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class KubernetesEvent:
     """A Kubernetes Event of the job. One with the same `key` is sent once in the job's life."""
 
     key: str
@@ -106,10 +106,10 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class CoordinatorMessage:
     """Message to the coordinator; a field that is None is not sent."""
 
-    inventory: Inventory | None
+    inventory: PodInventory | None
     targets: Mapping[str, Any] | None
     stop: bool = False
 
@@ -125,7 +125,7 @@ class Changes:
     coordinator: Create | None = None
     workers: tuple[Create, ...] = ()
     """Worker pods, to be created in this order, few at first (C7)."""
-    preflight: Preflight | None = None
+    preflight: PreflightRequest | None = None
     """What to ask first; None if the job has pods, or none is made."""
     verify_job: bool = False
     """True: ask the API server whether the job still exists before creating anything."""
@@ -133,8 +133,8 @@ class Changes:
     delete_job: bool = False
     status: Mapping[str, Any] | None = None
     """The whole status to write; None if nothing is to be written now."""
-    events: tuple[Event, ...] = ()
-    inventory: Inventory | None = None
+    events: tuple[KubernetesEvent, ...] = ()
+    inventory: PodInventory | None = None
     targets: Mapping[str, Any] | None = None
     stop: bool = False
     """True if `targets` ask for a stop round."""

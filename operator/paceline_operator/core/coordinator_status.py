@@ -58,7 +58,7 @@ PASSED_ON: Final = (Reason.RESUMED_FROM_CHECKPOINT, Reason.BATCH_SKIPPED)
 other entries; the operator drops those."""
 
 
-class Refused(StrEnum):
+class RefusedAnswer(StrEnum):
     """Reason why the operator refuses an answer: the label `reason` of its metric."""
 
     FORM = "form"
@@ -74,14 +74,14 @@ class Refused(StrEnum):
 class AnswerError(Exception):
     """Raised for an answer that the operator rejects. The next request waits `retry_s` at least."""
 
-    def __init__(self, refused: Refused, message: str, *, retry_s: float = 0.0) -> None:
+    def __init__(self, refused: RefusedAnswer, message: str, *, retry_s: float = 0.0) -> None:
         super().__init__(message)
         self.refused = refused
         self.retry_s = retry_s
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StatusLimits:
     """Upper bounds on the answer of a coordinator.
 
     It grows with the pods that exist and never with what a spec asks for: a pod costs its namespace
@@ -91,7 +91,7 @@ class Limits:
     ranks: int = DEAD_RANKS
 
     @classmethod
-    def of(cls, pods: int, procs: int) -> Limits:
+    def of(cls, pods: int, procs: int) -> StatusLimits:
         """Return the limits of a job with `pods` worker pods of `procs` ranks each."""
         return cls(pods * procs + DEAD_RANKS)
 
@@ -106,7 +106,7 @@ class Limits:
         return ANSWER_VALUES + (self.bytes - ANSWER_BYTES) // BYTES_PER_VALUE
 
 
-def read_coordinator_status(raw: bytes | bytearray, limits: Limits) -> Status:
+def read_coordinator_status(raw: bytes | bytearray, limits: StatusLimits) -> Status:
     """Read the JSON of /v1/status.
 
     Args:
@@ -122,15 +122,15 @@ def read_coordinator_status(raw: bytes | bytearray, limits: Limits) -> Status:
     values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
     if values > limits.values:
         text = f"its answer has {values} values, {limits.values} are allowed for the job's pods"
-        raise AnswerError(Refused.COUNT, text)
+        raise AnswerError(RefusedAnswer.COUNT, text)
     try:
         status = decode_status(raw)
     except StatusError as error:
-        raise AnswerError(Refused.FORM, f"its answer is no status: {error}") from None
+        raise AnswerError(RefusedAnswer.FORM, f"its answer is no status: {error}") from None
     count = max(len(status.ranks), len(status.log.shares))
     if count > limits.ranks:
         text = f"its answer tells of {count} ranks, the job's pods have at most {limits.ranks}"
-        raise AnswerError(Refused.COUNT, text)
+        raise AnswerError(RefusedAnswer.COUNT, text)
     return _kept(status)
 
 

@@ -33,7 +33,7 @@ _DERIVED: Final = ("procsPerReplica",)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobObject:
     """One TrainingJob, read from the object of the API server."""
 
     name: str
@@ -161,7 +161,7 @@ def has_ended(body: Mapping[str, Any]) -> bool:
     )
 
 
-def read_job(body: Mapping[str, Any], runtimes: Runtimes = NO_RUNTIMES) -> Job:
+def read_job(body: Mapping[str, Any], runtimes: Runtimes = NO_RUNTIMES) -> JobObject:
     """Read a job from the object of the API server.
 
     An invalid spec is not an exception: it gives a job with `problems` and without `spec` and
@@ -193,7 +193,7 @@ def read_job(body: Mapping[str, Any], runtimes: Runtimes = NO_RUNTIMES) -> Job:
         problems = error.message + (f" ({error.hint})" if error.hint else "")
         if admission.title:
             problems = f"merged with {admission.title}: {problems}"
-    return Job(
+    return JobObject(
         name=metadata["name"],
         namespace=metadata.get("namespace") or "default",
         uid=metadata["uid"],
@@ -222,9 +222,9 @@ def read_job(body: Mapping[str, Any], runtimes: Runtimes = NO_RUNTIMES) -> Job:
 def read_again(
     body: Mapping[str, Any],
     before: Mapping[str, Any],
-    known: Job,
+    known: JobObject,
     runtimes: Runtimes = NO_RUNTIMES,
-) -> Job:
+) -> JobObject:
     """Read a changed job; cheap if only its status has changed.
 
     Args:

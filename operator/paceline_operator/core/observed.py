@@ -15,7 +15,7 @@ from paceline_api.status import Status
 from paceline_api.types.fabric import PLAIN, PLAIN_SPEC, FabricSpec
 
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.refusals import OF_GANG, Refusal
+from paceline_operator.core.refusals import OF_GANG, CreationRefusal
 from paceline_operator.core.unheard import Unheard
 
 NO_SLOT = -1
@@ -23,7 +23,7 @@ NO_SLOT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class PodEnd:
     """End of a pod's main container, or of a pod that failed before that container ran."""
 
     exit_code: int
@@ -61,7 +61,7 @@ class Pod:
     phase: str = "Pending"
     ip: str = ""
     deleting: bool = False
-    end: End | None = None
+    end: PodEnd | None = None
     ended_seen_s: float = 0.0
     """Time at which this operator first observed the end; 0 while the pod has not ended."""
     disrupted: bool = False
@@ -199,8 +199,8 @@ class Observed:
     """True if the watch of nodes is alive. Otherwise nothing is concluded from nodes (C4)."""
     pods_live_s: float | None = 0.0
     """Time since which the watch of pods has had no outage; None while it has one."""
-    refusal: Refusal | None = None
-    budget_refusal: Refusal | None = None
+    refusal: CreationRefusal | None = None
+    budget_refusal: CreationRefusal | None = None
     """Refusal of the disruption budget, which delays nothing else."""
     missing: Missing | None = None
     sent: Sent = Sent()
@@ -219,7 +219,7 @@ class Observed:
     """Number of the present leadership, higher than all earlier ones; orders inventories."""
 
     @property
-    def refused_gang(self) -> Refusal | None:
+    def refused_gang(self) -> CreationRefusal | None:
         """The last refusal if it concerned the gang's group; None otherwise."""
         return self.refusal if self.refusal and self.refusal.kind in OF_GANG else None
 
@@ -257,7 +257,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class PodInventory:
     """Numbered list of the pods that may have processes: the body of POST /v1/inventory (R25)."""
 
     revision: int

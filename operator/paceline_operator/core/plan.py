@@ -20,7 +20,7 @@ NAMED_MAX: Final = 4
 """Upper bound on the number of pods that a message names."""
 
 
-class Cause(StrEnum):
+class ReplacementCause(StrEnum):
     """Reason why a slot needs a new pod."""
 
     NEW = "New"
@@ -38,14 +38,14 @@ class NewPod:
 
     slot: int
     attempt: int
-    cause: Cause
+    cause: ReplacementCause
     why: str
     notes: dict[str, str]
     avoid: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowPod:
     """A rank that is confirmed to be slow, its pod, and the action that applies to it."""
 
     rank: RankStatus
@@ -72,7 +72,7 @@ class Stuck:
 
 
 @dataclass(slots=True)
-class Plan:
+class PodPlan:
     """Worker pods of one decision; the later steps of the same decision modify it."""
 
     living: list[Pod] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Plan:
     """Reason why no pod can be made: no fabric profile fits; empty if one does."""
     surplus: int = 0
     """Number of workers above the target; the coordinator chooses and drains them."""
-    slow: tuple[Slow, ...] = ()
+    slow: tuple[SlowPod, ...] = ()
     stuck: tuple[Stuck, ...] = ()
     """Pods whose containers wait for a minute, by what they wait for."""
     clocks: Clocks = field(default_factory=Clocks)
@@ -109,12 +109,12 @@ class Plan:
 
     def keep_new(self, count: int) -> None:
         """Remove all but the first `count` new pods from the plan for now."""
-        self.replaced -= sum(new.cause is not Cause.NEW for new in self.new[count:])
+        self.replaced -= sum(new.cause is not ReplacementCause.NEW for new in self.new[count:])
         self.new = self.new[:count]
 
     def drop_growth(self) -> None:
         """Remove new pods that enlarge the job from the plan; replacements stay."""
-        self.new = [new for new in self.new if new.cause is not Cause.NEW]
+        self.new = [new for new in self.new if new.cause is not ReplacementCause.NEW]
 
     def keep_running(self, **clocks: Any) -> None:
         """Set clocks, given by the names of their fields in `Clocks`."""

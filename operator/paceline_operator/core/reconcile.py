@@ -20,7 +20,13 @@ from paceline_api.status import RankPhase
 from paceline_api.types.status import TERMINATION_MAX
 
 from paceline_operator.core import refusals
-from paceline_operator.core.changes import Changes, Create, Event, Preflight, SecretId
+from paceline_operator.core.changes import (
+    Changes,
+    Create,
+    KubernetesEvent,
+    PreflightRequest,
+    SecretId,
+)
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.decide import (
     evidence,
@@ -30,19 +36,19 @@ from paceline_operator.core.decide import (
     suspend,
     transport,
 )
-from paceline_operator.core.decide.coordinator_pod import CoordinatorPod, coordinator_pod
+from paceline_operator.core.decide.coordinator_pod import CoordinatorPodDecision, coordinator_pod
 from paceline_operator.core.decide.starting import WAITS_S, starting
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed
-from paceline_operator.core.plan import NewPod, Plan
+from paceline_operator.core.plan import NewPod, PodPlan
 from paceline_operator.core.pods import children
 from paceline_operator.core.pods.companions import companions
-from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.fabric import ChosenFabric
 from paceline_operator.core.pods.frozen import file_id, settings_differ
 from paceline_operator.core.pods.preflight import looked_up, needs_dry_run
 from paceline_operator.core.providers.choice import provider_of
 from paceline_operator.core.report import conditions, status
-from paceline_operator.core.report.conditions import Wanted
+from paceline_operator.core.report.conditions import WantedCondition
 from paceline_operator.core.report.events import events_of, suspended_event
 from paceline_operator.core.unheard import TOLD_S
 
@@ -51,7 +57,7 @@ HEAR_S: Final = 2.0
 coordinator that still has a smaller target would drain the new workers."""
 
 
-def reconcile(job: Job, seen: Observed, now_s: float) -> Changes:
+def reconcile(job: JobObject, seen: Observed, now_s: float) -> Changes:
     """Decide what to do for one job now.
 
     Args:
@@ -74,7 +80,7 @@ def reconcile(job: Job, seen: Observed, now_s: float) -> Changes:
     return _run(job, seen, now_s)
 
 
-def _after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
+def _after_the_end(job: JobObject, seen: Observed, now_s: float) -> Changes:
     changes = finish.after_the_end(job, seen, now_s)
     if job.status.get("observedGeneration") == job.generation or job.spec is None:
         return changes
@@ -83,7 +89,7 @@ def _after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
     return replace(changes, status={**job.status, **now, "explicit": list(job.explicit)})
 
 
-def _of_the_present_coordinator(job: Job, seen: Observed) -> Observed:
+def _of_the_present_coordinator(job: JobObject, seen: Observed) -> Observed:
     """Drop the status of an earlier coordinator, from before a suspension or a crash."""
     uids = {pod.uid for pod in seen.own(job.uid) if pod.is_coordinator and pod.active}
     if seen.coordinator is None or seen.coordinator.coordinator in uids:
@@ -91,24 +97,26 @@ def _of_the_present_coordinator(job: Job, seen: Observed) -> Observed:
     return replace(seen, coordinator=None)
 
 
-def _invalid(job: Job, seen: Observed, now_s: float) -> Changes:
+def _invalid(job: JobObject, seen: Observed, now_s: float) -> Changes:
     """Report a spec that is invalid beyond what the schema catches, and change nothing."""
     text = job.problems
     if job.reason is not Reason.RUNTIME_NOT_FOUND:
         text += "; change it with kubectl edit or apply"
     wanted = [
-        Wanted(ConditionType.DEGRADED, True, job.reason, text),
+        WantedCondition(ConditionType.DEGRADED, True, job.reason, text),
     ]
     new_status = status.carried(job, wanted, now_s)
     new_status["state"] = status.state_word(new_status)
     write, look = status.due(job, new_status, seen, now_s)
-    event = Event(f"invalid:{job.generation}:{job.reason}", job.reason, text, warning=True)
+    event = KubernetesEvent(
+        f"invalid:{job.generation}:{job.reason}", job.reason, text, warning=True
+    )
     return Changes(
         status=new_status if write else None, events=_unsent((event,), seen), look_again_s=look
     )
 
 
-def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
+def _suspend(job: JobObject, seen: Observed, now_s: float) -> Changes:
     assert job.settings is not None
     found = suspend.suspend(job, seen, now_s)
     judged = finish.judge(
@@ -121,10 +129,12 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
     ):
         return _end(job, seen, judged.end, now_s)
     wanted = [
-        Wanted(ConditionType.SUSPENDED, True, found.reason, found.message),
-        Wanted(ConditionType.RING_READY, False, Reason.SUSPENDED_BY_SPEC, "the job is suspended"),
-        Wanted(ConditionType.DEGRADED, False, Reason.RESOLVED, "the job is suspended"),
-        Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "the job is suspended"),
+        WantedCondition(ConditionType.SUSPENDED, True, found.reason, found.message),
+        WantedCondition(
+            ConditionType.RING_READY, False, Reason.SUSPENDED_BY_SPEC, "the job is suspended"
+        ),
+        WantedCondition(ConditionType.DEGRADED, False, Reason.RESOLVED, "the job is suspended"),
+        WantedCondition(ConditionType.RESIZING, False, Reason.RESOLVED, "the job is suspended"),
     ]
     if found.reason is Reason.SUSPENDING:
         wanted = wanted[:1]
@@ -166,7 +176,7 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
     )
 
 
-def _asked_to_stop(job: Job) -> bool:
+def _asked_to_stop(job: JobObject) -> bool:
     """Return True if a suspension is under way: an outcome is then its stop, not the job's end."""
     condition = job.condition(ConditionType.SUSPENDED)
     return condition is not None and condition.get("reason") in (
@@ -175,7 +185,7 @@ def _asked_to_stop(job: Job) -> bool:
     )
 
 
-def _half_suspended(job: Job, seen: Observed) -> bool:
+def _half_suspended(job: JobObject, seen: Observed) -> bool:
     """Return True if the job was resumed before its suspension was complete.
 
     Ranks that have stopped cannot continue, so their pods have to go first. So have the pods of
@@ -188,7 +198,7 @@ def _half_suspended(job: Job, seen: Observed) -> bool:
     return bool(made - {job.revision})
 
 
-def _run(job: Job, seen: Observed, now_s: float) -> Changes:
+def _run(job: JobObject, seen: Observed, now_s: float) -> Changes:
     resumed = job.holds(ConditionType.SUSPENDED)
     if resumed:
         seen = replace(seen, coordinator=None)  # it reported before the suspension
@@ -251,7 +261,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     beside = companions(job, seen, plan, now_s, blocked=blocked)
     new_status = status.running(job, seen, plan, wanted, now_s)
     beside.put_into(new_status)
-    if isinstance(network, Fabric) and (plan.living or plan.new):
+    if isinstance(network, ChosenFabric) and (plan.living or plan.new):
         new_status["fabric"] = network.status()
     write, look = status.due(job, new_status, seen, now_s)
     plan.look(look)
@@ -285,10 +295,10 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
 
 
 def _may_not(
-    job: Job,
+    job: JobObject,
     seen: Observed,
-    plan: Plan,
-    network: Fabric | fabric.NoFabric,
+    plan: PodPlan,
+    network: ChosenFabric | fabric.NoFabric,
     now_s: float,
     *,
     resumed: bool,
@@ -308,7 +318,7 @@ def _may_not(
     return blocked
 
 
-def _unheard(job: Job, plan: Plan, since_s: float, now_s: float, *, has_pod: bool) -> None:
+def _unheard(job: JobObject, plan: PodPlan, since_s: float, now_s: float, *, has_pod: bool) -> None:
     """Delay growth while the coordinator does not report.
 
     Args:
@@ -326,10 +336,10 @@ def _unheard(job: Job, plan: Plan, since_s: float, now_s: float, *, has_pod: boo
 
 
 def _conditions(
-    job: Job, seen: Observed, plan: Plan, pod: CoordinatorPod, now_s: float
-) -> list[Wanted]:
+    job: JobObject, seen: Observed, plan: PodPlan, pod: CoordinatorPodDecision, now_s: float
+) -> list[WantedCondition]:
     wanted = [
-        Wanted(ConditionType.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false"),
+        WantedCondition(ConditionType.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false"),
         conditions.scheduled(job, plan, pod),
         conditions.degraded(job, seen, plan, pod, now_s),
         conditions.resizing(job, seen, plan),
@@ -341,23 +351,28 @@ def _conditions(
     return wanted
 
 
-def _secret_of(job: Job, seen: Observed) -> SecretId:
+def _secret_of(job: JobObject, seen: Observed) -> SecretId:
     """Return the Secret that further pods mount: that of the pods that exist, if there are any."""
     return SecretId(seen.key_in_use(job.uid), seen.file_in_use(job.uid) or file_id(job))
 
 
-def _preflight(job: Job, seen: Observed, network: Fabric | fabric.NoFabric) -> Preflight | None:
+def _preflight(
+    job: JobObject, seen: Observed, network: ChosenFabric | fabric.NoFabric
+) -> PreflightRequest | None:
     """Return what to ask before the first pod of an attempt; None if there is a pod."""
     if isinstance(network, fabric.NoFabric) or any(pod.active for pod in seen.own(job.uid)):
         return None
-    return Preflight(needs_dry_run(job, network), looked_up(job))
+    return PreflightRequest(needs_dry_run(job, network), looked_up(job))
 
 
 def _create_coordinator(
-    job: Job, pod: CoordinatorPod, network: Fabric | fabric.NoFabric, secret: SecretId
+    job: JobObject,
+    pod: CoordinatorPodDecision,
+    network: ChosenFabric | fabric.NoFabric,
+    secret: SecretId,
 ) -> Create:
     assert pod.make is not None
-    assert isinstance(network, Fabric), "nothing is made without one"
+    assert isinstance(network, ChosenFabric), "nothing is made without one"
     manifest = children.coordinator(
         job, pod.make, key_id=secret.key_id, file=secret.file, notes=pod.notes, fabric=network
     )
@@ -365,13 +380,13 @@ def _create_coordinator(
 
 
 def _create(
-    job: Job,
+    job: JobObject,
     new: NewPod,
-    network: Fabric | fabric.NoFabric,
+    network: ChosenFabric | fabric.NoFabric,
     notes: Mapping[str, str],
     secret: SecretId,
 ) -> Create:
-    assert isinstance(network, Fabric), "nothing is made without one"
+    assert isinstance(network, ChosenFabric), "nothing is made without one"
     manifest = children.worker(
         job,
         new.slot,
@@ -386,7 +401,7 @@ def _create(
     return Create(manifest, new.why)
 
 
-def _unsettled(job: Job, seen: Observed, plan: Plan) -> bool:
+def _unsettled(job: JobObject, seen: Observed, plan: PodPlan) -> bool:
     """Return True if a membership change is expected soon."""
     assert job.settings is not None
     if seen.coordinator is None or not job.holds(ConditionType.RING_READY) or plan.new:
@@ -395,7 +410,7 @@ def _unsettled(job: Job, seen: Observed, plan: Plan) -> bool:
     return len(full) != job.settings.replicas or bool(seen.coordinator.stopping)
 
 
-def _targets(job: Job, seen: Observed) -> dict[str, Any] | None:
+def _targets(job: JobObject, seen: Observed) -> dict[str, Any] | None:
     """Return the user's settings that the coordinator does not have yet; None if it has all."""
     assert job.settings is not None
     coordinator = seen.coordinator
@@ -414,20 +429,20 @@ def _targets(job: Job, seen: Observed) -> dict[str, Any] | None:
     return targets or None
 
 
-def _end(job: Job, seen: Observed, end: finish.End, now_s: float) -> Changes:
+def _end(job: JobObject, seen: Observed, end: finish.JobEnd, now_s: float) -> Changes:
     kind = ConditionType.COMPLETE if end.complete else ConditionType.FAILED
     wanted = [
-        Wanted(kind, True, end.reason, end.message),
-        Wanted(ConditionType.RING_READY, False, end.reason, "the job has ended"),
-        Wanted(ConditionType.DEGRADED, False, Reason.RESOLVED, "the job has ended"),
-        Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "the job has ended"),
-        Wanted(ConditionType.SUSPENDED, False, Reason.RESOLVED, "the job has ended"),
+        WantedCondition(kind, True, end.reason, end.message),
+        WantedCondition(ConditionType.RING_READY, False, end.reason, "the job has ended"),
+        WantedCondition(ConditionType.DEGRADED, False, Reason.RESOLVED, "the job has ended"),
+        WantedCondition(ConditionType.RESIZING, False, Reason.RESOLVED, "the job has ended"),
+        WantedCondition(ConditionType.SUSPENDED, False, Reason.RESOLVED, "the job has ended"),
     ]
     new_status = status.ended(job, seen, wanted, now_s, complete=end.complete)
     first = end.message.partition("\n")[0]
     new_status["terminationReason"] = f"{end.reason}: {first}"[:TERMINATION_MAX]
     reason = Reason.JOB_FINISHED if end.complete else _known_reason(end.reason)
-    event = Event(f"end:{kind}", reason, end.message, warning=not end.complete)
+    event = KubernetesEvent(f"end:{kind}", reason, end.message, warning=not end.complete)
     return Changes(status=new_status, events=_unsent((event,), seen))
 
 
@@ -435,5 +450,5 @@ def _known_reason(reason: str) -> Reason:
     return next((known for known in Reason if known == reason), Reason.JOB_FAILED)
 
 
-def _unsent(events: tuple[Event, ...], seen: Observed) -> tuple[Event, ...]:
+def _unsent(events: tuple[KubernetesEvent, ...], seen: Observed) -> tuple[KubernetesEvent, ...]:
     return tuple(event for event in events if event.key not in seen.sent.events)

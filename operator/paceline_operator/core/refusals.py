@@ -73,7 +73,7 @@ OF_GANG: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class CreationRefusal:
     """The last creation that the API server refused."""
 
     kind: RefusalKind
@@ -83,12 +83,12 @@ class Refusal:
     generation: int = 0
     """Generation (metadata.generation) of the job whose creation was refused."""
     subject: Subject = Subject.WORKER
-    also: tuple[Refusal, ...] = ()
+    also: tuple[CreationRefusal, ...] = ()
     """What the API server says to the other objects of the attempt, by dry runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RefusalRule:
     """One row of the table. Its texts may use {message} and the facts of report/refused.py."""
 
     pause_s: float | None = None
@@ -113,8 +113,8 @@ _LEVEL: Final = (
 _UNTIL_THEN: Final = "; it is tried again, no pod is made before"
 
 
-def _template(pause_s: float | None, *, until_changed: bool) -> Rule:
-    return Rule(
+def _template(pause_s: float | None, *, until_changed: bool) -> RefusalRule:
+    return RefusalRule(
         pause_s,
         until_changed,
         Reason.TEMPLATE_INVALID,
@@ -124,34 +124,34 @@ def _template(pause_s: float | None, *, until_changed: bool) -> Rule:
     )
 
 
-def _gang(problem: str, hint: str) -> Rule:
+def _gang(problem: str, hint: str) -> RefusalRule:
     text = f"provider {{provider}}: {problem}; {hint}{_UNTIL_THEN}"
-    return Rule(None, False, Reason.SCHEDULER_UNAVAILABLE, text, text, "gang:{kind}")
+    return RefusalRule(None, False, Reason.SCHEDULER_UNAVAILABLE, text, text, "gang:{kind}")
 
 
-def _taken() -> Rule:
+def _taken() -> RefusalRule:
     text = "{message}; it is tried again"
-    return Rule(None, False, Reason.NAME_TAKEN, text, text, "taken:{kind}")
+    return RefusalRule(None, False, Reason.NAME_TAKEN, text, text, "taken:{kind}")
 
 
-RULES: Final[Mapping[RefusalKind, Rule]] = {
+RULES: Final[Mapping[RefusalKind, RefusalRule]] = {
     # An admission webhook may have refused the pod, and may be repaired meanwhile.
     RefusalKind.TEMPLATE: _template(LONG_PAUSE_S, until_changed=True),
     RefusalKind.FORBIDDEN: _template(None, until_changed=False),
-    RefusalKind.QUOTA: Rule(
+    RefusalKind.QUOTA: RefusalRule(
         reason=Reason.QUOTA_EXCEEDED,
         condition=_REFUSED,
         event=_REFUSED,
         event_key="quota:{subject}:{generation}:{replicas}",
     ),
-    RefusalKind.NO_RIGHT: Rule(
+    RefusalKind.NO_RIGHT: RefusalRule(
         reason=Reason.CREATION_REFUSED,
         condition=_REFUSED,
         event=_REFUSED,
         event_key="no-right:{subject}",
     ),
-    RefusalKind.ENDING: Rule(LONG_PAUSE_S),
-    RefusalKind.TRANSIENT: Rule(
+    RefusalKind.ENDING: RefusalRule(LONG_PAUSE_S),
+    RefusalKind.TRANSIENT: RefusalRule(
         reason=Reason.CREATION_REFUSED,
         condition="the API server has not made {object}: {message}; it is tried again",
         event="the API server has not made {object}: {message}; it is tried again",
@@ -169,13 +169,13 @@ RULES: Final[Mapping[RefusalKind, Rule]] = {
     RefusalKind.GANG_REFUSED: _gang(
         "the API server refuses {group}: {message}", "correct what it names"
     ),
-    RefusalKind.BUDGET: Rule(
+    RefusalKind.BUDGET: RefusalRule(
         reason=Reason.BUDGET_REFUSED,
         condition=_BUDGET + "; it is tried again",
         event=_BUDGET,
         event_key="budget",
     ),
-    RefusalKind.LEVEL: Rule(
+    RefusalKind.LEVEL: RefusalRule(
         LONG_PAUSE_S,
         True,
         Reason.POD_SECURITY,
@@ -206,7 +206,7 @@ _CHART: Final = (
 _ALLOWED: Final = "have an administrator permit it, since every job needs it"
 
 
-def reported(refusal: Refusal | None) -> Reason | None:
+def reported(refusal: CreationRefusal | None) -> Reason | None:
     """Return the reason with which a refusal is reported; None if users need not know of it."""
     rule = RULES[refusal.kind] if refusal is not None else None
     if refusal is None or rule is None or refusal.count < rule.told_from:
@@ -217,12 +217,12 @@ def reported(refusal: Refusal | None) -> Reason | None:
     return rule.reason
 
 
-def essence(refusal: Refusal) -> str:
+def essence(refusal: CreationRefusal) -> str:
     """Return the message of a refusal without the name of the object that was refused."""
     return refusal.message.partition(" is forbidden: ")[2] or refusal.message
 
 
-def remedy(refusal: Refusal) -> str:
+def remedy(refusal: CreationRefusal) -> str:
     """Return what to do about a refusal, with the field of the job that it is about."""
     of_worker, subject = refusal.subject is Subject.WORKER, refusal.subject
     if refusal.kind is RefusalKind.NO_RIGHT:
@@ -245,7 +245,7 @@ def remedy(refusal: Refusal) -> str:
     return "correct spec.coordinator, or what it has from spec.template: image, user, labels"
 
 
-def retry_at(refusal: Refusal | None, generation: int) -> float:
+def retry_at(refusal: CreationRefusal | None, generation: int) -> float:
     """Return the time from which a refused creation is tried again.
 
     Args:

@@ -66,7 +66,7 @@ NO_RUNTIMES: Final[Runtimes] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class RuntimeMerge:
     """What a job says together with its runtime, or why it cannot be merged."""
 
     spec: Mapping[str, Any]
@@ -81,7 +81,7 @@ class Admission:
     """The reason worded for the user, with a remedy."""
 
 
-def admit(body: Mapping[str, Any], runtimes: Runtimes) -> Admission:
+def admit(body: Mapping[str, Any], runtimes: Runtimes) -> RuntimeMerge:
     """Merge a job with its runtime.
 
     Args:
@@ -94,7 +94,7 @@ def admit(body: Mapping[str, Any], runtimes: Runtimes) -> Admission:
     written: Mapping[str, Any] = without_nulls(body.get("spec") or {})
     ref = written.get(RUNTIME_REF)
     if not isinstance(ref, Mapping):
-        return Admission(written)
+        return RuntimeMerge(written)
     kept = (body.get("status") or {}).get("runtime")
     if kept:
         runtime = Runtime(str(kept["kind"]), str(kept["name"]), without_nulls(kept["spec"]))
@@ -102,13 +102,13 @@ def admit(body: Mapping[str, Any], runtimes: Runtimes) -> Admission:
         key = _key(ref, str(body["metadata"].get("namespace") or "default"))
         seen = runtimes.get(key)
         if seen is None:
-            return Admission(written, {}, "", Reason.RUNTIME_NOT_FOUND, _missing(key))
+            return RuntimeMerge(written, {}, "", Reason.RUNTIME_NOT_FOUND, _missing(key))
         runtime, kept = seen.runtime, seen.kept()
     merged = merge(runtime, written)
     if merged.refused:
         problem = _refusals(runtime, merged)
-        return Admission(written, kept, runtime.title, Reason.OVERRIDE_REFUSED, problem)
-    return Admission(merged.spec, kept, runtime.title)
+        return RuntimeMerge(written, kept, runtime.title, Reason.OVERRIDE_REFUSED, problem)
+    return RuntimeMerge(merged.spec, kept, runtime.title)
 
 
 def _key(ref: Mapping[str, Any], namespace: str) -> RuntimeKey:

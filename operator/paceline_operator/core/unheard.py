@@ -14,7 +14,7 @@ TOLD_S: Final = 30.0
 """Seconds without an answer after which the user is informed."""
 
 
-class Cause(StrEnum):
+class UnreachableCause(StrEnum):
     """Kinds of failures of a request to a coordinator."""
 
     REFUSED = "Refused"
@@ -44,17 +44,17 @@ _SHARE: Final = (
     "them over several namespaces"
 )
 _WORDS: Final = {
-    Cause.REFUSED: ("the connection is refused", "look at `kubectl logs` of its pod"),
-    Cause.TIMEOUT: (
+    UnreachableCause.REFUSED: ("the connection is refused", "look at `kubectl logs` of its pod"),
+    UnreachableCause.TIMEOUT: (
         "no answer in time",
         "a NetworkPolicy or a mesh may keep the operator's pods from that port",
     ),
-    Cause.TLS: ("its certificate is not the job's", _KEY),
-    Cause.TOKEN: ("it does not accept the operator's token (401)", _KEY),
-    Cause.KEY: ("its pods trust a key of the operator that is lost", _LOST),
-    Cause.ANSWER: ("", _ANSWER),
-    Cause.SHARE: ("", _SHARE),
-    Cause.OTHER: ("", "look at `kubectl logs` of its pod"),
+    UnreachableCause.TLS: ("its certificate is not the job's", _KEY),
+    UnreachableCause.TOKEN: ("it does not accept the operator's token (401)", _KEY),
+    UnreachableCause.KEY: ("its pods trust a key of the operator that is lost", _LOST),
+    UnreachableCause.ANSWER: ("", _ANSWER),
+    UnreachableCause.SHARE: ("", _SHARE),
+    UnreachableCause.OTHER: ("", "look at `kubectl logs` of its pod"),
 }
 
 
@@ -62,7 +62,7 @@ _WORDS: Final = {
 class Unheard:
     """Failure of the last request to the present coordinator."""
 
-    cause: Cause
+    cause: UnreachableCause
     address: str
     """Host and port to which the request was sent."""
     detail: str = ""
@@ -72,14 +72,14 @@ class Unheard:
     def why(self) -> str:
         """The failure in one line: address, cause and, if it helps, the detail."""
         text = _WORDS[self.cause][0]
-        silent = (Cause.REFUSED, Cause.TIMEOUT, Cause.TOKEN)
+        silent = (UnreachableCause.REFUSED, UnreachableCause.TIMEOUT, UnreachableCause.TOKEN)
         detail = self.detail if self.cause not in silent else ""
         return f"{self.address}: {': '.join(filter(None, [text, detail]))}"
 
     @property
     def was_refused(self) -> bool:
         """Return True if the coordinator has answered but the operator rejected the answer."""
-        return self.cause in (Cause.ANSWER, Cause.SHARE)
+        return self.cause in (UnreachableCause.ANSWER, UnreachableCause.SHARE)
 
     @property
     def remedy(self) -> str:

@@ -27,7 +27,7 @@ from paceline import scratch
 from paceline.agent import targets
 from paceline.agent.http import HttpServer
 from paceline.agent.launch import LaunchPlan, find_mpiexec, needs_mpi, plan_rank
-from paceline.agent.logs import Output
+from paceline.agent.logs import LogOutput
 from paceline.agent.network import NetworkWatch, nccl_log
 from paceline.agent.rank_lines import RankLines
 from paceline.agent.supervisor import Supervisor
@@ -36,9 +36,9 @@ from paceline.clock import wall_s
 from paceline.control.tls import pinned
 from paceline.control.tokens import Tokens
 from paceline.control.voice import Carriers, PodVoice
-from paceline.core.agent.exits import End, Ended
+from paceline.core.agent.exits import EndKind, PlaceEnd
 from paceline.core.agent.relay import Relay
-from paceline.core.agent.supervise import Limits, Report
+from paceline.core.agent.supervise import RankLimits, Report
 from paceline.core.anatomy.samples import PodSamples
 from paceline.core.demand import agent_files
 from paceline.core.messages import AgentDone, AgentHello, Register, Shutdown, ToAgent
@@ -79,7 +79,7 @@ class Agent:
         self._parent = os.getppid()
         self._signalled = False
         loop = asyncio.get_running_loop()
-        self._output = Output(loop, sys.stdout.fileno(), settings.run_dir / "logs")
+        self._output = LogOutput(loop, sys.stdout.fileno(), settings.run_dir / "logs")
         self._reaper = Reaper()
         self._tokens = Tokens(settings.token, settings.tokens_file)
         self._records = PodRecords(settings.slot, settings.procs)
@@ -98,7 +98,7 @@ class Agent:
         self._records.connection = lambda: (self._voice.connected, self._voice.connections)
         self._supervisor = Supervisor(
             settings,
-            Limits(
+            RankLimits(
                 spec.backoff_limit,
                 int(settings.drain_grace_s * NS_PER_S),
                 spec.failure_rules,
@@ -119,7 +119,7 @@ class Agent:
         self._records.carriers = lambda: self._network.verdicts
         self._records.phases = lambda: (place.phase for place in self._supervisor.places)
 
-    async def run(self) -> Ended:
+    async def run(self) -> PlaceEnd:
         """Start the ranks, serve until all of them have ended, and report it to the coordinator.
 
         Returns:
@@ -166,7 +166,7 @@ class Agent:
             self._leave_steps()
             self._output.close()
             self._records.close()
-        if self._signalled and ended.end is End.DRAINED and ended.exit_code == 0:
+        if self._signalled and ended.end is EndKind.DRAINED and ended.exit_code == 0:
             return replace(ended, exit_code=self._settings.drained_exit_code)
         return ended
 
@@ -263,7 +263,7 @@ class Agent:
         return {"ranks": places, "coordinator": self._voice.connected}
 
 
-async def _run(settings: AgentSettings, spec: JobFile) -> Ended:
+async def _run(settings: AgentSettings, spec: JobFile) -> PlaceEnd:
     runner = os.getppid()
     # Remove what an earlier container of the pod, or another agent of the run, has left.
     scratch.sweep(scratch.bases())
@@ -275,7 +275,7 @@ async def _run(settings: AgentSettings, spec: JobFile) -> Ended:
     return ended
 
 
-def _leave_word(ended: Ended) -> None:
+def _leave_word(ended: PlaceEnd) -> None:
     """Write how the pod ended for the operator, which needs it if no coordinator is left (C1)."""
     text = f"{ended.end}: {ended.message}" if ended.message else str(ended.end)
     try:

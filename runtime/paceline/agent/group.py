@@ -17,7 +17,7 @@ from typing import Final
 from paceline_api.ids import MemberId
 
 from paceline.agent.launch import LaunchPlan
-from paceline.agent.logs import Output
+from paceline.agent.logs import LogOutput
 from paceline.agent.process import RankProcess
 from paceline.agent.rank_lines import RankLines
 from paceline.agent.rank_pipe import RankPipe
@@ -40,7 +40,7 @@ class GroupProcess:
         *,
         loop: asyncio.AbstractEventLoop,
         reaper: Reaper,
-        output: Output,
+        output: LogOutput,
         lines: RankLines,
         record_fd: int,
         post: Callable[[GroupProcess, supervise.Event], None],

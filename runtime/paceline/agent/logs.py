@@ -34,7 +34,7 @@ FLUSH_S: Final = 5.0
 """Seconds for the output that is still unwritten when the agent ends."""
 
 
-class Output:
+class LogOutput:
     """Writes to stdout and to files, in order, on a thread of its own. Called on the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stdout_fd: int, folder: Path) -> None:
@@ -144,7 +144,7 @@ class Pump:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        output: Output,
+        output: LogOutput,
         fd: int,
         *,
         prefix: str,

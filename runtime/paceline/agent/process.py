@@ -25,9 +25,9 @@ from paceline_api.ids import MemberId
 
 from paceline import scratch
 from paceline.agent.launch import LaunchPlan
-from paceline.agent.logs import Output, Pump
+from paceline.agent.logs import LogOutput, Pump
 from paceline.agent.rank_lines import RankLines
-from paceline.agent.rank_pipe import Message, RankPipe
+from paceline.agent.rank_pipe import PipeMessage, RankPipe
 from paceline.agent.system import Reaper
 from paceline.control import packets
 from paceline.core.agent import supervise
@@ -51,7 +51,7 @@ class RankProcess:
         *,
         loop: asyncio.AbstractEventLoop,
         reaper: Reaper,
-        output: Output,
+        output: LogOutput,
         lines: RankLines | None,
         record_fd: int,
         shard: int = 0,
@@ -213,13 +213,13 @@ class RankProcess:
         prefix = f"[rank {self._place}#{self.member.attempt}] "
         return Pump(self._loop, self._output, fd, prefix=prefix, name=self.log_name, shown=shown)
 
-    def _from_guard(self, _line: RankPipe, message: Message | None) -> None:
+    def _from_guard(self, _line: RankPipe, message: PipeMessage | None) -> None:
         if message is None and not self._over:
             # The guard ended after its rank, or because the chain above it broke.
             self._reaper.collect()
             self._chain_broke("its guard or MPI proxy ended")
 
-    def _from_rank(self, _line: RankPipe, message: Message | None) -> None:
+    def _from_rank(self, _line: RankPipe, message: PipeMessage | None) -> None:
         if message is None:
             return  # the script may have closed it; only waitpid proves a death
         try:

@@ -24,12 +24,12 @@ from paceline_api.ids import GenerationId
 from paceline.core.messages import ScriptError
 from paceline.limits import LISTEN_BACKLOG
 from paceline.peer_credentials import credentials_of
-from paceline.refusals import Entry, Reason, refuse
+from paceline.refusals import Entry, RefusalReason, refuse
 
 MESSAGE_BYTES_MAX: Final = 32 * 1024
 
 
-class Message(msgspec.Struct, frozen=True):
+class PipeMessage(msgspec.Struct, frozen=True):
     """A message of a shim or its rank. Of several about how a rank ends, the last one counts."""
 
     kind: str
@@ -42,7 +42,7 @@ class Message(msgspec.Struct, frozen=True):
     error: ScriptError | None = None
 
 
-_decode = msgspec.json.Decoder(Message).decode
+_decode = msgspec.json.Decoder(PipeMessage).decode
 
 
 class RankPipe:
@@ -52,7 +52,7 @@ class RankPipe:
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
-        on_message: Callable[[RankPipe, Message | None], None],
+        on_message: Callable[[RankPipe, PipeMessage | None], None],
     ) -> None:
         self._loop, self._socket = loop, sock
         self.on_message = on_message
@@ -98,7 +98,7 @@ class RankPipe:
             self._socket.close()
 
     def _read(self) -> bool:
-        message: Message | None = None
+        message: PipeMessage | None = None
         try:
             data = self._socket.recv(MESSAGE_BYTES_MAX)
         except BlockingIOError:
@@ -109,7 +109,7 @@ class RankPipe:
             try:
                 message = _decode(data)
             except UNDECODABLE:
-                refuse(Entry.RANK_PIPE, Reason.MALFORMED, f"process {self.peer_pid}")
+                refuse(Entry.RANK_PIPE, RefusalReason.MALFORMED, f"process {self.peer_pid}")
                 return True
         else:
             self.close()
@@ -123,7 +123,7 @@ class RankPipeListener:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        on_message: Callable[[RankPipe, Message | None], None],
+        on_message: Callable[[RankPipe, PipeMessage | None], None],
     ) -> None:
         self._loop, self._on_message = loop, on_message
         self.name = f"paceline-agent-{secrets.token_hex(16)}"
@@ -143,7 +143,7 @@ class RankPipeListener:
             sock, _ = self._socket.accept()
             caller = credentials_of(sock)
             if caller.uid != os.getuid():
-                refuse(Entry.RANK_PIPE, Reason.OTHER_USER, str(caller))
+                refuse(Entry.RANK_PIPE, RefusalReason.OTHER_USER, str(caller))
                 sock.close()
                 return
             RankPipe(self._loop, sock, self._on_message)

@@ -19,14 +19,14 @@ from paceline_api.times import NS_PER_S
 
 from paceline.agent.group import GroupProcess
 from paceline.agent.launch import LaunchPlan
-from paceline.agent.logs import Output
+from paceline.agent.logs import LogOutput
 from paceline.agent.process import CHAIN_S
 from paceline.agent.rank_lines import RankLines
-from paceline.agent.rank_pipe import Message, RankPipe, RankPipeListener
+from paceline.agent.rank_pipe import PipeMessage, RankPipe, RankPipeListener
 from paceline.agent.system import Reaper
 from paceline.clock import now_ns
 from paceline.core.agent import supervise
-from paceline.core.agent.exits import Ended
+from paceline.core.agent.exits import PlaceEnd
 from paceline.core.messages import (
     Closing,
     DrainPod,
@@ -60,12 +60,12 @@ class Supervisor:
     def __init__(
         self,
         settings: AgentSettings,
-        limits: supervise.Limits,
+        limits: supervise.RankLimits,
         make_plan: MakePlan,
         *,
         model: int,
         records: PodRecords,
-        output: Output,
+        output: LogOutput,
         reaper: Reaper,
         lines: RankLines,
         send: Send,
@@ -92,7 +92,7 @@ class Supervisor:
             _Slot(supervise.Place(settings.slot, local, settings.attempt, limits))
             for local in range(settings.procs)
         ]
-        self._done: asyncio.Future[Ended] = self._loop.create_future()
+        self._done: asyncio.Future[PlaceEnd] = self._loop.create_future()
         self._leaving = False
 
     @property
@@ -121,7 +121,7 @@ class Supervisor:
         """Return evidence of success that outlives the ranks and a coordinator, or None (R17)."""
         return next((place.released for place in self.places if place.released), None)
 
-    async def run(self) -> Ended:
+    async def run(self) -> PlaceEnd:
         """Start all ranks, and wait until all places have ended.
 
         Returns:
@@ -146,7 +146,7 @@ class Supervisor:
         """Ask all ranks to leave, after SIGTERM, DrainPod or when one rank is given up (R16)."""
         self._leaving = True
         for slot in self._slots:
-            self._post(slot, supervise.Drain(why))
+            self._post(slot, supervise.ProcessDrain(why))
 
     def obey(self, message: ToAgent) -> None:
         """Carry out an order of the coordinator."""
@@ -159,12 +159,12 @@ class Supervisor:
             case Closing():
                 self._leaving = True
                 for slot in self._slots:
-                    self._post(slot, supervise.Closing())
+                    self._post(slot, supervise.JobClosing())
             case Shutdown():
                 log.info("the job is over: %s", message.why)
                 self._leaving = True
                 for slot in self._slots:
-                    self._post(slot, supervise.Shutdown(message.why))
+                    self._post(slot, supervise.JobShutdown(message.why))
             case _:
                 assert_never(message)
 
@@ -174,12 +174,12 @@ class Supervisor:
                 self._post(slot, supervise.Kill(message.why))
         # Ignore the rest: dead members are in every greeting, unknown ones belong to other pods.
 
-    def _introduced(self, pipe: RankPipe, message: Message | None) -> None:
+    def _introduced(self, pipe: RankPipe, message: PipeMessage | None) -> None:
         """Give a new pipe to the process whose launch key its first message holds."""
         for slot in self._slots:
             if slot.process is None or message is None:
                 continue
-            wanted = slot.place.phase is supervise.Phase.STARTING
+            wanted = slot.place.phase is supervise.PlacePhase.STARTING
             if slot.process.connected(message.key, pipe, message.kind, wanted=wanted):
                 return
         pipe.close()
@@ -243,7 +243,7 @@ class Supervisor:
         if slot.timer is not None:
             slot.timer.cancel()
             slot.timer = None
-        if slot.place.wake_at_ns is not None and slot.place.phase is not supervise.Phase.ENDED:
+        if slot.place.wake_at_ns is not None and slot.place.phase is not supervise.PlacePhase.ENDED:
             delay_s = max(0, slot.place.wake_at_ns - now_ns()) / NS_PER_S
             slot.timer = self._loop.call_later(delay_s, self._post, slot, supervise.Tick())
 

@@ -53,7 +53,7 @@ class Labels(Struct, frozen=True):
     node: str
 
 
-class Target(Struct, frozen=True):
+class ScrapeTarget(Struct, frozen=True):
     """One pod that can be scraped."""
 
     targets: tuple[Address]
@@ -76,14 +76,14 @@ def publish(run_dir: Path, *, job: str, slot: int, attempt: int, address: str) -
     labels = Labels(NAMESPACE, job, f"{job}-{slot}-{attempt + 1}", socket.gethostname())
     path = run_dir / FOLDER / f"{slot}.json"
     path.parent.mkdir(private_files.FOLDER_MODE, exist_ok=True)
-    private_files.write(path, msgspec.json.encode([Target((address,), labels)]))
+    private_files.write(path, msgspec.json.encode([ScrapeTarget((address,), labels)]))
     return path
 
 
-def read_target(path: Path) -> Target:
+def read_target(path: Path) -> ScrapeTarget:
     """Return the target in an agent's file. Raise TargetError if it holds anything else."""
     try:
-        (found,) = msgspec.json.decode(read_file(path, TARGET_BYTES_MAX), type=tuple[Target])
+        (found,) = msgspec.json.decode(read_file(path, TARGET_BYTES_MAX), type=tuple[ScrapeTarget])
     except (OSError, *UNDECODABLE) as error:
         raise _damaged(path, "the address of a pod", error) from None
     address = found.targets[0]

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 
-class Kind(StrEnum):
+class WeightsFormat(StrEnum):
     """A kind of file with weights."""
 
     SAFETENSORS = "safetensors"
@@ -35,7 +35,7 @@ def convert(
         ),
     ],
     to: Annotated[
-        Kind | None,
+        WeightsFormat | None,
         typer.Option(help="Kind to write. Default: by the suffix, .safetensors or .pt."),
     ] = None,
     trust_pickle: Annotated[

@@ -20,7 +20,7 @@ from paceline.cli.options import (
     Words,
 )
 from paceline.cli.output import say
-from paceline.cli.program import Program, ScriptError
+from paceline.cli.program import Program, UnrunnableScriptError
 from paceline.cli.runtimes import RuntimeName, changes_of
 from paceline.jobs.core.script_job import LAUNCH, default_image
 
@@ -77,10 +77,10 @@ def within_folder(program: Program) -> Program:
         The program.
 
     Raises:
-        ScriptError: It is a job file, or a script outside of this folder.
+        UnrunnableScriptError: It is a job file, or a script outside of this folder.
     """
     if not program.is_script:
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"{program.file} is a job file already", hint="name the script that it shall start"
         )
     if program.is_module:
@@ -88,7 +88,7 @@ def within_folder(program: Program) -> Program:
     here = Path.cwd()
     path = Path(program.file).resolve()
     if not path.is_relative_to(here):
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"{program.file} is not below {here}, where the job file's paths begin",
             hint="go to the folder of the script first",
         )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from paceline_api.rules.launchers import LAUNCH_MODULE
 
 from paceline.cli.options import IsModule, Script, Words
-from paceline.cli.program import Program, ScriptError
+from paceline.cli.program import Program, UnrunnableScriptError
 
 
 def launch(file: Script, words: Words = None, is_module: IsModule = False) -> int:
@@ -30,11 +30,11 @@ def script_of(file: str, words: Sequence[str] | None, *, is_module: bool) -> Pro
         The script.
 
     Raises:
-        ScriptError: It is a job file.
+        UnrunnableScriptError: It is a job file.
     """
     program = Program.of(file, words, is_module=is_module)
     if not program.is_script:
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"{file} is a job file, and `paceline launch` runs a script in a rank of a job",
             hint=f"paceline run {file}",
         )

@@ -196,7 +196,7 @@ def plan(
     """Predict the speed of a job at other sizes and in other modes."""
     from paceline.cli import plan as plans
 
-    wanted = plans.Wanted(
+    wanted = plans.PlanArguments(
         job=job,
         where=where,
         measure=measure,

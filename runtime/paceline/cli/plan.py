@@ -36,7 +36,7 @@ from paceline.core.forecast.book import Book, Measurement
 from paceline.jobs.errors import NoSamplesError
 from paceline.local import measuring, plan_file
 from paceline.local.measuring import Size
-from paceline.local.room import Room, check_room
+from paceline.local.room import MachineLimits, check_room
 
 Value = TypeVar("Value", int, float)
 MEASURED_MAX: Final = 4
@@ -46,7 +46,7 @@ WIDTH: Final = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlanArguments:
     """The arguments of `paceline plan`."""
 
     job: str
@@ -61,7 +61,7 @@ class Wanted:
     overrides: Sequence[str]
 
 
-def plan(wanted: Wanted, output: Output | None) -> int:
+def plan(wanted: PlanArguments, output: Output | None) -> int:
     """Forecast a job, measure it first if asked for, and print; return the exit code."""
     subject = planned(wanted.job, wanted.where, wanted.overrides)
     job, path = subject.job, subject.book
@@ -235,7 +235,7 @@ def _measure(job: ResolvedJob, working_dir: Path, limit_s: float) -> Iterator[Me
     for number, size in enumerate(_measured_sizes(job)):
         _say(f"measuring {size}")
         try:
-            check_room(measuring.at_size(job, size), size.replicas, Room.of_this_machine())
+            check_room(measuring.at_size(job, size), size.replicas, MachineLimits.of_this_machine())
             found = asyncio.run(
                 measuring.measure(job, size, working_dir=working_dir, limit_s=limit_s)
             )

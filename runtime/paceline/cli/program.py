@@ -42,7 +42,7 @@ SIZES: Final = ("--replicas", "--nproc-per-node", "--nproc_per_node")
 """Options that count as Paceline's also directly behind the script."""
 
 
-class ScriptError(PacelineError):
+class UnrunnableScriptError(PacelineError):
     """Raised if a script cannot be run as the command line asks."""
 
     def __init__(self, message: str, *, hint: str) -> None:
@@ -114,18 +114,18 @@ def _refuse_misplaced(option: str, command: str, args: Sequence[str]) -> None:
     """Refuse an option before the script that the command does not have.
 
     Raises:
-        ScriptError: Always.
+        UnrunnableScriptError: Always.
     """
     name = option.partition("=")[0]
     if name.replace("_", "-") in _OF_TORCHRUN:
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"{name} is an option of torchrun, which `paceline {command}` does not need",
             hint="leave it out: the ranks find each other through the job's coordinator",
         )
     script = next(word for word in args if word.endswith(".py"))
     if name in SIZES:
         _refuse_size(name, command, script)
-    raise ScriptError(
+    raise UnrunnableScriptError(
         f"{name} is no option of `paceline {command}`",
         hint=f"arguments of the script come after it: paceline {command} {script} {option} ...; "
         f"`paceline {command} -h` lists the options that come before it",
@@ -136,15 +136,15 @@ def _refuse_size(name: str, command: str, script: str) -> NoReturn:
     """Refuse torchrun's number of ranks for a command whose ranks are not on this machine.
 
     Raises:
-        ScriptError: Always.
+        UnrunnableScriptError: Always.
     """
     if command == "launch":
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"{name} is no option of `paceline launch`: it runs one rank",
             hint="in a pod, spec.replicas and spec.procsPerReplica of the job say how many there "
             f"are; on this machine, `paceline run --nproc-per-node N {script}` starts N ranks",
         )
-    raise ScriptError(
+    raise UnrunnableScriptError(
         f"{name} is no option of `paceline {command}`: torchrun counts processes of this machine, "
         "and the ranks of this job run in pods",
         hint="--replicas N makes N pods, and --gpus N gives each N GPUs with a rank for each; "
@@ -175,12 +175,12 @@ class Program:
             The program.
 
         Raises:
-            ScriptError: There is no such script or module, or it is something else than Python.
+            UnrunnableScriptError: There is no such script or module, or it is no Python.
         """
         found = cls(STDIN if file == "-" else file, tuple(arguments or ()), is_module)
         if not found.is_script:
             if found.arguments:
-                raise ScriptError(
+                raise UnrunnableScriptError(
                     f"{found.arguments[0]!r} after the job file {file} is no option",
                     hint="arguments of the script of a job file stand in its command",
                 )
@@ -245,11 +245,11 @@ class Program:
             The script in that folder, and its text by name.
 
         Raises:
-            ScriptError: It cannot travel: it is a module, too large, no text, or needs files of its
-                folder.
+            UnrunnableScriptError: It cannot travel: it is a module, too large, no text, or needs
+                files of its folder.
         """
         if self.is_module:
-            raise ScriptError(
+            raise UnrunnableScriptError(
                 f"--with-script sends one file, and {self.file} is a module",
                 hint="name the script's file, or an image that has the module: --image",
             )
@@ -257,14 +257,16 @@ class Program:
         try:
             text = read_file(path, BYTES_MAX).decode()
         except TooLargeError:
-            raise ScriptError(
+            raise UnrunnableScriptError(
                 f"{path} has more than the {BYTES_MAX:,} bytes that travel with a job",
                 hint="put it into an image: `paceline init --dockerfile` writes what makes one",
             ) from None
         except UnicodeDecodeError:
-            raise ScriptError(f"{path} is not UTF-8 text", hint="save it as UTF-8") from None
+            raise UnrunnableScriptError(
+                f"{path} is not UTF-8 text", hint="save it as UTF-8"
+            ) from None
         if beside := sorted(_imported_from(path.resolve().parent, text)):
-            raise ScriptError(
+            raise UnrunnableScriptError(
                 f"{path} imports {', '.join(beside)} from its folder, and --with-script sends one "
                 "file only",
                 hint="put the folder into an image: `paceline init --dockerfile` writes what makes "
@@ -292,7 +294,7 @@ def _check_script(path: Path) -> None:
     if path.is_dir():
         scripts = sorted(each.name for each in path.glob("*.py"))[:3]
         named = f"name the script in it, such as {path / scripts[0]}" if scripts else "name a file"
-        raise ScriptError(f"{path}{here} is a folder, not a script", hint=named)
+        raise UnrunnableScriptError(f"{path}{here} is a folder, not a script", hint=named)
     try:
         with path.open("rb") as stream:
             head = stream.read(HEAD_BYTES)
@@ -301,25 +303,25 @@ def _check_script(path: Path) -> None:
         hint = f"did you mean {near[0]}?" if near else "paths are relative to that folder"
         if path.is_absolute() and not near:
             hint = "name the path of a Python script, or of a job file that ends in .yaml"
-        raise ScriptError(f"there is no script {path}{here}", hint=hint) from None
+        raise UnrunnableScriptError(f"there is no script {path}{here}", hint=hint) from None
     except (OSError, ValueError) as error:
         told = (getattr(error, "strerror", None) or str(error)).lower()
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"{path} cannot be read: {told}", hint="name a script that you may read"
         ) from None
     if path.suffix in (".sh", ".bash") or re.match(rb"#!.*\b(ba|da|z|k)?sh\b", head):
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"{path} is a script for a shell, and not for Python",
             hint="name the Python script that it starts; or write a job file whose container "
             f'trainer has command: ["bash", "{path.name}"]',
         )
     if path.suffix == ".ipynb":
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"{path} is a notebook, and not a script",
             hint="save it as a .py file: jupyter nbconvert --to script",
         )
     if path.suffix != ".py" and _JOB_TEXT.search(head):
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"{path} is a job file without the suffix .yaml",
             hint=f"rename it to {path.name}.yaml, or read it from stdin: paceline run - < {path}",
         )
@@ -333,17 +335,17 @@ def _check_module(name: str) -> None:
     """Check that the first part of a module's name exists, without importing anything.
 
     Raises:
-        ScriptError: It does not exist, or is the path of a file.
+        UnrunnableScriptError: It does not exist, or is the path of a file.
     """
     if name.endswith(".py") or "/" in name:
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"-m takes the name of a module, and {name} is a path", hint="leave out -m"
         )
     first = name.partition(".")[0]
     path = [str(Path.cwd()), *sys.path]
     if first in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(first, path):
         return
-    raise ScriptError(
+    raise UnrunnableScriptError(
         f"there is no module {first}, neither in {Path.cwd()} nor installed for {sys.executable}",
         hint="name a module as for `python -m`; without -m, the path of a script",
     )

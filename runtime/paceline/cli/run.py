@@ -17,7 +17,7 @@ from paceline_api.rules.launchers import LAUNCH_MODULE, launched_script
 from paceline_api.settings import ResolvedJob
 
 from paceline.cli.output import Format, print_data, say
-from paceline.cli.program import SIZES, Program, ScriptError, misread_options
+from paceline.cli.program import SIZES, Program, UnrunnableScriptError, misread_options
 from paceline.cli.runtimes import check_whole, runtime_of
 from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
@@ -25,7 +25,7 @@ from paceline.jobs.local import LocalJobs
 from paceline.local import checkpoint_folder, detached, index
 from paceline.local.report import summary, verdict
 from paceline.local.room import (
-    Room,
+    MachineLimits,
     check_loopback,
     check_room,
     check_shared_memory,
@@ -95,15 +95,15 @@ def replicas_of(size: str, replicas: int | None, procs: int | None) -> int:
         A number, at least 1.
 
     Raises:
-        ScriptError: The value has no meaning here.
+        UnrunnableScriptError: The value has no meaning here.
     """
     if replicas is not None:
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"--replicas {replicas} and --nproc-per-node {size} are both the number of replicas",
             hint="leave out one of them",
         )
     if procs is not None and not size.isdecimal():
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"--nproc-per-node {size} counts ranks, and --procs {procs} makes several of each",
             hint=f"give the number of replicas, each of {procs} ranks: --replicas N",
         )
@@ -112,7 +112,7 @@ def replicas_of(size: str, replicas: int | None, procs: int | None) -> int:
     except ValueError:
         found = _counted_by_torch(size)
     if found < 1:
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"--nproc-per-node {size} is {found} ranks", hint="give 1 or a larger number"
         )
     return found
@@ -122,7 +122,7 @@ def _counted_by_torch(size: str) -> int:
     """Return what torchrun counts on this machine: its GPUs, its CPUs, or what there is.
 
     Raises:
-        ScriptError: The word has no meaning for torch, or there is no such device.
+        UnrunnableScriptError: The word has no meaning for torch, or there is no such device.
     """
     hint = "give the number of ranks; `auto` takes the CPUs if there is no GPU"
     try:
@@ -136,7 +136,7 @@ def _counted_by_torch(size: str) -> int:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"--nproc-per-node {size}: torch has not counted within {COUNT_S} s", hint=hint
         ) from None
     if done.returncode == 0:
@@ -146,7 +146,7 @@ def _counted_by_torch(size: str) -> int:
         message = f"--nproc-per-node {size} is no number, and none of gpu, xpu, cpu and auto"
     else:
         message = f"--nproc-per-node {size}: torch does not find them on this machine: {why}"
-    raise ScriptError(message, hint=hint)
+    raise UnrunnableScriptError(message, hint=hint)
 
 
 def detach(order: Order) -> int:
@@ -208,7 +208,7 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
         )
     faults = tuple(parse_faults(SEPARATOR.join(order.inject)))
     replicas = _check_faults(job, faults)
-    check_room(job, replicas, Room.of_this_machine())
+    check_room(job, replicas, MachineLimits.of_this_machine())
     check_shared_memory(job, replicas, shared_memory_bytes())
     working_dir = working_dir_of(job, base)
     check_script(job.trainer.command, working_dir)
@@ -229,10 +229,10 @@ def _check_nodes(order: Order) -> None:
     """Check that the command line asks for this machine only.
 
     Raises:
-        ScriptError: It asks for more machines.
+        UnrunnableScriptError: It asks for more machines.
     """
     if order.nodes not in ("1", "1:1"):
-        raise ScriptError(
+        raise UnrunnableScriptError(
             f"--nnodes {order.nodes}: `paceline run` runs a job on one machine",
             hint="leave it out; `paceline submit` runs a job in a cluster, and "
             "docs/how-to/several-machines.md says what else there is",
@@ -271,7 +271,7 @@ async def _run(
     order: Order,
     ready_fd: int | None,
 ) -> RunResult:
-    def listening(entry: index.Entry) -> None:
+    def listening(entry: index.RunEntry) -> None:
         if ready_fd is not None:
             detached.listening(ready_fd, entry)
 

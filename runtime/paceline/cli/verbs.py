@@ -28,7 +28,7 @@ from paceline.cli.options import (
     Words,
 )
 from paceline.cli.output import Output, console, is_printed_as_data, say
-from paceline.cli.program import Program, ScriptError
+from paceline.cli.program import Program, UnrunnableScriptError
 from paceline.cli.runtimes import RuntimeName, changes_of
 from paceline.cli.status import follow as follow_status
 from paceline.clock import wall_s
@@ -66,13 +66,13 @@ def submit(
         if with_script:
             program, files = program.sent(POD_RUN_DIR)
         elif image is None and runtime is None:
-            raise ScriptError(
+            raise UnrunnableScriptError(
                 f"no image is named that has {program.file} in it",
                 hint="name one with --image, or a --runtime whose image has it, or send the script "
                 "along with --with-script; `paceline init --dockerfile` writes what makes an image",
             )
     elif image is not None or gpus or with_script:
-        raise ScriptError(
+        raise UnrunnableScriptError(
             "--image, --gpus and --with-script are for a script, and this is a job file",
             hint="write them into the file, or change its fields with --set",
         )

@@ -12,7 +12,7 @@ from paceline_api.times import NS_PER_S
 
 from paceline.client.errors import EndUnknownError, JobFailedError
 from paceline.client.figures import Figures
-from paceline.client.progress import Bar, console_for
+from paceline.client.progress import ProgressBar, console_for
 from paceline.clock import now_ns, wall_s
 from paceline.jobs.errors import MissingExtraError, NoSuchJobError, WaitTimeoutError
 from paceline.jobs.interface import (
@@ -82,7 +82,7 @@ class Job:
         if console is None:
             status = self._until(wanted, timeout_s, None)
         else:
-            with Bar(console) as bar:
+            with ProgressBar(console) as bar:
                 status = self._until(wanted, timeout_s, bar)
         if status.state == FAILED:
             raise JobFailedError(status)
@@ -90,7 +90,7 @@ class Job:
             raise EndUnknownError(status)
         return status
 
-    def _until(self, wanted: Until, timeout_s: float | None, bar: Bar | None) -> JobStatus:
+    def _until(self, wanted: Until, timeout_s: float | None, bar: ProgressBar | None) -> JobStatus:
         """Watch the job until it meets a condition; an error of the watch is raised here.
 
         A thread watches, because a watch blocks until the job changes while a wait has a time

@@ -18,7 +18,7 @@ FIGURES_MAX: Final = 3
 """
 
 
-class Bar:
+class ProgressBar:
     """Context manager that shows a bar; after the block the bar's last state stays visible."""
 
     def __init__(self, console: Console) -> None:

@@ -27,7 +27,7 @@ from paceline_api.times import NS_PER_S
 from paceline.clock import now_ns
 from paceline.core.admission import Admission, Bounds
 from paceline.limits import LISTEN_BACKLOG
-from paceline.refusals import Entry, Reason, Refusals
+from paceline.refusals import Entry, RefusalReason, Refusals
 
 log = logging.getLogger("paceline.http")
 
@@ -54,11 +54,11 @@ DETAIL_CHARACTERS_MAX: Final = 200
 TRACEBACK_EVERY_NS: Final = 60 * NS_PER_S
 """Minimum interval between two tracebacks of a handler that failed."""
 REASON_OF_STATUS: Final = {
-    400: Reason.MALFORMED,
-    401: Reason.UNAUTHENTICATED,
-    403: Reason.UNAUTHENTICATED,
-    408: Reason.TOO_SLOW,
-    413: Reason.TOO_LARGE,
+    400: RefusalReason.MALFORMED,
+    401: RefusalReason.UNAUTHENTICATED,
+    403: RefusalReason.UNAUTHENTICATED,
+    408: RefusalReason.TOO_SLOW,
+    413: RefusalReason.TOO_LARGE,
 }
 """Reason under which a response with this status counts as a refusal."""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -136,7 +136,7 @@ class Front:
         await asyncio.gather(*self._opening, return_exceptions=True)
         await self._runner.cleanup()
 
-    def refuse(self, reason: Reason, address: str, detail: str = "") -> None:
+    def refuse(self, reason: RefusalReason, address: str, detail: str = "") -> None:
         """Count a refusal, and log it if a line is due.
 
         Args:
@@ -177,7 +177,7 @@ class Front:
     def _pause(self, error: OSError) -> None:
         assert self._listener is not None
         loop, number = asyncio.get_running_loop(), self._listener.fileno()
-        self.refuse(Reason.TOO_MANY, "anybody", error.strerror or str(error))
+        self.refuse(RefusalReason.TOO_MANY, "anybody", error.strerror or str(error))
         loop.remove_reader(number)
         self._resume = loop.call_later(ACCEPT_RETRY_S, loop.add_reader, number, self._take)
 
@@ -186,10 +186,10 @@ class Front:
         verdict = self._admission.admit(number, address)
         if verdict.displaced is not None:
             displaced = self._callers[verdict.displaced]
-            self.refuse(Reason.TOO_MANY, displaced.address)
+            self.refuse(RefusalReason.TOO_MANY, displaced.address)
             displaced.cut_off()
         if not verdict.admitted:
-            self.refuse(Reason.TOO_MANY, address)
+            self.refuse(RefusalReason.TOO_MANY, address)
             connection.close()
             return
         assert self._runner.server is not None
@@ -211,7 +211,7 @@ class Front:
         except ssl.SSLError as error:
             self.refuse(_reason_of(error), caller.address, str(error))
         except ConnectionAbortedError as error:  # asyncio raises this for a handshake timeout
-            self.refuse(Reason.TOO_SLOW, caller.address, str(error))
+            self.refuse(RefusalReason.TOO_SLOW, caller.address, str(error))
         except OSError:
             pass  # the caller has gone
         finally:
@@ -289,7 +289,7 @@ class Caller(asyncio.Protocol):
             self._front.know(self)
             _cancel(self._unread_timer)
 
-    def refuse(self, reason: Reason, detail: str = "") -> None:
+    def refuse(self, reason: RefusalReason, detail: str = "") -> None:
         """Count a refusal of something that this caller has sent."""
         self._front.refuse(reason, self.address, detail)
 
@@ -319,11 +319,11 @@ class Caller(asyncio.Protocol):
 
     def _header_is_late(self) -> None:
         if self._began:  # else the connection is only idle
-            self.refuse(Reason.TOO_SLOW)
+            self.refuse(RefusalReason.TOO_SLOW)
         self.cut_off()
 
     def _answer_is_unread(self) -> None:
-        self.refuse(Reason.TOO_SLOW)
+        self.refuse(RefusalReason.TOO_SLOW)
         self.cut_off()
 
     # ---- events of the transport ----------------------------------------------------------
@@ -388,7 +388,8 @@ class _RequestLog(logging.Logger):
             args: Any = record.args
             large = isinstance(error, LineTooLong)
             self._front.refuse(
-                Reason.TOO_LARGE if large else Reason.MALFORMED, str(args[0]) if args else "?"
+                RefusalReason.TOO_LARGE if large else RefusalReason.MALFORMED,
+                str(args[0]) if args else "?",
             )
         elif error is None:
             if record.levelno > logging.DEBUG:
@@ -410,11 +411,11 @@ def _address(told: Any) -> str:
     return str(found)
 
 
-def _reason_of(error: ssl.SSLError) -> Reason:
+def _reason_of(error: ssl.SSLError) -> RefusalReason:
     unknown = isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE" in (
         error.reason or ""
     )
-    return Reason.UNAUTHENTICATED if unknown else Reason.MALFORMED
+    return RefusalReason.UNAUTHENTICATED if unknown else RefusalReason.MALFORMED
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -29,7 +29,7 @@ from paceline.core.messages import (
     ToAgent,
     ToPod,
 )
-from paceline.refusals import Entry, Reason, refuse
+from paceline.refusals import Entry, RefusalReason, refuse
 
 log = logging.getLogger("paceline.agent")
 
@@ -149,7 +149,7 @@ class PodVoice:
         try:
             words = self._relay.hear(member, wire.said_by_rank(data))
         except (wire.WireError, ValueError):
-            refuse(Entry.RANK_PIPE, Reason.MALFORMED, f"rank {member}")
+            refuse(Entry.RANK_PIPE, RefusalReason.MALFORMED, f"rank {member}")
             return
         if not self._relay.awaits:
             self._introduced.set()

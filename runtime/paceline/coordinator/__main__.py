@@ -30,7 +30,7 @@ from paceline.control.front import Front
 from paceline.control.tls import CONNECTION_BYTES, spare_buffers
 from paceline.control.tokens import Tokens
 from paceline.coordinator.config import config_of
-from paceline.coordinator.server import BrokenError, Server
+from paceline.coordinator.server import BrokenError, CoordinatorServer
 from paceline.core.admission import Bounds
 from paceline.core.coordinator.machine import Coordinator
 from paceline.core.demand import coordinator_files
@@ -115,7 +115,7 @@ def _most_replicas(job: ResolvedJob) -> int:
 
 
 async def _serve(settings: CoordinatorSettings, coordinator: Coordinator, replicas: int) -> int:
-    server = Server(
+    server = CoordinatorServer(
         coordinator,
         tokens=Tokens(settings.token, settings.tokens_file),
         operator_token=settings.operator_token,
@@ -171,7 +171,9 @@ def _tls(settings: CoordinatorSettings) -> ssl.SSLContext | None:
             ENV_TLS_CERT, f"and {ENV_TLS_KEY} name no usable pair: {error}"
         ) from None
     if settings.tls_callers is not None:
-        context.verify_mode = ssl.CERT_OPTIONAL  # `Server` demands one for all but health checks
+        context.verify_mode = (
+            ssl.CERT_OPTIONAL
+        )  # `CoordinatorServer` demands one for all but health checks
         try:
             context.load_verify_locations(settings.tls_callers)
         except OSError as error:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from paceline.control.front import caller_of
 from paceline.core.wire import to_json
-from paceline.refusals import Reason
+from paceline.refusals import RefusalReason
 
 QUEUE_MAX: Final = 512
 """Maximum number of queued messages. A change of the membership sends a handful to each rank, and
@@ -72,7 +72,7 @@ class Connection:
 
     def refuse_token(self) -> None:
         """Count that this connection is ended because its token was revoked."""
-        caller_of(self._request).refuse(Reason.UNAUTHENTICATED, "its token was revoked")
+        caller_of(self._request).refuse(RefusalReason.UNAUTHENTICATED, "its token was revoked")
 
     def abort(self) -> None:
         """End the connection at once; `receive` then returns None. Queued messages are lost."""

@@ -17,7 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from paceline.refusals import Entry, Reason, Refusals
+from paceline.refusals import Entry, RefusalReason, Refusals
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 """Content type of the page."""
@@ -85,7 +85,7 @@ class _Families(Collector):
         refused = CounterMetricFamily(
             "paceline_refused_total",
             "Messages and connections refused. "
-            f"entry: {', '.join(Entry)}; refusal: {', '.join(Reason)}.",
+            f"entry: {', '.join(Entry)}; refusal: {', '.join(RefusalReason)}.",
             labels=("entry", "refusal"),
         )
         for labels, count in self._refusals.counts().items():

@@ -60,7 +60,7 @@ from paceline.core.messages import (
     Targets,
     ToPod,
 )
-from paceline.refusals import Reason, Refusals
+from paceline.refusals import RefusalReason, Refusals
 
 log = logging.getLogger("paceline.coordinator")
 
@@ -113,7 +113,7 @@ class BrokenError(Exception):
     """
 
 
-class Server:
+class CoordinatorServer:
     """Server of one coordinator, on one event loop.
 
     `app` returns what is served behind a `Front`, and `wait` returns when the process has nothing
@@ -404,11 +404,11 @@ class Server:
                     raise wire.WireError(f"a message in the name of {named - {pod}}")
                 self.post(core.heard(message))
         except _UnlistedError as error:
-            caller.refuse(Reason.UNKNOWN_PEER, str(error))
+            caller.refuse(RefusalReason.UNKNOWN_PEER, str(error))
         except wire.WireError as error:
-            caller.refuse(Reason.MALFORMED, f"agent {pod}: {error}" if pod else str(error))
+            caller.refuse(RefusalReason.MALFORMED, f"agent {pod}: {error}" if pod else str(error))
         except TimeoutError:
-            caller.refuse(Reason.TOO_SLOW, f"no first message within {HELLO_S:g} s")
+            caller.refuse(RefusalReason.TOO_SLOW, f"no first message within {HELLO_S:g} s")
         except ConnectionError as error:
             log.info("agent %s has gone before it was answered: %s", request.remote, error)
         finally:

@@ -23,7 +23,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AdmissionVerdict:
     """The decision about a new connection."""
 
     admitted: bool
@@ -46,7 +46,7 @@ class Admission:
         """Number of open connections."""
         return len(self._address_of)
 
-    def admit(self, caller: int, address: str) -> Verdict:
+    def admit(self, caller: int, address: str) -> AdmissionVerdict:
         """Decide about a connection that has just arrived; if it is admitted, it counts as open.
 
         Args:
@@ -59,17 +59,17 @@ class Admission:
         """
         bounds, own = self._bounds(), len(self._strangers.get(address, ()))
         if own >= bounds.of_one_address:
-            return Verdict(admitted=False)
+            return AdmissionVerdict(admitted=False)
         displaced = None
         if self.open >= bounds.connections:
             largest = max(self._strangers.values(), key=len, default={})
             if len(largest) <= own:
-                return Verdict(admitted=False)
+                return AdmissionVerdict(admitted=False)
             displaced = next(iter(largest))
             self.release(displaced)
         self._address_of[caller] = address
         self._strangers.setdefault(address, {})[caller] = None
-        return Verdict(admitted=True, displaced=displaced)
+        return AdmissionVerdict(admitted=True, displaced=displaced)
 
     def know(self, caller: int) -> None:
         """Record that a caller has authenticated: it is not a stranger and is never displaced."""

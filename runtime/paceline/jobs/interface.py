@@ -145,7 +145,7 @@ class JobEvent(Struct, frozen=True):
     """Number of occurrences; `wall_s` is the time of the last one."""
 
 
-class Finding(Struct, frozen=True):
+class ClusterFinding(Struct, frozen=True):
     """One thing that the API server would say to a job."""
 
     field: str
@@ -157,8 +157,8 @@ class Finding(Struct, frozen=True):
 class Checks(Struct, frozen=True):
     """What an API server would say to a job, before anything of it is created."""
 
-    wrong: tuple[Finding, ...] = ()
-    unchecked: tuple[Finding, ...] = ()
+    wrong: tuple[ClusterFinding, ...] = ()
+    unchecked: tuple[ClusterFinding, ...] = ()
     """What could not be checked, with the reason, such as a right that is missing."""
 
 

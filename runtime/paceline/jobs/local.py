@@ -341,7 +341,7 @@ class LocalJobs:
         """
         return str(self._run(name).folder)
 
-    def _changed(self, name: str, change: Callable[[index.Entry], Found]) -> Found:
+    def _changed(self, name: str, change: Callable[[index.RunEntry], Found]) -> Found:
         """Send a change to a running job and return its answer.
 
         Args:
@@ -371,10 +371,10 @@ class LocalJobs:
             hint=hint if others else "paceline status shows how",
         )
 
-    def _running(self, entry: index.Entry) -> JobStatus:
+    def _running(self, entry: index.RunEntry) -> JobStatus:
         return _told(_asked(partial(control.look, entry)))
 
-    def _running_or_unknown(self, entry: index.Entry) -> JobStatus:
+    def _running_or_unknown(self, entry: index.RunEntry) -> JobStatus:
         try:
             return self._running(entry)
         except AwayError as error:
@@ -384,7 +384,7 @@ class LocalJobs:
 class _Run:
     """One run, by its folder; `entry` is None if the run has ended."""
 
-    def __init__(self, folder: Path, entry: index.Entry | None) -> None:
+    def __init__(self, folder: Path, entry: index.RunEntry | None) -> None:
         self.folder, self.entry = folder, entry
 
     def ended(self) -> JobStatus:
@@ -526,7 +526,7 @@ def _asked(ask: Callable[[], Found]) -> Found:
         return ask()
     except control.EndedError:
         raise
-    except control.RefusedError as error:
+    except control.ControlRefusedError as error:
         raise RejectedError(error.message, hint=error.hint) from None
     except control.ControlError as error:
         raise AwayError(error.message, hint=error.hint) from None
@@ -554,7 +554,7 @@ def _left_s(end_ns: int | None) -> float:
     return min(control.WAIT_S, max(0.0, left_s))
 
 
-def _until_ended(entry: index.Entry, timeout_s: float = 60.0) -> bool:
+def _until_ended(entry: index.RunEntry, timeout_s: float = 60.0) -> bool:
     """Wait until the process of a run is gone, at most `timeout_s` seconds.
 
     A run writes its summary after it has closed its control socket, so its end is that of the

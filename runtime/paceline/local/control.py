@@ -23,7 +23,7 @@ from paceline_api.settings import ResolvedJob
 from paceline_api.status import Status
 
 from paceline.local import index
-from paceline.local.room import Room, check_room
+from paceline.local.room import MachineLimits, check_room
 from paceline.local.rundir import CONTROL
 from paceline.peer_credentials import credentials_of
 
@@ -47,7 +47,7 @@ class EndedError(ControlError):
     """Raised if the runner has ended during the request."""
 
 
-class RefusedError(ControlError):
+class ControlRefusedError(ControlError):
     """Raised if the runner refuses the request."""
 
 
@@ -121,7 +121,7 @@ class Scaled(msgspec.Struct, frozen=True, tag="scaled"):
     after: int
 
 
-class Refusal(msgspec.Struct, frozen=True, tag="refused"):
+class ControlRefusal(msgspec.Struct, frozen=True, tag="refused"):
     """Answer that the runner refuses the request, and why."""
 
     message: str
@@ -129,7 +129,7 @@ class Refusal(msgspec.Struct, frozen=True, tag="refused"):
 
 
 Request = Look | AskLines | ScaleRequest | SuspendRequest | EndRequest
-Answer = View | Lines | Scaled | Done | Refusal
+Answer = View | Lines | Scaled | Done | ControlRefusal
 
 
 # ---- the runner's side -----------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Control:
     async def __aenter__(self) -> Self:
         path = self._path
         self._server = await asyncio.start_unix_server(self._connected, path, limit=LINE_MAX)
-        entry = index.Entry(self._job.name, str(self._run_dir), str(path), os.getpid())
+        entry = index.RunEntry(self._job.name, str(self._run_dir), str(path), os.getpid())
         self.entry = entry
         self._notes = [self._run_dir / index.NOTE]
         try:
@@ -274,7 +274,7 @@ class Control:
         try:
             request = msgspec.json.decode(line, type=Request)
         except UNDECODABLE as error:
-            return Refusal(f"not understood: {error}", "use the same version of paceline")
+            return ControlRefusal(f"not understood: {error}", "use the same version of paceline")
         runner = self._runner
         match request:
             case Look(after=after, wait_s=wait_s):
@@ -297,45 +297,45 @@ class Control:
                 runner.remove()
         return Done()
 
-    def _ending(self) -> Refusal | None:
+    def _ending(self) -> ControlRefusal | None:
         view = self._runner.view()
         status = view.status
         if not view.suspended and status and (status.stopping or status.outcome is not None):
-            return Refusal("the job is ending", "start another run")
+            return ControlRefusal("the job is ending", "start another run")
         return None
 
-    def _check(self, replicas: int) -> Refusal | None:
+    def _check(self, replicas: int) -> ControlRefusal | None:
         low, high, sizes = (
             self._job.min_replicas,
             self._job.max_replicas,
             self._job.elasticity.allowed_sizes,
         )
         if replicas < low:
-            return Refusal(
+            return ControlRefusal(
                 f"{replicas} replicas are less than spec.minReplicas = {low}", f"use {low} or more"
             )
         if high is not None and replicas > high:
-            return Refusal(
+            return ControlRefusal(
                 f"{replicas} replicas are more than spec.maxReplicas = {high}",
                 f"use {high} or less, or start the job with a larger spec.maxReplicas",
             )
         if sizes and replicas not in sizes:
             listed = ", ".join(map(str, sizes))
-            return Refusal(
+            return ControlRefusal(
                 f"spec.elasticity.allowedSizes does not contain {replicas}", f"use one of {listed}"
             )
         if replicas > self._runner.view().replicas:
             try:
-                check_room(self._job, replicas, Room.of_this_machine())
+                check_room(self._job, replicas, MachineLimits.of_this_machine())
             except PacelineError as error:
-                return Refusal(error.message, error.hint)
+                return ControlRefusal(error.message, error.hint)
         return None
 
 
 # ---- the other terminal's side ---------------------------------------------------------------
 
 
-def look(entry: index.Entry, after: int | None = None, wait_s: float = WAIT_S) -> View:
+def look(entry: index.RunEntry, after: int | None = None, wait_s: float = WAIT_S) -> View:
     """Return the state of a run; with `after`, wait until it has changed.
 
     Args:
@@ -349,12 +349,12 @@ def look(entry: index.Entry, after: int | None = None, wait_s: float = WAIT_S) -
     return ask(entry, Look(after, wait_s), View, wait_s=0.0 if after is None else wait_s)
 
 
-def scale(entry: index.Entry, replicas: int) -> Scaled:
+def scale(entry: index.RunEntry, replicas: int) -> Scaled:
     """Change the number of replicas of a job."""
     return ask(entry, ScaleRequest(replicas), Scaled)
 
 
-def more_lines(entry: index.Entry, size: int) -> int:
+def more_lines(entry: index.RunEntry, size: int) -> int:
     """Return how many bytes the ranks have printed; wait until they are more than `size`.
 
     Args:
@@ -367,17 +367,19 @@ def more_lines(entry: index.Entry, size: int) -> int:
     return ask(entry, AskLines(size), Lines, wait_s=WAIT_S).size
 
 
-def suspend(entry: index.Entry, suspend: bool) -> None:
+def suspend(entry: index.RunEntry, suspend: bool) -> None:
     """Suspend a job, or resume it."""
     ask(entry, SuspendRequest(suspend), Done)
 
 
-def end(entry: index.Entry) -> None:
+def end(entry: index.RunEntry) -> None:
     """End a job as Ctrl-C does, and remove its run folder."""
     ask(entry, EndRequest(), Done)
 
 
-def ask(entry: index.Entry, request: Request, kind: type[Asked], *, wait_s: float = 0.0) -> Asked:
+def ask(
+    entry: index.RunEntry, request: Request, kind: type[Asked], *, wait_s: float = 0.0
+) -> Asked:
     """Send a request to a runner, which may wait `wait_s` for news, and return its answer."""
     data = b""
     with socket.socket(socket.AF_UNIX) as line:
@@ -404,14 +406,14 @@ def ask(entry: index.Entry, request: Request, kind: type[Asked], *, wait_s: floa
     return read_answer(entry, data, kind)
 
 
-def read_answer(entry: index.Entry, data: bytes, kind: type[Asked]) -> Asked:
+def read_answer(entry: index.RunEntry, data: bytes, kind: type[Asked]) -> Asked:
     """Return the answer in one line of JSON; ControlError if it is refused or of another kind."""
     try:
         answer: Answer = msgspec.json.decode(data, type=Answer)
     except UNDECODABLE as error:
         raise _not_understood(entry, str(error)) from None
-    if isinstance(answer, Refusal):
-        raise RefusedError(
+    if isinstance(answer, ControlRefusal):
+        raise ControlRefusedError(
             f"job {entry.job}: {answer.message}", hint=answer.hint, exit_code=EXIT_BAD_INPUT
         )
     if not isinstance(answer, kind):
@@ -419,7 +421,7 @@ def read_answer(entry: index.Entry, data: bytes, kind: type[Asked]) -> Asked:
     return answer
 
 
-def _not_understood(entry: index.Entry, why: str) -> ControlError:
+def _not_understood(entry: index.RunEntry, why: str) -> ControlError:
     return ControlError(
         f"job {entry.job}: the answer of its runner, process {entry.pid}, is not understood: {why}",
         hint="use the version of paceline that has started the job; "

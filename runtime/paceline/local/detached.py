@@ -20,7 +20,7 @@ import msgspec
 from paceline_api.errors import EXIT_FAILURE, PacelineError
 
 from paceline import private_files
-from paceline.local.index import Entry
+from paceline.local.index import RunEntry
 
 RUN_LOG: Final = "run.log"
 """File of the run folder with events and summary, as a run shows them on a terminal."""
@@ -40,7 +40,7 @@ class NotStartedError(PacelineError):
         super().__init__(message, hint=hint, exit_code=exit_code)
 
 
-def start(words: Sequence[str], folder: Path, job: bytes = b"") -> Entry:
+def start(words: Sequence[str], folder: Path, job: bytes = b"") -> RunEntry:
     """Start a detached run, and return when its job can be reached.
 
     Args:
@@ -76,12 +76,12 @@ def start(words: Sequence[str], folder: Path, job: bytes = b"") -> Entry:
             process.stdout.close()
             # A caller that lives on, such as a notebook, must not keep a zombie.
             threading.Thread(target=process.wait, daemon=True).start()
-            return msgspec.json.decode(told, type=Entry)
+            return msgspec.json.decode(told, type=RunEntry)
         said = process.stdout.read().decode(errors="replace").strip()
         raise NotStartedError(said, process.wait() or EXIT_FAILURE)
 
 
-def listening(ready_fd: int, entry: Entry) -> None:
+def listening(ready_fd: int, entry: RunEntry) -> None:
     """Report to the starting process that the job can be reached, and detach from it.
 
     Called in the new process. From now on its messages go to RUN_LOG. What the ranks print is kept

@@ -18,7 +18,7 @@ from paceline_api.times import NS_PER_S
 from paceline.core.faults import INSIDE_A_RANK, Fault, FaultKind, format_faults
 
 
-class Target(Protocol):
+class FaultTarget(Protocol):
     """Objects that faults act on besides ranks: the replicas and the coordinator."""
 
     def grow(self, replicas: int) -> None:
@@ -40,7 +40,9 @@ class Injector:
         say: Shows the user one line for each fault that was injected.
     """
 
-    def __init__(self, faults: Iterable[Fault], target: Target, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, faults: Iterable[Fault], target: FaultTarget, say: Callable[[str], None]
+    ) -> None:
         self._waiting = [fault for fault in faults if fault.kind not in INSIDE_A_RANK]
         self._target = target
         self._say = say

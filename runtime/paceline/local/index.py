@@ -34,7 +34,7 @@ WHAT: Final = "folder of notes about running jobs"
 """Name of the folder in error messages."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class RunEntry(msgspec.Struct, frozen=True):
     """Note about a running job."""
 
     job: str
@@ -62,7 +62,7 @@ def folders(env: Mapping[str, str]) -> list[Path]:
     return found
 
 
-def publish(entry: Entry, env: Mapping[str, str]) -> list[Path]:
+def publish(entry: RunEntry, env: Mapping[str, str]) -> list[Path]:
     """Write the notes of a running job.
 
     If no folder of the user can be written to, an OSError is raised. The run folder then has a
@@ -100,7 +100,7 @@ def remove(notes: list[Path]) -> None:
         note.unlink(missing_ok=True)
 
 
-def running(env: Mapping[str, str]) -> list[Entry]:
+def running(env: Mapping[str, str]) -> list[RunEntry]:
     """Return the jobs whose runner listens, sorted by name and run folder.
 
     Notes of runners that were killed are removed. Folders that another user can write to are
@@ -109,7 +109,7 @@ def running(env: Mapping[str, str]) -> list[Entry]:
     Returns:
         One entry for each job.
     """
-    found: dict[str, Entry] = {}
+    found: dict[str, RunEntry] = {}
     for folder in folders(env):
         if not private_files.is_private(folder):
             continue  # a note of another user could name any socket or folder
@@ -122,13 +122,13 @@ def running(env: Mapping[str, str]) -> list[Entry]:
     return sorted(found.values(), key=lambda entry: (entry.job, entry.run_dir))
 
 
-def of_run_dir(run_dir: Path) -> Entry | None:
+def of_run_dir(run_dir: Path) -> RunEntry | None:
     """Return the entry of the job that runs in this folder; None if there is none."""
     entry = _read(run_dir / NOTE)
     return entry if entry is not None and listens(entry) else None
 
 
-def listens(entry: Entry) -> bool:
+def listens(entry: RunEntry) -> bool:
     """Return True if the runner is alive.
 
     A stopped runner counts as alive, because the kernel accepts the connection for it.
@@ -147,8 +147,8 @@ def listens(entry: Entry) -> bool:
         return credentials_of(line).uid == os.geteuid()
 
 
-def _read(note: Path) -> Entry | None:
+def _read(note: Path) -> RunEntry | None:
     try:
-        return msgspec.json.decode(read_file(note, NOTE_BYTES_MAX), type=Entry)
+        return msgspec.json.decode(read_file(note, NOTE_BYTES_MAX), type=RunEntry)
     except (OSError, *UNDECODABLE):
         return None

@@ -43,7 +43,7 @@ CONNECT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MachineLimits:
     """Limits of this machine for all processes of a run together."""
 
     processes: int
@@ -63,7 +63,7 @@ class Room:
         return cls(min(limits), min([memory, *cgroup_limits("memory.max")]), own_bytes())
 
 
-def check_room(job: ResolvedJob, replicas: int, room: Room) -> None:
+def check_room(job: ResolvedJob, replicas: int, room: MachineLimits) -> None:
     """Check that this machine can hold the processes of a job.
 
     A limit on open files that is too low raises LimitError as well.

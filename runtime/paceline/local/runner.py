@@ -101,7 +101,7 @@ class Runner:
         on_line: Callable[[str], None],
         record: bool = False,
         measures: bool = False,
-        on_listen: Callable[[index.Entry], None] = lambda _: None,
+        on_listen: Callable[[index.RunEntry], None] = lambda _: None,
     ) -> None:
         self._job = job
         self._run_dir = run_dir

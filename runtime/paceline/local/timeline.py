@@ -24,7 +24,7 @@ SPEED_WINDOW_NS: Final = 5 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ProgressPoint:
     """Progress of the job at one time."""
 
     at_ns: int
@@ -39,15 +39,15 @@ class Timeline:
 
     started_ns: int | None = None
     """Time of the first status with a generation that all its members had started."""
-    first: Point | None = None
-    last: Point | None = None
+    first: ProgressPoint | None = None
+    last: ProgressPoint | None = None
     """Last point at which the version grew."""
     gradients_before: int | None = None
     """Gradients that earlier runs of this job had applied, from the log; None: not reported yet."""
     changes: dict[GenerationId, MembershipChange] = field(default_factory=dict)
     stragglers: dict[MemberId, StragglerStatus] = field(default_factory=dict)
     """All ranks that were slow for long, each with its latest report."""
-    _recent: deque[Point] = field(default_factory=deque)
+    _recent: deque[ProgressPoint] = field(default_factory=deque)
     _told: tuple[str, int] = ("", 0)
 
     def add(self, status: Status, at_ns: int) -> list[HistoryEntry]:
@@ -70,7 +70,7 @@ class Timeline:
         # In a resumed job these are 0 until the ranks have reported.
         version = max(status.version, self.version_before)
         gradients = max(log.gradients, self.gradients_before or 0)
-        point = Point(at_ns, version, gradients, log.progress)
+        point = ProgressPoint(at_ns, version, gradients, log.progress)
         # A coordinator that has just restarted knows fewer rounds than were made.
         behind = self.last is not None and point.gradients < self.last.gradients
         if self.started_ns is not None and not behind:
@@ -139,11 +139,11 @@ class Timeline:
         speed = _rate(told[0], told[-1], "progress") if told else 0.0
         return (1.0 - (told[-1].progress or 0.0)) / speed if speed else None
 
-    def _ends(self) -> tuple[Point | None, Point | None]:
+    def _ends(self) -> tuple[ProgressPoint | None, ProgressPoint | None]:
         return (self._recent[0], self._recent[-1]) if self._recent else (None, None)
 
 
-def _rate(first: Point | None, last: Point | None, name: str) -> float:
+def _rate(first: ProgressPoint | None, last: ProgressPoint | None, name: str) -> float:
     if first is None or last is None or last.at_ns <= first.at_ns:
         return 0.0
     gained: float = getattr(last, name) - getattr(first, name)

@@ -17,9 +17,9 @@ from typing import Final
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from paceline_api.errors import printable
 
-from paceline.core.anatomy.course import Line
+from paceline.core.anatomy.course import TimeSeries
 from paceline.core.anatomy.dissect import Part
-from paceline.core.anatomy.job import LOOK, JobAnatomy, Rank, SlowRank
+from paceline.core.anatomy.job import LOOK, JobAnatomy, RankRun, SlowRank
 from paceline.report.spans import Drawn, drawn
 
 COLOURS: Final = {
@@ -132,7 +132,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitLine:
     """A line in the time line, from a rank that waited to the rank that arrived last."""
 
     x: str
@@ -154,10 +154,10 @@ class TimeLine:
     """Number of ranks that could be drawn: those whose clock is known."""
     texts: tuple[Label, ...]
     boxes: tuple[Box, ...]
-    lines: tuple[Wait, ...]
+    lines: tuple[WaitLine, ...]
 
 
-def page(job: JobAnatomy, about: About, course: Sequence[Line], rounds: range) -> str:
+def page(job: JobAnatomy, about: About, course: Sequence[TimeSeries], rounds: range) -> str:
     """Return the page of a job as HTML.
 
     Args:
@@ -260,7 +260,7 @@ def _policy() -> str:
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
-def _about(job: JobAnatomy, about: About, course: Sequence[Line]) -> Table:
+def _about(job: JobAnatomy, about: About, course: Sequence[TimeSeries]) -> Table:
     at = [point.at_s for line in course for point in line.points]
     rows = [
         ("written", _when(about.written_s)),
@@ -273,7 +273,7 @@ def _about(job: JobAnatomy, about: About, course: Sequence[Line]) -> Table:
     return Table("about", (), tuple(rows), left=(0, 1))
 
 
-def _chart(line: Line) -> Chart:
+def _chart(line: TimeSeries) -> Chart:
     values = [point.value for point in line.points]
     low, high = min(values), max(values)
     begin_s, end_s = line.points[0].at_s, line.points[-1].at_s
@@ -324,7 +324,7 @@ def _anatomy(job: JobAnatomy) -> Table:
     return Table("anatomy", head, tuple(rows), left=(0, 2))
 
 
-def _bar(rank: Rank, job: JobAnatomy) -> Bar:
+def _bar(rank: RankRun, job: JobAnatomy) -> Bar:
     longest_s = max(rank.anatomy.step_s for rank in job.ranks) or 1.0
     at, boxes = 0.0, []
     for part, color in COLOURS.items():
@@ -383,7 +383,7 @@ def _time_line(job: JobAnatomy, rounds: range) -> TimeLine | None:
             for span in loop
         ),
         tuple(
-            Wait(
+            WaitLine(
                 f"{LEFT + (span.end_ns - begin_ns) * scale:.1f}",
                 number * LINE + 8,
                 rows[span.waits_for] * LINE + 8,

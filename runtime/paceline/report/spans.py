@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from paceline.core.anatomy.dissect import Part, dissect
-from paceline.core.anatomy.job import Rank
+from paceline.core.anatomy.job import RankRun
 
 PHASES: Final = (Part.LEASE, Part.LOADING, Part.SCRIPT, Part.FORWARD, Part.BACKWARD)
 """Order in which the phases of a step are drawn: only the duration of each is known."""
@@ -28,7 +28,7 @@ class Drawn:
     """Place of the rank that is waited for; empty if there is none."""
 
 
-def drawn(rank: Rank, rounds: range) -> Iterator[Drawn]:
+def drawn(rank: RankRun, rounds: range) -> Iterator[Drawn]:
     """Yield the intervals of one rank.
 
     Args:

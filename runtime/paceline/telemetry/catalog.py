@@ -19,7 +19,7 @@ from typing import Final
 
 from paceline_api.types.enums import Mode, Network, Wire
 
-from paceline.core.agent.supervise import Phase
+from paceline.core.agent.supervise import PlacePhase
 from paceline.core.anatomy.dissect import Part
 from paceline.core.anatomy.samples import FIGURES_MAX
 from paceline.core.collectives.conduct import Bits
@@ -27,10 +27,10 @@ from paceline.core.collectives.schedules import ALGORITHMS
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE
 from paceline.core.protocol.records import DROP_MEANINGS, DropReason, GivenUp, Trigger
 from paceline.core.status import Fact
-from paceline.refusals import Entry, Reason
+from paceline.refusals import Entry, RefusalReason
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """The kind of a metric, as in Prometheus."""
 
     COUNTER = "counter"
@@ -79,11 +79,11 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "size_class": CLASS_NAMES,
     "wire": (*Wire, "none"),
     "bits": tuple(Bits),
-    "state": tuple(Phase),
+    "state": tuple(PlacePhase),
     "carrier": tuple(network for network in Network if network),
     "result": ("written", "failed", "skipped"),
     "entry": tuple(Entry),
-    "refusal": tuple(Reason),
+    "refusal": tuple(RefusalReason),
 }
 """All values of each label."""
 
@@ -93,7 +93,7 @@ class Metric:
     """One metric of the catalog."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     writer: Writer
     help: str
     """Help text: the meaning of the value, then each label with the meaning of its values. One
@@ -122,15 +122,15 @@ class _Declares:
     def counter(
         self, name: str, text: str, *labels: str, fact: str = "", once: bool = False
     ) -> Metric:
-        return Metric(name, Kind.COUNTER, self._writer, text, labels, fact=fact, once=once)
+        return Metric(name, MetricKind.COUNTER, self._writer, text, labels, fact=fact, once=once)
 
     def gauge(
         self, name: str, text: str, *labels: str, fact: str = "", once: bool = False
     ) -> Metric:
-        return Metric(name, Kind.GAUGE, self._writer, text, labels, fact=fact, once=once)
+        return Metric(name, MetricKind.GAUGE, self._writer, text, labels, fact=fact, once=once)
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Metric:
-        return Metric(name, Kind.HISTOGRAM, self._writer, text, (), buckets)
+        return Metric(name, MetricKind.HISTOGRAM, self._writer, text, (), buckets)
 
 
 _ROUND_S: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

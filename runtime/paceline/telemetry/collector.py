@@ -27,13 +27,13 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from paceline.clock import now_ns
-from paceline.core.agent.supervise import Phase
+from paceline.core.agent.supervise import PlacePhase
 from paceline.core.anatomy.dissect import summarise
 from paceline.core.anatomy.samples import RankSamples
 from paceline.core.messages import DealtBatch
 from paceline.refusals import PROCESS
 from paceline.telemetry import anatomy
-from paceline.telemetry.catalog import BY_NAME, CATALOG, FIGURE, Kind, Metric, Writer
+from paceline.telemetry.catalog import BY_NAME, CATALOG, FIGURE, Metric, MetricKind, Writer
 from paceline.telemetry.records import LAYOUT, Reading, RecordReader, allocate_record, width
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -78,7 +78,7 @@ class PodRecords(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._scrape_s = 0.0
-        self.phases: Callable[[], Iterable[Phase]] | None = None
+        self.phases: Callable[[], Iterable[PlacePhase]] | None = None
         """Returns the phase of each place, in order; called at each scrape."""
         self.connection: Callable[[], tuple[bool, int]] | None = None
         """Returns whether the coordinator is connected, and the number of connections so far."""
@@ -254,10 +254,10 @@ def _samples(place: _Place, *, alive: bool) -> RankSamples:
 
 
 def _family(metric: Metric) -> _Family:
-    kinds: dict[Kind, type[_Family]] = {
-        Kind.COUNTER: CounterMetricFamily,
-        Kind.GAUGE: GaugeMetricFamily,
-        Kind.HISTOGRAM: HistogramMetricFamily,
+    kinds: dict[MetricKind, type[_Family]] = {
+        MetricKind.COUNTER: CounterMetricFamily,
+        MetricKind.GAUGE: GaugeMetricFamily,
+        MetricKind.HISTOGRAM: HistogramMetricFamily,
     }
     labels = metric.labels if metric.once else (WORKER, *metric.labels)
     return kinds[metric.kind](metric.name, metric.help, labels=labels)
@@ -316,7 +316,7 @@ def _fold(earlier: Values, newer: Values) -> Values:
     """Add the values of two ranks of one place, without gauges."""
     total = dict(earlier)
     for key, slots in newer.items():
-        if BY_NAME[key[0]].kind is Kind.GAUGE:
+        if BY_NAME[key[0]].kind is MetricKind.GAUGE:
             continue
         old = total.get(key)
         total[key] = slots if old is None else tuple(map(sum, zip(old, slots, strict=True)))

@@ -54,8 +54,8 @@ from paceline.telemetry import samples
 from paceline.telemetry.catalog import (
     BY_NAME,
     CATALOG,
-    Kind,
     Metric,
+    MetricKind,
     Writer,
 )
 
@@ -124,7 +124,7 @@ def _make_layout() -> RecordLayout:
 
 def width(metric: Metric) -> int:
     """Return the number of slots of one child."""
-    return len(metric.buckets) + 2 if metric.kind is Kind.HISTOGRAM else 1
+    return len(metric.buckets) + 2 if metric.kind is MetricKind.HISTOGRAM else 1
 
 
 LAYOUT: Final = _make_layout()
@@ -291,15 +291,15 @@ class RankRecord:
 
     def counter(self, name: str, **labels: str) -> Counter:
         """Return the handle of a counter with these label values."""
-        return Counter(self._memory.slots, self._slot(name, Kind.COUNTER, labels))
+        return Counter(self._memory.slots, self._slot(name, MetricKind.COUNTER, labels))
 
     def gauge(self, name: str, **labels: str) -> Gauge:
         """Return the handle of a gauge with these label values."""
-        return Gauge(self._memory.slots, self._slot(name, Kind.GAUGE, labels))
+        return Gauge(self._memory.slots, self._slot(name, MetricKind.GAUGE, labels))
 
     def histogram(self, name: str, **labels: str) -> Histogram:
         """Return the handle of a histogram with these label values."""
-        at, metric = self._slot(name, Kind.HISTOGRAM, labels), BY_NAME[name]
+        at, metric = self._slot(name, MetricKind.HISTOGRAM, labels), BY_NAME[name]
         seq, memory = LAYOUT.seq[metric.writer], self._memory
         return Histogram(memory.slots, memory.words, seq, at, metric.buckets)
 
@@ -337,7 +337,7 @@ class RankRecord:
         for slot, word in enumerate(memoryview(raw).cast("Q"), at):
             self._memory.words[slot] = word
 
-    def _slot(self, name: str, kind: Kind, labels: dict[str, str]) -> int:
+    def _slot(self, name: str, kind: MetricKind, labels: dict[str, str]) -> int:
         """Return the first slot of a child, and remember it if the metric is a fact."""
         metric = BY_NAME[name]
         assert metric.kind is kind, f"{name} is a {metric.kind}"

@@ -26,7 +26,7 @@ from paceline.worker.state.gradients import Gradients
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class LeaseBatch:
     """One of the batches that make a lease."""
 
     lease: int
@@ -93,8 +93,8 @@ class ContributionBuilder:
         self._session = session
         self._gradients = gradients
         self._mean = mean
-        self._batch: Batch | None = None
-        self._lease: Batch | None = None
+        self._batch: LeaseBatch | None = None
+        self._lease: LeaseBatch | None = None
         """Last batch taken of the lease that is neither announced nor skipped."""
         self._samples = 0
         """Samples of the lease's batches that are in GRAD."""
@@ -115,7 +115,7 @@ class ContributionBuilder:
         batch."""
         self._self_fed_samples = 0
 
-    def accepts(self, batch: Batch) -> bool:
+    def accepts(self, batch: LeaseBatch) -> bool:
         """Return True if the batch may be handed to the user.
 
         It may not if its lease was given to another rank, or if the user skipped an earlier batch
@@ -125,7 +125,7 @@ class ContributionBuilder:
             return self._session.holds(batch.lease)
         return self._lease is not None and batch.lease == self._lease.lease
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: LeaseBatch) -> None:
         """Convert GRAD to the unit of this batch before its gradient is computed (D3)."""
         assert self._batch is None, "settle the batch before"
         gradients = self._gradients
@@ -287,11 +287,11 @@ class ContributionBuilder:
             self._gradients.scale(BufferName.GRAD, self._gradients.unit / unit)
             self._gradients.unit = unit
 
-    def _unit(self, batch: Batch) -> int:
+    def _unit(self, batch: LeaseBatch) -> int:
         """Return the unit of the gradient that the script computes from this batch (D3)."""
         return batch.samples if self._mean else 1
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: LeaseBatch) -> None:
         self._gradients.attach()
         self._gradients.unit = self._unit(batch)
         self._samples += batch.samples

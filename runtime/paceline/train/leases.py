@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from paceline.core.messages import DealtBatch
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, epoch_of, samples_of
-from paceline.train.contribution import Batch
+from paceline.train.contribution import LeaseBatch
 from paceline.worker.session import Session
 
 
@@ -27,8 +27,8 @@ class LeaseSampler:
     def __init__(self) -> None:
         self._session: Session | None = None
         self._plan = DataPlan()
-        self._waiting: deque[tuple[Batch, list[int]]] = deque()
-        self._asked: deque[Batch] = deque()
+        self._waiting: deque[tuple[LeaseBatch, list[int]]] = deque()
+        self._asked: deque[LeaseBatch] = deque()
         self._left: set[int] = set()
         self._loading = False
         """True while the script waits for a batch."""
@@ -57,7 +57,7 @@ class LeaseSampler:
         self._loading = True
         self._work_on(self._asked[0] if self._asked else None)
 
-    def takes(self, batch: Batch) -> None:
+    def takes(self, batch: LeaseBatch) -> None:
         """Report to the session that the script computes this batch from now on."""
         self._work_on(batch)
 
@@ -66,7 +66,7 @@ class LeaseSampler:
         self._loading = False
         self._work_on(None)
 
-    def handed_out(self) -> Batch:
+    def handed_out(self) -> LeaseBatch:
         """Return the batch that torch's loader has just given to the script."""
         self._loading = False
         return self._asked.popleft()
@@ -85,7 +85,7 @@ class LeaseSampler:
         self._asked.append(batch)
         return numbers
 
-    def _work_on(self, batch: Batch | None) -> None:
+    def _work_on(self, batch: LeaseBatch | None) -> None:
         if self._session is not None:
             self._session.works_on(DealtBatch(batch.lease, batch.index) if batch else None)
 
@@ -104,4 +104,6 @@ class LeaseSampler:
             return
         parts = batches_of(self._plan, lease)
         for index, numbers in enumerate(parts):
-            self._waiting.append((Batch(lease, index, len(parts), len(numbers), samples), numbers))
+            self._waiting.append(
+                (LeaseBatch(lease, index, len(parts), len(numbers), samples), numbers)
+            )

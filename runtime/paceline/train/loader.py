@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from paceline.core.anatomy.samples import Phase
+from paceline.core.anatomy.samples import StepPhase
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import epoch_of, leases_per_epoch
 from paceline.errors import DataError, UnsupportedError, UsageError
 from paceline.train.context import Context, JobOptimizer, current
-from paceline.train.contribution import Batch
+from paceline.train.contribution import LeaseBatch
 from paceline.train.leases import LeaseSampler
 
 T = TypeVar("T")
@@ -101,8 +101,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         )
         self._context: Context | None = None
         self._optimizer: JobOptimizer | None = None
-        self._stream: Iterator[tuple[Batch, T]] = iter(())
-        self._next: tuple[Batch, T] | None = None
+        self._stream: Iterator[tuple[LeaseBatch, T]] = iter(())
+        self._next: tuple[LeaseBatch, T] | None = None
         self._epoch = -1
         self._epoch_ended = True
         super().__init__(
@@ -231,7 +231,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             _check_size(plan, context.session.size)
         return optimizer, context
 
-    def _all_batches(self, context: Context, optimizer: JobOptimizer) -> Iterator[tuple[Batch, T]]:
+    def _all_batches(
+        self, context: Context, optimizer: JobOptimizer
+    ) -> Iterator[tuple[LeaseBatch, T]]:
         """Yield every batch of torch's loader, for the whole job; wait for leases in between.
 
         Yields:
@@ -255,7 +257,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._stream, self._next = iter(()), None
         self._iterator = None
 
-    def _peek(self) -> Batch | None:
+    def _peek(self) -> LeaseBatch | None:
         """Return the batch that comes next; None when the job is over.
 
         The batch is checked at each call, because it may lose its lease while it waits
@@ -269,10 +271,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         session, builder = self._context.session, self._optimizer.builder
         while not session.stopped:
             if self._next is None:
-                session.enters(Phase.LOADING)
+                session.enters(StepPhase.LOADING)
                 self._leases.loads()
                 self._next = next(self._stream, None)
-                session.enters(Phase.SCRIPT)
+                session.enters(StepPhase.SCRIPT)
                 if self._next is None:
                     return None
             batch = self._next[0]

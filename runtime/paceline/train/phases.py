@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from paceline.core.anatomy.samples import Phase
+from paceline.core.anatomy.samples import StepPhase
 from paceline.train.context import session
 
 
@@ -30,14 +30,14 @@ def follow(model: torch.nn.Module) -> list[RemovableHandle]:
 
 
 def _forward_begins(model: torch.nn.Module, _: Any) -> None:
-    _enter(model, Phase.FORWARD)
+    _enter(model, StepPhase.FORWARD)
 
 
 def _forward_ends(model: torch.nn.Module, *_: Any) -> None:
-    _enter(model, Phase.BACKWARD)
+    _enter(model, StepPhase.BACKWARD)
 
 
-def _enter(model: torch.nn.Module, phase: Phase) -> None:
+def _enter(model: torch.nn.Module, phase: StepPhase) -> None:
     if torch.compiler.is_compiling() or not model.training:
         return
     now = session()

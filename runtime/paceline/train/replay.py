@@ -22,7 +22,7 @@ from paceline_api.types.enums import Wire
 from torch._C._distributed_c10d import HashStore
 
 from paceline import private_files
-from paceline.core.anatomy.samples import Phase
+from paceline.core.anatomy.samples import StepPhase
 from paceline.core.messages import DealtBatch, ScriptError
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import Progress
@@ -154,7 +154,7 @@ class ReplaySession:
         """Return True if the lease belongs to the step that the script computes now."""
         return not self.stopped and self._now is not None and lease in self._now.step.leases
 
-    def enters(self, phase: Phase) -> None:
+    def enters(self, phase: StepPhase) -> None:
         """Do nothing: the phases of a replay are not measured."""
 
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:

@@ -20,7 +20,7 @@ PAUSE_SHARE: Final = 1 / 64
 device a waiting thread goes on, since nothing can wake a thread for a device."""
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A point in a stream, as `torch.Event` provides it."""
 
     def record(self, stream: Any) -> None:
@@ -49,7 +49,7 @@ class Queues(Protocol):
     def stream(self, device: torch.device) -> Stream:
         """Return a new stream ahead of the main thread's (`FIRST`)."""
 
-    def event(self, device: torch.device) -> Event:
+    def event(self, device: torch.device) -> DeviceEvent:
         """Return a new event of the device, not recorded yet."""
 
     def current(self, device: torch.device) -> Stream:
@@ -70,10 +70,10 @@ class TorchQueues:
         """Return a new `torch.Stream` of high priority."""
         return torch.Stream(device, priority=FIRST)
 
-    def event(self, device: torch.device) -> Event:
+    def event(self, device: torch.device) -> DeviceEvent:
         """Return a new `torch.Event`."""
         event: Any = torch.Event(device)  # torch's types leave out query()
-        made: Event = event
+        made: DeviceEvent = event
         return made
 
     def current(self, device: torch.device) -> Stream:
@@ -86,14 +86,14 @@ class TorchQueues:
         return stream
 
 
-def mark(queues: Queues, device: torch.device, stream: Stream) -> Event:
+def mark(queues: Queues, device: torch.device, stream: Stream) -> DeviceEvent:
     """Return an event behind all work that is queued in the stream so far."""
     event = queues.event(device)
     event.record(stream)
     return event
 
 
-def until(events: Iterable[Event], watch: Callable[[], None]) -> None:
+def until(events: Iterable[DeviceEvent], watch: Callable[[], None]) -> None:
     """Wait until all events have passed, so that the results of the work before them are in memory.
 
     Args:

@@ -39,7 +39,7 @@ from paceline_api.times import NS_PER_MS, NS_PER_S
 
 from paceline.clock import now_ns
 from paceline.limits import LISTEN_BACKLOG, MORE_FILES
-from paceline.refusals import Entry, Reason, refuse
+from paceline.refusals import Entry, RefusalReason, refuse
 from paceline.transport.base import Abort, Group, Peer, PeerLost, TransportAborted, TransportError
 
 FRAME_BYTES_MAX: Final = 1 << 20
@@ -139,7 +139,7 @@ class PeerClosedError(Exception):
 class PeerRefusedError(PeerClosedError):
     """Raised when this end refuses to go on with the other one. Raising it counts the refusal."""
 
-    def __init__(self, reason: Reason, who: str) -> None:
+    def __init__(self, reason: RefusalReason, who: str) -> None:
         super().__init__(f"refused a message of {who}: {reason}")
         refuse(Entry.RENDEZVOUS, reason, who)
 
@@ -253,7 +253,7 @@ class PeerConnection:
         while (greeting := self._take(len(GREETING) + NONCE_BYTES)) is None:
             self._wait(deadline, what, rank)
         if not greeting.startswith(GREETING):
-            raise PeerRefusedError(Reason.MALFORMED, self.who)
+            raise PeerRefusedError(RefusalReason.MALFORMED, self.who)
         self._own, self._others = _CALLER, _LISTENER
         self._key = _session_key(secret, greeting[len(GREETING) :], self._nonce)
         self._write(self._nonce)
@@ -296,13 +296,13 @@ class PeerConnection:
             return None
         size, mac = _HEADER.unpack_from(self._received)
         if size > bytes_max:
-            raise PeerRefusedError(Reason.TOO_LARGE, self.who)
+            raise PeerRefusedError(RefusalReason.TOO_LARGE, self.who)
         frame = self._take(_HEADER.size + size)
         if frame is None:
             return None
         body = frame[_HEADER.size :]
         if not hmac.compare_digest(mac, self._mac(self._others, self._taken, body)):
-            raise PeerRefusedError(Reason.UNAUTHENTICATED, self.who)
+            raise PeerRefusedError(RefusalReason.UNAUTHENTICATED, self.who)
         self._taken += 1
         return self.decode(body, kind)
 
@@ -322,7 +322,7 @@ class PeerConnection:
         try:
             return msgspec.msgpack.decode(body, type=kind)
         except UNDECODABLE:
-            raise PeerRefusedError(Reason.MALFORMED, self.who) from None
+            raise PeerRefusedError(RefusalReason.MALFORMED, self.who) from None
 
     def receive(self, kind: type[T], deadline: Deadline, what: str, rank: int) -> T:
         """Wait for the next message.
@@ -556,7 +556,7 @@ class Rendezvous:
         bound = STRANGERS_MAX + group.size
         self._accept()
         while len(self._strangers) > bound:
-            self._refuse(self._strangers[0], Reason.TOO_MANY)
+            self._refuse(self._strangers[0], RefusalReason.TOO_MANY)
         own = group.peers[group.rank].name
         for stranger in list(self._strangers):
             try:
@@ -566,14 +566,14 @@ class Rendezvous:
                 continue
             except PeerClosedError:
                 if stranger.has_begun:
-                    refuse(Entry.RENDEZVOUS, Reason.MALFORMED, stranger.who)
+                    refuse(Entry.RENDEZVOUS, RefusalReason.MALFORMED, stranger.who)
                 self._let_go(stranger)  # a stopped peer may leave without sending anything
                 continue
             if hello is None:
                 if now_ns() - stranger.since_ns > HELLO_NS:
-                    self._refuse(stranger, Reason.TOO_SLOW)
+                    self._refuse(stranger, RefusalReason.TOO_SLOW)
             elif hello.to != own:
-                self._refuse(stranger, Reason.UNKNOWN_PEER)
+                self._refuse(stranger, RefusalReason.UNKNOWN_PEER)
             else:
                 self._strangers.remove(stranger)
                 self._keep(hello, stranger, bound)
@@ -589,7 +589,7 @@ class Rendezvous:
                     continue  # the caller left before it was accepted
                 if not self._strangers:  # no stranger to close: the caller keeps waiting
                     raise TransportError(f"no socket for a caller: {error}; {MORE_FILES}") from None
-                self._refuse(self._strangers[0], Reason.TOO_MANY)
+                self._refuse(self._strangers[0], RefusalReason.TOO_MANY)
                 continue
             try:
                 stranger = PeerConnection(sock, self._admit(sock))
@@ -599,7 +599,7 @@ class Rendezvous:
                 continue
             self._strangers.append(stranger)
 
-    def _refuse(self, stranger: PeerConnection, reason: Reason) -> None:
+    def _refuse(self, stranger: PeerConnection, reason: RefusalReason) -> None:
         refuse(Entry.RENDEZVOUS, reason, stranger.who)
         self._let_go(stranger)
 

@@ -19,7 +19,7 @@ from typing import Final
 import torch
 
 from paceline.transport.base import Abort, TransportAborted
-from paceline.transport.device_queues import Event, Queues, Stream, TorchQueues, mark, until
+from paceline.transport.device_queues import DeviceEvent, Queues, Stream, TorchQueues, mark, until
 
 PIECE_BYTES: Final = 1 << 20
 """Size of a piece in bytes, all its buffers together. A quarter of a segment on a GPU: enough
@@ -81,7 +81,7 @@ class _Lane:
 
     def copy(
         self, stream: Stream | None, target: torch.Tensor, source: torch.Tensor
-    ) -> Event | None:
+    ) -> DeviceEvent | None:
         """Copy a tensor in a stream. Return the event behind the copy, or None if it is done."""
         if stream is None:
             target.copy_(source)
@@ -99,8 +99,8 @@ class _Slot:
         self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         self.piece: Piece = ()
         self.hosts: list[torch.Tensor] = []
-        self.down: list[Event] = []
-        self.up: dict[torch.device, Event] = {}
+        self.down: list[DeviceEvent] = []
+        self.up: dict[torch.device, DeviceEvent] = {}
         """Event behind the copy of the last piece to each device. The next piece overwrites that
         memory."""
 
@@ -184,7 +184,7 @@ class Staging:
                 slot.up[lane.device] = done
 
     @staticmethod
-    def _until(events: Iterable[Event], abort: Abort) -> None:
+    def _until(events: Iterable[DeviceEvent], abort: Abort) -> None:
         def watch() -> None:
             if abort.is_raised():
                 raise TransportAborted("abandoned in a copy from or to a device")

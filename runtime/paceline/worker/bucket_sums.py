@@ -20,7 +20,7 @@ import torch
 
 from paceline.core.rank import events as ev
 from paceline.worker.data_channel import DataChannel
-from paceline.worker.streamed_rounds import ABANDONED, Batch, Outcome, Round, StreamedRounds
+from paceline.worker.streamed_rounds import ABANDONED, Batch, Outcome, StreamedRound, StreamedRounds
 
 
 def fill(scratch: torch.Tensor, bucket: torch.Tensor | None, factor: float) -> None:
@@ -56,7 +56,7 @@ class Backward(Batch):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Streamed(Round[Backward]):
+class _Streamed(StreamedRound[Backward]):
     """A streamed round in flight."""
 
     scratch: list[torch.Tensor]

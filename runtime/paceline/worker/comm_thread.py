@@ -50,7 +50,7 @@ from paceline.core.protocol.records import Go
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.errors import StateError
-from paceline.refusals import Reason
+from paceline.refusals import RefusalReason
 from paceline.transport.base import Abort, Transport
 from paceline.worker.data_channel import DataChannel
 from paceline.worker.metrics.rounds import RoundMetrics
@@ -503,7 +503,7 @@ class CommThread:
             case ev.PassState(to=to, state=state):
                 self._peers.send_bulk(to, state, self._staged[state.generation])
             case ev.RefusePeer():
-                self._peers.refuse(Reason.UNKNOWN_PEER)
+                self._peers.refuse(RefusalReason.UNKNOWN_PEER)
             case ev.Save() | ev.Publish() | ev.Unsave():
                 self._checkpoints.obey(effect)
             case ev.Exit():

@@ -32,7 +32,7 @@ from paceline_api.types.enums import Pacing, Wire
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from paceline.clock import now_ns
-from paceline.core.anatomy.samples import Phase
+from paceline.core.anatomy.samples import StepPhase
 from paceline.core.messages import DealtBatch, Dismiss, Endpoints, ScriptError
 from paceline.core.protocol.progress import Progress, progress_of
 from paceline.core.protocol.rank_leases import RankLeases
@@ -354,7 +354,7 @@ class Engine:
         )
         return StepResult(resume.version, resume.fresh, resume.stopped)
 
-    def enters(self, phase: Phase) -> None:
+    def enters(self, phase: StepPhase) -> None:
         """Note which part of a step the loop begins now."""
         self._loop.entered(phase, now_ns())
 

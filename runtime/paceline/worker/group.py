@@ -58,7 +58,7 @@ from paceline.core.rank.within import (
 )
 from paceline.core.wire import WireError
 from paceline.errors import UsageError
-from paceline.refusals import Reason
+from paceline.refusals import RefusalReason
 from paceline.worker.comm_thread import ROUND, CommThread, Within
 from paceline.worker.peer_sockets import MESSAGE_BYTES_MAX, ReceivedMessage
 
@@ -242,7 +242,7 @@ class _ShardThread(CommThread):
         if not self._mail.is_wanted(key, self.machine.state.promise):
             return False
         if self._mail.is_full(key):
-            self._peers.refuse(Reason.TOO_MANY)
+            self._peers.refuse(RefusalReason.TOO_MANY)
             return False
         self._mail.put(key, mail)
         return True

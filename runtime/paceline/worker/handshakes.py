@@ -12,7 +12,7 @@ from typing import Final
 
 import zmq
 
-from paceline.refusals import Reason
+from paceline.refusals import RefusalReason
 
 EVENTS: Final = (
     zmq.EVENT_ACCEPTED
@@ -37,7 +37,7 @@ class Handshakes:
         self._judged = False
         """True if the failure of the connection that is closed next was already returned."""
 
-    def happened(self, event: int, value: int) -> Reason | None:
+    def happened(self, event: int, value: int) -> RefusalReason | None:
         """Take an event and return why a connection was refused, if it reports a refusal.
 
         Args:
@@ -50,7 +50,7 @@ class Handshakes:
         """
         match event:
             case zmq.EVENT_ACCEPT_FAILED:
-                return Reason.OTHER_USER
+                return RefusalReason.OTHER_USER
             case zmq.EVENT_ACCEPTED:
                 self._begun.append(value)
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -60,10 +60,14 @@ class Handshakes:
                 self._judged = True
             case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._judged = True
-                return Reason.UNAUTHENTICATED if value in WITHOUT_KEY else Reason.MALFORMED
+                return (
+                    RefusalReason.UNAUTHENTICATED
+                    if value in WITHOUT_KEY
+                    else RefusalReason.MALFORMED
+                )
             case zmq.EVENT_DISCONNECTED:
                 judged, self._judged = self._judged, False
                 if value in self._begun:
                     self._begun.remove(value)
-                    return None if judged else Reason.MALFORMED
+                    return None if judged else RefusalReason.MALFORMED
         return None

@@ -36,7 +36,7 @@ from paceline.core import wire
 from paceline.core.messages import PeerMessage
 from paceline.core.wire import WireError
 from paceline.limits import LISTEN_BACKLOG
-from paceline.refusals import Entry, Reason, refuse
+from paceline.refusals import Entry, RefusalReason, refuse
 from paceline.scratch import SUN_PATH_MAX
 from paceline.worker.fresh_memory import fresh_memory
 from paceline.worker.handshakes import EVENTS, Handshakes
@@ -338,9 +338,9 @@ class PeerSockets:
             try:
                 return self._read_slice() if is_bulk else _read_fast(socket)
             except _TooLargeError:
-                self._refuse(socket, Reason.TOO_LARGE)
+                self._refuse(socket, RefusalReason.TOO_LARGE)
             except WireError:
-                self._refuse(socket, Reason.MALFORMED)
+                self._refuse(socket, RefusalReason.MALFORMED)
             return None
         self._has_fast = self._has_bulk = False
         return None
@@ -371,7 +371,7 @@ class PeerSockets:
                 if reason is not None:
                     refuse(Entry.PEERS, reason, "a stranger")
 
-    def _refuse(self, socket: zmq.Socket[bytes], reason: Reason) -> None:
+    def _refuse(self, socket: zmq.Socket[bytes], reason: RefusalReason) -> None:
         """Drop the rest of a message and count it as refused.
 
         All of its frames are here, since zmq does not show a message before it is complete.
@@ -380,7 +380,7 @@ class PeerSockets:
             socket.recv(zmq.NOBLOCK, copy=False)
         self.refuse(reason)
 
-    def refuse(self, reason: Reason) -> None:
+    def refuse(self, reason: RefusalReason) -> None:
         """Count a message that was read and is not accepted."""
         refuse(Entry.PEERS, reason, self._senders)
 

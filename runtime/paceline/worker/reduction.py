@@ -35,11 +35,11 @@ from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import GivenUp
 from paceline.core.rank import events as ev
 from paceline.telemetry.samples import RoundRing
-from paceline.transport.device_queues import Event
+from paceline.transport.device_queues import DeviceEvent
 from paceline.worker.data_channel import DataChannel
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
-from paceline.worker.streamed_rounds import ABANDONED, Batch, Outcome, Round, StreamedRounds
+from paceline.worker.streamed_rounds import ABANDONED, Batch, Outcome, StreamedRound, StreamedRounds
 
 log = logging.getLogger("paceline.rank")
 
@@ -55,7 +55,7 @@ class LeasedBatch(Batch):
 
     ready_ns: array[int]
     """Time at which each segment was handed over, in nanoseconds; 0 = not yet."""
-    handed: dict[int, tuple[int, list[Event]]] = field(default_factory=dict)
+    handed: dict[int, tuple[int, list[DeviceEvent]]] = field(default_factory=dict)
     """Segments that are ready: how often each had been written by then, and the device events that
     must pass before it is complete."""
     looked_at: set[int] = field(default_factory=set)
@@ -65,7 +65,7 @@ class LeasedBatch(Batch):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Streamed(Round[LeasedBatch]):
+class _Streamed(StreamedRound[LeasedBatch]):
     """A streamed round in flight."""
 
     order: ev.Reduce
@@ -155,7 +155,7 @@ class Reducer(StreamedRounds[LeasedBatch, _Streamed]):
             if dropped:
                 self._forget()
 
-    def judge(self) -> list[Event]:
+    def judge(self) -> list[DeviceEvent]:
         """Queue the checks on devices that `finish` needs. Main thread, after the batch.
 
         Returns:

@@ -13,7 +13,7 @@ from paceline_api.status import place_of
 from paceline_api.types.enums import Mode
 
 from paceline.clock import now_ns
-from paceline.core.protocol.places import Act, Spot
+from paceline.core.protocol.places import Spot, SpotAction
 from paceline.core.protocol.records import BACKWARD, DataPlan, Operation
 from paceline.core.rank import events as ev
 from paceline.environment import RankSettings
@@ -125,7 +125,7 @@ class ScriptEngine(Engine):
         """
         with self.operations.lock:
             spot, act = self.operations.path.here, self.operations.path.operation()
-        if act is not Act.TAKE_PART:
+        if act is not SpotAction.TAKE_PART:
             return False
         operation = Operation(BACKWARD, *spot, opens, parts, model)
         coming = ev.Coming((), samples, 1, operation, where)
@@ -180,7 +180,7 @@ class ScriptEngine(Engine):
         while True:
             with operations.lock:
                 spot, act = operations.path.here, operations.path.operation()
-                if act is Act.REPEAT:
+                if act is SpotAction.REPEAT:
                     result = operations.path.kept[spot]
                     if result.name != name:
                         raise LeftBehindError(
@@ -188,15 +188,15 @@ class ScriptEngine(Engine):
                         )
                     operations.path.made()
                     return result
-            if act is Act.ALONE:
+            if act is SpotAction.ALONE:
                 operations.path.made()
                 return Result([each.clone() for each in buffers], 1, 0)
-            if act is Act.LOST:
+            if act is SpotAction.LOST:
                 raise LeftBehindError(f"operation {spot} is over, and its result was not kept")
-            if act is Act.ASK:
+            if act is SpotAction.ASK:
                 self.ask()
                 continue
-            if act is Act.LOAD:
+            if act is SpotAction.LOAD:
                 self.load()
             operation = Operation(name, *spot, opens, parts, model, settles)
             if (done := self._take_part(operation, buffers, samples, where)) is not None:

@@ -18,7 +18,7 @@ import torch
 from paceline_api.types.enums import Wire
 from torch._C._distributed_c10d import Store
 
-from paceline.core.anatomy.samples import Phase
+from paceline.core.anatomy.samples import StepPhase
 from paceline.core.messages import DealtBatch, ScriptError
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
@@ -114,7 +114,7 @@ class Session(Protocol):
             The version of the weights, and whether the gradient was applied in its own round.
         """
 
-    def enters(self, phase: Phase) -> None:
+    def enters(self, phase: StepPhase) -> None:
         """Note which part of a step the loop begins now; used for metrics only."""
 
     def works_on(self, batch: DealtBatch | None) -> None:

@@ -49,7 +49,7 @@ B = TypeVar("B", bound=Batch)
 
 
 @dataclass(slots=True, kw_only=True)
-class Round(Generic[B]):
+class StreamedRound(Generic[B]):
     """A streamed round in flight."""
 
     batch: B | None
@@ -66,7 +66,7 @@ class Round(Generic[B]):
         self.given_up = self.given_up or why
 
 
-R = TypeVar("R", bound=Round)  # type: ignore[type-arg] # a bound cannot name another variable
+R = TypeVar("R", bound=StreamedRound)  # type: ignore[type-arg] # a bound cannot name another variable
 
 
 class StreamedRounds(ABC, Generic[B, R]):

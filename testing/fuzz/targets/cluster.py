@@ -11,7 +11,7 @@ import msgspec
 import yaml
 from paceline.core.anatomy.samples import PodSamples
 from paceline.jobs.cluster import samples, server
-from paceline.jobs.cluster.server import Server
+from paceline.jobs.cluster.server import ApiServer
 from paceline.jobs.errors import JobsError
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import InvalidJobError
@@ -32,8 +32,12 @@ from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.rights import words_of
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import FabricObject, NodeObject, PodObject
-from paceline_operator.core.coordinator_status import AnswerError, Limits, read_coordinator_status
-from paceline_operator.metrics import Metrics
+from paceline_operator.core.coordinator_status import (
+    AnswerError,
+    StatusLimits,
+    read_coordinator_status,
+)
+from paceline_operator.metrics import OperatorMetrics
 
 from testing.bad_specs import GOOD
 from testing.fuzz.samples import json_samples
@@ -46,7 +50,9 @@ NOW_S: Final = 1_800_000_000.0
 
 def _watch(source: Any) -> Reader:
     """Return a reader for the line of a watch or the page of a list; both end in the store."""
-    watch: observe.Watch[Any] = observe.Watch(cast("Any", None), source, lambda: NOW_S, Metrics())
+    watch: observe.Watch[Any] = observe.Watch(
+        cast("Any", None), source, lambda: NOW_S, OperatorMetrics()
+    )
 
     def reader(data: bytes) -> object:
         if data.startswith(b'{"items"'):
@@ -91,7 +97,7 @@ _TIMES: Final = {"creationTimestamp": "2026-11-27T10:00:00Z", "resourceVersion":
 
 
 def _coordinator(data: bytes) -> object:
-    return read_coordinator_status(data, Limits.of(pods=4, procs=2))
+    return read_coordinator_status(data, StatusLimits.of(pods=4, procs=2))
 
 
 class _OneAnswer:
@@ -120,10 +126,10 @@ def _steps(data: bytes) -> object:
         "metadata": {"name": "digits-0-0", "labels": _LABELS},
         "spec": {"containers": [{"name": TRAINER, "env": environment}]},
     }
-    return samples.ask(cast("Server", _OneAnswer(data)), "/api/v1/namespaces/team", [pod])
+    return samples.ask(cast("ApiServer", _OneAnswer(data)), "/api/v1/namespaces/team", [pod])
 
 
-class _Lines(Server):
+class _Lines(ApiServer):
     """A server that sends the lines of the input."""
 
     def __init__(self, data: bytes) -> None:

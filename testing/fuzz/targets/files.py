@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import torch
 from paceline.agent.targets import Labels, TargetError, read_target
-from paceline.agent.targets import Target as ScrapeTarget
+from paceline.agent.targets import ScrapeTarget as ScrapeTarget
 from paceline.cli.table import line
 from paceline.core.forecast.book import Book
 from paceline.core.messages import DealtBatch
@@ -96,7 +96,7 @@ def _last_status(_stack: ExitStack, folder: Path) -> Reader:
 
 
 _TARGET: Final = ScrapeTarget(("host:80",), Labels("local", "job", "job-0-1", "host"))
-_ENTRY: Final = index.Entry("job", "/run", "/run/s", 1)
+_ENTRY: Final = index.RunEntry("job", "/run", "/run/s", 1)
 
 
 def _journal_seed() -> bytes:
@@ -253,7 +253,7 @@ TARGETS: Final = (
         name="control-json",
         start=_file(index.NOTE, lambda path: index._read(path)),
         errors=(),
-        seeds=json_samples(index.Entry),
+        seeds=json_samples(index.RunEntry),
         form=Form.JSON,
     ),
     Target(

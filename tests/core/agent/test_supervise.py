@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.agent.exits import (
     Death,
-    End,
-    Ended,
+    EndKind,
+    PlaceEnd,
     RankOutcome,
     how_it_ended,
     last_end,
@@ -27,23 +27,23 @@ from paceline.core.agent.supervise import (
     NEXT,
     SHUTDOWN_NS,
     START_NS,
-    Closing,
     Command,
     Cue,
-    Drain,
     Effect,
     Event,
     Exited,
+    JobClosing,
+    JobShutdown,
     Kill,
     Launch,
-    Limits,
     NeverStarted,
-    Phase,
     Place,
+    PlacePhase,
+    ProcessDrain,
+    RankLimits,
     Report,
     ReportedOutcome,
     SendKill,
-    Shutdown,
     Tick,
     Up,
     backoff_ns,
@@ -58,15 +58,15 @@ from paceline_api.types.enums import FailureAction
 from testing.makers import GEN_1
 
 S = 1_000_000_000
-LIMITS = Limits(restarts_max=3, drain_ns=30 * S)
+LIMITS = RankLimits(restarts_max=3, drain_ns=30 * S)
 
-REACH: dict[Phase, list[Event]] = {
-    Phase.WAITING: [Tick(), Up(7), Exited(1, "")],
-    Phase.STARTING: [Tick()],
-    Phase.RUNNING: [Tick(), Up(7)],
-    Phase.DRAINING: [Tick(), Up(7), Drain("SIGTERM")],
-    Phase.KILLED: [Tick(), Up(7), Kill("silent")],
-    Phase.ENDED: [Tick(), Up(7), Exited(2, "")],
+REACH: dict[PlacePhase, list[Event]] = {
+    PlacePhase.WAITING: [Tick(), Up(7), Exited(1, "")],
+    PlacePhase.STARTING: [Tick()],
+    PlacePhase.RUNNING: [Tick(), Up(7)],
+    PlacePhase.DRAINING: [Tick(), Up(7), ProcessDrain("SIGTERM")],
+    PlacePhase.KILLED: [Tick(), Up(7), Kill("silent")],
+    PlacePhase.ENDED: [Tick(), Up(7), Exited(2, "")],
 }
 """Events that bring a new place into a phase at time 0."""
 
@@ -74,13 +74,13 @@ CUE_EVENTS: dict[Cue, list[Event]] = {
     Cue.UP: [Up(8)],
     Cue.DEAD_AGAIN: [Exited(1, "")],
     Cue.DEAD_LAST: [ReportedOutcome(RankOutcome.FINISHED, ""), Exited(0, "")],
-    Cue.DRAIN: [Drain("SIGTERM")],
+    Cue.DRAIN: [ProcessDrain("SIGTERM")],
     Cue.KILL: [Kill("silent")],
     Cue.TIME: [Tick()],
 }
 
 
-def make_place(phase: Phase = Phase.WAITING, limits: Limits = LIMITS) -> Place:
+def make_place(phase: PlacePhase = PlacePhase.WAITING, limits: RankLimits = LIMITS) -> Place:
     place = Place(2, 0, 5, limits)
     for event in REACH[phase]:
         place.handle(0, event)
@@ -92,11 +92,11 @@ def feed(place: Place, now_ns: int, *events: Event) -> list[Effect]:
     return [effect for event in events for effect in place.handle(now_ns, event)]
 
 
-@pytest.mark.parametrize(("phase", "cue"), list(product(Phase, Cue)), ids=str)
-def test_each_phase_and_cue_follows_the_transition_table(phase: Phase, cue: Cue) -> None:
+@pytest.mark.parametrize(("phase", "cue"), list(product(PlacePhase, Cue)), ids=str)
+def test_each_phase_and_cue_follows_the_transition_table(phase: PlacePhase, cue: Cue) -> None:
     place = make_place(phase)
     events = CUE_EVENTS[cue]
-    if (phase, cue) == (Phase.RUNNING, Cue.TIME):  # Only a finished rank has a deadline.
+    if (phase, cue) == (PlacePhase.RUNNING, Cue.TIME):  # Only a finished rank has a deadline.
         feed(place, 0, ReportedOutcome(RankOutcome.FINISHED, ""))
     now_ns = place.wake_at_ns if cue is Cue.TIME and place.wake_at_ns is not None else 0
     if (phase, cue) in NEXT:
@@ -106,17 +106,19 @@ def test_each_phase_and_cue_follows_the_transition_table(phase: Phase, cue: Cue)
         assert place.wake_at_ns is None, "no timer may be armed where none may fire"
         assert feed(place, 10**18, Tick()) == []
         assert place.phase is phase
-    elif (phase, cue) == (Phase.DRAINING, Cue.DEAD_AGAIN):
+    elif (phase, cue) == (PlacePhase.DRAINING, Cue.DEAD_AGAIN):
         feed(place, now_ns, *events)  # No process is started in a pod that drains.
-        assert place.phase is Phase.ENDED
+        assert place.phase is PlacePhase.ENDED
     else:
         with pytest.raises(AssertionError):
             feed(place, now_ns, *events)
 
 
 def test_the_transition_table_reaches_every_phase_and_never_leaves_ended() -> None:
-    assert set(NEXT.values()) == set(Phase)
-    assert {after for (before, _), after in NEXT.items() if before is Phase.ENDED} == {Phase.ENDED}
+    assert set(NEXT.values()) == set(PlacePhase)
+    assert {after for (before, _), after in NEXT.items() if before is PlacePhase.ENDED} == {
+        PlacePhase.ENDED
+    }
 
 
 def test_a_crashed_rank_is_restarted_after_the_backoff() -> None:
@@ -133,7 +135,7 @@ def test_a_crashed_rank_is_restarted_after_the_backoff() -> None:
     assert feed(place, 10 * S, Tick()) == [Launch(second)]
     feed(place, 11 * S, Up(42), ReportedOutcome(RankOutcome.FINISHED, ""))
     assert feed(place, 20 * S, Exited(0, "")) == [Report(RankDead(second, 0, "", restarts=False))]
-    assert place.ended == Ended(End.FINISHED, "", 0)
+    assert place.ended == PlaceEnd(EndKind.FINISHED, "", 0)
     assert place.dead == [first, second]
 
 
@@ -193,7 +195,7 @@ def test_the_backoff_doubles_up_to_its_maximum(failures: int) -> None:
 
 def failing(code: int, *rules: FailureRuleSettings, times: int = 4) -> Place:
     """Build a place with backoffLimit 1 whose processes end with this code."""
-    place = Place(0, 0, 0, Limits(1, 0, rules))
+    place = Place(0, 0, 0, RankLimits(1, 0, rules))
     for _ in range(times):
         if place.ended is None and place.wake_at_ns is not None:
             now_ns = place.wake_at_ns
@@ -237,7 +239,7 @@ def test_only_consecutive_failures_count_toward_the_backoff_limit(
     lives: list[int], limit: int
 ) -> None:
     """The oracle is the number of deaths since the last process that lived long enough."""
-    place = Place(0, 0, 0, Limits(limit, 0))
+    place = Place(0, 0, 0, RankLimits(limit, 0))
     now_ns = row = 0
     for life_ns in lives:
         feed(place, now_ns, Tick(), Up(1))
@@ -256,7 +258,13 @@ def test_only_consecutive_failures_count_toward_the_backoff_limit(
     st.lists(
         st.sampled_from(
             [
-                *(Tick(), Drain("SIGTERM"), Shutdown("over"), Closing(), Kill("silent")),
+                *(
+                    Tick(),
+                    ProcessDrain("SIGTERM"),
+                    JobShutdown("over"),
+                    JobClosing(),
+                    Kill("silent"),
+                ),
                 *("up", "exit", "die"),
             ]
         ),
@@ -270,11 +278,11 @@ def test_each_process_is_launched_and_reported_once_under_any_events(events: lis
     for event in events:
         now_ns += 5 * S
         if event == "up":
-            if place.phase is not Phase.STARTING:
+            if place.phase is not PlacePhase.STARTING:
                 continue
             event = Up(1)
         elif event in ("exit", "die"):
-            if place.phase in (Phase.WAITING, Phase.ENDED):
+            if place.phase in (PlacePhase.WAITING, PlacePhase.ENDED):
                 continue
             event = Exited(0 if event == "exit" else -9, "")
         assert isinstance(event, Event)
@@ -288,33 +296,35 @@ def test_each_process_is_launched_and_reported_once_under_any_events(events: lis
     assert len(set(launched)) == len(launched)
     assert reported == place.dead == launched[: len(reported)]
     assert len(launched) - len(reported) in (0, 1)
-    assert (place.ended is not None) == (place.phase is Phase.ENDED)
-    if place.phase in (Phase.STARTING, Phase.WAITING, Phase.DRAINING):
+    assert (place.ended is not None) == (place.phase is PlacePhase.ENDED)
+    if place.phase in (PlacePhase.STARTING, PlacePhase.WAITING, PlacePhase.DRAINING):
         assert place.wake_at_ns is not None, "nothing waits without a deadline"
 
 
 def test_a_second_sigterm_neither_repeats_nor_shortens_the_drain() -> None:
-    place = make_place(Phase.RUNNING)
+    place = make_place(PlacePhase.RUNNING)
     feed(place, 0, ReportedOutcome(RankOutcome.PRESENT, ""))
-    assert feed(place, 1 * S, Drain("SIGTERM")) == [Command(place.member, "drain", "SIGTERM")]
-    assert feed(place, 2 * S, Drain("SIGTERM")) == []
+    assert feed(place, 1 * S, ProcessDrain("SIGTERM")) == [
+        Command(place.member, "drain", "SIGTERM")
+    ]
+    assert feed(place, 2 * S, ProcessDrain("SIGTERM")) == []
     assert place.wake_at_ns == 31 * S
     [kill] = feed(place, 31 * S, Tick())
     assert kill == SendKill(place.member, "it did not leave in time (SIGTERM)")
     [dead] = feed(place, 31 * S, Exited(-SIGKILL, ""))
     assert isinstance(dead, Report)
     assert place.ended is not None
-    assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 1)
+    assert (place.ended.end, place.ended.exit_code) == (EndKind.DRAINED, 1)
 
 
 def test_a_shutdown_shortens_a_drain() -> None:
-    place = make_place(Phase.DRAINING)
+    place = make_place(PlacePhase.DRAINING)
     feed(place, 0, ReportedOutcome(RankOutcome.PRESENT, ""))
-    assert feed(place, 1 * S, Shutdown("over")) == [Command(place.member, "shutdown", "over")]
+    assert feed(place, 1 * S, JobShutdown("over")) == [Command(place.member, "shutdown", "over")]
     assert place.wake_at_ns == 1 * S + SHUTDOWN_NS
     feed(place, 1 * S + SHUTDOWN_NS, Tick(), Exited(-SIGKILL, ""))
     assert place.ended is not None
-    assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
+    assert (place.ended.end, place.ended.exit_code) == (EndKind.DRAINED, 0)
 
 
 def test_a_shutdown_kills_a_rank_that_took_no_part_at_once() -> None:
@@ -322,15 +332,15 @@ def test_a_shutdown_kills_a_rank_that_took_no_part_at_once() -> None:
 
     Nothing is expected from it, so this is not a failure.
     """
-    for before in (Phase.RUNNING, Phase.DRAINING):
+    for before in (PlacePhase.RUNNING, PlacePhase.DRAINING):
         place = Place(1, 0, 0, LIMITS)
         feed(place, 0, Tick(), Up(4))
-        if before is Phase.DRAINING:
-            feed(place, 0, Drain("SIGTERM"))
-        assert feed(place, 1 * S, Shutdown("Complete")) == [SendKill(place.member, "Complete")]
+        if before is PlacePhase.DRAINING:
+            feed(place, 0, ProcessDrain("SIGTERM"))
+        assert feed(place, 1 * S, JobShutdown("Complete")) == [SendKill(place.member, "Complete")]
         feed(place, 1 * S, Exited(-SIGKILL, ""))
         assert place.ended is not None
-        assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
+        assert (place.ended.end, place.ended.exit_code) == (EndKind.DRAINED, 0)
 
 
 FINISHED = ReportedOutcome(RankOutcome.FINISHED, "", (GEN_1, 9))
@@ -340,23 +350,23 @@ PRESENT = ReportedOutcome(RankOutcome.PRESENT, "")
 @pytest.mark.parametrize(
     ("phase", "events"),
     [
-        (Phase.RUNNING, [FINISHED]),
-        (Phase.RUNNING, [FINISHED, Closing()]),
-        (Phase.RUNNING, [PRESENT, Closing(), FINISHED]),
-        (Phase.RUNNING, [FINISHED, Shutdown("the run has ended")]),
-        (Phase.RUNNING, [FINISHED, Drain("SIGTERM"), Shutdown("over")]),
-        (Phase.DRAINING, [FINISHED]),
-        (Phase.DRAINING, [FINISHED, Shutdown("over"), Drain("SIGTERM")]),
+        (PlacePhase.RUNNING, [FINISHED]),
+        (PlacePhase.RUNNING, [FINISHED, JobClosing()]),
+        (PlacePhase.RUNNING, [PRESENT, JobClosing(), FINISHED]),
+        (PlacePhase.RUNNING, [FINISHED, JobShutdown("the run has ended")]),
+        (PlacePhase.RUNNING, [FINISHED, ProcessDrain("SIGTERM"), JobShutdown("over")]),
+        (PlacePhase.DRAINING, [FINISHED]),
+        (PlacePhase.DRAINING, [FINISHED, JobShutdown("over"), ProcessDrain("SIGTERM")]),
     ],
 )
 def test_the_script_of_a_released_rank_is_killed_after_finish_ns(
-    phase: Phase, events: list[Event]
+    phase: PlacePhase, events: list[Event]
 ) -> None:
     """No event shortens or removes the deadline.
 
     An endless loop after the training once kept the agent of a killed run alive.
     """
-    place = make_place(phase, Limits(3, 30 * S, finish_ns=100 * S))
+    place = make_place(phase, RankLimits(3, 30 * S, finish_ns=100 * S))
     feed(place, 50 * S, *events)
     assert feed(place, 150 * S - 1, Tick()) == []
     [kill] = feed(place, 150 * S, Tick())
@@ -368,56 +378,56 @@ def test_the_script_of_a_released_rank_is_killed_after_finish_ns(
     assert isinstance(dead.message, RankDead)
     assert dead.message.released == (GEN_1, 9)
     assert place.ended is not None
-    assert (place.ended.end, place.ended.exit_code) == (End.FINISHED, 0), "Complete stays so"
+    assert (place.ended.end, place.ended.exit_code) == (EndKind.FINISHED, 0), "Complete stays so"
     assert "cut short" in place.ended.message
 
 
 def test_a_rank_that_never_accepts_its_release_is_killed() -> None:
-    place = make_place(Phase.RUNNING, Limits(3, 30 * S, finish_ns=100 * S))
-    feed(place, 0, PRESENT, Closing())
+    place = make_place(PlacePhase.RUNNING, RankLimits(3, 30 * S, finish_ns=100 * S))
+    feed(place, 0, PRESENT, JobClosing())
     [kill] = feed(place, 100 * S, Tick())
     assert isinstance(kill, SendKill)
 
 
 def test_a_dismissed_rank_whose_script_does_not_return_is_killed_for_good() -> None:
-    place = make_place(Phase.RUNNING)
+    place = make_place(PlacePhase.RUNNING)
     feed(place, 0, ReportedOutcome(RankOutcome.DISMISSED, "left out"))
     [kill] = feed(place, DISMISSED_NS, Tick())
     assert isinstance(kill, SendKill)
     feed(place, DISMISSED_NS, Exited(-SIGKILL, ""))
     assert place.ended is not None
-    assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
+    assert (place.ended.end, place.ended.exit_code) == (EndKind.DRAINED, 0)
 
 
 def test_a_start_that_hangs_is_killed_and_retried() -> None:
-    place = make_place(Phase.STARTING)
+    place = make_place(PlacePhase.STARTING)
     [kill] = feed(place, START_NS, Tick())
     assert isinstance(kill, SendKill)
     [dead] = feed(place, START_NS, NeverStarted("its launcher ended"))
     assert isinstance(dead, Report)
-    assert place.phase is Phase.WAITING
+    assert place.phase is PlacePhase.WAITING
 
 
 def test_a_process_that_never_started_matches_no_exit_code_rule() -> None:
-    limits = Limits(restarts_max=0, rules=(rule(FailureAction.IGNORE, 1),), drain_ns=30 * S)
-    never, failed = make_place(Phase.STARTING, limits), make_place(Phase.RUNNING, limits)
+    limits = RankLimits(restarts_max=0, rules=(rule(FailureAction.IGNORE, 1),), drain_ns=30 * S)
+    never, failed = make_place(PlacePhase.STARTING, limits), make_place(PlacePhase.RUNNING, limits)
     feed(never, 0, NeverStarted("its launcher ended"))
     feed(failed, 0, Exited(1, ""))
-    assert (never.phase, failed.phase) == (Phase.ENDED, Phase.WAITING)
+    assert (never.phase, failed.phase) == (PlacePhase.ENDED, PlacePhase.WAITING)
 
 
 def test_a_drain_before_the_start_exits_with_code_0() -> None:
-    for phase in (Phase.STARTING, Phase.WAITING):
+    for phase in (PlacePhase.STARTING, PlacePhase.WAITING):
         place = make_place(phase)
-        feed(place, 0, Drain("scale-down"))
-        if place.phase is Phase.KILLED:
+        feed(place, 0, ProcessDrain("scale-down"))
+        if place.phase is PlacePhase.KILLED:
             feed(place, 0, NeverStarted("its launcher ended"))
         assert place.ended is not None
-        assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
+        assert (place.ended.end, place.ended.exit_code) == (EndKind.DRAINED, 0)
 
 
 def test_the_attempt_number_of_a_pod_never_reaches_that_of_the_next_pod() -> None:
-    place = Place(0, 0, 3, Limits(10**9, 0))
+    place = Place(0, 0, 3, RankLimits(10**9, 0))
     for _ in range(ATTEMPT_STRIDE):
         assert place.ended is None
         feed(place, place.wake_at_ns or 0, Tick(), Exited(1, ""))
@@ -425,28 +435,28 @@ def test_the_attempt_number_of_a_pod_never_reaches_that_of_the_next_pod() -> Non
     assert place.member.attempt == 4 * ATTEMPT_STRIDE - 1
 
 
-@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.STARTING, Phase.RUNNING])
-def test_no_process_is_started_after_the_release(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [PlacePhase.WAITING, PlacePhase.STARTING, PlacePhase.RUNNING])
+def test_no_process_is_started_after_the_release(phase: PlacePhase) -> None:
     """A process that waits for its start or has just started is no longer needed (R17)."""
     place = make_place(phase)
-    effects = feed(place, 0, Closing())
-    if phase is not Phase.WAITING:
+    effects = feed(place, 0, JobClosing())
+    if phase is not PlacePhase.WAITING:
         assert [type(e) for e in effects] == [SendKill]
         feed(place, 0, Exited(-9, ""))
     assert place.ended is not None
-    assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
+    assert (place.ended.end, place.ended.exit_code) == (EndKind.DRAINED, 0)
 
 
 def test_a_rank_in_the_release_ends_by_itself_and_is_not_restarted() -> None:
-    place = make_place(Phase.RUNNING)
-    assert feed(place, 0, ReportedOutcome(RankOutcome.PRESENT, ""), Closing()) == []
+    place = make_place(PlacePhase.RUNNING)
+    assert feed(place, 0, ReportedOutcome(RankOutcome.PRESENT, ""), JobClosing()) == []
     assert place.wake_at_ns == LIMITS.finish_ns, "nothing waits without a deadline"
     [report] = feed(place, 0, Exited(-9, ""))
     assert isinstance(report, Report)
     assert isinstance(report.message, RankDead)
     assert not report.message.restarts
     assert place.ended is not None
-    assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
+    assert (place.ended.end, place.ended.exit_code) == (EndKind.DRAINED, 0)
 
 
 def death(**facts: Any) -> Death:
@@ -465,17 +475,17 @@ def death(**facts: Any) -> Death:
 @pytest.mark.parametrize(
     ("facts", "end", "why"),
     [
-        ({"code": 0, "outcome": RankOutcome.FINISHED}, (End.FINISHED, 0), ""),
-        ({"code": 0, "outcome": RankOutcome.DISMISSED}, (End.DRAINED, 0), ""),
-        ({"code": 0}, (End.FAILED, 1), "ScriptTookNoPart"),
-        ({"code": 0, "outcome": RankOutcome.PRESENT}, (End.FAILED, 1), "ScriptEndedEarly"),
-        ({"code": 0, "outcome": RankOutcome.PRESENT}, (End.FAILED, 1), "pl.steps"),
-        ({"code": 0, "outcome": RankOutcome.PRESENT}, (End.FAILED, 1), "pl.stop()"),
-        ({"code": 0, "outcome": RankOutcome.FAILED, "said": "lr"}, (End.FAILED, 1), "lr"),
-        ({"code": 2}, (End.FAILED, 2), "exit code 2"),
+        ({"code": 0, "outcome": RankOutcome.FINISHED}, (EndKind.FINISHED, 0), ""),
+        ({"code": 0, "outcome": RankOutcome.DISMISSED}, (EndKind.DRAINED, 0), ""),
+        ({"code": 0}, (EndKind.FAILED, 1), "ScriptTookNoPart"),
+        ({"code": 0, "outcome": RankOutcome.PRESENT}, (EndKind.FAILED, 1), "ScriptEndedEarly"),
+        ({"code": 0, "outcome": RankOutcome.PRESENT}, (EndKind.FAILED, 1), "pl.steps"),
+        ({"code": 0, "outcome": RankOutcome.PRESENT}, (EndKind.FAILED, 1), "pl.stop()"),
+        ({"code": 0, "outcome": RankOutcome.FAILED, "said": "lr"}, (EndKind.FAILED, 1), "lr"),
+        ({"code": 2}, (EndKind.FAILED, 2), "exit code 2"),
         (
             {"code": 127, "outcome": RankOutcome.UNSTARTABLE, "said": "none"},
-            (End.FAILED, 2),
+            (EndKind.FAILED, 2),
             "none",
         ),
         ({"code": 1, "text": "KeyError"}, None, "exit code 1; last lines:\nKeyError"),
@@ -484,28 +494,36 @@ def death(**facts: Any) -> Death:
         ({"code": -15}, None, "signal 15 (SIGTERM)"),
         ({"code": None, "text": "no mpiexec"}, None, "it could not be started: no mpiexec"),
         ({"code": -9, "kill_why": "silent"}, None, "killed by its agent: silent"),
-        ({"code": -9, "leaving": "over"}, (End.DRAINED, 0), "signal 9 (SIGKILL)"),
+        ({"code": -9, "leaving": "over"}, (EndKind.DRAINED, 0), "signal 9 (SIGKILL)"),
         (
             {"code": -9, "outcome": RankOutcome.PRESENT, "leaving": "SIGTERM"},
-            (End.DRAINED, 1),
+            (EndKind.DRAINED, 1),
             "signal 9 (SIGKILL)",
         ),
         (
             {"code": -9, "outcome": RankOutcome.PRESENT, "leaving": "Complete", "over": True},
-            (End.DRAINED, 0),
+            (EndKind.DRAINED, 0),
             "signal 9 (SIGKILL)",
         ),
-        ({"code": 1, "outcome": RankOutcome.FINISHED}, (End.FAILED, 1), "after the job was over"),
+        (
+            {"code": 1, "outcome": RankOutcome.FINISHED},
+            (EndKind.FAILED, 1),
+            "after the job was over",
+        ),
         (
             {"code": -9, "outcome": RankOutcome.FINISHED},
-            (End.FINISHED, 0),
+            (EndKind.FINISHED, 0),
             "its script was cut short after the job was over: signal 9",
         ),
-        ({"code": 1, "outcome": RankOutcome.DISMISSED, "leaving": "x"}, (End.DRAINED, 1), "code 1"),
+        (
+            {"code": 1, "outcome": RankOutcome.DISMISSED, "leaving": "x"},
+            (EndKind.DRAINED, 1),
+            "code 1",
+        ),
     ],
 )
 def test_an_exit_is_mapped_to_its_end_and_reason(
-    facts: dict[str, object], end: tuple[End, int] | None, why: str
+    facts: dict[str, object], end: tuple[EndKind, int] | None, why: str
 ) -> None:
     ended = last_end(death(**facts))
     assert (ended and (ended.end, ended.exit_code)) == end
@@ -520,17 +538,17 @@ def test_only_sigkill_suggests_running_out_of_memory() -> None:
 
 
 def test_the_first_failure_decides_the_end_of_the_pod() -> None:
-    places = [make_place(Phase.RUNNING) for _ in range(3)]
+    places = [make_place(PlacePhase.RUNNING) for _ in range(3)]
     feed(places[0], 0, ReportedOutcome(RankOutcome.FINISHED, ""), Exited(0, ""))
     assert pod_end(places) is None
     assert reason_to_leave(places) == ""
     feed(places[1], 0, Exited(2, ""))
     assert "exit code 2" in reason_to_leave(places)
-    feed(places[2], 0, Drain("x"), ReportedOutcome(RankOutcome.DISMISSED, ""), Exited(0, ""))
+    feed(places[2], 0, ProcessDrain("x"), ReportedOutcome(RankOutcome.DISMISSED, ""), Exited(0, ""))
     ended = pod_end(places)
     assert ended is not None
-    assert (ended.end, ended.exit_code) == (End.FAILED, 2)
-    assert pod_end([places[0], places[2]]) == Ended(End.FINISHED, "", 0)
+    assert (ended.end, ended.exit_code) == (EndKind.FAILED, 2)
+    assert pod_end([places[0], places[2]]) == PlaceEnd(EndKind.FINISHED, "", 0)
 
 
 def test_output_before_a_sigkill_is_not_given_as_the_reason() -> None:

@@ -13,7 +13,7 @@ from paceline.core import messages as m
 from paceline.core.coordinator.events import Event
 from paceline.core.coordinator.hearing import COMPLAINTS_MAX
 from paceline.core.coordinator.report import status
-from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.state import CoordinatorPhase, CoordinatorState
 from paceline.core.log_figures import pack_log
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.rows import rows_of
@@ -101,7 +101,7 @@ class Desk:
             self.say(prepared(each, self.state.proposal))
         for each in who:
             self.say(m.Started(self.state.proposal, each, True))
-        assert self.state.phase is Phase.RUNNING
+        assert self.state.phase is CoordinatorPhase.RUNNING
         proposal: GenerationId = self.state.proposal
         return proposal
 
@@ -182,7 +182,7 @@ def test_a_new_coordinator_does_not_start_over_while_a_pod_has_not_reported() ->
     desk.agent(B)
     desk.say(register(B))
     assert "Prepare" not in kinds(desk.post(coord.Tick(), 5000))
-    assert desk.state.phase is Phase.WAITING
+    assert desk.state.phase is CoordinatorPhase.WAITING
     old = GenerationId(1, "z", 4)
     desk.agent(A)
     told = desk.say(register(A, old, members=(A,), gen_active=(A,), version=7))
@@ -311,7 +311,7 @@ def test_a_rank_that_hangs_before_init_is_named_as_the_one_awaited() -> None:
     pass_time(desk, 3_000, A)
     assert len([h for h in status(desk.state).history if h.reason == NO_PART]) == 1
     desk.say(register(B))
-    assert desk.state.phase is Phase.PREPARING
+    assert desk.state.phase is CoordinatorPhase.PREPARING
     assert not [x for x in status(desk.state).conditions if x.reason == NO_PART]
 
 
@@ -377,7 +377,7 @@ def test_state_is_not_lost_while_a_rank_that_has_it_may_be_alive() -> None:
     for slot in (1, 2):
         desk.say(register(MemberId(slot, 0, 1)))
     assert desk.state.outcome is None, "rank 0 is only silent"
-    assert desk.state.phase is Phase.WAITING
+    assert desk.state.phase is CoordinatorPhase.WAITING
 
 
 def test_a_job_starts_with_fewer_ranks_but_never_below_min_replicas() -> None:
@@ -479,7 +479,7 @@ def test_ranks_that_wait_for_a_silent_peer_to_connect_do_not_become_suspect() ->
         desk.say(register(who))
     for who in (A, B, C):
         desk.say(prepared(who, desk.state.proposal))
-    assert desk.state.phase is Phase.STARTING
+    assert desk.state.phase is CoordinatorPhase.STARTING
     suspects = []
     for _ in range((FREEZE_MS + CONNECT_MS) // 30 - 1):
         for who in (A, B):
@@ -525,7 +525,7 @@ def test_the_delay_after_complaints_doubles_while_no_round_is_committed() -> Non
         assert desk.state.due_ns is not None
         wait = desk.state.due_ns - desk.now
         waits.append(round(wait / MS))
-        while desk.state.phase is Phase.RUNNING:
+        while desk.state.phase is CoordinatorPhase.RUNNING:
             for who in (A, B):
                 desk.say(beat(who, at, version=0), 20)
         for who in (A, B):
@@ -539,7 +539,7 @@ def complaints(desk: Desk, at: GenerationId, count: int, round_: int = 0) -> Non
     """Let `count` generations of A and B fail after `round_` rounds."""
     for _ in range(count):
         desk.say(m.Complain(desk.state.proposal, A, round_, "no link"))
-        while desk.state.phase is Phase.RUNNING:
+        while desk.state.phase is CoordinatorPhase.RUNNING:
             for who in (A, B):
                 desk.say(beat(who, at, version=round_), 100)
         for who in (A, B):
@@ -608,7 +608,7 @@ def test_a_complaint_after_the_release_does_not_fail_the_job() -> None:
     complaints(desk, at, COMPLAINTS_MAX - 1)
     for who in (A, B):
         desk.say(m.Stopped(desk.state.proposal, who, 3))
-    assert desk.state.phase is Phase.RELEASED
+    assert desk.state.phase is CoordinatorPhase.RELEASED
     desk.say(m.Complain(desk.state.proposal, A, 0, "the peer has ended"))
     assert desk.state.outcome is None
 
@@ -911,7 +911,7 @@ def frozen_agent() -> tuple[Desk, GenerationId]:
         told += desk.say(prepared(who, desk.state.proposal, **report))
     for who in (A, B):
         told += desk.say(m.Started(desk.state.proposal, who, True))
-    assert desk.state.phase is Phase.RUNNING, "the others go on"
+    assert desk.state.phase is CoordinatorPhase.RUNNING, "the others go on"
     assert not [x for x in told if isinstance(x, m.KillRank)], "nobody could hear that C lives"
     return desk, at
 
@@ -943,7 +943,7 @@ def test_a_rank_back_after_the_release_is_released_or_killed_if_stuck() -> None:
     desk, at = frozen_agent()
     for who in (A, B):
         desk.say(m.Stopped(desk.state.proposal, who, 9))
-    assert desk.state.phase is Phase.RELEASED
+    assert desk.state.phase is CoordinatorPhase.RELEASED
     told = desk.say(at_work(C, at, 0))
     assert kinds(told) == ["Release"]
     told = desk.say(at_work(C, at, FREEZE_MS))
@@ -1148,7 +1148,7 @@ def test_a_superseded_coordinator_sends_no_more_messages() -> None:
     desk.form(A)
     later = GenerationId(9, "z", 1)
     desk.say(beat(A, later))
-    assert desk.state.phase is Phase.ENDED
+    assert desk.state.phase is CoordinatorPhase.ENDED
     assert desk.say(register(A, later)) == []
 
 
@@ -1167,7 +1167,7 @@ def test_a_report_for_an_older_proposal_is_ignored() -> None:
     """An old report does not say what its rank has promised since (R4)."""
     desk, at = running()
     desk.say(m.Complain(at, A, 0, "no link"))
-    while desk.state.phase is Phase.RUNNING:
+    while desk.state.phase is CoordinatorPhase.RUNNING:
         for who in (A, B):
             desk.say(beat(who, at, version=0), 20)
     desk.say(prepared(A, at))

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from paceline.core.coordinator.forming import Broken, Wait, form, may_begin, may_commit, winner
+from paceline.core.coordinator.forming import (
+    Broken,
+    EvidenceWait,
+    form,
+    may_begin,
+    may_commit,
+    winner,
+)
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Commit, Endpoints, Prepared, Register
 from paceline.core.protocol.log import Log
@@ -234,7 +241,7 @@ def test_a_leaving_rank_is_dismissed_and_the_others_stay() -> None:
 def test_a_leaving_rank_does_not_count_toward_the_majority() -> None:
     """The case is that of scenario V24."""
     pair = {"members": (A, B), "active": (A, B), "gen_active": (A, B), "with_state": (A, B)}
-    assert isinstance(decide(report(A, leaving=True, **pair)), Wait)
+    assert isinstance(decide(report(A, leaving=True, **pair)), EvidenceWait)
 
 
 def test_the_only_holder_of_a_round_stays_until_another_rank_has_it() -> None:
@@ -299,7 +306,7 @@ def test_a_script_begins_with_the_ranks_that_are_wanted_and_no_call_waits_for_ot
         "unaccounted": "",
     }
     waits = decide(*reports, **facts, wanted_ranks=3)
-    assert waits == Wait("2 of 3 ranks of the script have begun")
+    assert waits == EvidenceWait("2 of 3 ranks of the script have begun")
     first = formed(*reports, **facts, wanted_ranks=2).gen
     log = Log()
     log.append(first)
@@ -310,7 +317,7 @@ def test_a_script_begins_with_the_ranks_that_are_wanted_and_no_call_waits_for_ot
 def test_a_job_does_not_start_over_while_its_weights_may_exist() -> None:
     lost = "all ranks that had the weights of version 7 are lost"
     waits = decide(joiner(A), joiner(B), joiner(C), state_lost=lost)
-    assert isinstance(waits, Wait)
+    assert isinstance(waits, EvidenceWait)
     sure = decide(joiner(A), joiner(B), state_lost=lost, unaccounted="")
     assert isinstance(sure, Broken)
     assert (sure.reason, sure.message) == ("StateLost", lost)

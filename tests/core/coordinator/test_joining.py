@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.coordinator.forming import Wait, beginners
+from paceline.core.coordinator.forming import EvidenceWait, beginners
 from paceline.core.coordinator.sizes import Sizes, pods_to_drain
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.snapshot import Kept
@@ -254,7 +254,9 @@ def test_no_job_begins_below_the_smallest_size() -> None:
     comes(desk, A)
     assert not tick(desk, SETTLE_MS)
     assert "allowedSizes" in desk.state.waits
-    assert isinstance(decide(joiner(A), unaccounted="", had_state=False, sizes=Sizes((2, 4))), Wait)
+    assert isinstance(
+        decide(joiner(A), unaccounted="", had_state=False, sizes=Sizes((2, 4))), EvidenceWait
+    )
 
 
 def test_a_job_does_not_begin_at_an_allowed_size_below_min_replicas() -> None:

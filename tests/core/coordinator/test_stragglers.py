@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.coordinator.state import Phase
+from paceline.core.coordinator.state import CoordinatorPhase
 from paceline.core.protocol.rows import rows_of
 from paceline_api.ids import NO_GENERATION, MemberId
 from paceline_api.settings import StragglerSettings
@@ -60,7 +60,7 @@ class Job:
 
     def change(self, *who: MemberId) -> None:
         state = self.coordinator.state
-        assert state.phase is Phase.PREPARING, state.phase
+        assert state.phase is CoordinatorPhase.PREPARING, state.phase
         gen = state.gen
         for each in who:
             old = gen if gen is not None and each in gen.members else None
@@ -88,7 +88,7 @@ class Job:
             self.say(report)
         for each in who:
             self.say(m.Started(state.proposal, each, True))
-        assert Phase(state.phase) is Phase.RUNNING, state.phase
+        assert CoordinatorPhase(state.phase) is CoordinatorPhase.RUNNING, state.phase
         self.gens += 1
 
     def train(self, seconds: int, **steps_s: float) -> Status:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from paceline.core.forecast.arrivals import arrival_s, late_s, thinned
 from paceline.core.forecast.efficiency import efficiency, epochs, noise_scale
 from paceline.core.forecast.fitting import fit_two
-from paceline.core.forecast.link import Link, Sum
-from paceline.core.forecast.model import Model, Setting, check
+from paceline.core.forecast.link import LinkModel, MeasuredSum
+from paceline.core.forecast.model import FittedModel, Setting, check
 
 from tests.core.forecast.rows import ideal
 
@@ -21,12 +21,12 @@ sizes = st.integers(1, 8)
 
 
 @st.composite
-def models(draw: st.DrawFn) -> Model:
-    return Model(
+def models(draw: st.DrawFn) -> FittedModel:
+    return FittedModel(
         per_sample_s=draw(st.floats(1e-4, 1e-1)),
         sharing_s=draw(st.floats(0, 1e-2)),
         shape=tuple(map(tuple, draw(times))),
-        link=Link(draw(st.floats(0, 1e-2)), draw(st.floats(0, 1e-6))),
+        link=LinkModel(draw(st.floats(0, 1e-2)), draw(st.floats(0, 1e-6))),
         payload_bytes=draw(st.floats(1, 1e8)),
         pieces=draw(st.integers(1, 8)),
         update_s=draw(st.floats(0, 1e-2)),
@@ -51,16 +51,16 @@ def at_least(a: float, b: float) -> bool:
 
 @given(model=models(), setting=settings(), factor=st.floats(1, 10))
 def test_a_slower_link_never_makes_a_forecast_faster(
-    model: Model, setting: Setting, factor: float
+    model: FittedModel, setting: Setting, factor: float
 ) -> None:
-    link = Link(model.link.alpha_s * factor, model.link.beta_s_per_byte * factor)
+    link = LinkModel(model.link.alpha_s * factor, model.link.beta_s_per_byte * factor)
     quick, slow = model.forecast(setting), replace(model, link=link).forecast(setting)
     assert at_least(slow.step_s, quick.step_s)
     assert at_least(quick.gradients_per_s, slow.gradients_per_s)
 
 
 @given(model=models(), setting=settings())
-def test_full_mode_is_never_faster_than_a_quorum(model: Model, setting: Setting) -> None:
+def test_full_mode_is_never_faster_than_a_quorum(model: FittedModel, setting: Setting) -> None:
     full, quorum = model.forecast(replace(setting, quorum=setting.members)), model.forecast(setting)
     assert at_least(full.step_s, quorum.step_s)
     assert at_least(quorum.gradients_per_s, full.gradients_per_s)
@@ -68,21 +68,21 @@ def test_full_mode_is_never_faster_than_a_quorum(model: Model, setting: Setting)
 
 
 @given(model=models(), batch=st.floats(1, 256))
-def test_the_forecast_for_one_member_ignores_the_link(model: Model, batch: float) -> None:
+def test_the_forecast_for_one_member_ignores_the_link(model: FittedModel, batch: float) -> None:
     found = model.forecast(Setting(1, 1, batch))
-    dear = replace(model, link=Link(1.0, 1.0)).forecast(Setting(1, 1, batch))
+    dear = replace(model, link=LinkModel(1.0, 1.0)).forecast(Setting(1, 1, batch))
     assert found.step_s == dear.step_s
     assert found.gradients_per_s == pytest.approx(1 / found.step_s)
 
 
 @given(model=models(), setting=settings())
-def test_the_gain_of_groups_of_one_is_1(model: Model, setting: Setting) -> None:
+def test_the_gain_of_groups_of_one_is_1(model: FittedModel, setting: Setting) -> None:
     assert model.gain(setting.members, 1, setting.batch) == pytest.approx(1.0)
 
 
 @given(model=models(), setting=settings(), other=st.floats(1, 1e5))
 def test_goodput_never_exceeds_the_applied_samples(
-    model: Model, setting: Setting, other: float
+    model: FittedModel, setting: Setting, other: float
 ) -> None:
     found = model.forecast(setting)
     assert 0 < found.efficiency <= 1
@@ -115,9 +115,9 @@ def test_thinning_keeps_the_mean(each: list[float]) -> None:
 
 @given(a=st.floats(0, 1e-2), b=st.floats(1e-12, 1e-6), segment=st.integers(1, 1 << 26))
 def test_link_fit_recovers_alpha_and_beta(a: float, b: float, segment: int) -> None:
-    truth = Link(a, b)
+    truth = LinkModel(a, b)
     known = [(p, s) for p in (2, 4, 8) for s in (segment, 4 * segment)]
-    found = Link.fit(Sum(p, s, truth.seconds(p, s)) for p, s in known)
+    found = LinkModel.fit(MeasuredSum(p, s, truth.seconds(p, s)) for p, s in known)
     assert found.seconds(16, segment) == pytest.approx(truth.seconds(16, segment), rel=0.01)
 
 
@@ -166,20 +166,22 @@ def test_ideal_rows_are_predicted_from_the_other_rows() -> None:
     rows = [ideal(p) for p in (1, 2, 4, 8)] + [ideal(2, model=2), ideal(4, model=2)]
     for each in check(rows):
         assert abs(each.error) < 1e-6, each
-    assert Model.fit(rows).speedups == pytest.approx({1: 1.0, 2: 1.6})
+    assert FittedModel.fit(rows).speedups == pytest.approx({1: 1.0, 2: 1.6})
 
 
 def test_rows_of_groups_alone_predict_replicas_if_a_speedup_is_given() -> None:
     rows = [ideal(p, model=2) for p in (2, 4)]
     with pytest.raises(KeyError):
-        Model.fit(rows).forecast(Setting(2, 2, 32))
+        FittedModel.fit(rows).forecast(Setting(2, 2, 32))
     plain = ideal(4)
-    assert Model.fit(rows, {2: 1.6}).forecast(plain.setting).step_s == pytest.approx(plain.step_s)
+    assert FittedModel.fit(rows, {2: 1.6}).forecast(plain.setting).step_s == pytest.approx(
+        plain.step_s
+    )
 
 
 def test_the_crossover_to_groups_depends_on_the_noise_scale() -> None:
     rows = [ideal(p) for p in (1, 2, 4)] + [ideal(2, model=2)]
-    model = replace(Model.fit(rows), sharing_s=0.0, link=Link(0.0, 0.0), update_s=0.0)
+    model = replace(FittedModel.fit(rows), sharing_s=0.0, link=LinkModel(0.0, 0.0), update_s=0.0)
     assert replace(model, noise_scale=1e9).crossover(2, 32, groups_max=64) is None
     found = replace(model, noise_scale=256.0).crossover(2, 32, groups_max=64)
     # 1.6 / 2 x (1 + 2 x)/(1 + x) with x = groups x 32 / 256 is above 1 from x = 1/3 on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from msgspec.structs import replace
-from paceline.core.forecast.link import Sum
+from paceline.core.forecast.link import MeasuredSum
 from paceline.core.forecast.measured import earlier, noise_scale_told, row
 from paceline.core.forecast.model import Setting
 from paceline.core.status import Fact
@@ -38,7 +38,7 @@ def test_a_row_is_built_from_the_samples_of_two_ranks() -> None:
     assert found is not None
     assert found.setting == Setting(2, 2, 32)
     assert [set(each) for each in found.computing_s] == [{0.04}, {0.06}]
-    assert found.sums == (Sum(2, 4096, 0.01),)
+    assert found.sums == (MeasuredSum(2, 4096, 0.01),)
     assert found.payload_bytes == 4096
     assert found.step_s == pytest.approx(0.1)
     assert found.update_s >= 0.005

@@ -16,7 +16,7 @@ from paceline.core.forecast.book import (
     rows,
     show,
 )
-from paceline.core.forecast.model import Row
+from paceline.core.forecast.model import RunRow
 from paceline.core.forecast.plan import BY_PLAN, BY_ROWS, Asked, Plan, make
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
@@ -24,7 +24,7 @@ from paceline_api.types.enums import Mode
 from tests.core.forecast.rows import ideal
 
 
-def measured(row: Row, source: str = "--measure", at_s: float = 0.0) -> Measurement:
+def measured(row: RunRow, source: str = "--measure", at_s: float = 0.0) -> Measurement:
     return Measurement(source, at_s, row.setting, row.step_s, row)
 
 

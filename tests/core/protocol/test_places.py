@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.core.protocol.places import BEFORE, Act, Path, Spot
+from paceline.core.protocol.places import BEFORE, Path, Spot, SpotAction
 
 from testing.simulation.histories import bounded
 
@@ -30,24 +30,24 @@ def test_even_places_are_points(place: int) -> None:
 @pytest.mark.parametrize(
     ("here", "done", "state", "act"),
     [
-        (Spot(0, 0), BEFORE, None, Act.REPEAT),
-        (Spot(0, 1), Spot(3, 7), None, Act.REPEAT),
-        (Spot(0, 1), Spot(3, 7), Spot(3, 8), Act.REPEAT),
-        (Spot(0, 2), Spot(0, 1), None, Act.ASK),
-        (Spot(2, 0), Spot(1, 9), None, Act.ASK),
-        (Spot(0, 2), Spot(0, 1), Spot(0, 2), Act.LOAD),
-        (Spot(0, 1), Spot(0, 0), Spot(0, 1), Act.LOAD),
-        (Spot(0, 2), Spot(0, 2), None, Act.LOST),
-        (Spot(0, 2), Spot(1, 0), None, Act.LOST),
-        (Spot(0, 2), Spot(0, 2), Spot(0, 3), Act.LOST),
-        (Spot(2, 0), Spot(2, 4), Spot(2, 5), Act.LOST),
-        (Spot(0, 3), Spot(0, 1), Spot(0, 2), Act.LOST),
-        (Spot(2, 0), Spot(2, 4), LAST, Act.LOST),
-        (Spot(0, 1), Spot(2, 4), LAST, Act.REPEAT),
+        (Spot(0, 0), BEFORE, None, SpotAction.REPEAT),
+        (Spot(0, 1), Spot(3, 7), None, SpotAction.REPEAT),
+        (Spot(0, 1), Spot(3, 7), Spot(3, 8), SpotAction.REPEAT),
+        (Spot(0, 2), Spot(0, 1), None, SpotAction.ASK),
+        (Spot(2, 0), Spot(1, 9), None, SpotAction.ASK),
+        (Spot(0, 2), Spot(0, 1), Spot(0, 2), SpotAction.LOAD),
+        (Spot(0, 1), Spot(0, 0), Spot(0, 1), SpotAction.LOAD),
+        (Spot(0, 2), Spot(0, 2), None, SpotAction.LOST),
+        (Spot(0, 2), Spot(1, 0), None, SpotAction.LOST),
+        (Spot(0, 2), Spot(0, 2), Spot(0, 3), SpotAction.LOST),
+        (Spot(2, 0), Spot(2, 4), Spot(2, 5), SpotAction.LOST),
+        (Spot(0, 3), Spot(0, 1), Spot(0, 2), SpotAction.LOST),
+        (Spot(2, 0), Spot(2, 4), LAST, SpotAction.LOST),
+        (Spot(0, 1), Spot(2, 4), LAST, SpotAction.REPEAT),
     ],
 )
 def test_an_operation_of_a_script_that_follows(
-    here: Spot, done: Spot, state: Spot | None, act: Act
+    here: Spot, done: Spot, state: Spot | None, act: SpotAction
 ) -> None:
     assert follower(here, done=done, state=state).operation() is act
 
@@ -55,47 +55,47 @@ def test_an_operation_of_a_script_that_follows(
 @pytest.mark.parametrize(
     ("place", "done", "state", "act"),
     [
-        (1, Spot(2, 0), None, Act.SKIP),
-        (1, Spot(3, 5), Spot(3, 6), Act.SKIP),
-        (1, Spot(1, 4), Spot(2, 0), Act.SKIP),
-        (1, Spot(2, 4), LAST, Act.SKIP),
-        (1, BEFORE, None, Act.ASK),
-        (1, Spot(0, 1), None, Act.ASK),
-        (1, Spot(1, 4), None, Act.ASK),
-        (1, Spot(1, 4), Spot(1, 5), Act.LOAD),
-        (1, Spot(0, 1), Spot(1, 0), Act.LOAD),
-        (3, Spot(1, 4), Spot(1, 5), Act.LOST),
-        (3, Spot(2, 0), Spot(2, 1), Act.LOST),
+        (1, Spot(2, 0), None, SpotAction.SKIP),
+        (1, Spot(3, 5), Spot(3, 6), SpotAction.SKIP),
+        (1, Spot(1, 4), Spot(2, 0), SpotAction.SKIP),
+        (1, Spot(2, 4), LAST, SpotAction.SKIP),
+        (1, BEFORE, None, SpotAction.ASK),
+        (1, Spot(0, 1), None, SpotAction.ASK),
+        (1, Spot(1, 4), None, SpotAction.ASK),
+        (1, Spot(1, 4), Spot(1, 5), SpotAction.LOAD),
+        (1, Spot(0, 1), Spot(1, 0), SpotAction.LOAD),
+        (3, Spot(1, 4), Spot(1, 5), SpotAction.LOST),
+        (3, Spot(2, 0), Spot(2, 1), SpotAction.LOST),
     ],
 )
 def test_a_pass_of_a_script_that_follows(
-    place: int, done: Spot, state: Spot | None, act: Act
+    place: int, done: Spot, state: Spot | None, act: SpotAction
 ) -> None:
     path = follower(Spot(place - 1, 2), done=done, state=state)
     assert path.begin_pass() is act
     assert path.here == Spot(place, 0)
     assert path.in_pass() is act
-    assert path.skips == (act is Act.SKIP)
+    assert path.skips == (act is SpotAction.SKIP)
 
 
 def test_a_script_goes_alone_through_a_pass_that_is_over() -> None:
     path = follower(Spot(0, 2), done=Spot(1, 9), state=Spot(2, 0))
-    assert path.begin_pass() is Act.SKIP
+    assert path.begin_pass() is SpotAction.SKIP
     for number in range(3):
         assert path.here == Spot(1, number)
-        assert path.operation() is Act.ALONE
+        assert path.operation() is SpotAction.ALONE
         path.made()
     path.end_pass()
     assert path.here == Spot(2, 0)
-    assert path.operation() is Act.LOAD
+    assert path.operation() is SpotAction.LOAD
 
 
 def test_a_script_that_does_not_follow_takes_part_everywhere() -> None:
     path: Path[str] = Path(done=Spot(5, 5), kept={Spot(0, 0): "kept"})
-    assert path.operation() is Act.TAKE_PART
+    assert path.operation() is SpotAction.TAKE_PART
     path.made()
     assert path.here == Spot(0, 1)
-    assert path.begin_pass() is Act.TAKE_PART
+    assert path.begin_pass() is SpotAction.TAKE_PART
     path.made()
     assert path.here == Spot(1, 1)
     path.end_pass()
@@ -161,55 +161,55 @@ class Follower:
         self.loaded = self.path.state
         self.path.load()
 
-    def run(self) -> Act:
+    def run(self) -> SpotAction:
         """Run to the end, or until the rank is lost; return the last act."""
         for place, count in enumerate(self.program.counts):
             act = self._run_pass(count) if place % 2 else self._run_point(count)
-            if act is Act.LOST:
+            if act is SpotAction.LOST:
                 return act
-        return Act.TAKE_PART
+        return SpotAction.TAKE_PART
 
-    def _run_point(self, count: int) -> Act:
+    def _run_point(self, count: int) -> SpotAction:
         while self.path.here.number < count:
             match act := self.path.operation():
-                case Act.TAKE_PART:
+                case SpotAction.TAKE_PART:
                     self.made.append(self.path.here)
                     self.path.made()
-                case Act.REPEAT:
+                case SpotAction.REPEAT:
                     assert self.path.kept[self.path.here] == self.path.here
                     self.repeated.append(self.path.here)
                     self.path.made()
-                case Act.LOAD:
+                case SpotAction.LOAD:
                     self._load()
-                case Act.ASK:
+                case SpotAction.ASK:
                     self._advance(has_state=True)
                 case _:
                     return act
-        return Act.TAKE_PART
+        return SpotAction.TAKE_PART
 
-    def _run_pass(self, count: int) -> Act:
+    def _run_pass(self, count: int) -> SpotAction:
         act = self.path.begin_pass()
-        while act is Act.ASK:
+        while act is SpotAction.ASK:
             self._advance(has_state=True)
             act = self.path.in_pass()
-        if act is Act.LOAD:
+        if act is SpotAction.LOAD:
             self._load()
-            act = Act.TAKE_PART
-        if act is Act.SKIP:
+            act = SpotAction.TAKE_PART
+        if act is SpotAction.SKIP:
             self.skipped.append(self.path.here.place)
             for _ in range(count):
-                assert self.path.operation() is Act.ALONE
+                assert self.path.operation() is SpotAction.ALONE
                 self.path.made()
-        if act is Act.TAKE_PART:
+        if act is SpotAction.TAKE_PART:
             while self.path.here.number < count:
                 self.made.append(self.path.here)
                 self.path.made()
         self.path.end_pass()
-        if act is Act.SKIP:
+        if act is SpotAction.SKIP:
             here = self.path.here
-            while (behind := self.path.behind_pass()) is Act.ASK:
+            while (behind := self.path.behind_pass()) is SpotAction.ASK:
                 self._advance(has_state=True)
-            if behind is Act.LOAD:
+            if behind is SpotAction.LOAD:
                 self._load()
                 self.path.repeat_from(here)
         return act
@@ -224,7 +224,7 @@ def test_a_follower_makes_what_the_job_has_not_completed_and_nothing_twice(
     program: Program, job: list[int]
 ) -> None:
     rank = Follower(program, job, frozenset())
-    assert rank.run() is not Act.LOST
+    assert rank.run() is not SpotAction.LOST
     over = program.spots[: rank.at]
     assert rank.repeated == [spot for spot in over if spot.is_at_point]
     assert rank.made == program.spots[rank.at : -1]
@@ -246,7 +246,7 @@ def test_a_follower_is_lost_at_the_first_result_that_was_not_kept(
     rank = Follower(program, job, unkept)
     act = rank.run()
     missing = [spot for spot in program.spots[: rank.at] if spot in unkept]
-    if act is Act.LOST:
+    if act is SpotAction.LOST:
         assert rank.path.here == missing[0]
         assert not rank.made
     else:
@@ -257,32 +257,32 @@ def test_a_script_loads_the_last_state_behind_the_last_pass_and_repeats_what_fol
     """What it writes there would otherwise be the weights of its first copy (S14)."""
     path = follower(Spot(0, 2), done=Spot(2, 1))
     path.kept |= {Spot(2, 0): "third", Spot(2, 1): "fourth"}
-    assert path.begin_pass() is Act.SKIP
+    assert path.begin_pass() is SpotAction.SKIP
     path.end_pass()
-    assert path.behind_pass() is Act.ASK
+    assert path.behind_pass() is SpotAction.ASK
     path.state, path.is_final = Spot(2, 2), True
-    assert path.behind_pass() is Act.LOAD
+    assert path.behind_pass() is SpotAction.LOAD
     path.load()
     path.repeat_from(Spot(2, 0))
     for _ in range(2):
-        assert path.operation() is Act.REPEAT
+        assert path.operation() is SpotAction.REPEAT
         path.made()
-    assert path.operation() is Act.TAKE_PART
+    assert path.operation() is SpotAction.TAKE_PART
 
 
 @pytest.mark.parametrize(
     ("done", "state", "is_final", "act"),
     [
-        (Spot(3, 0), None, False, Act.GO_ON),
-        (Spot(2, 0), Spot(3, 0), False, Act.GO_ON),
-        (Spot(2, 0), Spot(2, 1), False, Act.GO_ON),
-        (Spot(4, 0), Spot(4, 1), True, Act.GO_ON),
-        (Spot(2, 0), None, False, Act.ASK),
-        (Spot(2, 0), Spot(2, 1), True, Act.LOAD),
+        (Spot(3, 0), None, False, SpotAction.GO_ON),
+        (Spot(2, 0), Spot(3, 0), False, SpotAction.GO_ON),
+        (Spot(2, 0), Spot(2, 1), False, SpotAction.GO_ON),
+        (Spot(4, 0), Spot(4, 1), True, SpotAction.GO_ON),
+        (Spot(2, 0), None, False, SpotAction.ASK),
+        (Spot(2, 0), Spot(2, 1), True, SpotAction.LOAD),
     ],
 )
 def test_a_script_asks_behind_a_pass_only_if_the_pass_may_be_the_last(
-    done: Spot, state: Spot | None, *, is_final: bool, act: Act
+    done: Spot, state: Spot | None, *, is_final: bool, act: SpotAction
 ) -> None:
     path = follower(Spot(2, 0), done=done, state=state)
     path.is_final = is_final

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from paceline.core.coordinator.forming import Broken, Finished, Wait, form
+from paceline.core.coordinator.forming import Broken, EvidenceWait, Finished, form
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import (
     Commit,
@@ -23,7 +23,7 @@ from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
-from paceline.core.rank.state import Stage
+from paceline.core.rank.state import CheckpointStage
 from paceline_api.ids import NO_GENERATION, GenerationId
 from paceline_api.rounds import RoundSettings
 
@@ -61,7 +61,7 @@ class Lone:
         return [e for e in self.last if isinstance(e, kinds)]
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> CheckpointStage:
         return self.rank.state.saving.stage
 
 
@@ -82,7 +82,7 @@ def test_every_nth_version_is_saved_and_published_with_the_next() -> None:
     assert job.orders() == [], "once"
     told = [e.message for e in job.take(ev.Published(2)) if isinstance(e, ev.ToCoordinator)]
     assert told == [Saved(ME, 2)]
-    assert job.stage is Stage.NONE
+    assert job.stage is CheckpointStage.NONE
 
 
 def test_a_checkpoint_written_late_is_published_at_once() -> None:
@@ -211,12 +211,12 @@ def test_the_checkpoint_of_the_latest_generation_is_restored() -> None:
 
 
 def test_no_checkpoint_is_restored_while_a_rank_may_have_newer_weights() -> None:
-    assert isinstance(answer(report(0, OLD), unaccounted="rank 1 is silent"), Wait)
+    assert isinstance(answer(report(0, OLD), unaccounted="rank 1 is silent"), EvidenceWait)
 
 
 def test_a_new_run_with_a_checkpoint_waits_for_silent_ranks() -> None:
     got = answer(report(0, OLD), report(1, None), unaccounted="rank 2 is silent", had_state=False)
-    assert isinstance(got, Wait)
+    assert isinstance(got, EvidenceWait)
 
 
 def test_without_a_checkpoint_the_state_is_lost() -> None:

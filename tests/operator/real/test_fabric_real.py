@@ -10,7 +10,7 @@ from paceline_api.types.fabric import OWN
 from paceline_operator.core.decide.fabric import fabric_of as choose
 from paceline_operator.core.observed import Node
 from paceline_operator.core.pods import children
-from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.fabric import ChosenFabric
 from paceline_operator.fabrics import built_in
 
 from scripts.try_manifests import lost
@@ -123,7 +123,7 @@ def test_pods_with_a_built_in_profile_are_accepted(plane: ControlPlane, name: st
     nodes = {"n": Node("n", offers={GPU: 8} | offers)}
     job = gpu_job(profile=name)
     found = choose(job, seen(nodes))
-    assert isinstance(found, Fabric)
+    assert isinstance(found, ChosenFabric)
     pod = children.worker(job, 0, 1, fabric=found, key_id=KEY)
     del pod["metadata"]["ownerReferences"]
     path = "/api/v1/namespaces/default/pods?dryRun=All&fieldValidation=Strict"

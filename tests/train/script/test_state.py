@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from paceline.core.protocol.places import BEFORE
-from paceline.train.script.state import States
+from paceline.train.script.state import ScriptStates
 from paceline.worker.operations import ScriptState
 from paceline.worker.peer_sockets import Bytes
 from paceline.worker.state.flat import bytes_of
@@ -63,7 +63,7 @@ class Process:
         )
         models: Any = SimpleNamespace(adopted=[ddp], spans={})
         engine: Any = SimpleNamespace(waits=[False, 0, 0], set_waits=list)
-        self.states = States(engine, models, passes)
+        self.states = ScriptStates(engine, models, passes)
 
     def train(self, optimizer: Optimizer, steps: int = 3, after: Any = None) -> None:
         for step in range(steps):

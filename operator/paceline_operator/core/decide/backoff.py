@@ -24,10 +24,10 @@ from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
 
 from paceline_operator.core.observed import NOT_STARTED, Pod
-from paceline_operator.core.plan import Cause
+from paceline_operator.core.plan import ReplacementCause
 
 NOTE_CAUSE: Final = f"{PREFIX}cause"
-"""Annotation: the cause of the replacement, a `Cause`."""
+"""Annotation: the cause of the replacement, a `ReplacementCause`."""
 NOTE_WHY: Final = f"{PREFIX}replaces"
 """Annotation: what happened to the replaced pod, worded for people."""
 NOTE_FAILURES: Final = f"{PREFIX}failures"
@@ -56,25 +56,25 @@ EVICTED: Final = ("Evicted", "Preempting", "Preempted", "NodeLost", "Terminated"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BackoffVerdict:
     """Cause of a replacement, and the time from which it may be created."""
 
-    cause: Cause
+    cause: ReplacementCause
     why: str
     due_s: float
     slot_failures: int
 
 
-def cause_of(pod: Pod) -> Cause:
+def cause_of(pod: Pod) -> ReplacementCause:
     """Return the cause for the replacement of a pod that is no longer active."""
     if pod.end is None or pod.deleting or pod.disrupted or pod.end.reason in EVICTED:
-        return Cause.LOST
+        return ReplacementCause.LOST
     if pod.end.in_order:
-        return Cause.ENDED
-    return Cause.REFUSED if pod.end.exit_code == NOT_STARTED else Cause.FAILED
+        return ReplacementCause.ENDED
+    return ReplacementCause.REFUSED if pod.end.exit_code == NOT_STARTED else ReplacementCause.FAILED
 
 
-def verdict(newest: Pod | None, now_s: float, *, lost: str = "") -> Verdict:
+def verdict(newest: Pod | None, now_s: float, *, lost: str = "") -> BackoffVerdict:
     """Decide when the successor of a slot's newest pod may be created.
 
     Args:
@@ -86,19 +86,19 @@ def verdict(newest: Pod | None, now_s: float, *, lost: str = "") -> Verdict:
         The cause, the time, and the slot's failures in a row.
     """
     if newest is None:
-        return Verdict(Cause.NEW, "it is wanted", now_s, 0)
+        return BackoffVerdict(ReplacementCause.NEW, "it is wanted", now_s, 0)
     before = _count(newest, NOTE_SLOT_FAILURES)
     if lost:
-        return Verdict(Cause.LOST, lost, now_s, before)
+        return BackoffVerdict(ReplacementCause.LOST, lost, now_s, before)
     cause = cause_of(newest)
     why = why_ended(newest)
-    if cause is Cause.LOST:
-        return Verdict(cause, why, now_s, before)
+    if cause is ReplacementCause.LOST:
+        return BackoffVerdict(cause, why, now_s, before)
     assert newest.end is not None
     ended_s = newest.end.finished_s or newest.ended_seen_s
     lived_s = ended_s - newest.created_s
     failures = 1 if lived_s >= HEALTHY_S else before + 1
-    return Verdict(cause, why, min(ended_s, now_s) + delay_s(failures), failures)
+    return BackoffVerdict(cause, why, min(ended_s, now_s) + delay_s(failures), failures)
 
 
 def delay_s(failures: int) -> float:
@@ -136,7 +136,7 @@ def rule_for(pod: Pod, rules: Iterable[FailureRuleSettings]) -> FailureAction | 
     if end is None or end.in_order or pod.deleting:
         return None
     # If the cluster ended the pod or never started it, the exit code is not that of its ranks.
-    own = cause_of(pod) is Cause.FAILED
+    own = cause_of(pod) is ReplacementCause.FAILED
     return ruled(rules, end.exit_code if own else 0, end.reason)
 
 
@@ -144,7 +144,7 @@ def _counts(pod: Pod, rules: Iterable[FailureRuleSettings]) -> bool:
     """Return True if the pod's end counts against backoffLimit."""
     action = rule_for(pod, rules)
     if action is None:
-        return pod.ended and cause_of(pod) is Cause.FAILED
+        return pod.ended and cause_of(pod) is ReplacementCause.FAILED
     return action is not FailureAction.IGNORE
 
 
@@ -188,7 +188,7 @@ def replaced_so_far(workers: Iterable[Pod], known: int) -> int:
 
 
 def notes_for(
-    verdict_: Verdict, *, replaced: int, failed: int, version: int, avoid: tuple[str, ...]
+    verdict_: BackoffVerdict, *, replaced: int, failed: int, version: int, avoid: tuple[str, ...]
 ) -> dict[str, str]:
     """Return the annotations of a replacement.
 
@@ -202,7 +202,7 @@ def notes_for(
     Returns:
         The annotations; empty for a pod that replaces none.
     """
-    if verdict_.cause is Cause.NEW:
+    if verdict_.cause is ReplacementCause.NEW:
         return {}
     notes = {
         NOTE_CAUSE: str(verdict_.cause),

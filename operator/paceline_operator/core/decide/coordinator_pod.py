@@ -14,7 +14,7 @@ from paceline_api.times import NS_PER_S
 
 from paceline_operator.core.changes import Delete
 from paceline_operator.core.decide import backoff, evidence
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import NO_SLOT, Observed, Pod
 
 CRASHING: Final = "CrashLoopBackOff"
@@ -24,7 +24,7 @@ CRASHING_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class CoordinatorPod:
+class CoordinatorPodDecision:
     """The coordinator's present pod, the pod to create, and the pods to delete."""
 
     present: Pod | None = None
@@ -46,7 +46,9 @@ class CoordinatorPod:
         return self.present is not None and self.present.phase == "Running"
 
 
-def coordinator_pod(job: Job, seen: Observed, now_s: float, *, over: str = "") -> CoordinatorPod:
+def coordinator_pod(
+    job: JobObject, seen: Observed, now_s: float, *, over: str = ""
+) -> CoordinatorPodDecision:
     """Decide what to do with the coordinator's pods.
 
     Args:
@@ -59,7 +61,7 @@ def coordinator_pod(job: Job, seen: Observed, now_s: float, *, over: str = "") -
         The decision.
     """
     assert job.settings is not None
-    found = CoordinatorPod()
+    found = CoordinatorPodDecision()
     pods = [pod for pod in seen.own(job.uid) if pod.is_coordinator]
     usable: list[Pod] = []
     node_lost_s = job.settings.elasticity.node_lost_ns / NS_PER_S

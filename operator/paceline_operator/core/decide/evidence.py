@@ -10,8 +10,8 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Final
 
-from paceline_operator.core.job import Job
-from paceline_operator.core.observed import Inventory, Observed, Pod
+from paceline_operator.core.job import JobObject
+from paceline_operator.core.observed import Observed, Pod, PodInventory
 
 GONE_S: Final = 10.0
 """Seconds after which a node that the watch does not show counts as gone. A new node may appear
@@ -109,7 +109,7 @@ def _coordinators_made(pod: Pod, seen: Observed) -> Iterable[float]:
 
 
 def may_live(
-    job: Job, seen: Observed, losses: dict[str, str]
+    job: JobObject, seen: Observed, losses: dict[str, str]
 ) -> tuple[frozenset[tuple[int, int]], bool]:
     """Return the pods that may have processes.
 
@@ -141,7 +141,7 @@ def may_live(
 
 def next_inventory(
     seen: Observed, living: frozenset[tuple[int, int]], planned: Iterable[tuple[int, int]]
-) -> Inventory | None:
+) -> PodInventory | None:
     """Return the inventory to send; None if the coordinator already has it.
 
     It includes planned pods: no process may start before a revision that names its pod exists.
@@ -166,4 +166,4 @@ def next_inventory(
             return None
     floor = seen.epoch << 32
     revision = max(sent.revision, coordinator.inventory, floor) + 1
-    return Inventory(revision, tuple(sorted(pods)))
+    return PodInventory(revision, tuple(sorted(pods)))

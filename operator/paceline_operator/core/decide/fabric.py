@@ -26,9 +26,9 @@ from paceline_api.types.fabric import (
 )
 
 from paceline_operator.core.devices import amount_of, is_device
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Node, Observed
-from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.fabric import ChosenFabric
 from paceline_operator.core.pods.frozen import trainer_of
 from paceline_operator.core.refusals import RefusalKind, Subject
 
@@ -55,7 +55,7 @@ class NoFabric:
     """Reason and remedy, worded for the user."""
 
 
-def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
+def fabric_of(job: JobObject, seen: Observed) -> ChosenFabric | NoFabric:
     """Return the fabric profile for a job's workers.
 
     Args:
@@ -68,7 +68,9 @@ def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
     kept = job.status.get("fabric")
     if kept:
         message = kept.get("message", "")
-        return Fabric(kept["profile"], kept.get("carries", ""), kept.get("pod") or {}, message)
+        return ChosenFabric(
+            kept["profile"], kept.get("carries", ""), kept.get("pod") or {}, message
+        )
     wanted, required = job.resolved["fabric"]["profile"], job.resolved["fabric"]["required"]
     nodes = _candidates(job, seen.nodes.values())
     if wanted == AUTO:
@@ -85,7 +87,7 @@ def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
 
 def _named(
     wanted: str, seen: Observed, nodes: list[Node], required: FabricRequirement
-) -> Fabric | NoFabric:
+) -> ChosenFabric | NoFabric:
     """Return the profile of this name, or why the job cannot use it."""
     profile = seen.fabrics.get(wanted)
     if profile is None:
@@ -102,7 +104,7 @@ def _named(
     return _filled(wanted, profile, nodes)
 
 
-def _offered(job: Job, seen: Observed, nodes: list[Node]) -> Fabric | NoFabric:
+def _offered(job: JobObject, seen: Observed, nodes: list[Node]) -> ChosenFabric | NoFabric:
     """Choose the profile of a job that requires nothing.
 
     A profile is taken only if all nodes fit and hold as many workers as without it, since it must
@@ -118,7 +120,7 @@ def _offered(job: Job, seen: Observed, nodes: list[Node]) -> Fabric | NoFabric:
         The profile; the plain one, with the reason, if the nodes offer one that is not taken.
     """
     if _asks_itself(job, seen.fabrics):
-        return Fabric(OWN, str(OWN_SPEC.carries), {})
+        return ChosenFabric(OWN, str(OWN_SPEC.carries), {})
     if not _devices_of(job):
         return _plain("")
     best = _best(job, seen.fabrics, nodes, FabricRequirement.ANY)
@@ -142,8 +144,8 @@ def _offered(job: Job, seen: Observed, nodes: list[Node]) -> Fabric | NoFabric:
 
 
 def _required(
-    job: Job, seen: Observed, nodes: list[Node], required: FabricRequirement
-) -> Fabric | NoFabric:
+    job: JobObject, seen: Observed, nodes: list[Node], required: FabricRequirement
+) -> ChosenFabric | NoFabric:
     """Choose the profile of a job that requires a network; some nodes must offer it."""
     match _best(job, seen.fabrics, nodes, required):
         case [name]:
@@ -153,7 +155,7 @@ def _required(
         case names:
             return NoFabric(f"spec.fabric.required: {required}, and {_ambiguous(names)}")
     if _asks_itself(job, seen.fabrics):
-        return Fabric(OWN, str(OWN_SPEC.carries), {})
+        return ChosenFabric(OWN, str(OWN_SPEC.carries), {})
     if unclear := _unclear(job, seen.fabrics, nodes, required):
         return NoFabric(f"spec.fabric.required: {required}, and {unclear}")
     return NoFabric(
@@ -164,12 +166,12 @@ def _required(
     )
 
 
-def _plain(message: str) -> Fabric:
-    return Fabric(PLAIN, str(FabricRequirement.ANY), {}, message)
+def _plain(message: str) -> ChosenFabric:
+    return ChosenFabric(PLAIN, str(FabricRequirement.ANY), {}, message)
 
 
 def _best(
-    job: Job,
+    job: JobObject,
     profiles: Mapping[str, FabricSpec],
     nodes: list[Node],
     required: FabricRequirement,
@@ -209,7 +211,7 @@ def _ambiguous(names: list[str]) -> str:
 
 
 def _unclear(
-    job: Job,
+    job: JobObject,
     profiles: Mapping[str, FabricSpec],
     nodes: list[Node],
     required: FabricRequirement,
@@ -268,7 +270,7 @@ def _where(profile: FabricSpec) -> str:
     return " and ".join(parts)
 
 
-def _asks_itself(job: Job, profiles: Mapping[str, FabricSpec]) -> bool:
+def _asks_itself(job: JobObject, profiles: Mapping[str, FabricSpec]) -> bool:
     """Return True if the template asks for a network by hand.
 
     Then it is the whole description of the pods, and nothing is added to it unasked.
@@ -309,7 +311,7 @@ def _forbidden(seen: Observed, profile: FabricSpec) -> bool:
     return refusal.kind is RefusalKind.FORBIDDEN or POD_SECURITY in refusal.message
 
 
-def is_instead(job: Job, seen: Observed, fabric: Fabric | NoFabric) -> bool:
+def is_instead(job: JobObject, seen: Observed, fabric: ChosenFabric | NoFabric) -> bool:
     """Return True if this fabric replaces one that the API server has refused.
 
     A second refusal in a row is attributed to the template.
@@ -325,7 +327,7 @@ def is_instead(job: Job, seen: Observed, fabric: Fabric | NoFabric) -> bool:
     refusal = seen.refusal
     if refusal is None or refusal.count > 1 or job.status.get("fabric"):
         return False
-    return isinstance(fabric, Fabric) and refusal.message in fabric.message
+    return isinstance(fabric, ChosenFabric) and refusal.message in fabric.message
 
 
 def _unasked(name: str, seen: Observed) -> str:
@@ -370,7 +372,7 @@ def _refused(name: str, seen: Observed) -> str:
     )
 
 
-def _candidates(job: Job, nodes: Iterable[Node]) -> list[Node]:
+def _candidates(job: JobObject, nodes: Iterable[Node]) -> list[Node]:
     """Return the nodes on which a worker could run, judged by labels and devices."""
     selector: Mapping[str, str] = job.template["spec"].get("nodeSelector") or {}
     devices = _devices_of(job)
@@ -384,7 +386,7 @@ def _candidates(job: Job, nodes: Iterable[Node]) -> list[Node]:
     ]
 
 
-def _devices_of(job: Job) -> dict[str, int]:
+def _devices_of(job: JobObject) -> dict[str, int]:
     """Return the device resources that the trainer requests, such as nvidia.com/gpu, by name."""
     resources = trainer_of(job.template).get("resources") or {}
     asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
@@ -458,7 +460,7 @@ def _offers(seen: Observed, required: FabricRequirement) -> str:
     return "; ".join(found) or "nothing, since no profile carries it"
 
 
-def _filled(name: str, profile: FabricSpec, nodes: list[Node]) -> Fabric | NoFabric:
+def _filled(name: str, profile: FabricSpec, nodes: list[Node]) -> ChosenFabric | NoFabric:
     """Return a profile with numbers in place of `All`: the least that any fitting node offers.
 
     If none fits by its labels, whoever named the profile knows better: the resources then decide.
@@ -490,4 +492,4 @@ def _filled(name: str, profile: FabricSpec, nodes: list[Node]) -> Fabric | NoFab
         amounts[resource] = min(node.offers[resource] for node in fitting)
     if amounts:
         pod["resources"] = amounts
-    return Fabric(name, str(profile.carries), pod)
+    return ChosenFabric(name, str(profile.carries), pod)

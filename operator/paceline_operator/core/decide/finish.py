@@ -17,7 +17,7 @@ from paceline_api.types.enums import CleanPodPolicy, FailureAction
 from paceline_operator.core.changes import Changes, Delete
 from paceline_operator.core.decide import backoff, transport
 from paceline_operator.core.decide.starting import never_started
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed, Pod
 
 RESUMABLE: Final = ("StateLost", "Interrupted")
@@ -31,7 +31,7 @@ BLIND_LOOK_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class JobEnd:
     """The final result of a job."""
 
     complete: bool
@@ -43,7 +43,7 @@ class End:
 class Judgement:
     """The result of `judge`; all fields empty means that the job continues."""
 
-    end: End | None = None
+    end: JobEnd | None = None
     resume: str = ""
     """Reason why the job resumes from its last checkpoint: all ranks are gone."""
     hold: str = ""
@@ -52,7 +52,7 @@ class Judgement:
 
 
 def judge(
-    job: Job,
+    job: JobObject,
     seen: Observed,
     now_s: float,
     *,
@@ -79,29 +79,29 @@ def judge(
     if coordinator is not None and coordinator.outcome is not None and not suspending:
         outcome = coordinator.outcome
         if outcome.complete:
-            return Judgement(End(True, Reason.JOB_FINISHED, outcome.message))
+            return Judgement(JobEnd(True, Reason.JOB_FINISHED, outcome.message))
         message = outcome.message + (f"; {outcome.hint}" if outcome.hint else "")
         if outcome.reason in RESUMABLE and job.settings.checkpoint is not None:
             return Judgement(resume=message)
-        return Judgement(End(False, _one_word(outcome.reason), message))
+        return Judgement(JobEnd(False, _one_word(outcome.reason), message))
     done = next((pod for pod in seen.own(job.uid) if pod.released and not pod.deleting), None)
     # A coordinator with living ranks learns from them how the job ended, so wait for its outcome.
     if done is not None and not suspending and (coordinator is None or not anybody):
-        return Judgement(End(True, Reason.JOB_FINISHED, f"{done.name} was released as finished"))
+        return Judgement(JobEnd(True, Reason.JOB_FINISHED, f"{done.name} was released as finished"))
     # After the last round, dead ranks do not fail the job (R17).
     at_its_end = coordinator is not None and coordinator.stopping
     ruled = None if at_its_end else _by_rule(job, seen)
     if ruled is not None:
         return Judgement(ruled)
     late = _deadline(job, now_s)
-    if isinstance(late, End):
+    if isinstance(late, JobEnd):
         return Judgement(late)
     given_up, start_s = never_started(job, now_s)
     if given_up and not anybody_trains(seen):
-        return Judgement(End(False, Reason.START_DEADLINE_EXCEEDED, given_up))
+        return Judgement(JobEnd(False, Reason.START_DEADLINE_EXCEEDED, given_up))
     unfit = None if suspending else transport.preflight(job, seen, now_s)
     if isinstance(unfit, str):
-        return Judgement(End(False, Reason.PREFLIGHT_FAILED, unfit))
+        return Judgement(JobEnd(False, Reason.PREFLIGHT_FAILED, unfit))
     lost = Judgement()
     if job.start_s is not None and not suspending:
         lost = _state(job, seen, now_s, anybody=anybody, nobody_since_s=nobody_since_s)
@@ -117,7 +117,7 @@ def anybody_trains(seen: Observed) -> bool:
     return seen.coordinator is not None and bool(seen.coordinator.membership)
 
 
-def _deadline(job: Job, now_s: float) -> End | float | None:
+def _deadline(job: JobObject, now_s: float) -> JobEnd | float | None:
     """Return the end of a job that was active for too long, as batch/v1 Job counts it.
 
     Args:
@@ -137,10 +137,10 @@ def _deadline(job: Job, now_s: float) -> End | float | None:
     ready = job.condition(ConditionType.READY)
     if not job.has_started and ready is not None:
         text += f"; it did not train in this time: {ready.get('message', '')}"
-    return End(False, Reason.DEADLINE_EXCEEDED, text)
+    return JobEnd(False, Reason.DEADLINE_EXCEEDED, text)
 
 
-def _by_rule(job: Job, seen: Observed) -> End | None:
+def _by_rule(job: JobObject, seen: Observed) -> JobEnd | None:
     """Return the end of the job if failurePolicy or backoffLimit demands it, else None.
 
     Only ends of pods count here. The coordinator handles ranks that end while their pod lives.
@@ -157,13 +157,13 @@ def _by_rule(job: Job, seen: Observed) -> End | None:
     rules = job.settings.failure_rules
     for pod in workers:
         if backoff.rule_for(pod, rules) is FailureAction.FAIL_JOB:
-            return End(False, Reason.FAILURE_POLICY, _last_words(pod))
+            return JobEnd(False, Reason.FAILURE_POLICY, _last_words(pod))
     version = max(seen.version, job.round)
     failures = backoff.failures(workers, version, rules)
     if failures > job.settings.backoff_limit:
         last = max((p for p in workers if p.end), key=lambda p: p.ended_seen_s, default=None)
         lines = f"; the last one: {_last_words(last)}" if last else ""
-        return End(
+        return JobEnd(
             False,
             Reason.BACKOFF_LIMIT_EXCEEDED,
             f"{failures} pods failed without a committed round in between, "
@@ -173,7 +173,7 @@ def _by_rule(job: Job, seen: Observed) -> End | None:
 
 
 def _state(
-    job: Job, seen: Observed, now_s: float, *, anybody: bool, nobody_since_s: float
+    job: JobObject, seen: Observed, now_s: float, *, anybody: bool, nobody_since_s: float
 ) -> Judgement:
     """End or resume a job that lost all ranks after it trained; it never silently restarts."""
     assert job.settings is not None
@@ -190,7 +190,7 @@ def _state(
         why = "all ranks are gone" + (f" after {before} rounds" if before else "")
         if resumable:
             return Judgement(resume=why)
-        return Judgement(End(False, Reason.STATE_LOST, f"{why}, and there is no checkpoint"))
+        return Judgement(JobEnd(False, Reason.STATE_LOST, f"{why}, and there is no checkpoint"))
     # An excluded rank may have been one round ahead of the others (R8), so allow one round.
     if (
         coordinator is not None
@@ -199,7 +199,9 @@ def _state(
         and not resumable
     ):
         why = f"a new membership has begun at round {coordinator.version} after {before} rounds"
-        return Judgement(End(False, Reason.STATE_LOST, f"{why}: all ranks with weights are gone"))
+        return Judgement(
+            JobEnd(False, Reason.STATE_LOST, f"{why}: all ranks with weights are gone")
+        )
     return Judgement()
 
 
@@ -213,7 +215,7 @@ def _one_word(reason: str) -> str:
     return reason if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", reason) else "Failed"
 
 
-def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
+def after_the_end(job: JobObject, seen: Observed, now_s: float) -> Changes:
     """Remove the pods of a job whose end is in the status.
 
     Args:
@@ -271,7 +273,7 @@ def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
     return Changes(delete=tuple(delete), delete_job=delete_job, look_again_s=look)
 
 
-def _shown_since_s(job: Job, seen: Observed, pod: Pod, since_s: float, now_s: float) -> float:
+def _shown_since_s(job: JobObject, seen: Observed, pod: Pod, since_s: float, now_s: float) -> float:
     """Return the time from which the operator would have observed an end after `since_s`.
 
     While the API server or the pod's kubelet is away, a pod that has ended is shown as running. Its

@@ -17,9 +17,9 @@ from paceline_api.times import NS_PER_S
 
 from paceline_operator.core.changes import Delete
 from paceline_operator.core.decide import backoff, evidence, stragglers
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed, Pod
-from paceline_operator.core.plan import Cause, NewPod, Plan
+from paceline_operator.core.plan import NewPod, PodPlan, ReplacementCause
 
 ASK_S: Final = 5.0
 """Seconds to wait, after a pod exited with code 0, for the coordinator to confirm that the job
@@ -30,7 +30,7 @@ STUCK_S: Final = 60.0
 """Seconds after which a replacement that fits on no other node may run on the slow one."""
 
 
-def plan(job: Job, seen: Observed, now_s: float) -> Plan:
+def plan(job: JobObject, seen: Observed, now_s: float) -> PodPlan:
     """Plan the worker pods of a job.
 
     Args:
@@ -42,7 +42,7 @@ def plan(job: Job, seen: Observed, now_s: float) -> Plan:
         The plan: pods that count, pods to create and to delete, and running clocks.
     """
     assert job.settings is not None
-    made = Plan()
+    made = PodPlan()
     workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
     known = int((job.status.get("restarts") or {}).get("replicas") or 0)
     made.replaced = backoff.replaced_so_far(workers, max(known, seen.replaced))
@@ -75,7 +75,7 @@ def plan(job: Job, seen: Observed, now_s: float) -> Plan:
     return made
 
 
-def _is_at_its_end(seen: Observed, workers: list[Pod], made: Plan, now_s: float) -> bool:
+def _is_at_its_end(seen: Observed, workers: list[Pod], made: PodPlan, now_s: float) -> bool:
     """Return True if no pod is to be replaced, because the job ends (R17).
 
     A new coordinator does not know that the last round was made. It learns it from a rank that was
@@ -98,7 +98,7 @@ def _is_at_its_end(seen: Observed, workers: list[Pod], made: Plan, now_s: float)
     return True
 
 
-def _without_doubles(living: list[Pod], made: Plan) -> list[Pod]:
+def _without_doubles(living: list[Pod], made: PodPlan) -> list[Pod]:
     """Delete the older of two pods of one slot, which exist until a replaced pod is removed."""
     newest = backoff.newest_by_slot(living)
     for pod in living:
@@ -109,8 +109,8 @@ def _without_doubles(living: list[Pod], made: Plan) -> list[Pod]:
 
 
 def _replace_slow(
-    job: Job, seen: Observed, living: list[Pod], made: Plan, now_s: float
-) -> dict[str, tuple[str, tuple[str, ...], Cause]]:
+    job: JobObject, seen: Observed, living: list[Pod], made: PodPlan, now_s: float
+) -> dict[str, tuple[str, tuple[str, ...], ReplacementCause]]:
     verdict = stragglers.verdict(job, seen, living, now_s)
     made.slow = verdict.slow
     made.keep_running(slow_s=verdict.slow_s)
@@ -124,13 +124,13 @@ def _replace_slow(
     )
     made.delete.append(Delete(slow.pod.name, slow.pod.uid, why))
     nodes = dict.fromkeys((slow.pod.node, *backoff.avoided(slow.pod.notes)))
-    return {slow.pod.uid: (why, tuple(nodes)[: stragglers.NODES_MAX], Cause.SLOW)}
+    return {slow.pod.uid: (why, tuple(nodes)[: stragglers.NODES_MAX], ReplacementCause.SLOW)}
 
 
 def _replace_stuck(
-    living: list[Pod], made: Plan, now_s: float
-) -> dict[str, tuple[str, tuple[str, ...], Cause]]:
-    found: dict[str, tuple[str, tuple[str, ...], Cause]] = {}
+    living: list[Pod], made: PodPlan, now_s: float
+) -> dict[str, tuple[str, tuple[str, ...], ReplacementCause]]:
+    found: dict[str, tuple[str, tuple[str, ...], ReplacementCause]] = {}
     for pod in living:
         if pod.node or not pod.unschedulable or not backoff.avoided(pod.notes):
             continue
@@ -140,16 +140,16 @@ def _replace_stuck(
         why = f"{pod.name} finds no other node than the slow one"
         made.delete.append(Delete(pod.name, pod.uid, why))
         # Keep the cause Slow: its cooldown keeps pods from leaving the same node again.
-        found[pod.uid] = (why, (), Cause.SLOW)
+        found[pod.uid] = (why, (), ReplacementCause.SLOW)
     return found
 
 
 def _fill(
-    job: Job,
+    job: JobObject,
     seen: Observed,
     workers: list[Pod],
-    made: Plan,
-    replaced: dict[str, tuple[str, tuple[str, ...], Cause]],
+    made: PodPlan,
+    replaced: dict[str, tuple[str, tuple[str, ...], ReplacementCause]],
     now_s: float,
 ) -> None:
     """Plan a pod for each empty slot, from the lowest, until the target size is reached."""
@@ -171,18 +171,18 @@ def _fill(
         avoid: tuple[str, ...] = backoff.avoided(old.notes) if old else ()
         if old is None and _vanished(job, seen, slot):
             why = f"{worker_name(job.name, slot, seen.used[slot])} is gone"
-            verdict = backoff.Verdict(Cause.LOST, why, now_s, 0)
+            verdict = backoff.BackoffVerdict(ReplacementCause.LOST, why, now_s, 0)
         if old and old.uid in replaced:
             why, avoid, cause = replaced[old.uid]
-            verdict = backoff.Verdict(cause, why, now_s, 0)
+            verdict = backoff.BackoffVerdict(cause, why, now_s, 0)
         if old and old.deleting and old.created_s < job.resumed_s:
             # The suspension has deleted it; nobody lost a worker.
-            verdict = backoff.Verdict(Cause.NEW, "the job was resumed", now_s, 0)
+            verdict = backoff.BackoffVerdict(ReplacementCause.NEW, "the job was resumed", now_s, 0)
         if verdict.due_s > now_s:
             made.look(verdict.due_s)
             made.waiting.append(f"{verdict.why}; its slot waits {verdict.due_s - now_s:.0f} s")
             continue
-        made.replaced += verdict.cause is not Cause.NEW
+        made.replaced += verdict.cause is not ReplacementCause.NEW
         notes = backoff.notes_for(
             verdict, replaced=made.replaced, failed=failed, version=version, avoid=avoid
         )
@@ -190,7 +190,7 @@ def _fill(
         made.new.append(NewPod(slot, attempt, verdict.cause, verdict.why, notes, avoid))
 
 
-def _vanished(job: Job, seen: Observed, slot: int) -> bool:
+def _vanished(job: JobObject, seen: Observed, slot: int) -> bool:
     """Return True if the slot had a pod and the target has not grown since."""
     assert job.settings is not None
     before = int(job.status.get("replicas") or 0)
@@ -198,7 +198,7 @@ def _vanished(job: Job, seen: Observed, slot: int) -> bool:
 
 
 def _asked(
-    seen: Observed, newest: Mapping[int, Pod], held: set[int], made: Plan, now_s: float
+    seen: Observed, newest: Mapping[int, Pod], held: set[int], made: PodPlan, now_s: float
 ) -> set[int]:
     """Return the slots whose pod exited with code 0 a moment ago.
 
@@ -209,7 +209,7 @@ def _asked(
     for slot, pod in newest.items():
         if slot in held or pod.active or pod.uid in made.losses:
             continue
-        if backoff.cause_of(pod) is Cause.ENDED and not _goes_on(seen, pod, now_s):
+        if backoff.cause_of(pod) is ReplacementCause.ENDED and not _goes_on(seen, pod, now_s):
             made.look(pod.ended_seen_s + ASK_S)
             made.waiting.append(f"{pod.name} has ended in order; its coordinator is asked")
             made.hurry = True
@@ -224,7 +224,7 @@ def _goes_on(seen: Observed, ended: Pod, now_s: float) -> bool:
     return now_s - ended.ended_seen_s >= ASK_S
 
 
-def next_attempt(job: Job, seen: Observed, slot: int) -> int:
+def next_attempt(job: JobObject, seen: Observed, slot: int) -> int:
     """Return the next attempt for a slot, above every attempt that had a name in it (C3)."""
     known = [pod.attempt for pod in seen.pods if pod.is_worker and pod.slot == slot]
     known.append(seen.used.get(slot, 0))
@@ -236,7 +236,7 @@ def next_attempt(job: Job, seen: Observed, slot: int) -> int:
     return highest + 1
 
 
-def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
+def _shrink(job: JobObject, seen: Observed, made: PodPlan, now_s: float) -> None:
     assert job.settings is not None
     surplus = len(made.living) - job.settings.replicas
     if surplus <= 0:
@@ -276,7 +276,7 @@ def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
     made.surplus = surplus - len(leaving)
 
 
-def _free(job: Job, workers: list[Pod], made: Plan, now_s: float) -> None:
+def _free(job: JobObject, workers: list[Pod], made: PodPlan, now_s: float) -> None:
     """Delete pods of which only a sidecar still runs, since they keep a GPU that nothing uses.
 
     A pod stays while it is the only record of a failure (C8) or of the release.
@@ -296,7 +296,7 @@ def _free(job: Job, workers: list[Pod], made: Plan, now_s: float) -> None:
             made.look(due_s)
 
 
-def _tidy(workers: list[Pod], made: Plan) -> None:
+def _tidy(workers: list[Pod], made: PodPlan) -> None:
     """Delete old ended pods; the last ones are kept for their logs."""
     taken = {pod.slot for pod in made.living} | {new.slot for new in made.new}
     newest = backoff.newest_by_slot(workers)

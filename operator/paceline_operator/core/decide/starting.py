@@ -12,7 +12,7 @@ from typing import Final
 
 from paceline_api.reasons import ConditionType, Reason
 
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed, Pod
 from paceline_operator.core.plan import Stuck
 
@@ -92,7 +92,7 @@ def _waits(pod: Pod, seen: Observed) -> Iterator[tuple[str, bool]]:
         yield pod.unschedulable, True
 
 
-def never_started(job: Job, now_s: float) -> tuple[str, float]:
+def never_started(job: JobObject, now_s: float) -> tuple[str, float]:
     """Return why a job that does not start is given up, by scheduling.startDeadlineSeconds.
 
     Args:

@@ -18,27 +18,27 @@ from paceline_api.times import seconds_of
 from paceline_api.types.enums import StragglerResponse
 
 from paceline_operator.core.decide.backoff import NOTE_CAUSE
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed, Pod
-from paceline_operator.core.plan import Cause, Slow
+from paceline_operator.core.plan import ReplacementCause, SlowPod
 
 NODES_MAX: Final = 3
 """Upper bound on the number of slow nodes that a replacement avoids."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StragglerVerdict:
     """Slow ranks of a job, and the one to replace now."""
 
-    slow: tuple[Slow, ...] = ()
+    slow: tuple[SlowPod, ...] = ()
     """Ranks that are confirmed to be slow, the slowest first."""
-    replace: Slow | None = None
+    replace: SlowPod | None = None
     slow_s: Mapping[str, float] = field(default_factory=dict)
     """New values for the clock `Clocks.slow_s`."""
     look_again_s: float | None = None
 
 
-def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdict:
+def verdict(job: JobObject, seen: Observed, living: list[Pod], now_s: float) -> StragglerVerdict:
     """Judge which ranks of a job are slow.
 
     Args:
@@ -52,7 +52,7 @@ def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdic
     """
     coordinator, settings = seen.coordinator, job.settings
     if coordinator is None or settings is None:
-        return Verdict()
+        return StragglerVerdict()
     by_place = {(pod.slot, pod.attempt): pod for pod in living}
     ranks = {_key(rank): rank for rank in coordinator.ranks if rank.pod in by_place}
     known = _known_since(job)
@@ -77,14 +77,14 @@ def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdic
         confirmed=confirmed,
     )
     found = [
-        Slow(ranks[s.key], by_place[ranks[s.key].pod], s.percent, s.since_s, s.action)
+        SlowPod(ranks[s.key], by_place[ranks[s.key].pod], s.percent, s.since_s, s.action)
         for s in judged.slow
         if s.key in ranks
     ]
     replace, free_s = _to_replace(job, seen, found, now_s)
     looks = [at_s for at_s in (judged.look_again_s, free_s) if at_s is not None]
     slow_s = {key: at_s for key, at_s in judged.since.items() if key in ranks}
-    return Verdict(tuple(found), replace, slow_s, min(looks, default=None))
+    return StragglerVerdict(tuple(found), replace, slow_s, min(looks, default=None))
 
 
 def _key(rank: RankStatus) -> str:
@@ -93,15 +93,17 @@ def _key(rank: RankStatus) -> str:
 
 
 def _to_replace(
-    job: Job, seen: Observed, found: list[Slow], now_s: float
-) -> tuple[Slow | None, float | None]:
+    job: JobObject, seen: Observed, found: list[SlowPod], now_s: float
+) -> tuple[SlowPod | None, float | None]:
     """Return a rank to replace, or the time at which the cooldown of the last one ends."""
     assert job.settings is not None
     candidates = [s for s in found if s.action is StragglerResponse.REPLACE and s.pod.node]
     if not candidates:
         return None, None
     replaced = [
-        pod.created_s for pod in seen.own(job.uid) if pod.notes.get(NOTE_CAUSE) == Cause.SLOW
+        pod.created_s
+        for pod in seen.own(job.uid)
+        if pod.notes.get(NOTE_CAUSE) == ReplacementCause.SLOW
     ]
     free_s = max(replaced, default=0.0) + slow.cooldown_s(job.settings.straggler)
     if now_s < free_s and replaced:
@@ -109,7 +111,7 @@ def _to_replace(
     return candidates[0], None
 
 
-def _known_since(job: Job) -> dict[tuple[str, int | None], float]:
+def _known_since(job: JobObject) -> dict[tuple[str, int | None], float]:
     """Return the start times in the stored status, for an operator that has just started."""
     found: dict[tuple[str, int | None], float] = {}
     for item in job.status.get("stragglers") or ():

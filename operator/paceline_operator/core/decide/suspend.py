@@ -13,7 +13,7 @@ from paceline_api.reasons import Reason
 from paceline_api.times import NS_PER_S
 
 from paceline_operator.core.changes import Delete
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed
 
 STOP_S: Final = 60.0
@@ -39,7 +39,7 @@ class Suspension:
     look_again_s: float | None = None
 
 
-def suspend(job: Job, seen: Observed, now_s: float) -> Suspension:
+def suspend(job: JobObject, seen: Observed, now_s: float) -> Suspension:
     """Decide the next step of a suspension.
 
     Args:

@@ -17,7 +17,7 @@ from paceline_api.reasons import Reason
 from paceline_api.types.enums import FabricRequirement
 
 from paceline_operator.core.clocks import CarrierUnknown
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed
 
 OVER: Final = " over "
@@ -64,7 +64,7 @@ class Carried:
         return f"{self.transport}{OVER}{self.carrier}" if self.carrier else self.transport
 
 
-def carried(job: Job, seen: Observed) -> Carried | None:
+def carried(job: JobObject, seen: Observed) -> Carried | None:
     """Compare the carrier of a job's gradients with what the job requires.
 
     Args:
@@ -92,20 +92,20 @@ def carried(job: Job, seen: Observed) -> Carried | None:
     return Carried(standing, coordinator.transport, carrier, required)
 
 
-def _known(job: Job, transport: str) -> str:
+def _known(job: JobObject, transport: str) -> str:
     before, _, carrier = _stored(job).get("kind", "").partition(OVER)
     return carrier if before == transport else ""
 
 
-def _stored(job: Job) -> dict[str, str]:
+def _stored(job: JobObject) -> dict[str, str]:
     return dict(job.status.get("transport") or {})
 
 
-def _one_pod(job: Job) -> bool:
+def _one_pod(job: JobObject) -> bool:
     return job.settings is not None and job.settings.replicas == 1
 
 
-def verified_at(job: Job) -> str | None:
+def verified_at(job: JobObject) -> str | None:
     """Return the time at which the carrier was first observed to be as required, as stored."""
     return _stored(job).get("verifiedAt")
 
@@ -113,7 +113,7 @@ def verified_at(job: Job) -> str | None:
 # ---- TransportVerified --------------------------------------------------------------------------
 
 
-def explained(job: Job, seen: Observed, found: Carried) -> tuple[bool, Reason, str]:
+def explained(job: JobObject, seen: Observed, found: Carried) -> tuple[bool, Reason, str]:
     """Explain the condition TransportVerified.
 
     Args:
@@ -142,7 +142,9 @@ def explained(job: Job, seen: Observed, found: Carried) -> tuple[bool, Reason, s
     return False, Reason.TRANSPORT_PENDING, f"{moves}; what carries them is being looked into"
 
 
-def _named(job: Job, seen: Observed, *, lacking: tuple[str, ...], unknown: bool = False) -> str:
+def _named(
+    job: JobObject, seen: Observed, *, lacking: tuple[str, ...], unknown: bool = False
+) -> str:
     """Name the ranks with a carrier outside `lacking`, or, if `unknown`, without a known one."""
     ranks = [r for r in seen.coordinator.ranks if r.rank is not None] if seen.coordinator else []
     found = [
@@ -160,7 +162,7 @@ def _named(job: Job, seen: Observed, *, lacking: tuple[str, ...], unknown: bool 
 # ---- preflight ----------------------------------------------------------------------------------
 
 
-def carrier_unknown(job: Job, seen: Observed, now_s: float) -> CarrierUnknown | None:
+def carrier_unknown(job: JobObject, seen: Observed, now_s: float) -> CarrierUnknown | None:
     """Return the clock `Clocks.carrier_unknown`, which runs only if a carrier is required.
 
     Args:
@@ -188,7 +190,7 @@ def _in_two_pods(seen: Observed) -> bool:
     )
 
 
-def preflight(job: Job, seen: Observed, now_s: float) -> str | float | None:
+def preflight(job: JobObject, seen: Observed, now_s: float) -> str | float | None:
     """Decide whether the job must end because its network is not as required.
 
     Args:

@@ -21,10 +21,10 @@ from paceline_api.types.enums import Autoscaler
 from paceline_api.types.job import API_VERSION, KIND
 from paceline_api.types.template import TRAINER
 
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.keys import JobKeys
 from paceline_operator.core.pods import placement
-from paceline_operator.core.pods.fabric import Fabric, equip
+from paceline_operator.core.pods.fabric import ChosenFabric, equip
 from paceline_operator.core.pods.frozen import file_id, job_file
 from paceline_operator.core.pods.inherited import annotations_of, labels_of, tolerations_of
 
@@ -70,7 +70,7 @@ METRICS_PORT_ELSE: Final = "paceline"
 """Name of the port of metrics if the template has another port with the usual name."""
 
 
-def labels(job: Job, role: str) -> dict[str, str]:
+def labels(job: JobObject, role: str) -> dict[str, str]:
     """Return the labels of a job's objects; `role` is the component."""
     return {
         "app.kubernetes.io/name": "paceline",
@@ -83,7 +83,7 @@ def labels(job: Job, role: str) -> dict[str, str]:
     }
 
 
-def owner_reference(job: Job) -> dict[str, Any]:
+def owner_reference(job: JobObject) -> dict[str, Any]:
     """Return the reference of a job's objects to the job.
 
     It has `controller`, because kubectl drain requires one. It does not block the deletion of the
@@ -106,7 +106,7 @@ def owner_reference(job: Job) -> dict[str, Any]:
 
 
 def worker(
-    job: Job,
+    job: JobObject,
     slot: int,
     attempt: int,
     *,
@@ -115,7 +115,7 @@ def worker(
     coordinators: tuple[str, ...] = (),
     notes: Mapping[str, str] | None = None,
     avoid: tuple[str, ...] = (),
-    fabric: Fabric | None = None,
+    fabric: ChosenFabric | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of a worker's pod.
 
@@ -176,7 +176,7 @@ def worker(
 
 
 def _worker_metadata(
-    job: Job, slot: int, attempt: int, written: Mapping[str, Any]
+    job: JobObject, slot: int, attempt: int, written: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the metadata of a worker's pod.
 
@@ -215,7 +215,7 @@ def _worker_metadata(
 
 
 def _worker_env(
-    job: Job, slot: int, attempt: int, mounted: str, coordinators: tuple[str, ...]
+    job: JobObject, slot: int, attempt: int, mounted: str, coordinators: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     assert job.settings is not None
     host = names.coordinator_host(job.name, job.namespace)
@@ -235,7 +235,7 @@ def _worker_env(
     ]
 
 
-def drain_grace_s(job: Job) -> int:
+def drain_grace_s(job: JobObject) -> int:
     """Return the seconds that the ranks of a pod have to leave.
 
     They are drainGraceSeconds, or less if the kubelet ends the pod of this template earlier.
@@ -265,7 +265,7 @@ def _open_metrics(container: dict[str, Any], number: int) -> None:
     _append(container, "ports", port)
 
 
-def _common_env(job: Job, mounted: str) -> list[dict[str, Any]]:
+def _common_env(job: JobObject, mounted: str) -> list[dict[str, Any]]:
     return [
         _set(names.ENV_VERSION, ENV_VERSION_NOW),
         _set(names.ENV_JOB, job.name),
@@ -277,7 +277,7 @@ def _common_env(job: Job, mounted: str) -> list[dict[str, Any]]:
     ]
 
 
-def _made_of(job: Job, key_id: str, file: str) -> dict[str, str]:
+def _made_of(job: JobObject, key_id: str, file: str) -> dict[str, str]:
     """Return the annotations that tell what a pod was made of."""
     return {
         names.NOTE_KEY: key_id,
@@ -291,13 +291,13 @@ def _from_secret(name: str, mounted: str, key: str) -> dict[str, Any]:
 
 
 def coordinator(
-    job: Job,
+    job: JobObject,
     attempt: int,
     *,
     key_id: str,
     file: str = "",
     notes: Mapping[str, str] | None = None,
-    fabric: Fabric | None = None,
+    fabric: ChosenFabric | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of a coordinator's pod.
 
@@ -402,7 +402,9 @@ def coordinator(
     }
 
 
-def secret(job: Job, keys: JobKeys, *, file: str = "", tls: Mapping[str, str]) -> dict[str, Any]:
+def secret(
+    job: JobObject, keys: JobKeys, *, file: str = "", tls: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the manifest of the job's Secret, which is never read or changed once created (C2).
 
     Args:
@@ -453,7 +455,7 @@ def _job_volume(mounted: str, files: list[str]) -> dict[str, Any]:
     return {"secret": {"secretName": mounted, "items": items, "defaultMode": 0o444}}
 
 
-def _tokens_volume(job: Job) -> dict[str, Any]:
+def _tokens_volume(job: JobObject) -> dict[str, Any]:
     """Return the volume for the Secret with replaced tokens.
 
     It is optional: the kubelet adds the files to running pods once an administrator creates or

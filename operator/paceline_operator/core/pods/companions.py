@@ -11,10 +11,10 @@ from typing import Any, Final
 from paceline_api import names
 
 from paceline_operator.core import refusals
-from paceline_operator.core.changes import BUDGET_FIELD, Apply, Companions
-from paceline_operator.core.job import Job
+from paceline_operator.core.changes import BUDGET_FIELD, ApplyObject, Companions
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed
-from paceline_operator.core.plan import Plan
+from paceline_operator.core.plan import PodPlan
 from paceline_operator.core.pods import children
 from paceline_operator.core.providers.choice import provider_of
 
@@ -22,7 +22,9 @@ BUDGETS: Final = "poddisruptionbudgets"
 """Plural name of the resource PodDisruptionBudget."""
 
 
-def companions(job: Job, seen: Observed, plan: Plan, now_s: float, *, blocked: bool) -> Companions:
+def companions(
+    job: JobObject, seen: Observed, plan: PodPlan, now_s: float, *, blocked: bool
+) -> Companions:
     """Decide which of the objects to write.
 
     Args:
@@ -57,20 +59,20 @@ def companions(job: Job, seen: Observed, plan: Plan, now_s: float, *, blocked: b
     return Companions(group, drop_budget=True)
 
 
-def _least_available(job: Job) -> int:
+def _least_available(job: JobObject) -> int:
     assert job.settings is not None
     elasticity = job.spec.elasticity if job.spec else None
     return job.settings.min_replicas if elasticity and elasticity.disruption_budget else 0
 
 
-def _group(job: Job, fewest: int) -> Apply:
+def _group(job: JobObject, fewest: int) -> ApplyObject:
     provider = provider_of(job)
     assert provider.api is not None
     manifest = _manifest(job, provider.api.version, "PodGroup", provider.group(job))
-    return Apply(provider.api.resource, manifest, fewest)
+    return ApplyObject(provider.api.resource, manifest, fewest)
 
 
-def _budget(job: Job, least: int) -> Apply:
+def _budget(job: JobObject, least: int) -> ApplyObject:
     """Return the disruption budget of the workers.
 
     `minAvailable` is an integer; with a percentage the disruption controller would ask the
@@ -90,10 +92,10 @@ def _budget(job: Job, least: int) -> Apply:
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": selector},
     }
-    return Apply(BUDGETS, _manifest(job, "policy/v1", "PodDisruptionBudget", spec), least)
+    return ApplyObject(BUDGETS, _manifest(job, "policy/v1", "PodDisruptionBudget", spec), least)
 
 
-def _manifest(job: Job, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+def _manifest(job: JobObject, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": version,
         "kind": kind,

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Fabric:
+class ChosenFabric:
     """A chosen fabric profile, as `status.fabric` keeps it."""
 
     profile: str
@@ -25,7 +25,7 @@ class Fabric:
         return kept | ({"message": self.message} if self.message else {})
 
 
-def equip(template: dict[str, Any], container: dict[str, Any], fabric: Fabric) -> None:
+def equip(template: dict[str, Any], container: dict[str, Any], fabric: ChosenFabric) -> None:
     """Add a fabric profile to a worker's template, in place.
 
     Args:

@@ -14,10 +14,10 @@ from paceline_api.jobfile import JobFile
 from paceline_api.types.enums import FabricRequirement
 from paceline_api.types.template import TRAINER
 
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 
 
-def job_file(job: Job) -> str:
+def job_file(job: JobObject) -> str:
     """Return the job file for the agents and the coordinator of a job that starts now."""
     settings = job.settings
     assert settings is not None, "a job with problems has no children"
@@ -30,7 +30,7 @@ def job_file(job: Job) -> str:
     ).to_json()
 
 
-def file_id(job: Job) -> str:
+def file_id(job: JobObject) -> str:
     """Return the digest of the present job file."""
     return digest(job_file(job))
 

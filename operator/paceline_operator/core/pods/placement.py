@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from paceline_api import names
 
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 
 HOSTNAME: Final = "kubernetes.io/hostname"
 """Label of a node with its host name."""
 
 
-def spread(spec: dict[str, Any], job: Job, *, avoid: tuple[str, ...] = ()) -> None:
+def spread(spec: dict[str, Any], job: JobObject, *, avoid: tuple[str, ...] = ()) -> None:
     """Add the placement of a worker's pod, in place; what the template sets stays.
 
     Args:
@@ -33,12 +33,12 @@ def spread(spec: dict[str, Any], job: Job, *, avoid: tuple[str, ...] = ()) -> No
         _keep_away(spec, node)
 
 
-def spread_by_name(spec: dict[str, Any], job: Job) -> None:
+def spread_by_name(spec: dict[str, Any], job: JobObject) -> None:
     """Add a spread entry to a coordinator's pod, to spare the scheduler a search."""
     _spread(spec, job, names.ROLE_COORDINATOR)
 
 
-def _spread(spec: dict[str, Any], job: Job, role: str) -> None:
+def _spread(spec: dict[str, Any], job: JobObject, role: str) -> None:
     if spec.get("topologySpreadConstraints"):
         return
     spec["topologySpreadConstraints"] = [
@@ -51,13 +51,13 @@ def _spread(spec: dict[str, Any], job: Job, role: str) -> None:
     ]
 
 
-def _together(spec: dict[str, Any], job: Job, key: str) -> None:
+def _together(spec: dict[str, Any], job: JobObject, key: str) -> None:
     affinity = spec.setdefault("affinity", {}).setdefault("podAffinity", {})
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
     required.append({"labelSelector": _peers(job, names.ROLE_WORKER), "topologyKey": key})
 
 
-def _peers(job: Job, role: str) -> dict[str, Any]:
+def _peers(job: JobObject, role: str) -> dict[str, Any]:
     return {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_ROLE: role}}
 
 

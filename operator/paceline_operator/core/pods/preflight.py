@@ -14,9 +14,9 @@ from paceline_api.pods.hardening import items_of
 from paceline_api.pods.needed import CLAIM, SECRET, Needed, needed
 from paceline_api.types.fabric import PLAIN
 
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.pods.children import INHERITED
-from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.fabric import ChosenFabric
 
 OF_POD: Final = (*INHERITED, "containers", "restartPolicy")
 """Fields of a template that the coordinator's pod has as well."""
@@ -27,7 +27,7 @@ LOOKED_UP_MAX: Final = 16
 """Upper bound on the objects of a job that are looked up."""
 
 
-def needs_dry_run(job: Job, fabric: Fabric) -> bool:
+def needs_dry_run(job: JobObject, fabric: ChosenFabric) -> bool:
     """Return True if a worker's pod asks for more than the coordinator's pod.
 
     Args:
@@ -53,7 +53,7 @@ def _says_more(where: Mapping[str, Any], fields: tuple[str, ...]) -> bool:
     return any(value is not None for field, value in where.items() if field not in fields)
 
 
-def looked_up(job: Job) -> tuple[Needed, ...]:
+def looked_up(job: JobObject) -> tuple[Needed, ...]:
     """Return the Secrets and claims that a job names, each once, by the first field that does.
 
     They are what a pod waits for on its node without a word of the API server, and what the

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from paceline_api.reasons import Reason
 from paceline_api.types.enums import SchedulingProvider
 
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed
-from paceline_operator.core.plan import Plan
+from paceline_operator.core.plan import PodPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Provider:
     api: ClassVar[GroupApi | None] = None
     """Group object of the provider; None if its gangs have none."""
 
-    def fewest(self, job: Job) -> int:
+    def fewest(self, job: JobObject) -> int:
         """Return the number of members that must fit at once before any starts; 0: no group."""
         return 0
 
-    def group(self, job: Job) -> dict[str, Any]:
+    def group(self, job: JobObject) -> dict[str, Any]:
         """Return the spec of the group object, for a job for which `fewest` is not 0.
 
         Args:
@@ -56,10 +56,10 @@ class Provider:
         """
         raise NotImplementedError(f"{self.name} has no groups")
 
-    def join(self, job: Job, pod: dict[str, Any]) -> None:
+    def join(self, job: JobObject, pod: dict[str, Any]) -> None:
         """Add to a worker's pod, in place, what the provider requires in it."""
 
-    def hold_back(self, job: Job, seen: Observed, plan: Plan) -> Mapping[str, str]:
+    def hold_back(self, job: JobObject, seen: Observed, plan: PodPlan) -> Mapping[str, str]:
         """Remove the new pods from the plan for which the provider has no place.
 
         Args:
@@ -72,10 +72,10 @@ class Provider:
         """
         return {}
 
-    def waits(self, job: Job, plan: Plan) -> str:
+    def waits(self, job: JobObject, plan: PodPlan) -> str:
         """Return why no worker can have started, so that no coordinator is needed; else empty."""
         return ""
 
-    def trouble(self, job: Job, plan: Plan) -> tuple[Reason, str] | None:
+    def trouble(self, job: JobObject, plan: PodPlan) -> tuple[Reason, str] | None:
         """Return reason and message of a problem for the user to solve; None if there is none."""
         return None

@@ -6,7 +6,7 @@ from typing import Final
 
 from paceline_api.types.enums import SchedulingProvider
 
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.providers.base import GroupApi, Provider
 from paceline_operator.core.providers.gangs import Coscheduling, Kai, Native, Volcano
 from paceline_operator.core.providers.kueue import Kueue
@@ -19,7 +19,7 @@ GROUP_APIS: Final[tuple[GroupApi, ...]] = tuple(gang.api for gang in GANGS.value
 """Group objects of all gang schedulers."""
 
 
-def provider_of(job: Job) -> Provider:
+def provider_of(job: JobObject) -> Provider:
     """Return the provider of a job. Auto selects Kueue for a job with a queue label, else none."""
     if job.fixed_size:
         return KUEUE

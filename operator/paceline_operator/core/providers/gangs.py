@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 from paceline_api.names import group_name
 from paceline_api.types.enums import SchedulingProvider
 
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.providers.base import GroupApi, Provider
 
 VOLCANO_GROUP: Final = "scheduling.k8s.io/group-name"
@@ -31,25 +31,25 @@ KAI_NO_GROUPER: Final = "kai.scheduler/skip-podgrouper"
 """Annotation that turns off KAI's own groups, which have one member for unknown owners."""
 
 
-class Gang(Provider):
+class GangScheduler(Provider):
     """Common part of all gang schedulers."""
 
     api: ClassVar[GroupApi]
     scheduler = ""
     """Name under which the scheduler is installed by default; empty: the cluster's own."""
 
-    def fewest(self, job: Job) -> int:
+    def fewest(self, job: JobObject) -> int:
         """Return the gang's minCount, or minReplicas if it has none; 0 if the job has no gang."""
         assert job.settings is not None
         gang = job.spec.scheduling.gang if job.spec and job.spec.scheduling else None
         return gang.min_count or job.settings.min_replicas if gang is not None else 0
 
-    def group(self, job: Job) -> dict[str, Any]:
+    def group(self, job: JobObject) -> dict[str, Any]:
         """Return the group's spec with `minMember` and the priority class of the template."""
         spec: dict[str, Any] = {"minMember": self.fewest(job)}
         return spec | _priority(job)
 
-    def join(self, job: Job, pod: dict[str, Any]) -> None:
+    def join(self, job: JobObject, pod: dict[str, Any]) -> None:
         """Set the scheduler, the queue and the membership of the group in a worker's pod."""
         if self.scheduler:
             pod["spec"].setdefault("schedulerName", self.scheduler)
@@ -57,7 +57,7 @@ class Gang(Provider):
         if self.fewest(job):
             self._mark(pod, group_name(job.name, job.uid))
 
-    def _queue(self, job: Job, pod: dict[str, Any]) -> None:
+    def _queue(self, job: JobObject, pod: dict[str, Any]) -> None:
         """Put the pod into the queue that the job names; some providers have none."""
 
     def _mark(self, pod: dict[str, Any], group: str) -> None:
@@ -69,7 +69,7 @@ class Gang(Provider):
         raise NotImplementedError
 
 
-class Native(Gang):
+class Native(GangScheduler):
     """Gang scheduling by Kubernetes itself."""
 
     name = SchedulingProvider.NATIVE
@@ -79,7 +79,7 @@ class Native(Gang):
         "use Kubernetes 1.37 or later with the feature gate GenericWorkload and this API on",
     )
 
-    def group(self, job: Job) -> dict[str, Any]:
+    def group(self, job: JobObject) -> dict[str, Any]:
         """Return the group's spec with a gang policy and the priority class of the template."""
         spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": self.fewest(job)}}}
         return spec | _priority(job)
@@ -88,7 +88,7 @@ class Native(Gang):
         pod["spec"]["schedulingGroup"] = {"podGroupName": group}
 
 
-class Volcano(Gang):
+class Volcano(GangScheduler):
     """Gang scheduling by Volcano."""
 
     name = SchedulingProvider.VOLCANO
@@ -97,12 +97,12 @@ class Volcano(Gang):
     )
     scheduler = "volcano"
 
-    def group(self, job: Job) -> dict[str, Any]:
+    def group(self, job: JobObject) -> dict[str, Any]:
         """Return the group's spec with the queue that the job or its template names."""
         queue = {**_template(job, "annotations"), **job.annotations}.get(VOLCANO_QUEUE)
         return super().group(job) | ({"queue": queue} if queue else {})
 
-    def _queue(self, job: Job, pod: dict[str, Any]) -> None:
+    def _queue(self, job: JobObject, pod: dict[str, Any]) -> None:
         if VOLCANO_QUEUE in job.annotations:
             pod["metadata"]["annotations"][VOLCANO_QUEUE] = job.annotations[VOLCANO_QUEUE]
 
@@ -110,7 +110,7 @@ class Volcano(Gang):
         pod["metadata"]["annotations"][VOLCANO_GROUP] = group
 
 
-class Coscheduling(Gang):
+class Coscheduling(GangScheduler):
     """Gang scheduling by the Coscheduling plugin of scheduler-plugins."""
 
     name = SchedulingProvider.COSCHEDULING
@@ -121,7 +121,7 @@ class Coscheduling(Gang):
     )
     scheduler = "scheduler-plugins-scheduler"
 
-    def group(self, job: Job) -> dict[str, Any]:
+    def group(self, job: JobObject) -> dict[str, Any]:
         """Return the group's spec, which has no priority class."""
         return {"minMember": self.fewest(job)}  # its groups have no priority class
 
@@ -129,7 +129,7 @@ class Coscheduling(Gang):
         pod["metadata"]["labels"][COSCHEDULING_GROUP] = group
 
 
-class Kai(Gang):
+class Kai(GangScheduler):
     """Gang scheduling by KAI."""
 
     name = SchedulingProvider.KAI
@@ -140,12 +140,12 @@ class Kai(Gang):
     )
     scheduler = "kai-scheduler"
 
-    def group(self, job: Job) -> dict[str, Any]:
+    def group(self, job: JobObject) -> dict[str, Any]:
         """Return the group's spec with the queue of the job, its template, or the default one."""
         queues = {KAI_QUEUE: KAI_DEFAULT_QUEUE, **_template(job, "labels"), **job.labels}
         return super().group(job) | {"queue": queues[KAI_QUEUE]}
 
-    def _queue(self, job: Job, pod: dict[str, Any]) -> None:
+    def _queue(self, job: JobObject, pod: dict[str, Any]) -> None:
         if KAI_QUEUE in job.labels:
             pod["metadata"]["labels"][KAI_QUEUE] = job.labels[KAI_QUEUE]
 
@@ -153,11 +153,11 @@ class Kai(Gang):
         pod["metadata"]["annotations"] |= {KAI_GROUP: group, KAI_NO_GROUPER: "true"}
 
 
-def _priority(job: Job) -> dict[str, Any]:
+def _priority(job: JobObject) -> dict[str, Any]:
     priority = (job.template.get("spec") or {}).get("priorityClassName")
     return {"priorityClassName": priority} if priority else {}
 
 
-def _template(job: Job, part: str) -> dict[str, str]:
+def _template(job: JobObject, part: str) -> dict[str, str]:
     metadata = job.template.get("metadata") or {}
     return dict(metadata.get(part) or {})

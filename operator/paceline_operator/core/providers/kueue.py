@@ -21,9 +21,9 @@ from paceline_api.reasons import Reason
 from paceline_api.types.enums import SchedulingProvider
 from paceline_api.types.template import TRAINER
 
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed, Pod
-from paceline_operator.core.plan import Plan
+from paceline_operator.core.plan import PodPlan
 from paceline_operator.core.providers.base import Provider
 
 MARKS: Final = (
@@ -54,7 +54,7 @@ class Kueue(Provider):
 
     name = SchedulingProvider.KUEUE
 
-    def join(self, job: Job, pod: dict[str, Any]) -> None:
+    def join(self, job: JobObject, pod: dict[str, Any]) -> None:
         """Add the labels and annotations of the group that the pod's note names, if any."""
         labels, annotations = pod["metadata"]["labels"], pod["metadata"]["annotations"]
         if NOTE not in annotations:
@@ -66,7 +66,7 @@ class Kueue(Provider):
         trainer = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER)
         trainer["env"].append({"name": ENV_DRAINED_EXIT, "value": str(DRAINED_EXIT)})
 
-    def hold_back(self, job: Job, seen: Observed, plan: Plan) -> Mapping[str, str]:
+    def hold_back(self, job: JobObject, seen: Observed, plan: PodPlan) -> Mapping[str, str]:
         """Remove new pods from the plan that exceed the free places of their group.
 
         Args:
@@ -82,14 +82,14 @@ class Kueue(Provider):
             _hold_back(job, seen, plan, note)
         return note
 
-    def waits(self, job: Job, plan: Plan) -> str:
+    def waits(self, job: JobObject, plan: PodPlan) -> str:
         """Return a text if no worker has a node yet; a coordinator takes no part in the quota."""
         if any(pod.node for pod in plan.living):
             return ""
         queue = job.labels.get(QUEUE_LABEL)
         return "Kueue has not yet admitted the job" + (f" of queue {queue}" if queue else "")
 
-    def trouble(self, job: Job, plan: Plan) -> tuple[Reason, str] | None:
+    def trouble(self, job: JobObject, plan: PodPlan) -> tuple[Reason, str] | None:
         """Return a problem if Kueue does not manage the pods, or the job's size is not fixed."""
         if not all(pod.queued for pod in plan.living):
             text = (
@@ -106,7 +106,7 @@ class Kueue(Provider):
         return None
 
 
-def _note(job: Job, seen: Observed, plan: Plan) -> dict[str, str]:
+def _note(job: JobObject, seen: Observed, plan: PodPlan) -> dict[str, str]:
     """Return the group for new pods: that of the living pods, or a new one."""
     assert job.settings is not None
     found = [pod.notes[NOTE] for pod in plan.living if NOTE in pod.notes]
@@ -119,7 +119,7 @@ def _note(job: Job, seen: Observed, plan: Plan) -> dict[str, str]:
     return {NOTE: f"{group_name(job.name, job.uid)}-{number}/{job.settings.replicas}"}
 
 
-def _hold_back(job: Job, seen: Observed, plan: Plan, note: dict[str, str]) -> None:
+def _hold_back(job: JobObject, seen: Observed, plan: PodPlan, note: dict[str, str]) -> None:
     members = [pod for pod in seen.own(job.uid) if pod.notes.get(NOTE) == note[NOTE]]
     taken = [pod.name for pod in members if _counts(pod)]
     count = int(note[NOTE].rpartition("/")[2])
@@ -136,7 +136,7 @@ def _hold_back(job: Job, seen: Observed, plan: Plan, note: dict[str, str]) -> No
     )
 
 
-def _has_fixed_size(job: Job) -> bool:
+def _has_fixed_size(job: JobObject) -> bool:
     assert job.settings is not None
     s = job.settings
     return s.min_replicas == s.replicas == (s.max_replicas or s.replicas)

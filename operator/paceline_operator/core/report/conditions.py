@@ -16,11 +16,11 @@ from paceline_api.status import RankPhase
 from paceline_api.times import timestamp
 
 from paceline_operator.core.decide import transport
-from paceline_operator.core.decide.coordinator_pod import CoordinatorPod
+from paceline_operator.core.decide.coordinator_pod import CoordinatorPodDecision
 from paceline_operator.core.decide.starting import WAITS_S
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed, Pod
-from paceline_operator.core.plan import Plan
+from paceline_operator.core.plan import PodPlan
 from paceline_operator.core.providers.choice import provider_of
 from paceline_operator.core.report.refused import ALSO, as_condition
 from paceline_operator.core.unheard import TOLD_S
@@ -35,7 +35,7 @@ ALWAYS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedCondition:
     """A condition as a decision wants it; its times are added when it is merged."""
 
     type: ConditionType
@@ -44,7 +44,7 @@ class Wanted:
     message: str
 
 
-def merged(job: Job, wanted: list[Wanted], now_s: float) -> list[dict[str, Any]]:
+def merged(job: JobObject, wanted: list[WantedCondition], now_s: float) -> list[dict[str, Any]]:
     """Return the conditions to write: the wanted ones, and the others as they were.
 
     Args:
@@ -74,7 +74,9 @@ def merged(job: Job, wanted: list[Wanted], now_s: float) -> list[dict[str, Any]]
     return list(result.values())
 
 
-def scheduled(job: Job, plan: Plan, coordinator: CoordinatorPod) -> Wanted:
+def scheduled(
+    job: JobObject, plan: PodPlan, coordinator: CoordinatorPodDecision
+) -> WantedCondition:
     """Return Scheduled: minReplicas workers have a node, and the coordinator's pod is not stuck."""
     assert job.settings is not None
     placed = sum(bool(pod.node) for pod in plan.living)
@@ -82,15 +84,15 @@ def scheduled(job: Job, plan: Plan, coordinator: CoordinatorPod) -> Wanted:
     stuck = _without_node(coordinator.present)
     if placed >= least and not stuck:
         message = f"at least minReplicas = {least} workers have a node"
-        return Wanted(ConditionType.SCHEDULED, True, Reason.PODS_PLACED, message)
+        return WantedCondition(ConditionType.SCHEDULED, True, Reason.PODS_PLACED, message)
     message = provider_of(job).waits(job, plan)
     if message and plan.living:
-        return Wanted(ConditionType.SCHEDULED, False, Reason.QUEUED, message)
+        return WantedCondition(ConditionType.SCHEDULED, False, Reason.QUEUED, message)
     stuck = next(filter(None, map(_without_node, plan.living)), stuck)
     if stuck:
-        return Wanted(ConditionType.SCHEDULED, False, Reason.UNSCHEDULABLE, stuck)
+        return WantedCondition(ConditionType.SCHEDULED, False, Reason.UNSCHEDULABLE, stuck)
     message = f"fewer than minReplicas = {least} workers have a node"
-    return Wanted(ConditionType.SCHEDULED, False, Reason.STARTING, message)
+    return WantedCondition(ConditionType.SCHEDULED, False, Reason.STARTING, message)
 
 
 def _without_node(pod: Pod | None) -> str:
@@ -99,38 +101,42 @@ def _without_node(pod: Pod | None) -> str:
     return f"{pod.name}: {pod.unschedulable}" if pod is not None and stuck else ""
 
 
-def transport_verified(job: Job, seen: Observed) -> Wanted | None:
+def transport_verified(job: JobObject, seen: Observed) -> WantedCondition | None:
     """Return TransportVerified; None until a transport is reported, as in a job of one rank."""
     found = transport.carried(job, seen)
     if found is None:
         return None
     holds, reason, message = transport.explained(job, seen, found)
-    return Wanted(ConditionType.TRANSPORT_VERIFIED, holds, reason, message)
+    return WantedCondition(ConditionType.TRANSPORT_VERIFIED, holds, reason, message)
 
 
-def ring_ready(job: Job, seen: Observed, plan: Plan) -> Wanted | None:
+def ring_ready(job: JobObject, seen: Observed, plan: PodPlan) -> WantedCondition | None:
     """Return the condition RingReady; None if nothing new is known."""
     coordinator = seen.coordinator
     if coordinator is None:
         if job.condition(ConditionType.RING_READY) is None:
-            return Wanted(ConditionType.RING_READY, False, Reason.STARTING, "pods are being made")
+            return WantedCondition(
+                ConditionType.RING_READY, False, Reason.STARTING, "pods are being made"
+            )
         return None
     members = [rank for rank in coordinator.ranks if rank.rank is not None]
     computing = any(rank.state in (RankPhase.ACTIVE, RankPhase.BENCHED) for rank in members)
     if coordinator.membership and computing:
         message = f"{len(members)} ranks in membership {coordinator.membership}"
-        return Wanted(ConditionType.RING_READY, True, Reason.RING_FORMED, message)
+        return WantedCondition(ConditionType.RING_READY, True, Reason.RING_FORMED, message)
     if coordinator.membership and job.holds(ConditionType.RING_READY) and members:
         return None  # a change of the membership takes a moment
     registered = len(coordinator.registered_pods())
     if registered and registered < len(plan.living):
         message = "some workers have come; the start waits for the others"
-        return Wanted(ConditionType.RING_READY, False, Reason.SETTLING, message)
+        return WantedCondition(ConditionType.RING_READY, False, Reason.SETTLING, message)
     message = "the workers have not yet formed a membership"
-    return Wanted(ConditionType.RING_READY, False, Reason.STARTING, message)
+    return WantedCondition(ConditionType.RING_READY, False, Reason.STARTING, message)
 
 
-def degraded(job: Job, seen: Observed, plan: Plan, pod: CoordinatorPod, now_s: float) -> Wanted:
+def degraded(
+    job: JobObject, seen: Observed, plan: PodPlan, pod: CoordinatorPodDecision, now_s: float
+) -> WantedCondition:
     """Return the condition Degraded with the most important problem.
 
     Args:
@@ -146,12 +152,12 @@ def degraded(job: Job, seen: Observed, plan: Plan, pod: CoordinatorPod, now_s: f
     found = _worst(job, seen, plan, pod, now_s)
     if found is None:
         message = "nothing is missing"
-        return Wanted(ConditionType.DEGRADED, False, Reason.RESOLVED, message)
-    return Wanted(ConditionType.DEGRADED, True, *found)
+        return WantedCondition(ConditionType.DEGRADED, False, Reason.RESOLVED, message)
+    return WantedCondition(ConditionType.DEGRADED, True, *found)
 
 
 def _worst(
-    job: Job, seen: Observed, plan: Plan, pod: CoordinatorPod, now_s: float
+    job: JobObject, seen: Observed, plan: PodPlan, pod: CoordinatorPodDecision, now_s: float
 ) -> tuple[str, str] | None:
     """Return reason and message of the most important problem; None if there is none."""
     assert job.settings is not None
@@ -199,7 +205,7 @@ def _worst(
     return as_condition(job, seen.budget_refusal)
 
 
-def _missing(seen: Observed, plan: Plan, now_s: float) -> str:
+def _missing(seen: Observed, plan: PodPlan, now_s: float) -> str:
     """Return what was missing before the first pod, until a worker runs or a minute is over.
 
     After that the kubelet and the scheduler say what the pods wait for.
@@ -211,12 +217,12 @@ def _missing(seen: Observed, plan: Plan, now_s: float) -> str:
     return f"{found.message}; create it, or correct the field: pods that name it wait for it"
 
 
-def _is_away(plan: Plan, now_s: float) -> bool:
+def _is_away(plan: PodPlan, now_s: float) -> bool:
     since_s = plan.clocks.coordinator_away_s
     return since_s is not None and since_s <= now_s - TOLD_S
 
 
-def _not_heard(job: Job, seen: Observed) -> str:
+def _not_heard(job: JobObject, seen: Observed) -> str:
     meanwhile = (
         "rounds go on, membership changes wait"
         if job.has_started
@@ -243,30 +249,32 @@ def _hopeless(pod: Pod) -> bool:
     return pod.waiting.startswith(words)
 
 
-def resizing(job: Job, seen: Observed, plan: Plan) -> Wanted:
+def resizing(job: JobObject, seen: Observed, plan: PodPlan) -> WantedCondition:
     """Return the condition Resizing, True while the workers differ from the target size."""
     assert job.settings is not None
     if job.start_s is None:
-        return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "")
+        return WantedCondition(ConditionType.RESIZING, False, Reason.RESOLVED, "")
     if seen.coordinator is not None and seen.coordinator.stopping:
         # Ranks that have finished have left the membership, and nobody replaces them.
-        return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "the job comes to its end")
+        return WantedCondition(
+            ConditionType.RESIZING, False, Reason.RESOLVED, "the job comes to its end"
+        )
     wanted = job.settings.replicas
     procs = job.settings.procs_per_replica
     full = seen.coordinator.full_pods(procs) if seen.coordinator is not None else None
     replaced = [new for new in plan.new if new.notes]
     if replaced:
-        return Wanted(ConditionType.RESIZING, True, Reason.RANK_REPLACED, replaced[0].why)
+        return WantedCondition(ConditionType.RESIZING, True, Reason.RANK_REPLACED, replaced[0].why)
     if len(plan.living) != wanted or plan.new:
         message = f"{wanted} replicas are wanted"
-        return Wanted(
+        return WantedCondition(
             ConditionType.RESIZING, True, Reason.SCALING, "; ".join([message, *plan.waiting])
         )
     if full is None:
         old = job.condition(ConditionType.RESIZING) or {}
         holds = old.get("status") == "True"
         reason, message = str(old.get("reason") or Reason.RESOLVED), str(old.get("message") or "")
-        return Wanted(ConditionType.RESIZING, holds, reason, message)
+        return WantedCondition(ConditionType.RESIZING, holds, reason, message)
     standby = seen.coordinator.standby_pods() if seen.coordinator is not None else set()
     out = [pod for pod in plan.living if (pod.slot, pod.attempt) not in full]
     joining = [pod for pod in out if (pod.slot, pod.attempt) not in standby]
@@ -276,7 +284,7 @@ def resizing(job: Job, seen: Observed, plan: Plan) -> Wanted:
         names = ", ".join(pod.name for pod in joining[:4])
         message = f"{wanted} replicas are there, {names} not yet in"
         message = "; ".join(filter(None, [message, rest]))
-        return Wanted(ConditionType.RESIZING, True, Reason.SCALING, message)
+        return WantedCondition(ConditionType.RESIZING, True, Reason.SCALING, message)
     message = f"{wanted - idle} of {wanted} replicas train; {rest}"
     message = message if idle else f"all {wanted} replicas train"
-    return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, message)
+    return WantedCondition(ConditionType.RESIZING, False, Reason.RESOLVED, message)

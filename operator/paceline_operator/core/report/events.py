@@ -8,13 +8,13 @@ from typing import Any, Final
 from paceline_api.reasons import ConditionType, Reason
 from paceline_api.status import Status
 
-from paceline_operator.core.changes import Event
+from paceline_operator.core.changes import KubernetesEvent
 from paceline_operator.core.decide import transport
-from paceline_operator.core.decide.coordinator_pod import CoordinatorPod
+from paceline_operator.core.decide.coordinator_pod import CoordinatorPodDecision
 from paceline_operator.core.decide.suspend import Suspension
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed
-from paceline_operator.core.plan import Cause, Plan
+from paceline_operator.core.plan import PodPlan, ReplacementCause
 from paceline_operator.core.report.refused import as_events
 
 RESUMED: Final = "resumed:"
@@ -30,13 +30,13 @@ RESUMED_MAX: Final = 100
 
 
 def events_of(
-    job: Job,
+    job: JobObject,
     seen: Observed,
-    plan: Plan,
+    plan: PodPlan,
     status: Mapping[str, Any],
-    pod: CoordinatorPod,
+    pod: CoordinatorPodDecision,
     resume: str,
-) -> tuple[Event, ...]:
+) -> tuple[KubernetesEvent, ...]:
     """Return the Events of a running job.
 
     Keys name the transition, so the same transition always gives the same Event.
@@ -53,11 +53,11 @@ def events_of(
         All Events, including those that were sent before.
     """
     assert job.settings is not None
-    events: list[Event] = []
+    events: list[KubernetesEvent] = []
     if resume:
         text = f"{resume}; the job goes on from its last checkpoint"
         key = f"resume:{pod.make}"
-        events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, text, warning=True))
+        events.append(KubernetesEvent(key, Reason.RESUMED_FROM_CHECKPOINT, text, warning=True))
     coordinator = seen.coordinator or Status()
     told = {key for key in seen.sent.events if key.startswith((RESUMED, SKIPPED))}
     for happened in coordinator.history:
@@ -66,35 +66,37 @@ def events_of(
         key = f"{SKIPPED if skipped else RESUMED}{coordinator.coordinator}:{happened.seq}"
         if key in told or len(told) < RESUMED_MAX:
             told.add(key)
-            events.append(Event(key, reason, happened.message, warning=skipped))
+            events.append(KubernetesEvent(key, reason, happened.message, warning=skipped))
     if plan.no_fabric:
         key = f"fabric:{job.generation}"
-        events.append(Event(key, Reason.FABRIC_UNAVAILABLE, plan.no_fabric, warning=True))
+        events.append(KubernetesEvent(key, Reason.FABRIC_UNAVAILABLE, plan.no_fabric, warning=True))
     less = (status.get("fabric") or {}).get("message")
     if less and not (job.status.get("fabric") or {}):
-        events.append(Event("fabric:less", Reason.FABRIC_UNAVAILABLE, less, warning=True))
+        events.append(KubernetesEvent("fabric:less", Reason.FABRIC_UNAVAILABLE, less, warning=True))
     events += as_events(job, seen.refusal, seen.budget_refusal)
     now = _degraded(status)
     if now.get("reason") == Reason.OBJECT_MISSING:
         key = f"missing:{job.generation}"
-        events.append(Event(key, Reason.OBJECT_MISSING, now["message"], warning=True))
+        events.append(KubernetesEvent(key, Reason.OBJECT_MISSING, now["message"], warning=True))
     for stuck in plan.stuck:
         reason = Reason.UNSCHEDULABLE if stuck.unschedulable else Reason.POD_NOT_STARTING
         key = f"stuck:{stuck.pods[0]}:{stuck.why.partition(':')[0][:WORD_MAX]}"
-        events.append(Event(key, reason, stuck.message, warning=True))
+        events.append(KubernetesEvent(key, reason, stuck.message, warning=True))
     for new in plan.new:
-        if new.cause is not Cause.NEW:
+        if new.cause is not ReplacementCause.NEW:
             text = f"{job.name}-{new.slot}-{new.attempt} is made: {new.why}"
-            failed = new.cause in (Cause.FAILED, Cause.REFUSED)
+            failed = new.cause in (ReplacementCause.FAILED, ReplacementCause.REFUSED)
             key = f"replace:{new.slot}:{new.attempt}"
-            events.append(Event(key, Reason.RANK_REPLACED, text, warning=failed))
+            events.append(KubernetesEvent(key, Reason.RANK_REPLACED, text, warning=failed))
     if job.start_s is not None and pod.make is not None and seen.used and not job.set_aside:
         text = f"the coordinator is made anew: {pod.why}; rounds go on meanwhile"
-        events.append(Event(f"coordinator:{pod.make}", Reason.COORDINATOR_AWAY, text, warning=True))
+        events.append(
+            KubernetesEvent(f"coordinator:{pod.make}", Reason.COORDINATOR_AWAY, text, warning=True)
+        )
     events += _of_silence(job, seen, plan, status)
     if not job.holds(ConditionType.RING_READY) and _holds(status, ConditionType.RING_READY):
         text = f"{len(coordinator.living)} ranks form the first membership; training runs"
-        events.append(Event(f"ring:{job.highest_attempt}", Reason.RING_FORMED, text))
+        events.append(KubernetesEvent(f"ring:{job.highest_attempt}", Reason.RING_FORMED, text))
     events += _of_changes(job, seen, status)
     for slow in plan.slow:
         text = (
@@ -102,11 +104,13 @@ def events_of(
             f"{slow.slowdown_percent} % of the median step; {slow.action} applies"
         )
         key = f"slow:{slow.pod.name}:{slow.rank.member.local}:{slow.action}"
-        events.append(Event(key, Reason.RANK_SLOW, text, warning=True))
+        events.append(KubernetesEvent(key, Reason.RANK_SLOW, text, warning=True))
     return tuple(events)
 
 
-def _of_silence(job: Job, seen: Observed, plan: Plan, status: Mapping[str, Any]) -> list[Event]:
+def _of_silence(
+    job: JobObject, seen: Observed, plan: PodPlan, status: Mapping[str, Any]
+) -> list[KubernetesEvent]:
     """Return an Event if the coordinator became unreachable, or for another reason than before."""
     now, before = _degraded(status), _degraded(job.status)
     reason = next((r for r in OF_SILENCE if r == now.get("reason")), None)
@@ -114,7 +118,7 @@ def _of_silence(job: Job, seen: Observed, plan: Plan, status: Mapping[str, Any])
         return []
     cause = seen.unheard.cause if seen.unheard else ""
     key = f"unheard:{plan.clocks.coordinator_away_s}:{cause}"
-    return [Event(key, reason, now["message"], warning=True)]
+    return [KubernetesEvent(key, reason, now["message"], warning=True)]
 
 
 def _degraded(status: Mapping[str, Any]) -> dict[str, str]:
@@ -122,20 +126,20 @@ def _degraded(status: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(c.get(name, "")) for c in found for name in ("status", "reason", "message")}
 
 
-def _of_changes(job: Job, seen: Observed, status: Mapping[str, Any]) -> list[Event]:
+def _of_changes(job: JobObject, seen: Observed, status: Mapping[str, Any]) -> list[KubernetesEvent]:
     assert job.settings is not None
     events = []
     before = (job.status.get("collective") or {}).get("mode")
     now = (status.get("collective") or {}).get("mode")
     if before and now and before != now:
         text = f"rounds run in mode {now} instead of {before}"
-        events.append(Event(f"mode:{now}:{job.generation}", Reason.MODE_CHANGED, text))
+        events.append(KubernetesEvent(f"mode:{now}:{job.generation}", Reason.MODE_CHANGED, text))
     found = transport.carried(job, seen)
     if found is not None and transport.verified_at(job):
         holds, _, text = transport.explained(job, seen, found)
         if not holds and job.holds(ConditionType.TRANSPORT_VERIFIED):
             key = f"transport:{status.get('membershipGeneration')}:{found.carrier}"
-            events.append(Event(key, Reason.TRANSPORT_DEGRADED, text, warning=True))
+            events.append(KubernetesEvent(key, Reason.TRANSPORT_DEGRADED, text, warning=True))
     wanted = job.settings.replicas
     coordinator = seen.coordinator
     if (
@@ -144,16 +148,16 @@ def _of_changes(job: Job, seen: Observed, status: Mapping[str, Any]) -> list[Eve
         and coordinator.replicas not in (0, wanted)
     ):
         text = f"{coordinator.replicas} -> {wanted} replicas"
-        events.append(Event(f"scale:{job.generation}", Reason.SCALING, text))
+        events.append(KubernetesEvent(f"scale:{job.generation}", Reason.SCALING, text))
     return events
 
 
-def suspended_event(job: Job, found: Suspension) -> Event:
+def suspended_event(job: JobObject, found: Suspension) -> KubernetesEvent:
     """Return the Event of a suspension: a warning if the job loses its progress."""
     key = f"suspend:{job.generation}:{found.reason}"
     if found.loses_state:
-        return Event(key, Reason.PROGRESS_LOST, found.message, warning=True)
-    return Event(key, found.reason, found.message)
+        return KubernetesEvent(key, Reason.PROGRESS_LOST, found.message, warning=True)
+    return KubernetesEvent(key, found.reason, found.message)
 
 
 def _holds(status: Mapping[str, Any], kind: str) -> bool:

@@ -6,16 +6,16 @@ from typing import Final
 
 from paceline_api.reasons import Reason
 
-from paceline_operator.core.changes import Event
-from paceline_operator.core.job import Job
+from paceline_operator.core.changes import KubernetesEvent
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.providers.choice import provider_of
-from paceline_operator.core.refusals import OBJECTS, RULES, Refusal, remedy, reported
+from paceline_operator.core.refusals import OBJECTS, RULES, CreationRefusal, remedy, reported
 
 ALSO: Final = "; and also: "
 """Text between what is said to one object and to the next."""
 
 
-def as_condition(job: Job, refusal: Refusal | None) -> tuple[Reason, str] | None:
+def as_condition(job: JobObject, refusal: CreationRefusal | None) -> tuple[Reason, str] | None:
     """Return reason and message of Degraded for a refusal; None if users need not know of it."""
     reason = reported(refusal)
     if refusal is None or reason is None:
@@ -25,7 +25,7 @@ def as_condition(job: Job, refusal: Refusal | None) -> tuple[Reason, str] | None
     return reason, ALSO.join(texts)
 
 
-def as_events(job: Job, *refusals: Refusal | None) -> list[Event]:
+def as_events(job: JobObject, *refusals: CreationRefusal | None) -> list[KubernetesEvent]:
     """Return an Event for each refusal that users have to know of."""
     events = []
     every = (each for refusal in refusals if refusal for each in (refusal, *refusal.also))
@@ -35,11 +35,11 @@ def as_events(job: Job, *refusals: Refusal | None) -> list[Event]:
             continue
         rule, facts = RULES[refusal.kind], _facts(job, refusal)
         key, text = rule.event_key.format_map(facts), rule.event.format_map(facts)
-        events.append(Event(key, reason, text, warning=True))
+        events.append(KubernetesEvent(key, reason, text, warning=True))
     return events
 
 
-def _facts(job: Job, refusal: Refusal) -> dict[str, object]:
+def _facts(job: JobObject, refusal: CreationRefusal) -> dict[str, object]:
     provider = provider_of(job)
     api = provider.api
     return {

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from paceline_api.reasons import ConditionType, Reason
 
-from paceline_operator.core.report.conditions import Wanted
+from paceline_operator.core.report.conditions import WantedCondition
 
 NEEDS_SOMEBODY: Final = (
     *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.FABRIC_UNAVAILABLE),
@@ -25,7 +25,9 @@ NO_ROUNDS: Final = (Reason.WAITING_FOR_EVIDENCE, Reason.SPEC_INVALID, Reason.OVE
 """Reasons of Degraded with which a job is not Ready although its membership exists."""
 
 
-def standing(before: Mapping[ConditionType, Wanted], wanted: list[Wanted]) -> list[Wanted]:
+def standing(
+    before: Mapping[ConditionType, WantedCondition], wanted: list[WantedCondition]
+) -> list[WantedCondition]:
     """Return Ready and Stalled.
 
     Args:
@@ -41,13 +43,13 @@ def standing(before: Mapping[ConditionType, Wanted], wanted: list[Wanted]) -> li
     why = _stalled(holding) if not ready.holds else None
     if why is None:
         text = "nobody has to do anything"
-        return [ready, Wanted(ConditionType.STALLED, False, Reason.RESOLVED, text)]
-    return [ready, Wanted(ConditionType.STALLED, True, why.reason, why.message)]
+        return [ready, WantedCondition(ConditionType.STALLED, False, Reason.RESOLVED, text)]
+    return [ready, WantedCondition(ConditionType.STALLED, True, why.reason, why.message)]
 
 
-def stored(kind: ConditionType, condition: Mapping[str, Any]) -> Wanted:
+def stored(kind: ConditionType, condition: Mapping[str, Any]) -> WantedCondition:
     """Return a condition of the stored status as it was wanted then."""
-    return Wanted(
+    return WantedCondition(
         kind,
         condition.get("status") == "True",
         str(condition.get("reason") or ""),
@@ -56,20 +58,20 @@ def stored(kind: ConditionType, condition: Mapping[str, Any]) -> Wanted:
 
 
 def _ready(
-    found: Mapping[ConditionType, Wanted], holding: Mapping[ConditionType, Wanted]
-) -> Wanted:
+    found: Mapping[ConditionType, WantedCondition], holding: Mapping[ConditionType, WantedCondition]
+) -> WantedCondition:
     if done := holding.get(ConditionType.COMPLETE):
-        return Wanted(ConditionType.READY, True, done.reason, done.message)
+        return WantedCondition(ConditionType.READY, True, done.reason, done.message)
     if failed := holding.get(ConditionType.FAILED):
         return _not_ready(failed)
     if suspended := holding.get(ConditionType.SUSPENDED):
         if suspended.reason == Reason.SUSPENDING:
             return _not_ready(suspended)
-        return Wanted(ConditionType.READY, True, suspended.reason, suspended.message)
+        return WantedCondition(ConditionType.READY, True, suspended.reason, suspended.message)
     ring = found.get(ConditionType.RING_READY)
     degraded = holding.get(ConditionType.DEGRADED)
     if ring is not None and ring.holds and not (degraded and degraded.reason in NO_ROUNDS):
-        return Wanted(ConditionType.READY, True, Reason.TRAINING, ring.message)
+        return WantedCondition(ConditionType.READY, True, Reason.TRAINING, ring.message)
     if degraded is not None:
         return _not_ready(degraded)
     scheduled = found.get(ConditionType.SCHEDULED)
@@ -77,14 +79,14 @@ def _ready(
         return _not_ready(scheduled)
     if ring is not None and ring.reason != Reason.SUSPENDED_BY_SPEC:
         return _not_ready(ring)
-    return Wanted(ConditionType.READY, False, Reason.STARTING, "pods are being made")
+    return WantedCondition(ConditionType.READY, False, Reason.STARTING, "pods are being made")
 
 
-def _not_ready(why: Wanted) -> Wanted:
-    return Wanted(ConditionType.READY, False, why.reason, why.message)
+def _not_ready(why: WantedCondition) -> WantedCondition:
+    return WantedCondition(ConditionType.READY, False, why.reason, why.message)
 
 
-def _stalled(holding: Mapping[ConditionType, Wanted]) -> Wanted | None:
+def _stalled(holding: Mapping[ConditionType, WantedCondition]) -> WantedCondition | None:
     if failed := holding.get(ConditionType.FAILED):
         return failed
     degraded = holding.get(ConditionType.DEGRADED)

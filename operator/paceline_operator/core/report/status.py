@@ -19,9 +19,9 @@ from paceline_api.times import seconds_of, timestamp
 from paceline_api.types.status import RANKS_MAX, STRAGGLERS_MAX
 
 from paceline_operator.core.decide import backoff
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed
-from paceline_operator.core.plan import Plan
+from paceline_operator.core.plan import PodPlan
 from paceline_operator.core.providers.choice import provider_of
 from paceline_operator.core.report import conditions
 from paceline_operator.core.report.standing import standing, stored
@@ -54,7 +54,11 @@ PARTIAL: Final = ("quorum", "deadline", "initiator")
 
 
 def running(
-    job: Job, seen: Observed, plan: Plan, wanted: list[conditions.Wanted], now_s: float
+    job: JobObject,
+    seen: Observed,
+    plan: PodPlan,
+    wanted: list[conditions.WantedCondition],
+    now_s: float,
 ) -> dict[str, Any]:
     """Return the status of a job with a valid spec that has not ended.
 
@@ -120,7 +124,9 @@ def running(
     return status
 
 
-def carried(job: Job, wanted: list[conditions.Wanted], now_s: float) -> dict[str, Any]:
+def carried(
+    job: JobObject, wanted: list[conditions.WantedCondition], now_s: float
+) -> dict[str, Any]:
     """Return the stored status with new conditions: the part that every status has.
 
     Args:
@@ -146,7 +152,12 @@ def carried(job: Job, wanted: list[conditions.Wanted], now_s: float) -> dict[str
 
 
 def ended(
-    job: Job, seen: Observed, wanted: list[conditions.Wanted], now_s: float, *, complete: bool
+    job: JobObject,
+    seen: Observed,
+    wanted: list[conditions.WantedCondition],
+    now_s: float,
+    *,
+    complete: bool,
 ) -> dict[str, Any]:
     """Return the last status of a job; it is written once and then never changed.
 
@@ -201,7 +212,7 @@ def figures(seen: Observed) -> dict[str, Any]:
     }
 
 
-def ranks_at_rest(job: Job, seen: Observed, *, complete: bool) -> list[dict[str, Any]]:
+def ranks_at_rest(job: JobObject, seen: Observed, *, complete: bool) -> list[dict[str, Any]]:
     """Return how the last process of each rank ended, once nothing of a job runs any more.
 
     Args:
@@ -251,7 +262,7 @@ def without_eta(status: dict[str, Any]) -> None:
         status["progress"] = {"percent": status["progress"]["percent"]}
 
 
-def _collective(job: Job, seen: Observed) -> dict[str, Any]:
+def _collective(job: JobObject, seen: Observed) -> dict[str, Any]:
     assert seen.coordinator is not None
     coordinator = seen.coordinator
     mode = coordinator.settings.get("mode") or (
@@ -269,7 +280,7 @@ def _collective(job: Job, seen: Observed) -> dict[str, Any]:
     return found
 
 
-def _restarts(job: Job, seen: Observed, plan: Plan) -> dict[str, int]:
+def _restarts(job: JobObject, seen: Observed, plan: PodPlan) -> dict[str, int]:
     before = job.status.get("restarts") or {}
     version = seen.coordinator.version if seen.coordinator is not None else job.round
     told = seen.coordinator.restarts if seen.coordinator is not None else 0
@@ -344,14 +355,14 @@ def _without_arrivals(status: Mapping[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in status.items() if k not in counts}, "conditions": held}
 
 
-def _figures_pause_s(job: Job, now_s: float) -> float:
+def _figures_pause_s(job: JobObject, now_s: float) -> float:
     until_s = seconds_of(job.annotations.get(NOTE_WATCHED))
     watched = until_s is not None and now_s < until_s <= now_s + WATCHED_MAX_S
     return WATCHED_S if watched else FIGURES_S
 
 
 def due(
-    job: Job, status: Mapping[str, Any], seen: Observed, now_s: float
+    job: JobObject, status: Mapping[str, Any], seen: Observed, now_s: float
 ) -> tuple[bool, float | None]:
     """Decide whether the status is to be written now.
 

@@ -13,13 +13,13 @@ from paceline_api.times import timestamp
 from paceline_api.types.enums import FabricRequirement
 
 from paceline_operator.core.decide.transport import OVER, Standing, carried, verified_at
-from paceline_operator.core.job import Job
+from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Observed
 
 MESSAGE_MAX: Final = 1000
 
 
-def transport_status(job: Job, seen: Observed, now_s: float) -> dict[str, Any] | None:
+def transport_status(job: JobObject, seen: Observed, now_s: float) -> dict[str, Any] | None:
     """Return the new status.transport; None if nothing new is known."""
     found = carried(job, seen)
     if found is None:

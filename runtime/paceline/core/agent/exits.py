@@ -51,7 +51,7 @@ class RankOutcome(StrEnum):
     """The command could not be run at all. The shim reports this."""
 
 
-class End(StrEnum):
+class EndKind(StrEnum):
     """Kind of end of a place or a pod, as in `AgentDone.outcome`."""
 
     FINISHED = "finished"
@@ -60,10 +60,10 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class PlaceEnd:
     """The end of a place or a pod."""
 
-    end: End
+    end: EndKind
     message: str
     exit_code: int
     """Exit code of the agent: 0, 1, or 2 for a mistake that only the user can fix."""
@@ -137,7 +137,7 @@ def _cut_short(death: Death) -> bool:
     return death.code is not None and death.code < 0
 
 
-def last_end(death: Death) -> Ended | None:
+def last_end(death: Death) -> PlaceEnd | None:
     """Return how the place ends with this process, or None if another process may follow.
 
     Args:
@@ -149,19 +149,21 @@ def last_end(death: Death) -> Ended | None:
     """
     why = why_it_ended(death)
     if in_order(death):
-        end = End.FINISHED if death.outcome is RankOutcome.FINISHED else End.DRAINED
-        return Ended(end, why, 0)
+        end = EndKind.FINISHED if death.outcome is RankOutcome.FINISHED else EndKind.DRAINED
+        return PlaceEnd(end, why, 0)
     if death.outcome is RankOutcome.FINISHED and _cut_short(death):
-        return Ended(End.FINISHED, why, 0)  # a complete job stays complete (R17)
+        return PlaceEnd(EndKind.FINISHED, why, 0)  # a complete job stays complete (R17)
     if death.outcome is RankOutcome.FINISHED:
         return failed(death.member, why)
     if death.outcome is RankOutcome.DISMISSED and death.kill_why:
-        return Ended(End.DRAINED, why, 0)  # its work was done; only its script did not return
+        return PlaceEnd(
+            EndKind.DRAINED, why, 0
+        )  # its work was done; only its script did not return
     if death.leaving:
         # A rank that takes no part yet, or a job that is over, has no work that could be lost.
         holds_work = death.outcome is not None and not death.over
         lost = EXIT_FAILURE if holds_work else 0
-        return Ended(End.DRAINED, f"rank {death.member}: {death.leaving}; {why}", lost)
+        return PlaceEnd(EndKind.DRAINED, f"rank {death.member}: {death.leaving}; {why}", lost)
     mistake = death.code == EXIT_BAD_INPUT and not death.again
     if mistake or death.outcome is RankOutcome.UNSTARTABLE:
         return failed(death.member, why, EXIT_BAD_INPUT)
@@ -174,9 +176,9 @@ def last_end(death: Death) -> Ended | None:
 
 def failed(
     member: MemberId, why: str, exit_code: int = EXIT_FAILURE, reason: str = "RankFailed"
-) -> Ended:
+) -> PlaceEnd:
     """Return the end of a place whose rank failed."""
-    return Ended(End.FAILED, f"rank {member}: {why}", exit_code, reason)
+    return PlaceEnd(EndKind.FAILED, f"rank {member}: {why}", exit_code, reason)
 
 
 _HINTS: Final = {

@@ -28,8 +28,8 @@ from paceline_api.types.enums import FailureAction
 from paceline.core.agent.exits import (
     CRASHES,
     Death,
-    End,
-    Ended,
+    EndKind,
+    PlaceEnd,
     RankOutcome,
     failed,
     how_it_ended,
@@ -61,7 +61,7 @@ FAILURES_KEPT: Final = 4
 ends the job (R55)."""
 
 
-class Phase(StrEnum):
+class PlacePhase(StrEnum):
     """Phase of a place and the process in it."""
 
     STARTING = "starting"
@@ -95,31 +95,37 @@ class Cue(StrEnum):
     """The deadline or backoff of this phase is over."""
 
 
-NEXT: Final[dict[tuple[Phase, Cue], Phase]] = {
-    (Phase.STARTING, Cue.UP): Phase.RUNNING,
-    (Phase.STARTING, Cue.DEAD_AGAIN): Phase.WAITING,
-    (Phase.STARTING, Cue.DEAD_LAST): Phase.ENDED,
-    (Phase.STARTING, Cue.DRAIN): Phase.KILLED,  # it holds no work yet
-    (Phase.STARTING, Cue.KILL): Phase.KILLED,
-    (Phase.STARTING, Cue.TIME): Phase.KILLED,
-    (Phase.RUNNING, Cue.DEAD_AGAIN): Phase.WAITING,
-    (Phase.RUNNING, Cue.DEAD_LAST): Phase.ENDED,
-    (Phase.RUNNING, Cue.DRAIN): Phase.DRAINING,
-    (Phase.RUNNING, Cue.KILL): Phase.KILLED,
-    (Phase.RUNNING, Cue.TIME): Phase.KILLED,  # the script did not return after the end of its work
-    (Phase.DRAINING, Cue.DEAD_LAST): Phase.ENDED,
-    (Phase.DRAINING, Cue.DRAIN): Phase.DRAINING,  # a second SIGTERM must not cut the drain short
-    (Phase.DRAINING, Cue.KILL): Phase.KILLED,
-    (Phase.DRAINING, Cue.TIME): Phase.KILLED,
-    (Phase.KILLED, Cue.DEAD_AGAIN): Phase.WAITING,
-    (Phase.KILLED, Cue.DEAD_LAST): Phase.ENDED,
-    (Phase.KILLED, Cue.DRAIN): Phase.KILLED,
-    (Phase.KILLED, Cue.KILL): Phase.KILLED,
-    (Phase.WAITING, Cue.DRAIN): Phase.ENDED,
-    (Phase.WAITING, Cue.KILL): Phase.WAITING,  # the evidence is already there
-    (Phase.WAITING, Cue.TIME): Phase.STARTING,
-    (Phase.ENDED, Cue.DRAIN): Phase.ENDED,
-    (Phase.ENDED, Cue.KILL): Phase.ENDED,
+NEXT: Final[dict[tuple[PlacePhase, Cue], PlacePhase]] = {
+    (PlacePhase.STARTING, Cue.UP): PlacePhase.RUNNING,
+    (PlacePhase.STARTING, Cue.DEAD_AGAIN): PlacePhase.WAITING,
+    (PlacePhase.STARTING, Cue.DEAD_LAST): PlacePhase.ENDED,
+    (PlacePhase.STARTING, Cue.DRAIN): PlacePhase.KILLED,  # it holds no work yet
+    (PlacePhase.STARTING, Cue.KILL): PlacePhase.KILLED,
+    (PlacePhase.STARTING, Cue.TIME): PlacePhase.KILLED,
+    (PlacePhase.RUNNING, Cue.DEAD_AGAIN): PlacePhase.WAITING,
+    (PlacePhase.RUNNING, Cue.DEAD_LAST): PlacePhase.ENDED,
+    (PlacePhase.RUNNING, Cue.DRAIN): PlacePhase.DRAINING,
+    (PlacePhase.RUNNING, Cue.KILL): PlacePhase.KILLED,
+    (
+        PlacePhase.RUNNING,
+        Cue.TIME,
+    ): PlacePhase.KILLED,  # the script did not return after the end of its work
+    (PlacePhase.DRAINING, Cue.DEAD_LAST): PlacePhase.ENDED,
+    (
+        PlacePhase.DRAINING,
+        Cue.DRAIN,
+    ): PlacePhase.DRAINING,  # a second SIGTERM must not cut the drain short
+    (PlacePhase.DRAINING, Cue.KILL): PlacePhase.KILLED,
+    (PlacePhase.DRAINING, Cue.TIME): PlacePhase.KILLED,
+    (PlacePhase.KILLED, Cue.DEAD_AGAIN): PlacePhase.WAITING,
+    (PlacePhase.KILLED, Cue.DEAD_LAST): PlacePhase.ENDED,
+    (PlacePhase.KILLED, Cue.DRAIN): PlacePhase.KILLED,
+    (PlacePhase.KILLED, Cue.KILL): PlacePhase.KILLED,
+    (PlacePhase.WAITING, Cue.DRAIN): PlacePhase.ENDED,
+    (PlacePhase.WAITING, Cue.KILL): PlacePhase.WAITING,  # the evidence is already there
+    (PlacePhase.WAITING, Cue.TIME): PlacePhase.STARTING,
+    (PlacePhase.ENDED, Cue.DRAIN): PlacePhase.ENDED,
+    (PlacePhase.ENDED, Cue.KILL): PlacePhase.ENDED,
 }
 """Next phase for each possible pair. Every other pair is impossible: a process reports once and
 dies once, and only armed timers fire."""
@@ -169,7 +175,7 @@ class NeverStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class ProcessDrain:
     """The process is to leave in order; its work is handed over first."""
 
     why: str
@@ -183,12 +189,12 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class JobClosing:
     """All ranks of the job are released: from now on no process is started (R17)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shutdown:
+class JobShutdown:
     """The job is over; the process is to end."""
 
     why: str
@@ -199,7 +205,17 @@ class Tick:
     """The time `wake_at_ns` has come."""
 
 
-Event = Up | ReportedOutcome | Exited | NeverStarted | Drain | Kill | Closing | Shutdown | Tick
+Event = (
+    Up
+    | ReportedOutcome
+    | Exited
+    | NeverStarted
+    | ProcessDrain
+    | Kill
+    | JobClosing
+    | JobShutdown
+    | Tick
+)
 
 # ---- effects -----------------------------------------------------------------------------------
 
@@ -239,7 +255,7 @@ Effect = Launch | Command | SendKill | Report
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RankLimits:
     """Limits of a job on its rank processes."""
 
     restarts_max: int
@@ -261,7 +277,7 @@ def backoff_ns(failures: int) -> int:
 class Place:
     """One place of the pod and the process in it, as a pure state machine."""
 
-    def __init__(self, slot: int, local: int, pod_attempt: int, limits: Limits) -> None:
+    def __init__(self, slot: int, local: int, pod_attempt: int, limits: RankLimits) -> None:
         """Start in phase WAITING with a Tick due at once, which launches the first process.
 
         Args:
@@ -271,8 +287,8 @@ class Place:
             limits: Limits of the job.
         """
         self.member = MemberId(slot, local, pod_attempt * ATTEMPT_STRIDE)
-        self.phase = Phase.WAITING
-        self.ended: Ended | None = None
+        self.phase = PlacePhase.WAITING
+        self.ended: PlaceEnd | None = None
         self.dead: list[MemberId] = []
         """All processes of this place that were reaped, for `AgentHello` (R6, R25)."""
         self.failures: deque[RankDead] = deque(maxlen=FAILURES_KEPT)
@@ -305,8 +321,8 @@ class Place:
     @property
     def alive(self) -> bool:
         """Return True if the user's command may be running."""
-        return self.phase in (Phase.RUNNING, Phase.DRAINING) or (
-            self.phase is Phase.KILLED and self._up_ns is not None
+        return self.phase in (PlacePhase.RUNNING, PlacePhase.DRAINING) or (
+            self.phase is PlacePhase.KILLED and self._up_ns is not None
         )
 
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
@@ -332,11 +348,11 @@ class Place:
                 return self._dead(now_ns, event)
             case NeverStarted():
                 return self._dead(now_ns, event)
-            case Drain():
+            case ProcessDrain():
                 return self._leave(now_ns + self._limits.drain_ns, "drain", event.why)
-            case Closing():
+            case JobClosing():
                 return self._close(now_ns)
-            case Shutdown():
+            case JobShutdown():
                 return self._leave(now_ns + SHUTDOWN_NS, "shutdown", event.why)
             case Kill():
                 return self._kill(event.why)
@@ -364,12 +380,12 @@ class Place:
     def _reported(self, now_ns: int, event: ReportedOutcome) -> list[Effect]:
         """Note the outcome; bound the time of the script after the end of its rank's work."""
         self._told = event
-        if self.phase not in (Phase.RUNNING, Phase.DRAINING):
+        if self.phase not in (PlacePhase.RUNNING, PlacePhase.DRAINING):
             return []
         if event.outcome is RankOutcome.FINISHED:
             self._overtime = _overtime("the job was complete", self._limits.finish_ns)
             self.wake_at_ns = now_ns + self._limits.finish_ns
-        elif event.outcome is RankOutcome.DISMISSED and self.phase is Phase.RUNNING:
+        elif event.outcome is RankOutcome.DISMISSED and self.phase is PlacePhase.RUNNING:
             self._overtime = _overtime("it was dismissed", DISMISSED_NS)
             self.wake_at_ns = now_ns + DISMISSED_NS
         return []
@@ -379,21 +395,21 @@ class Place:
         self._leaving = self._leaving or why
         self._over = self._over or kind == "shutdown"
         self._go(Cue.DRAIN)
-        if self.phase is Phase.ENDED and before is Phase.WAITING:
+        if self.phase is PlacePhase.ENDED and before is PlacePhase.WAITING:
             self.wake_at_ns = None
-            self.ended = Ended(End.DRAINED, why, 0)
-        if self.phase is Phase.KILLED:
-            return [] if before is Phase.KILLED else self._send_kill(why)
-        if self.phase is not Phase.DRAINING:
+            self.ended = PlaceEnd(EndKind.DRAINED, why, 0)
+        if self.phase is PlacePhase.KILLED:
+            return [] if before is PlacePhase.KILLED else self._send_kill(why)
+        if self.phase is not PlacePhase.DRAINING:
             return []
         if self._over and self._told is None:
             # It takes no part, so it has nothing to save. It may be importing for minutes yet.
             return self._kill(why)
         released = self._told is not None and self._told.outcome is RankOutcome.FINISHED
         # A second request shortens the deadline only if the job is over.
-        if not released and (before is Phase.RUNNING or kind == "shutdown"):
+        if not released and (before is PlacePhase.RUNNING or kind == "shutdown"):
             self.wake_at_ns = min(deadline_ns, self.wake_at_ns or deadline_ns)
-        repeated = before is Phase.DRAINING and kind == "drain"
+        repeated = before is PlacePhase.DRAINING and kind == "drain"
         return [] if repeated else [Command(self.member, kind, why)]
 
     def _close(self, now_ns: int) -> list[Effect]:
@@ -401,7 +417,7 @@ class Place:
         if self._told is None:
             return self._leave(now_ns, "shutdown", RELEASED)
         self._leaving, self._over = self._leaving or RELEASED, True
-        if self.phase is Phase.RUNNING and self.wake_at_ns is None:
+        if self.phase is PlacePhase.RUNNING and self.wake_at_ns is None:
             # It may never read its RELEASE, because all of its threads may be stuck.
             self._overtime = _overtime(RELEASED, self._limits.finish_ns)
             self.wake_at_ns = now_ns + self._limits.finish_ns
@@ -410,7 +426,7 @@ class Place:
     def _kill(self, why: str) -> list[Effect]:
         before = self.phase
         self._go(Cue.KILL)
-        return self._send_kill(why) if self.phase is Phase.KILLED is not before else []
+        return self._send_kill(why) if self.phase is PlacePhase.KILLED is not before else []
 
     def _send_kill(self, why: str) -> list[Effect]:
         self.wake_at_ns, self._kill_why = None, why
@@ -421,9 +437,9 @@ class Place:
             return []  # a stale timer
         before = self.phase
         self._go(Cue.TIME)
-        if before is Phase.WAITING:
+        if before is PlacePhase.WAITING:
             return self._launch(now_ns)
-        if before is Phase.STARTING:
+        if before is PlacePhase.STARTING:
             return self._send_kill(f"it did not start within {START_NS // NS_PER_S} s")
         return self._send_kill(self._overtime or f"it did not leave in time ({self._leaving})")
 
@@ -484,7 +500,7 @@ class Place:
             self.failures.append(dead)
         return [Report(dead)]
 
-    def _failure(self, why: str, *, counts: bool) -> Ended | None:
+    def _failure(self, why: str, *, counts: bool) -> PlaceEnd | None:
         """Count a failure that another process may fix.
 
         Args:
@@ -508,7 +524,7 @@ def _overtime(since: str, bound_ns: int) -> str:
     return f"its script was still running {bound_ns / NS_PER_S:g} s after {since}"
 
 
-def pod_end(places: list[Place]) -> Ended | None:
+def pod_end(places: list[Place]) -> PlaceEnd | None:
     """Return how the pod ended; None while a place is still in use.
 
     Args:
@@ -521,7 +537,7 @@ def pod_end(places: list[Place]) -> Ended | None:
     ends = [place.ended for place in places if place.ended is not None]
     if len(ends) < len(places):
         return None
-    order = (End.FAILED, End.FINISHED, End.DRAINED)
+    order = (EndKind.FAILED, EndKind.FINISHED, EndKind.DRAINED)
     worst = min(ends, key=lambda ended: order.index(ended.end))
     return replace(worst, exit_code=max(ended.exit_code for ended in ends))
 
@@ -535,5 +551,5 @@ def reason_to_leave(places: list[Place]) -> str:
     Returns:
         The message of the first failure; empty if the pod may stay.
     """
-    failed = (place.ended for place in places if place.ended and place.ended.end is End.FAILED)
+    failed = (place.ended for place in places if place.ended and place.ended.end is EndKind.FAILED)
     return next((ended.message for ended in failed), "")

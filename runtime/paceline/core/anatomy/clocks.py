@@ -13,7 +13,7 @@ from statistics import median
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class ReductionSpan:
     """Start and end of a host's reduction of the last segment of a round."""
 
     begun_ns: int
@@ -34,13 +34,13 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    sum: Sum
+    sum: ReductionSpan
     """The reduction, on the reference clock."""
     off_ns: int
     """Upper bound on the error of its times."""
 
 
-def align(hosts: Mapping[str, Mapping[int, Sum]]) -> dict[str, Clock]:
+def align(hosts: Mapping[str, Mapping[int, ReductionSpan]]) -> dict[str, Clock]:
     """Return the clock of each host that can be aligned.
 
     Hosts whose samples were collected at different times may have no round in common. They are
@@ -64,12 +64,12 @@ def align(hosts: Mapping[str, Mapping[int, Sum]]) -> dict[str, Clock]:
             break
         clock = clocks[nearest] = _beside(hosts[nearest], known)
         for number, own in hosts[nearest].items():
-            moved = Sum(own.begun_ns + clock.shift_ns, own.ended_ns + clock.shift_ns)
+            moved = ReductionSpan(own.begun_ns + clock.shift_ns, own.ended_ns + clock.shift_ns)
             known.setdefault(number, _Known(moved, clock.off_ns))
     return clocks
 
 
-def _beside(own: Mapping[int, Sum], known: Mapping[int, _Known]) -> Clock:
+def _beside(own: Mapping[int, ReductionSpan], known: Mapping[int, _Known]) -> Clock:
     """Return the clock of a host that shares at least one round with the known ones."""
     pairs = [(known[number], own[number]) for number in own.keys() & known.keys()]
     shift_ns = round(median(one.sum.ended_ns - other.ended_ns for one, other in pairs))

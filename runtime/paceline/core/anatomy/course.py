@@ -25,7 +25,7 @@ SPEED: Final = "rounds per second"
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SeriesPoint:
     """The mean of a value over an interval."""
 
     at_s: float
@@ -34,14 +34,14 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TimeSeries:
     """One value over time, in order of time."""
 
     name: str
-    points: tuple[Point, ...]
+    points: tuple[SeriesPoint, ...]
 
 
-def course(pods: Sequence[PodSamples]) -> tuple[Line, ...]:
+def course(pods: Sequence[PodSamples]) -> tuple[TimeSeries, ...]:
     """Return how a job has run so far.
 
     Args:
@@ -51,13 +51,13 @@ def course(pods: Sequence[PodSamples]) -> tuple[Line, ...]:
         First the rounds per second, then each figure that the script logs, by name. A line with
         less than two points is left out.
     """
-    lines = [Line(SPEED, tuple(_speed(pods)))]
+    lines = [TimeSeries(SPEED, tuple(_speed(pods)))]
     names = sorted({name for pod in pods for moment in pod.course for name in moment.figures})
-    lines += [Line(name, tuple(_figure(pods, name))) for name in names]
+    lines += [TimeSeries(name, tuple(_figure(pods, name))) for name in names]
     return tuple(line for line in lines if len(line.points) > 1)
 
 
-def _speed(pods: Sequence[PodSamples]) -> Iterable[Point]:
+def _speed(pods: Sequence[PodSamples]) -> Iterable[SeriesPoint]:
     """Yield the rounds per second, from the pod that saw most: clocks of hosts may differ."""
     longest = max(pods, key=lambda pod: _length_ms(pod.course), default=None)
     if longest is None:
@@ -70,10 +70,10 @@ def _speed(pods: Sequence[PodSamples]) -> Iterable[Point]:
         moments = [moment for moment in moments if moment.round < last]
     for earlier, later in pairwise(_thinned(moments)):
         took_s = (later.wall_ms - earlier.wall_ms) / MS_PER_S
-        yield Point(later.wall_ms / MS_PER_S, (later.round - earlier.round) / took_s)
+        yield SeriesPoint(later.wall_ms / MS_PER_S, (later.round - earlier.round) / took_s)
 
 
-def _figure(pods: Sequence[PodSamples], name: str) -> Iterable[Point]:
+def _figure(pods: Sequence[PodSamples], name: str) -> Iterable[SeriesPoint]:
     """Yield the means of a figure. Only the lowest active rank reports it, so pods take turns."""
     reports = (moment for pod in pods for moment in pod.course if name in moment.figures)
     for earlier, later in pairwise(_thinned(_rising(reports))):
@@ -83,7 +83,7 @@ def _figure(pods: Sequence[PodSamples], name: str) -> Iterable[Point]:
         )
         more = weight - earlier_weight
         if more > 0 and isfinite(mean := (total - earlier_total) / more):
-            yield Point(later.wall_ms / MS_PER_S, mean)
+            yield SeriesPoint(later.wall_ms / MS_PER_S, mean)
 
 
 def _length_ms(course: Sequence[Moment]) -> int:

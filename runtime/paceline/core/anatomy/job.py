@@ -11,7 +11,7 @@ from typing import Final
 from paceline_api.times import NS_PER_S, NS_PER_US, US_PER_S
 from paceline_api.types.enums import Mode
 
-from paceline.core.anatomy.clocks import Clock, Sum, align
+from paceline.core.anatomy.clocks import Clock, ReductionSpan, align
 from paceline.core.anatomy.dissect import Part, RankAnatomy, dissect, summarise
 from paceline.core.anatomy.samples import PodSamples, RankSamples, SilentPod, place_of_member
 from paceline.core.protocol.shadow import Hindsight, hindsight
@@ -30,7 +30,7 @@ late gradients."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankRun:
     """The samples of one rank process, and what follows from them."""
 
     samples: RankSamples
@@ -77,7 +77,7 @@ class SlowRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class ModeSaving:
     """Estimated effect of another mode, in the rounds for which all arrivals are known."""
 
     mode: str
@@ -106,7 +106,7 @@ class JobAnatomy:
     """The anatomy of a job, computed from the samples of its pods."""
 
     job: str
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankRun, ...]
     step_s: float
     """Mean duration of a step over the ranks, in seconds."""
     slow: tuple[SlowRank, ...]
@@ -115,7 +115,7 @@ class JobAnatomy:
     """Duration of each part, in seconds per step: the mean over the ranks."""
     blame: tuple[Blame, ...]
     """Workers that others waited for, the most expensive first."""
-    savings: tuple[Saving, ...]
+    savings: tuple[ModeSaving, ...]
     """Estimated effect of each partial mode; empty if pods are missing, or no round is known from
     all ranks."""
     rounds: int
@@ -160,7 +160,7 @@ def analyse(pods: Sequence[PodSamples], silent: Sequence[SilentPod] = ()) -> Job
     found = [(pod.host, rank) for pod in pods for rank in pod.ranks if rank.steps]
     clocks = align(_sums(found))
     ranks = tuple(
-        Rank(rank, host, clocks.get(host), summarise(rank.steps, rank.rounds))
+        RankRun(rank, host, clocks.get(host), summarise(rank.steps, rank.rounds))
         for host, rank in found
     )
     parts = {part: fmean(rank.anatomy.parts[part] for rank in ranks) for part in Part}
@@ -174,7 +174,7 @@ def analyse(pods: Sequence[PodSamples], silent: Sequence[SilentPod] = ()) -> Job
     )
 
 
-def _sums(found: Sequence[tuple[str, RankSamples]]) -> dict[str, dict[int, Sum]]:
+def _sums(found: Sequence[tuple[str, RankSamples]]) -> dict[str, dict[int, ReductionSpan]]:
     """Return the last reduction of each round, by host and round.
 
     A living rank overrides one that died in its place: it comes later.
@@ -185,16 +185,16 @@ def _sums(found: Sequence[tuple[str, RankSamples]]) -> dict[str, dict[int, Sum]]
     Returns:
         The reductions.
     """
-    sums: dict[str, dict[int, Sum]] = {host: {} for host, _ in found}
+    sums: dict[str, dict[int, ReductionSpan]] = {host: {} for host, _ in found}
     for host, rank in found:
         for sample in rank.rounds:
             if sample.segments:
                 last = sample.segments[-1]
-                sums[host][sample.round] = Sum(last.begun_ns, last.ended_ns)
+                sums[host][sample.round] = ReductionSpan(last.begun_ns, last.ended_ns)
     return sums
 
 
-def _slow(ranks: Sequence[Rank], step_s: float) -> tuple[SlowRank, ...]:
+def _slow(ranks: Sequence[RankRun], step_s: float) -> tuple[SlowRank, ...]:
     """Return the workers that are slow, whether or not the mode lets others wait for them.
 
     Medians decide, so a single long step makes no rank slow.
@@ -228,7 +228,7 @@ def _own_s(rank: RankSamples) -> dict[Part, float]:
     return {part: median(each[part] for each in parts) / NS_PER_S for part in OWN}
 
 
-def _blame(ranks: Sequence[Rank]) -> tuple[Blame, ...]:
+def _blame(ranks: Sequence[RankRun]) -> tuple[Blame, ...]:
     """Return the cost that each worker caused, the most expensive first."""
     cost_s: defaultdict[str, float] = defaultdict(float)
     per_step_s: defaultdict[str, list[float]] = defaultdict(list)
@@ -247,7 +247,7 @@ def _blame(ranks: Sequence[Rank]) -> tuple[Blame, ...]:
     )
 
 
-def arrivals(ranks: Sequence[Rank]) -> dict[int, list[int]]:
+def arrivals(ranks: Sequence[RankRun]) -> dict[int, list[int]]:
     """Return the sorted arrival times of each round in which every worker had a fresh gradient."""
     latest = {rank.worker: rank for rank in ranks}.values()
     came: defaultdict[int, list[int]] = defaultdict(list)
@@ -258,7 +258,7 @@ def arrivals(ranks: Sequence[Rank]) -> dict[int, list[int]]:
     return {number: sorted(ns) for number, ns in came.items() if len(ns) == len(latest)}
 
 
-def _savings(ranks: Sequence[Rank]) -> tuple[tuple[Saving, ...], int]:
+def _savings(ranks: Sequence[RankRun]) -> tuple[tuple[ModeSaving, ...], int]:
     """Return what each partial mode would have saved, and the number of rounds used.
 
     Grace and deadline are ignored: they follow from settings and from earlier rounds.
@@ -282,16 +282,16 @@ def _savings(ranks: Sequence[Rank]) -> tuple[tuple[Saving, ...], int]:
             total += hindsight(us, us[-1], us[max(0, quorum - 1)])
         each = count * len(known)
         name = f"{mode} of {quorum}" if mode == Mode.QUORUM else mode
-        savings.append(Saving(name, total.saved_us / US_PER_S / each, total.late / each))
+        savings.append(ModeSaving(name, total.saved_us / US_PER_S / each, total.late / each))
     return tuple(savings), len(known)
 
 
 def _advice(
-    ranks: Sequence[Rank],
+    ranks: Sequence[RankRun],
     parts: Mapping[Part, float],
     step_s: float,
     blame: Sequence[Blame],
-    savings: Sequence[Saving],
+    savings: Sequence[ModeSaving],
 ) -> tuple[Advice, ...]:
     found = []
     for part, text in CHANGES.items():
@@ -312,7 +312,7 @@ def _advice(
     return tuple(sorted(found, key=lambda advice: -advice.seconds))
 
 
-def _about(worker: str, ranks: Sequence[Rank]) -> str:
+def _about(worker: str, ranks: Sequence[RankRun]) -> str:
     """Explain why others wait for this worker: which part of its step is longer than theirs."""
     own = [rank.anatomy for rank in ranks if rank.worker == worker]
     others = [rank.anatomy for rank in ranks if rank.worker != worker]
@@ -364,13 +364,13 @@ CHANGES: Final = {
 """Advice for each part that is a large share of the step."""
 
 
-def known_rounds(ranks: Sequence[Rank]) -> range:
+def known_rounds(ranks: Sequence[RankRun]) -> range:
     """Return the range from the first to the last round that any rank knows."""
     numbers = _known_by(ranks)
     return range(min(numbers), max(numbers) + 1) if numbers else range(0)
 
 
-def latest_rounds(ranks: Sequence[Rank], count: int) -> range:
+def latest_rounds(ranks: Sequence[RankRun], count: int) -> range:
     """Return at most `count` rounds that end with the last round known to the most ranks.
 
     Agents are not all asked at the same time, so some ranks know later rounds than others.
@@ -390,6 +390,6 @@ def latest_rounds(ranks: Sequence[Rank], count: int) -> range:
     return range(max(min(numbers), end - count), end)
 
 
-def _known_by(ranks: Sequence[Rank]) -> Counter[int]:
+def _known_by(ranks: Sequence[RankRun]) -> Counter[int]:
     """Return how many ranks know each round."""
     return Counter(sample.round for rank in ranks for sample in rank.samples.rounds)

@@ -57,7 +57,7 @@ ShortText = Annotated[str, Meta(max_length=253)]
 """A text that is long enough for any DNS name, and so for any Kubernetes name."""
 
 
-class Phase(IntEnum):
+class StepPhase(IntEnum):
     """The activity of the main thread between two calls of step()."""
 
     SCRIPT = 0

@@ -13,7 +13,7 @@ from paceline.core.coordinator.events import ToAgent
 from paceline.core.coordinator.report import carrier
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.sizes import pods_to_drain
-from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.state import CoordinatorPhase, CoordinatorState
 
 
 def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
@@ -59,7 +59,7 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
             pod = c.roster.pod(message.slot, message.attempt, c.now_ns)
             pod.done = message.outcome
             pod.living.clear()
-            if message.outcome == "failed" and c.phase is not Phase.RELEASED:
+            if message.outcome == "failed" and c.phase is not CoordinatorPhase.RELEASED:
                 ending.fail(c, message.reason, message.message)
     news = beats or pod.silent or len(c.roster.pods) > pods
     if not silence.is_awake(c, pod):
@@ -89,7 +89,7 @@ def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
         _died(c, dead.member, dead.why, dead.exit_code, fails=fails)
     for member in hello.dead:
         _died(c, member, "reaped by its agent", 0)
-    if c.phase is Phase.RELEASED:
+    if c.phase is CoordinatorPhase.RELEASED:
         ending.close(c, pod)
     if c.pace_told is not None and c.pace_told != c.config.pace.to_agent(0, 0):
         c.effects.append(ToAgent(pod.slot, pod.attempt, c.pace_told))
@@ -157,7 +157,7 @@ def _died(
     if seen.dead:
         return
     seen.dead, seen.connected = why or "it has ended", False
-    quiet = seen.dismissed or c.phase is Phase.RELEASED
+    quiet = seen.dismissed or c.phase is CoordinatorPhase.RELEASED
     if fails or not quiet:
         c.happened("RankDied", f"rank {member}: {why}", {"exit_code": str(exit_code)})
 
@@ -171,9 +171,9 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
         fails: True if its script ended it.
     """
     seen = c.roster.rank(message.member)
-    if message.exit_code == 0 or seen.kill_asked or c.phase is Phase.ENDED:
+    if message.exit_code == 0 or seen.kill_asked or c.phase is CoordinatorPhase.ENDED:
         return
-    if c.phase is Phase.RELEASED:
+    if c.phase is CoordinatorPhase.RELEASED:
         _after_the_release(c, message)
         return
     action = ruled(c.config.failure_rules, message.exit_code)

@@ -16,7 +16,7 @@ from paceline_api.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core import messages as m
 from paceline.core.coordinator import ending, forming, joining, scripts
 from paceline.core.coordinator.roster import KnownRank
-from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.state import CoordinatorPhase, CoordinatorState
 from paceline.core.differences import difference
 from paceline.core.protocol.records import Gen
 from paceline.core.protocol.rows import members_of
@@ -131,9 +131,9 @@ def change_when_due(c: CoordinatorState) -> None:
         expected = present  # ranks that are not ready can promise too, as R6 (b) may need
         waits = would_wait(c, expected)
     if waits:
-        if c.phase is not Phase.WAITING:
+        if c.phase is not CoordinatorPhase.WAITING:
             c.happened("WaitingForEvidence", f"{c.why}: {waits}")
-        c.phase, c.waits = Phase.WAITING, waits
+        c.phase, c.waits = CoordinatorPhase.WAITING, waits
         return
     _prepare(c, {s.member for s in expected})
 
@@ -168,7 +168,7 @@ def _prepare(c: CoordinatorState, asked: set[MemberId]) -> None:
     c.counter += 1
     c.proposal = GenerationId(max(1, c.incarnation), c.uid, c.counter)
     c.incarnation = c.proposal.incarnation
-    c.phase = Phase.PREPARING
+    c.phase = CoordinatorPhase.PREPARING
     c.asked, c.asked_ns = asked, c.now_ns
     c.reports = {}
     c.due_ns = None
@@ -184,7 +184,7 @@ def ask_again(c: CoordinatorState, register: m.Register) -> None:
     Both messages are idempotent.
     """
     member = register.member
-    if c.phase is Phase.PREPARING:
+    if c.phase is CoordinatorPhase.PREPARING:
         if member in c.asked and register.promise < c.proposal:
             c.tell(member, m.Prepare(c.proposal))
         return
@@ -202,7 +202,7 @@ def evaluate(c: CoordinatorState) -> None:
     lost = sorted(x for x in c.asked if not c.roster.rank(x).present)
     if lost or c.due_ns is not None:
         c.want_change(c.why or f"rank {lost[0]} was lost during the change", 0)
-        c.phase = Phase.WAITING
+        c.phase = CoordinatorPhase.WAITING
         change_when_due(c)
         return
     if c.reports.keys() != c.asked:
@@ -223,8 +223,8 @@ def evaluate(c: CoordinatorState) -> None:
         draining=joining.draining(c),
     )
     match answer:
-        case forming.Wait(why=why):
-            c.phase, c.waits = Phase.WAITING, why
+        case forming.EvidenceWait(why=why):
+            c.phase, c.waits = CoordinatorPhase.WAITING, why
             c.happened("WaitingForEvidence", f"{c.why}: {why}")
             c.want_change(c.why, 0)
         case forming.Finished(checkpoint=kept):
@@ -275,7 +275,7 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
     c.commit = commit
     c.index = {member: n for n, member in enumerate(gen.members)}
     c.settings = gen.settings or c.settings
-    c.phase = Phase.STARTING
+    c.phase = CoordinatorPhase.STARTING
     c.version = max(c.version, gen.version)
     c.unstarted, c.complained = set(gen.members), set()
     for member in sorted(c.reports):
@@ -411,5 +411,5 @@ def _resumed(c: CoordinatorState, kept: Kept) -> None:
 
 def all_started(c: CoordinatorState) -> None:
     """Enter phase RUNNING: all members have reported STARTED."""
-    c.phase = Phase.RUNNING
+    c.phase = CoordinatorPhase.RUNNING
     c.history.all_started(c.now_ns)

@@ -12,7 +12,7 @@ from paceline.core import messages as m
 from paceline.core.coordinator import scripts
 from paceline.core.coordinator.events import JobEnded, ToAgent
 from paceline.core.coordinator.roster import KnownPod, KnownRank
-from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.state import CoordinatorPhase, CoordinatorState
 from paceline.core.coordinator.timeouts import OVERTIME_NS
 from paceline.core.coordinator.wording import format_clock, named
 from paceline.core.protocol.snapshot import Kept
@@ -28,7 +28,7 @@ def some_stopped(c: CoordinatorState) -> bool:
 
 def release_when_stopped(c: CoordinatorState) -> None:
     """Release the job once all members with state have reported the stop round (R17)."""
-    if c.gen is None or c.phase not in (Phase.STARTING, Phase.RUNNING):
+    if c.gen is None or c.phase not in (CoordinatorPhase.STARTING, CoordinatorPhase.RUNNING):
         return
     members = [c.roster.rank(x) for x in c.gen.members]
     from_the_start = set(c.gen.with_state)
@@ -53,9 +53,9 @@ def release(c: CoordinatorState, generation: GenerationId, version: int) -> None
         generation: Generation of the last GEN record.
         version: Version of the final weights.
     """
-    if c.phase in (Phase.RELEASED, Phase.ENDED):
+    if c.phase in (CoordinatorPhase.RELEASED, CoordinatorPhase.ENDED):
         return
-    c.phase = Phase.RELEASED
+    c.phase = CoordinatorPhase.RELEASED
     c.version = version
     c.released, c.released_ns = (generation, version), c.now_ns
     end = "they end here, as was asked for" if c.stop_asked else "the job is complete"
@@ -126,7 +126,7 @@ def fail_without_a_slot(c: CoordinatorState) -> None:
 
     The job could not be complete without it, so the others do not train to their end.
     """
-    if c.phase is not Phase.RELEASED and (failures := scripts.lost_slots(c)):
+    if c.phase is not CoordinatorPhase.RELEASED and (failures := scripts.lost_slots(c)):
         fail(
             c,
             "ScriptFailed",
@@ -180,7 +180,7 @@ def running_scripts(c: CoordinatorState) -> str:
     Returns:
         One sentence for people; empty if there are none, or if the release is too recent.
     """
-    if c.phase is not Phase.RELEASED or c.now_ns < overtime_due_ns(c):
+    if c.phase is not CoordinatorPhase.RELEASED or c.now_ns < overtime_due_ns(c):
         return ""
     running = [
         f"rank {member} on {seen.register.host}"
@@ -206,7 +206,7 @@ def was_finished(c: CoordinatorState, kept: Kept) -> None:
 
 def fail_when_everybody_left(c: CoordinatorState) -> None:
     """Fail the job if all members drain or left their loops early, without a successor (D7)."""
-    if c.gen is None or c.phase in (Phase.RELEASED, Phase.ENDED):
+    if c.gen is None or c.phase in (CoordinatorPhase.RELEASED, CoordinatorPhase.ENDED):
         return
     members = [c.roster.rank(x) for x in c.gen.members]
     leaving = [s for s in members if s.leaving and not c.roster.is_dead(s.member)]
@@ -255,7 +255,7 @@ def fail(c: CoordinatorState, reason: str, message: str, hint: str = "") -> None
         message: What failed, for people.
         hint: Remedy; empty if there is none.
     """
-    if c.phase is Phase.ENDED:
+    if c.phase is CoordinatorPhase.ENDED:
         return
     if reason == STATE_LOST and (script := scripts.cause_of_loss(c)):
         reason, message, hint = "ScriptFailed", f"{script}; {message}", ""
@@ -263,7 +263,7 @@ def fail(c: CoordinatorState, reason: str, message: str, hint: str = "") -> None
 
 
 def _end(c: CoordinatorState, outcome: Outcome) -> None:
-    c.phase = Phase.ENDED
+    c.phase = CoordinatorPhase.ENDED
     c.outcome = outcome
     for seen in c.roster.present():
         c.dismiss(seen, outcome.reason)

@@ -25,7 +25,7 @@ from paceline.core.protocol.snapshot import Kept
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class EvidenceWait:
     """Nothing can be committed yet; shown as condition Degraded, reason WaitingForEvidence."""
 
     why: str
@@ -230,7 +230,7 @@ def form(
     state_lost: str,
     sizes: Sizes,
     draining: Collection[MemberId],
-) -> Commit | Wait | Broken | Finished:
+) -> Commit | EvidenceWait | Broken | Finished:
     """Return the next generation, from the answers to one PREPARE.
 
     Args:
@@ -270,7 +270,7 @@ def form(
     leaving = {m for m, r in reports.items() if r.leaving}
     waits = may_commit(members_of(best.gen_active), reports, leaving, unaccounted)
     if waits:
-        return Wait(waits)
+        return EvidenceWait(waits)
     had_before = set(members_of(best.with_state))
     state = {m for m, r in reports.items() if counts_as_state(r, best, had_before)}
     best = _able_to_repair(best, [reports[m] for m in sorted(state)])
@@ -445,7 +445,7 @@ def _first(
     had_state: bool,
     state_lost: str,
     sizes: Sizes,
-) -> Commit | Wait | Broken | Finished:
+) -> Commit | EvidenceWait | Broken | Finished:
     """Return a generation that continues no living rank (R26).
 
     Its state is the newest checkpoint. If no rank has ever trained, it is the initial weights of
@@ -470,21 +470,21 @@ def _first(
     """
     able = sorted(m for m, r in reports.items() if may_begin_with(r))
     if not able:
-        return Wait("no rank is ready")
+        return EvidenceWait("no rank is ready")
     problem = next((p for m in able if (p := reports[m].checkpoint_problem)), "")
     members = beginners({m: reports[m].checkpoint for m in able}, kept, sizes)
     if not members:
-        return Wait("the replicas that see the checkpoint are not of an allowed size")
+        return EvidenceWait("the replicas that see the checkpoint are not of an allowed size")
     trained = had_state or kept is not None or bool(problem)
     waits = may_begin(len(reports), possible, unaccounted, had_state=trained)
     if waits:
-        return Wait(waits)
+        return EvidenceWait(waits)
     if problem:
         return Broken("CheckpointUnusable", problem)
     if kept is not None and kept.finished:
         return Finished(kept)
     if kept is not None and kept.generation >= proposal:
-        return Wait(f"the checkpoint of version {kept.version} is of a later generation")
+        return EvidenceWait(f"the checkpoint of version {kept.version} is of a later generation")
     if state_lost and kept is None:
         return Broken(
             "StateLost",
@@ -500,7 +500,7 @@ def _first(
         settings = replace(settings, pacing=registers[lowest].pacing)
     if script_ranks := _script_ranks(registers[lowest]):
         if len(members) < (needed := min(script_ranks, wanted)):
-            return Wait(f"{len(members)} of {needed} ranks of the script have begun")
+            return EvidenceWait(f"{len(members)} of {needed} ranks of the script have begun")
         with_state = members
     elif kept:
         with_state = tuple(m for m in members if reports[m].checkpoint == kept)

@@ -14,7 +14,7 @@ from paceline.core import messages as m
 from paceline.core.coordinator import changing, ending, silence
 from paceline.core.coordinator.events import Retire
 from paceline.core.coordinator.roster import KnownRank
-from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.state import CoordinatorPhase, CoordinatorState
 from paceline.core.coordinator.timeouts import COMPLAINT_MAX_NS, COMPLAINT_NS
 from paceline.core.coordinator.wording import GOES_ON
 from paceline.core.log_figures import unpack_figures
@@ -49,7 +49,9 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
     """
     unknown = message.member not in c.roster.ranks
     seen = c.roster.rank(message.member)
-    if c.phase in (Phase.RELEASED, Phase.ENDED) and isinstance(message, m.Register):
+    if c.phase in (CoordinatorPhase.RELEASED, CoordinatorPhase.ENDED) and isinstance(
+        message, m.Register
+    ):
         seen.heard_ns = c.now_ns
         ending.answer_late(c, message)
         return True
@@ -76,7 +78,7 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
         case m.Leaving():
             seen.leaving, seen.left_early = True, message.early
             _dismiss_outsider(c, seen)
-        case m.Fatal() if c.phase is not Phase.RELEASED:
+        case m.Fatal() if c.phase is not CoordinatorPhase.RELEASED:
             ending.fail(c, message.reason, f"rank {message.member}: {message.message}")
     return True
 
@@ -106,7 +108,7 @@ def _register(c: CoordinatorState, seen: KnownRank, register: m.Register) -> Non
         _learn(c, known)
     if c.request is not None:
         c.tell(register.member, m.Ask(c.request))
-    if c.phase is Phase.ENDED:
+    if c.phase is CoordinatorPhase.ENDED:
         return
     if register.ready and not was_ready:
         seen.ready_ns = c.now_ns
@@ -128,7 +130,7 @@ def _dismiss_outsider(c: CoordinatorState, seen: KnownRank) -> None:
     if c.gen is None:
         outside = not seen.has_state
     else:
-        outside = seen.member not in c.index and c.phase is not Phase.PREPARING
+        outside = seen.member not in c.index and c.phase is not CoordinatorPhase.PREPARING
     if outside:
         c.dismiss(seen, "drained, and not needed by the group")
 
@@ -162,7 +164,7 @@ def beats(c: CoordinatorState, pod: m.PodBeat) -> bool:
         _learn(c, at.promise)
         if c.gen is not None and at.last == c.gen.id:
             seen.last, seen.gen_active = c.gen.id, c.gen.active
-        if c.phase is not Phase.ENDED:
+        if c.phase is not CoordinatorPhase.ENDED:
             _dismiss_outsider(c, seen)
         news = news or _read_by_decisions(c, seen) != before
     return news
@@ -190,13 +192,17 @@ def _read_by_decisions(c: CoordinatorState, seen: KnownRank) -> tuple[object, ..
     Returns:
         Values to compare with those before the message.
     """
-    report = (seen.version, seen.last) if c.phase in (Phase.RECOVER, Phase.WAITING) else ()
+    report = (
+        (seen.version, seen.last)
+        if c.phase in (CoordinatorPhase.RECOVER, CoordinatorPhase.WAITING)
+        else ()
+    )
     standing = seen.leaving, seen.dismissed, seen.beat.outside
     return c.phase, c.due_ns, c.had_state, *standing, report
 
 
 def _prepared(c: CoordinatorState, seen: KnownRank, message: m.Prepared) -> bool:
-    if message.id != c.proposal or c.phase is not Phase.PREPARING:
+    if message.id != c.proposal or c.phase is not CoordinatorPhase.PREPARING:
         return False
     before = _read_by_decisions(c, seen)
     c.reports[message.member] = message
@@ -218,14 +224,17 @@ def _started(c: CoordinatorState, seen: KnownRank, message: m.Started) -> bool:
     if message.has_state:
         seen.current = seen.has_state = True
         seen.last, seen.gen_active = c.gen.id, c.gen.active
-    if not c.unstarted or c.phase is not Phase.STARTING:
+    if not c.unstarted or c.phase is not CoordinatorPhase.STARTING:
         return True
     silence.answered(c, seen)
     return False
 
 
 def _complain(c: CoordinatorState, message: m.Complain) -> None:
-    over = c.phase in (Phase.RELEASED, Phase.ENDED)  # a complete job stays complete (C1)
+    over = c.phase in (
+        CoordinatorPhase.RELEASED,
+        CoordinatorPhase.ENDED,
+    )  # a complete job stays complete (C1)
     if over or c.gen is None or message.id != c.gen.id:
         return
     if not c.complained:
@@ -239,7 +248,7 @@ def _complain(c: CoordinatorState, message: m.Complain) -> None:
         told = f"{why}; in {c.complaints} memberships of the same ranks no round was committed"
         ending.fail(c, Reason.DATA_CHANNEL_FAILED, told, hint=CHANNEL_HINT)
         return
-    if c.phase is Phase.PREPARING and message.member in c.asked:
+    if c.phase is CoordinatorPhase.PREPARING and message.member in c.asked:
         return  # the change in progress repairs it; a new one would cost a report of every rank
     c.complaint = why
     c.want_change(why, within)
@@ -247,13 +256,13 @@ def _complain(c: CoordinatorState, message: m.Complain) -> None:
 
 def _refused(c: CoordinatorState, message: m.PromiseRefused) -> None:
     _learn(c, message.promise)
-    if message.id == c.proposal < message.promise and c.phase is not Phase.ENDED:
+    if message.id == c.proposal < message.promise and c.phase is not CoordinatorPhase.ENDED:
         c.want_change(f"rank {message.member} had promised {message.promise}", 0)
 
 
 def _learn(c: CoordinatorState, known: GenerationId) -> None:
     """Raise the incarnation above a reported one, or retire for a later coordinator (R1, R3)."""
-    if c.phase is Phase.ENDED:
+    if c.phase is CoordinatorPhase.ENDED:
         return
     if c.proposal == NO_GENERATION:
         c.incarnation = max(c.incarnation, known.incarnation + 1)
@@ -265,7 +274,7 @@ def _learn(c: CoordinatorState, known: GenerationId) -> None:
             c.incarnation = known.incarnation + 1
             c.want_change("a rank knows a later coordinator", 0)
             return
-        c.phase = Phase.ENDED
+        c.phase = CoordinatorPhase.ENDED
         c.effects.append(Retire(f"coordinator of generation {known} is later"))
     elif known.coordinator == c.uid:
         c.counter = max(c.counter, known.counter)

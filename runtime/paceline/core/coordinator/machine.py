@@ -35,7 +35,7 @@ from paceline.core.coordinator.events import (
     SetTargets,
     Tick,
 )
-from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.state import CoordinatorPhase, CoordinatorState
 
 
 class Coordinator:
@@ -95,11 +95,11 @@ class Coordinator:
         silence.forgive_own_sleep(c, now_ns)
         c.now_ns = now_ns
         c.effects = []
-        if c.phase is not Phase.ENDED or isinstance(event, FromRank):
+        if c.phase is not CoordinatorPhase.ENDED or isinstance(event, FromRank):
             c.changed = self._dispatch(event) or c.changed
         elif isinstance(event, FromAgent):
             ending.answer_late_agent(c, event.message)
-        if c.phase is not Phase.ENDED and self._is_due():
+        if c.phase is not CoordinatorPhase.ENDED and self._is_due():
             earliest_ns = c.settled_ns + c.config.pace.pause_ns(len(c.roster.ranks))
             if now_ns < earliest_ns:
                 silence.wake_by(c, earliest_ns)
@@ -142,16 +142,16 @@ class Coordinator:
         stragglers.judge_now_and_then(c)
         ending.release_when_stopped(c)
         ending.fail_without_a_slot(c)
-        if c.phase is Phase.RELEASED:
+        if c.phase is CoordinatorPhase.RELEASED:
             silence.give_up_silent_agents(c)
             ending.end_when_all_have_left(c)
             ending.name_running_scripts(c)
-        elif c.phase is Phase.PREPARING:
+        elif c.phase is CoordinatorPhase.PREPARING:
             changing.evaluate(c)
         else:
             changing.find_reason(c)
             changing.change_when_due(c)
-            if c.phase is Phase.STARTING and not c.unstarted:
+            if c.phase is CoordinatorPhase.STARTING and not c.unstarted:
                 changing.all_started(c)
         ending.fail_when_everybody_left(c)
         slot_zero.watch(c)

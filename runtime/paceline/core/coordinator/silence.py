@@ -20,7 +20,7 @@ from paceline.core import messages as m
 from paceline.core.coordinator import ending, slot_zero
 from paceline.core.coordinator.events import ToAgent, WakeAt
 from paceline.core.coordinator.roster import KnownPod, KnownRank
-from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.state import CoordinatorPhase, CoordinatorState
 from paceline.core.coordinator.timeouts import (
     GONE_NS,
     INIT_NS,
@@ -52,7 +52,10 @@ def _is_listened_for(c: CoordinatorState, seen: KnownRank) -> bool:
     if seen.register is None or seen.suspect or c.roster.is_dead(seen.member):
         return False
     # A released rank whose line is closed may take its time: its agent reports the end.
-    return seen.gone_ns is None or c.phase not in (Phase.RELEASED, Phase.ENDED)
+    return seen.gone_ns is None or c.phase not in (
+        CoordinatorPhase.RELEASED,
+        CoordinatorPhase.ENDED,
+    )
 
 
 def _suspect(c: CoordinatorState, seen: KnownRank, why: str) -> None:
@@ -125,7 +128,7 @@ def name_those_never_heard(c: CoordinatorState) -> None:
     Its script may never call it and work on its own for days, or hang before the call and hold up
     the job. The rank is not killed: it may be reading its data, which can take an hour.
     """
-    if c.phase is Phase.RELEASED:
+    if c.phase is CoordinatorPhase.RELEASED:
         return
     new = [s for s in _never_heard(c) if not s.unheard and _init_due_ns(s) <= c.now_ns]
     if new:
@@ -149,7 +152,7 @@ def give_up_silent_agents(c: CoordinatorState) -> None:
 
 def _whose_word_is_awaited(c: CoordinatorState) -> list[KnownPod]:
     """Return the agents that still have to report the end of their ranks after the release."""
-    if c.phase is not Phase.RELEASED:
+    if c.phase is not CoordinatorPhase.RELEASED:
         return []
     return [p for p in c.roster.pods.values() if p.connected and p.living and not p.silent]
 
@@ -264,10 +267,14 @@ def break_off_the_stuck(c: CoordinatorState) -> None:
     for seen in c.roster.present():
         if seen.member not in c.index and _is_stuck_outside(c, seen):
             assert seen.beat.doing is not None
-            when = "after the release" if c.phase is Phase.RELEASED else "before its first round"
+            when = (
+                "after the release"
+                if c.phase is CoordinatorPhase.RELEASED
+                else "before its first round"
+            )
             why = f"stuck for {seen.beat.doing.for_ms / 1e3:.1f} s {when}"
             _suspect_the_stuck(c, seen, why)
-    if c.gen is None or c.phase not in (Phase.RUNNING, Phase.RELEASED):
+    if c.gen is None or c.phase not in (CoordinatorPhase.RUNNING, CoordinatorPhase.RELEASED):
         return
     members = [c.roster.rank(member) for member in c.gen.members]
     bound_ns = c.stuck_ns = _longest_work_ns(c, members)
@@ -280,7 +287,7 @@ def break_off_the_stuck(c: CoordinatorState) -> None:
             continue
         where = f"in the reduction of round {doing.round}" if doing.round >= 0 else "at one thing"
         why = f"rank {seen.member} has been {where} for {doing.for_ms / 1e3:.1f} s"
-        if c.phase is Phase.RELEASED:  # no PREPARE is sent after the release
+        if c.phase is CoordinatorPhase.RELEASED:  # no PREPARE is sent after the release
             _suspect_the_stuck(c, seen, why)
             continue
         c.happened("RoundStuck", f"{why}, the bound is {bound_ns / NS_PER_S:.1f} s")
@@ -302,7 +309,7 @@ def works(c: CoordinatorState, seen: KnownRank, before: m.Doing | None) -> bool:
     now = seen.beat.doing
     if seen.member not in c.index:
         return _is_stuck_outside(c, seen)
-    if c.phase not in (Phase.RUNNING, Phase.RELEASED):
+    if c.phase not in (CoordinatorPhase.RUNNING, CoordinatorPhase.RELEASED):
         return False
     if before is not None and (
         now is None or now.usual_ms < before.usual_ms or now.payload_bytes < before.payload_bytes
@@ -334,7 +341,7 @@ def _is_stuck_outside(c: CoordinatorState, seen: KnownRank) -> bool:
     waits = seen.has_state or seen.last != NO_GENERATION
     return (
         seen.beat.doing is not None
-        and not (waits and c.phase is not Phase.RELEASED)
+        and not (waits and c.phase is not CoordinatorPhase.RELEASED)
         and not c.owes_an_answer(seen.member)
         and seen.beat.doing.for_ms * NS_PER_MS >= _longest_work_ns(c, [seen])
     )
@@ -383,7 +390,7 @@ def _patience(c: CoordinatorState, seen: KnownRank) -> tuple[int, int]:
         return freeze_ns, max(seen.gone_ns, agent.awake_ns)
     if c.owes_an_answer(seen.member):
         asked_ns = min(c.asked_ns, seen.heard_ns)
-        if c.phase is not Phase.STARTING:
+        if c.phase is not CoordinatorPhase.STARTING:
             return freeze_ns, asked_ns
         # All members wait for one that does not connect, until they report that. Killing the ranks
         # that still send heartbeats before that would end the job.
@@ -434,7 +441,7 @@ def wake(c: CoordinatorState) -> None:
     comes, all ranks are looked at once. That happens as often as one rank may be silent.
     """
     times = []
-    if c.due_ns is not None and c.phase is not Phase.PREPARING:
+    if c.due_ns is not None and c.phase is not CoordinatorPhase.PREPARING:
         times.append(c.due_ns)
     if c.joins_ns is not None:
         times.append(c.joins_ns)
@@ -444,10 +451,10 @@ def wake(c: CoordinatorState) -> None:
         agent = c.roster.agent_of(seen.member)
         if agent is not None and is_awake(c, agent):
             times.append(_kill_due_ns(c, seen, agent))
-    if c.phase is not Phase.RELEASED:
+    if c.phase is not CoordinatorPhase.RELEASED:
         times += [_init_due_ns(seen) for seen in _never_heard(c)]
     times += [p.heard_ns + c.freeze_ns for p in _whose_word_is_awaited(c)]
-    if c.phase is Phase.RELEASED and not c.overtime_told:
+    if c.phase is CoordinatorPhase.RELEASED and not c.overtime_told:
         times.append(ending.overtime_due_ns(c))
     if c.without_slot_0_ns is not None:
         times.append(slot_zero.due_ns(c))

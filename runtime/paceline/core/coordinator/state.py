@@ -28,7 +28,7 @@ FAILURES_MAX: Final = 64
 """Number of script failures that are kept (R55)."""
 
 
-class Phase(StrEnum):
+class CoordinatorPhase(StrEnum):
     """Phase of a coordinator, from its start to the end of the job."""
 
     RECOVER = "recover"
@@ -69,7 +69,7 @@ class CoordinatorState:
     `replicas` is the number from the job's specification. A scale-up may have overtaken it, so
     no replica is drained for it."""
 
-    phase: Phase = Phase.RECOVER
+    phase: CoordinatorPhase = CoordinatorPhase.RECOVER
     roster: Roster = field(default_factory=Roster)
     history: History = field(default_factory=History)
     incarnation: int = 0
@@ -242,9 +242,9 @@ class CoordinatorState:
 
     def owes_an_answer(self, member: MemberId) -> bool:
         """Return True if the member owes an answer to PREPARE, or a STARTED after COMMIT."""
-        if self.phase is Phase.PREPARING:
+        if self.phase is CoordinatorPhase.PREPARING:
             return member in self.asked and member not in self.reports
-        starting = self.phase is Phase.STARTING
+        starting = self.phase is CoordinatorPhase.STARTING
         return starting and member in self.unstarted and member not in self.complained
 
     # ---- changing -------------------------------------------------------------------------

@@ -15,13 +15,13 @@ from paceline_api.types.enums import StragglerResponse
 from paceline.core import messages as m
 from paceline.core.coordinator.events import ToAgent
 from paceline.core.coordinator.roster import KnownRank
-from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.state import CoordinatorPhase, CoordinatorState
 from paceline.core.coordinator.timeouts import JUDGE_NS
 
 
 def is_due(c: CoordinatorState) -> bool:
     """Return True if ranks are judged in this phase and the next judgment is due."""
-    judges = c.config.straggler is not None and c.phase is Phase.RUNNING
+    judges = c.config.straggler is not None and c.phase is CoordinatorPhase.RUNNING
     return judges and c.now_ns >= c.judge_ns
 
 

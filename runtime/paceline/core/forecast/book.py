@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from paceline.core.forecast.model import Forecast, Row, Setting
+from paceline.core.forecast.model import Forecast, RunRow, Setting
 
 MEASURED_MAX: Final = 64
 """Upper bound on the measurements that a book keeps; the oldest are dropped first."""
@@ -41,7 +41,7 @@ class Measurement:
     """Unix time at which the measured run or membership began."""
     setting: Setting
     step_s: float
-    row: Row | None = None
+    row: RunRow | None = None
     """The complete measurements; None if only the step time is known."""
     shown: Shown | None = None
     """The last forecast that was shown before this measurement began; None if there was none."""
@@ -102,9 +102,9 @@ def show(book: Book, forecasts: Iterable[Forecast], at_s: float) -> Book:
     return replace(book, shown=tuple([*kept, *new][-SHOWN_MAX:]))
 
 
-def rows(book: Book) -> list[Row]:
+def rows(book: Book) -> list[RunRow]:
     """Return the newest row of each setting: the machine may have changed since older ones."""
-    newest: dict[tuple[int, int, int, float], Row] = {}
+    newest: dict[tuple[int, int, int, float], RunRow] = {}
     for one in book.measured:
         if one.row is not None:
             setting = one.setting

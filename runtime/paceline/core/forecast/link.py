@@ -10,7 +10,7 @@ from paceline.core.forecast.fitting import fit_two
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class MeasuredSum:
     """One measured reduction of one segment."""
 
     members: int
@@ -21,7 +21,7 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkModel:
     """The two coefficients of the allreduce model."""
 
     alpha_s: float
@@ -30,7 +30,7 @@ class Link:
     """Inverse bandwidth: seconds for each byte that a rank sends."""
 
     @classmethod
-    def fit(cls, sums: Iterable[Sum]) -> Self:
+    def fit(cls, sums: Iterable[MeasuredSum]) -> Self:
         """Fit both coefficients to measured reductions; those of a single member are ignored."""
         points = [(*_ring(s.members, s.payload_bytes), s.seconds) for s in sums if s.members > 1]
         return cls(*fit_two(points))

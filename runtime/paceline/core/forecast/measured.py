@@ -22,8 +22,8 @@ from paceline.core.anatomy.samples import (
     place_of_member,
 )
 from paceline.core.forecast.efficiency import noise_scale
-from paceline.core.forecast.link import Sum
-from paceline.core.forecast.model import Row, Setting
+from paceline.core.forecast.link import MeasuredSum
+from paceline.core.forecast.model import RunRow, Setting
 from paceline.core.protocol.waits import quorum_of
 from paceline.core.status import Fact
 
@@ -60,7 +60,7 @@ def row(
     settings: RoundSettings,
     model: int,
     noise_scale: float | None = None,
-) -> Row | None:
+) -> RunRow | None:
     """Return the row of a run, from the samples of its present members.
 
     Args:
@@ -88,7 +88,7 @@ def row(
         summarise(own, rank.rounds[BEGINNING:]).parts
         for own, rank in zip(steps, ranks, strict=True)
     ]
-    return Row(
+    return RunRow(
         # The median: the last batch of an epoch is smaller, and may or may not be among these.
         setting=_setting(settings, len(ranks), median(batches), model),
         computing_s=tuple(
@@ -157,7 +157,7 @@ def _steps_since(rank: RankSamples, first: int) -> list[StepSample]:
     return [step for step in rank.steps if step.began_ns >= since_ns]
 
 
-def _sums(rounds: dict[int, list[RoundSample]], members: int) -> tuple[Sum, ...]:
+def _sums(rounds: dict[int, list[RoundSample]], members: int) -> tuple[MeasuredSum, ...]:
     """Return the measured time of each segment of the gradient.
 
     In each round the shortest time over the ranks counts: that rank arrived last and waited for
@@ -177,7 +177,9 @@ def _sums(rounds: dict[int, list[RoundSample]], members: int) -> tuple[Sum, ...]
         for number, each in enumerate(zip(*(s.segments for s in by_rank), strict=False)):
             took[number].append(min(s.ended_ns - s.begun_ns for s in each) / NS_PER_S)
             sizes[number] = each[0].payload_bytes
-    return tuple(Sum(members, sizes[n], median(seconds)) for n, seconds in sorted(took.items()))
+    return tuple(
+        MeasuredSum(members, sizes[n], median(seconds)) for n, seconds in sorted(took.items())
+    )
 
 
 def noise_scale_told(ranks: Sequence[RankStatus]) -> float | None:

@@ -17,7 +17,7 @@ from paceline.core.forecast import hybrid
 from paceline.core.forecast.arrivals import arrival_s, late_s, thinned
 from paceline.core.forecast.efficiency import efficiency, epochs
 from paceline.core.forecast.fitting import fit_two
-from paceline.core.forecast.link import Link, Sum
+from paceline.core.forecast.link import LinkModel, MeasuredSum
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RunRow:
     """The measurements of one run."""
 
     setting: Setting
@@ -48,7 +48,7 @@ class Row:
     computing_s: tuple[tuple[float, ...], ...]
     """Computing time of each step, for each member: seconds from the end of step() to the next
     call. All above 0."""
-    sums: tuple[Sum, ...]
+    sums: tuple[MeasuredSum, ...]
     """One measured reduction for each segment of the gradient; empty for a single member."""
     payload_bytes: int
     """Size of the gradient on one rank, in bytes."""
@@ -89,7 +89,7 @@ class Crossover:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class FittedModel:
     """The coefficients that were fitted to the measured runs of one job."""
 
     per_sample_s: float
@@ -99,7 +99,7 @@ class Model:
     its cores."""
     shape: tuple[tuple[float, ...], ...]
     """Computing times of each measured member, divided by the mean over all members."""
-    link: Link
+    link: LinkModel
     """Coefficients of the allreduce time."""
     payload_bytes: float
     """Size of the gradient of the whole model, in bytes."""
@@ -115,7 +115,7 @@ class Model:
     """Gradient noise scale in samples; None if it is unknown."""
 
     @classmethod
-    def fit(cls, rows: Sequence[Row], speedups: dict[int, float] | None = None) -> Self:
+    def fit(cls, rows: Sequence[RunRow], speedups: dict[int, float] | None = None) -> Self:
         """Fit the model to measured runs.
 
         Args:
@@ -147,7 +147,7 @@ class Model:
             per_sample_s=base * per_sample_s,
             sharing_s=base * sharing_s,
             shape=tuple(thinned([x / mean_s for x in each]) for each in largest.computing_s),
-            link=Link.fit(each for row in rows for each in row.sums),
+            link=LinkModel.fit(each for row in rows for each in row.sums),
             payload_bytes=median(row.payload_bytes * row.setting.model for row in rows),
             pieces=max((len(row.sums) for row in streamed), default=1),
             update_s=fmean(row.update_s for row in rows),
@@ -265,10 +265,10 @@ def streamed_s(computing_s: float, carried_s: float, pieces: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedRow:
     """A measured row and the forecast of it that the other rows give."""
 
-    row: Row
+    row: RunRow
     forecast: Forecast
 
     @property
@@ -277,7 +277,7 @@ class Checked:
         return self.forecast.step_s / self.row.step_s - 1
 
 
-def check(rows: Sequence[Row], speedups: dict[int, float] | None = None) -> list[Checked]:
+def check(rows: Sequence[RunRow], speedups: dict[int, float] | None = None) -> list[CheckedRow]:
     """Predict each row from the other rows.
 
     Args:
@@ -293,17 +293,17 @@ def check(rows: Sequence[Row], speedups: dict[int, float] | None = None) -> list
         others = [*rows[:i], *rows[i + 1 :]]
         if not others:
             continue
-        model = Model.fit(others, speedups)
+        model = FittedModel.fit(others, speedups)
         if row.setting.model in model.speedups:
-            checked.append(Checked(row, model.forecast(row.setting)))
+            checked.append(CheckedRow(row, model.forecast(row.setting)))
     return checked
 
 
-def _computing(rows: Sequence[Row]) -> tuple[float, float]:
+def _computing(rows: Sequence[RunRow]) -> tuple[float, float]:
     """Return the computing seconds per sample: those that each rank adds, and those alone."""
     return fit_two([(row.setting.ranks, 1.0, _mean_s(row) / row.setting.batch) for row in rows])
 
 
-def _mean_s(row: Row) -> float:
+def _mean_s(row: RunRow) -> float:
     """Return the mean computing time of a step over all members."""
     return fmean(map(fmean, row.computing_s))

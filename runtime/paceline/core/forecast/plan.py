@@ -12,7 +12,7 @@ from paceline_api.types.enums import Mode
 
 from paceline.core.forecast.arrivals import arrival_s
 from paceline.core.forecast.book import Book, Measurement, rows
-from paceline.core.forecast.model import Forecast, Model, Row, Setting, check
+from paceline.core.forecast.model import FittedModel, Forecast, RunRow, Setting, check
 from paceline.core.protocol.waits import quorum_of
 
 GROUPS_MAX: Final = 1024
@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlanLine:
     """One forecast of the plan."""
 
     mode: str
@@ -76,7 +76,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
+class NeededSpeedup:
     """The speedup that a number of groups needs to beat replicas."""
 
     groups: int
@@ -96,7 +96,7 @@ class Contest:
     """Fewest groups that win; None if no number up to GROUPS_MAX wins, or if it is unknown."""
     gain: float | None
     """Speed of that many groups relative to the replicas."""
-    needed: tuple[Needed, ...]
+    needed: tuple[NeededSpeedup, ...]
     """Speedups that groups would need; empty if no rank with the whole model was measured."""
 
 
@@ -107,7 +107,7 @@ class Plan:
     job: str
     compared: tuple[Compared, ...]
     """Measurements beside their forecasts, oldest first."""
-    lines: tuple[Line, ...]
+    lines: tuple[PlanLine, ...]
     """The forecasts."""
     contests: tuple[Contest, ...]
     alpha_s: float
@@ -138,7 +138,7 @@ def make(asked: Asked, book: Book) -> Plan:
         The plan.
     """
     known = rows(book)
-    model = Model.fit(known, dict(asked.speedups))
+    model = FittedModel.fit(known, dict(asked.speedups))
     batches = asked.batches or (_batch(known, asked),)
     lines = tuple(_lines(asked, model, batches))
     compared = tuple(_compared(book, known, model, dict(asked.speedups)))
@@ -158,13 +158,13 @@ def make(asked: Asked, book: Book) -> Plan:
     )
 
 
-def _batch(known: Sequence[Row], asked: Asked) -> float:
+def _batch(known: Sequence[RunRow], asked: Asked) -> float:
     """Return the median measured batch, if possible of rows with the job's own ranks per copy."""
     own = [row.setting.batch for row in known if row.setting.model == asked.model]
     return median(own or [row.setting.batch for row in known])
 
 
-def _lines(asked: Asked, model: Model, batches: Sequence[float]) -> Iterator[Line]:
+def _lines(asked: Asked, model: FittedModel, batches: Sequence[float]) -> Iterator[PlanLine]:
     quorum_now = quorum_of(asked.settings.mode, asked.settings, asked.members)
     own = (asked.members * asked.model, asked.model, asked.settings.mode, quorum_now)
     for ranks in asked.ranks:
@@ -176,7 +176,7 @@ def _lines(asked: Asked, model: Model, batches: Sequence[float]) -> Iterator[Lin
                     setting = Setting(ranks // m, quorum, batch, m)
                     is_own = (ranks, m, mode, quorum) == own and batch == batches[0]
                     name = f"Quorum {quorum}" if mode is Mode.QUORUM else str(mode)
-                    yield Line(name, is_own, model.forecast(setting))
+                    yield PlanLine(name, is_own, model.forecast(setting))
 
 
 def _modes(settings: RoundSettings, members: int) -> list[tuple[Mode, int]]:
@@ -194,7 +194,7 @@ def _modes(settings: RoundSettings, members: int) -> list[tuple[Mode, int]]:
 
 
 def _compared(
-    book: Book, known: Sequence[Row], model: Model, speedups: dict[int, float]
+    book: Book, known: Sequence[RunRow], model: FittedModel, speedups: dict[int, float]
 ) -> Iterator[Compared]:
     by_others = {id(each.row): each.forecast.step_s for each in check(known, speedups)}
     for one in book.measured:
@@ -225,10 +225,10 @@ def _spread_s(one: Measurement) -> float | None:
     return arrival_s(times, members, members) - arrival_s(times, members, 1)
 
 
-def _contest(model: Model, m: int, batch: float) -> Contest:
+def _contest(model: FittedModel, m: int, batch: float) -> Contest:
     if 1 not in model.speedups:
         return Contest(m, model.speedups.get(m), None, None, ())
-    needed = tuple(Needed(n, model.needed_speedup(n, m, batch)) for n in NEEDED_FOR)
+    needed = tuple(NeededSpeedup(n, model.needed_speedup(n, m, batch)) for n in NEEDED_FOR)
     speedup = model.speedups.get(m)
     crossed = model.crossover(m, batch, groups_max=GROUPS_MAX) if speedup is not None else None
     if crossed is None:
@@ -236,7 +236,7 @@ def _contest(model: Model, m: int, batch: float) -> Contest:
     return Contest(m, speedup, crossed.groups, crossed.gain, needed)
 
 
-def _advice(lines: Sequence[Line], error: float | None) -> str:
+def _advice(lines: Sequence[PlanLine], error: float | None) -> str:
     own = next((line for line in lines if line.own), None)
     if own is None:
         return "The job as it is, its size and mode, is not among these: there is no comparison."

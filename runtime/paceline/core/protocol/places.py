@@ -36,7 +36,7 @@ BEFORE: Final = Spot(-1, 0)
 """Spot before the first operation."""
 
 
-class Act(StrEnum):
+class SpotAction(StrEnum):
     """What a script does at a spot."""
 
     TAKE_PART = "take part"
@@ -82,55 +82,59 @@ class Path(Generic[T]):
     skips: bool = False
     """True while the script goes through a pass that is over."""
 
-    def operation(self) -> Act:
+    def operation(self) -> SpotAction:
         """Return what the script does now that it has come to its next operation."""
         if not self.follows:
             if self.here >= self.repeats_to:
-                return Act.TAKE_PART
-            return Act.REPEAT if self.here in self.kept else Act.LOST
+                return SpotAction.TAKE_PART
+            return SpotAction.REPEAT if self.here in self.kept else SpotAction.LOST
         if self.skips:
-            return Act.ALONE
+            return SpotAction.ALONE
         if self.state == self.here:
-            return Act.LOAD
+            return SpotAction.LOAD
         if self.here in self.kept:
-            return Act.REPEAT
+            return SpotAction.REPEAT
         if self.state is not None or self.here <= self.done:
-            return Act.LOST
-        return Act.ASK
+            return SpotAction.LOST
+        return SpotAction.ASK
 
-    def begin_pass(self) -> Act:
+    def begin_pass(self) -> SpotAction:
         """Enter a pass over the loader, and return what the script does there."""
         self.here = Spot(self.here.place + 1, 0)
         return self.in_pass()
 
-    def in_pass(self) -> Act:
+    def in_pass(self) -> SpotAction:
         """Return what the script does in the pass that it is in, before it takes a batch."""
         if not self.follows:
-            return Act.TAKE_PART
+            return SpotAction.TAKE_PART
         job = self.done if self.state is None else self.state
         if job.place > self.here.place:
             self.skips = True
-            return Act.SKIP
+            return SpotAction.SKIP
         if self.state is None:
-            return Act.ASK
-        return Act.LOAD if job.place == self.here.place else Act.LOST
+            return SpotAction.ASK
+        return SpotAction.LOAD if job.place == self.here.place else SpotAction.LOST
 
     def end_pass(self) -> None:
         """Leave the pass: the script is at a point again."""
         self.skips = False
         self.here = Spot(self.here.place + 1, 0)
 
-    def behind_pass(self) -> Act:
+    def behind_pass(self) -> SpotAction:
         """Return what the script does behind a pass that is over and that it has left (S14).
 
         What it writes behind its last pass has to be the last state. So it asks for the state where
         the job is known to have come no farther than the point that follows.
         """
         if not self.follows:
-            return Act.GO_ON
+            return SpotAction.GO_ON
         if self.state is None:
-            return Act.GO_ON if self.done.place > self.here.place else Act.ASK
-        return Act.LOAD if self.is_final and self.state.place == self.here.place else Act.GO_ON
+            return SpotAction.GO_ON if self.done.place > self.here.place else SpotAction.ASK
+        return (
+            SpotAction.LOAD
+            if self.is_final and self.state.place == self.here.place
+            else SpotAction.GO_ON
+        )
 
     def load(self) -> None:
         """Go on where the donor was: the state is loaded."""

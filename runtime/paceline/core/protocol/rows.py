@@ -14,7 +14,7 @@ from typing import NamedTuple
 from paceline_api.ids import MemberId
 
 
-class Row(NamedTuple):
+class PodRow(NamedTuple):
     """Neighboring pods with the same ranks."""
 
     first: int
@@ -25,19 +25,19 @@ class Row(NamedTuple):
     """(local, attempt) of the ranks in each of these pods."""
 
 
-Rows = tuple[Row, ...]
+Rows = tuple[PodRow, ...]
 
 
 def rows_of(members: Iterable[MemberId]) -> Rows:
     """Return the rows for `members`, which are in rank order and each occur once."""
-    rows: list[Row] = []
+    rows: list[PodRow] = []
     for slot, group in groupby(members, key=lambda m: m.slot):
         ranks = tuple((m.local, m.attempt) for m in group)
         before = rows[-1] if rows else None
         if before is not None and before.last == slot - 1 and before.ranks == ranks:
             rows[-1] = before._replace(last=slot)
         else:
-            rows.append(Row(slot, slot, ranks))
+            rows.append(PodRow(slot, slot, ranks))
     return tuple(rows)
 
 

@@ -14,7 +14,7 @@ from paceline_api.times import NS_PER_S
 
 from paceline.core.messages import Saved
 from paceline.core.rank.events import Publish, Published, Save, Unsave, WakeAt, Written
-from paceline.core.rank.state import RankState, Stage
+from paceline.core.rank.state import CheckpointStage, RankState
 
 FINAL_NS: Final = 600 * NS_PER_S
 """How long a released rank stays for its last checkpoint: 10 minutes."""
@@ -25,8 +25,8 @@ def save(rank: RankState) -> None:
     s, log = rank.saving, rank.log
     if rank.ended:
         return
-    if s.stage is Stage.WRITTEN and (log.version > s.version or rank.released):
-        s.stage = Stage.PUBLISHING
+    if s.stage is CheckpointStage.WRITTEN and (log.version > s.version or rank.released):
+        s.stage = CheckpointStage.PUBLISHING
         rank.emit(Publish(s.version))
     if s.every and rank.has_state and not rank.passive:
         _save_when_due(rank)
@@ -39,14 +39,14 @@ def _save_when_due(rank: RankState) -> None:
         s.considered = log.version
     elif log.stopped:
         # The last version is never skipped: nothing changes any more until the release.
-        if not s.final and s.stage is Stage.NONE:
+        if not s.final and s.stage is CheckpointStage.NONE:
             s.final = True
             # The job is not finished if a stop was requested before its end.
             _begin(rank, finished=log.is_worked_off)
     elif log.version != s.considered:
         s.considered = log.version
         if log.version % s.every == 0:
-            if s.stage is Stage.NONE:
+            if s.stage is CheckpointStage.NONE:
                 _begin(rank, finished=False)
             else:
                 s.skipped += 1
@@ -54,7 +54,7 @@ def _save_when_due(rank: RankState) -> None:
 
 def _begin(rank: RankState, *, finished: bool) -> None:
     s = rank.saving
-    s.stage, s.version, s.void = Stage.WRITING, rank.log.version, False
+    s.stage, s.version, s.void = CheckpointStage.WRITING, rank.log.version, False
     rank.emit(Save(rank.log.snapshot(), finished))
 
 
@@ -62,29 +62,29 @@ def on_writer(rank: RankState, event: Written | Published) -> None:
     """Handle the outcome of an order to the checkpoint writer, which may be a failure."""
     s = rank.saving
     if event.problem:
-        s.stage = Stage.NONE
+        s.stage = CheckpointStage.NONE
         s.failed += 1
         rank.tell(Saved(rank.me, event.version, event.problem))
     elif isinstance(event, Published):
-        s.stage = Stage.NONE
+        s.stage = CheckpointStage.NONE
         s.written += 1
         s.published = event.version
         rank.tell(Saved(rank.me, event.version))
     elif s.void:
-        s.stage = Stage.NONE
+        s.stage = CheckpointStage.NONE
         rank.emit(Unsave())
     else:
-        s.stage = Stage.WRITTEN
+        s.stage = CheckpointStage.WRITTEN
 
 
 def replaced(rank: RankState) -> None:
     """Discard what was not published, because the committed state is another one now (R8)."""
     s = rank.saving
     s.considered, s.final = rank.log.version, False
-    if s.stage is Stage.WRITTEN:
-        s.stage = Stage.NONE
+    if s.stage is CheckpointStage.WRITTEN:
+        s.stage = CheckpointStage.NONE
         rank.emit(Unsave())
-    elif s.stage is Stage.WRITING:
+    elif s.stage is CheckpointStage.WRITING:
         s.void = True
 
 
@@ -97,7 +97,7 @@ def _exit_when_published(rank: RankState) -> None:
     s = rank.saving
     if s.exit_by_ns is None:
         return
-    under_way = s.stage is not Stage.NONE
+    under_way = s.stage is not CheckpointStage.NONE
     if under_way and rank.now_ns < s.exit_by_ns:
         rank.emit(WakeAt(s.exit_by_ns))
     else:

@@ -66,7 +66,7 @@ class Main(StrEnum):
     """The script's loop has ended, and it waits for the release."""
 
 
-class Stage(StrEnum):
+class CheckpointStage(StrEnum):
     """Progress of the checkpoint under way; there is at most one (D15)."""
 
     NONE = "none"
@@ -82,7 +82,7 @@ class Saving:
 
     every: int = 0
     """Number of rounds between two checkpoints; 0 if the job has none."""
-    stage: Stage = Stage.NONE
+    stage: CheckpointStage = CheckpointStage.NONE
     version: int = 0
     """Version of the checkpoint under way."""
     void: bool = False

@@ -14,9 +14,9 @@ from paceline_api.pods.advice import NO_DRY_RUN, NO_RIGHT, worker_field
 from paceline_api.pods.hardening import harden
 from paceline_api.types.job import TrainingJob
 
-from paceline.jobs.cluster.server import Server
+from paceline.jobs.cluster.server import ApiServer
 from paceline.jobs.errors import AwayError, JobsError, NameTakenError
-from paceline.jobs.interface import Finding
+from paceline.jobs.interface import ClusterFinding
 
 DRY_RUN: Final = {"fieldValidation": "Strict", "dryRun": "All"}
 
@@ -36,7 +36,11 @@ def worker_pod(job: TrainingJob) -> dict[str, Any]:
 
 
 def check_pod(
-    server: Server, namespace: str, job: TrainingJob, wrong: list[Finding], unknown: list[Finding]
+    server: ApiServer,
+    namespace: str,
+    job: TrainingJob,
+    wrong: list[ClusterFinding],
+    unknown: list[ClusterFinding],
 ) -> None:
     """Send a worker's pod as a dry run.
 
@@ -60,8 +64,8 @@ def check_pod(
         elif NO_DRY_RUN in error.message or isinstance(error, AwayError):
             hint = "try again, or submit the job: a condition tells what the cluster says to it"
         elif all(finding.field != field for finding in wrong):
-            wrong.append(Finding(field, f"a worker's pod: {error.message}", hint))
+            wrong.append(ClusterFinding(field, f"a worker's pod: {error.message}", hint))
             return
         else:
             return
-        unknown.append(Finding(field, f"a worker's pod: {error.message}", hint))
+        unknown.append(ClusterFinding(field, f"a worker's pod: {error.message}", hint))

@@ -30,7 +30,7 @@ from paceline.jobs.cluster import samples
 from paceline.jobs.cluster.checks import DRY_RUN, check_pod
 from paceline.jobs.cluster.logs import Logs
 from paceline.jobs.cluster.patience import Patience
-from paceline.jobs.cluster.server import NotFoundError, Server
+from paceline.jobs.cluster.server import ApiServer, NotFoundError
 from paceline.jobs.core import carried, explain, from_cluster, sampled
 from paceline.jobs.errors import (
     AwayError,
@@ -49,8 +49,8 @@ from paceline.jobs.interface import (
     SUSPENDED,
     SUSPENDING,
     Checks,
+    ClusterFinding,
     Explanation,
-    Finding,
     JobEvent,
     JobStatus,
     LogLine,
@@ -92,7 +92,7 @@ class ClusterJobs:
             say: Called with a message when the API server is away while a job is watched, and when
                 it is back. Threads that read logs may call it.
         """
-        self._server = Server(access)
+        self._server = ApiServer(access)
         self._say = say
         self.namespace = namespace or self._server.namespace
         self._path = f"/apis/{GROUP}/{VERSION}/namespaces/{self.namespace}/trainingjobs"
@@ -330,23 +330,25 @@ class ClusterJobs:
             What is wrong, and what could not be checked. An API server that is away raises
             AwayError.
         """
-        wrong: list[Finding] = []
-        unchecked: list[Finding] = []
+        wrong: list[ClusterFinding] = []
+        unchecked: list[ClusterFinding] = []
         whole = self._whole(job, wrong, unchecked)
         body = {key: each for key, each in job.to_mapping().items() if key != "status"}
         body["metadata"] = {**body["metadata"], "namespace": self.namespace}
         try:
             self._server.create(self._path, body, DRY_RUN)
         except NotAllowedError as error:
-            unchecked.append(Finding("", error.message, "ask for the right to create TrainingJobs"))
+            unchecked.append(
+                ClusterFinding("", error.message, "ask for the right to create TrainingJobs")
+            )
         except NotFoundError as error:
             raise self._nowhere(error) from None
         except NameTakenError:
             hint = f"choose another one, or `paceline delete {job.metadata.name}` first"
             taken = f"metadata.name: there is already a job {job.metadata.name}"
-            wrong.append(Finding("metadata.name", taken, hint))
+            wrong.append(ClusterFinding("metadata.name", taken, hint))
         except RejectedError as error:
-            wrong.append(Finding("", error.message, error.hint))
+            wrong.append(ClusterFinding("", error.message, error.hint))
         for one in needed(whole.to_mapping() if whole is not None else job.to_mapping()):
             self._look_up(one, wrong, unchecked)
         if whole is not None:
@@ -354,7 +356,7 @@ class ClusterJobs:
         return Checks(tuple(wrong), tuple(unchecked))
 
     def _whole(
-        self, job: TrainingJob, wrong: list[Finding], unchecked: list[Finding]
+        self, job: TrainingJob, wrong: list[ClusterFinding], unchecked: list[ClusterFinding]
     ) -> TrainingJob | None:
         """Return a job merged with the runtime of the cluster that it names; None if it cannot be.
 
@@ -370,24 +372,26 @@ class ClusterJobs:
             found = runtime_from_mapping(self.runtime(ref.kind or RuntimeKind.CLUSTER, ref.name))
             return job_from_mapping(job.to_mapping(), found)
         except NoSuchRuntimeError as error:
-            wrong.append(Finding(field, f"{field}: {error.message}", error.hint))
+            wrong.append(ClusterFinding(field, f"{field}: {error.message}", error.hint))
         except NotAllowedError as error:
-            unchecked.append(Finding(field, f"{field}: {error.message}", error.hint))
+            unchecked.append(ClusterFinding(field, f"{field}: {error.message}", error.hint))
         except InvalidJobError as error:
-            wrong += [Finding(each.path, each.message, each.hint) for each in error.errors]
+            wrong += [ClusterFinding(each.path, each.message, each.hint) for each in error.errors]
         return None
 
-    def _look_up(self, one: Needed, wrong: list[Finding], unchecked: list[Finding]) -> None:
+    def _look_up(
+        self, one: Needed, wrong: list[ClusterFinding], unchecked: list[ClusterFinding]
+    ) -> None:
         path = one.path.format(namespace=self.namespace)
         try:
             self._server.get(f"{path}/{one.name}")
         except NotFoundError as error:
             told = f"{one.field}: {one.kind} {one.name} is not there: {error.message}"
             hint = f"create the {one.kind}, or correct the name; pods would wait for it"
-            wrong.append(Finding(one.field, told, hint))
+            wrong.append(ClusterFinding(one.field, told, hint))
         except NotAllowedError as error:
             told = f"{one.field}: {one.kind} {one.name} could not be looked up: {error.message}"
-            unchecked.append(Finding(one.field, told, "have somebody with the right look"))
+            unchecked.append(ClusterFinding(one.field, told, "have somebody with the right look"))
 
     def runtimes(self) -> list[RuntimeRow]:
         """Return the runtimes that a job of this namespace can name, by kind and name.

@@ -23,7 +23,7 @@ from paceline_api.types.template import TRAINER
 
 from paceline.clock import now_ns, pause
 from paceline.jobs.cluster.patience import RETRY_S, Patience
-from paceline.jobs.cluster.server import NotFoundError, Server
+from paceline.jobs.cluster.server import ApiServer, NotFoundError
 from paceline.jobs.core import from_cluster
 from paceline.jobs.core.lines import Shuffle, merged, parse_line
 from paceline.jobs.errors import AwayError, NoSuchRankError, RejectedError
@@ -50,7 +50,7 @@ class Logs:
 
     def __init__(
         self,
-        server: Server,
+        server: ApiServer,
         namespace: str,
         job: Object,
         selection: Selection,

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from paceline_api.errors import PacelineError
 
 from paceline.clock import now_ns, pause
-from paceline.jobs.core.outage import Outage, Verdict
+from paceline.jobs.core.outage import Outage, OutageVerdict
 from paceline.jobs.errors import AwayError
 
 RETRY_S: Final = 1.0
@@ -71,9 +71,9 @@ class Patience:
             if not self._outage.lasts and not isinstance(error, AwayError):
                 raise error
             match self._outage.missed(now_ns()):
-                case Verdict.GIVE_UP:
+                case OutageVerdict.GIVE_UP:
                     raise error
-                case Verdict.SAY_SO:
+                case OutageVerdict.SAY_SO:
                     self._say(f"{error.message}; trying again until it does")
         pause(RETRY_S)
 

@@ -15,7 +15,7 @@ from paceline.core.anatomy.samples import (
     read_samples,
 )
 from paceline.core.anatomy.steps_token import STEPS_HEADER, steps_token
-from paceline.jobs.cluster.server import NotFoundError, Server, SlowError
+from paceline.jobs.cluster.server import ApiServer, NotFoundError, SlowError
 from paceline.jobs.core import sampled
 from paceline.jobs.core.from_cluster import Object
 from paceline.jobs.errors import JobsError, NotAllowedError
@@ -31,7 +31,7 @@ report page."""
 
 
 def ask(
-    server: Server, namespace_path: str, pods: Sequence[Object]
+    server: ApiServer, namespace_path: str, pods: Sequence[Object]
 ) -> tuple[list[PodSamples], list[SilentPod]]:
     """Return the samples of all pods that answer, and the reasons of those that do not.
 
@@ -76,7 +76,7 @@ def ask(
     return known, silent
 
 
-def _token(server: Server, namespace_path: str, secret: str, field: str) -> str:
+def _token(server: ApiServer, namespace_path: str, secret: str, field: str) -> str:
     """Return the token for /steps; empty if the job and its Secret were deleted meanwhile.
 
     A user who may not read Secrets gets NotAllowedError.
@@ -98,7 +98,7 @@ def _token(server: Server, namespace_path: str, secret: str, field: str) -> str:
     return steps_token(token)
 
 
-def _answer(server: Server, pods_path: str, pod: Object, token: str) -> bytes | str:
+def _answer(server: ApiServer, pods_path: str, pod: Object, token: str) -> bytes | str:
     """Return the answer of a pod's agent as bytes, or as text the reason why there is none."""
     path = f"{pods_path}/{sampled.path(pod)}"
     try:

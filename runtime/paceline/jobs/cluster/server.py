@@ -46,7 +46,7 @@ class SlowError(AwayError):
     """Raised when the answer of the API server times out."""
 
 
-class Server:
+class ApiServer:
     """One API server, used as one user; threads may share it."""
 
     def __init__(self, access: Access) -> None:

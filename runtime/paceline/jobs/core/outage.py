@@ -14,7 +14,7 @@ BORNE_NS: Final = 300 * NS_PER_S
 """Duration of an outage after which a caller gives up. An upgrade of a control plane takes less."""
 
 
-class Verdict(StrEnum):
+class OutageVerdict(StrEnum):
     """Actions after a request that was not answered."""
 
     TRY_AGAIN = "try again"
@@ -35,7 +35,7 @@ class Outage:
         """Return True if the last request was not answered."""
         return self._since_ns is not None
 
-    def missed(self, now_ns: int) -> Verdict:
+    def missed(self, now_ns: int) -> OutageVerdict:
         """Record that a request was not answered, and decide what to do.
 
         Args:
@@ -48,11 +48,11 @@ class Outage:
             self._since_ns = now_ns
         away_ns = now_ns - self._since_ns
         if away_ns >= BORNE_NS:
-            return Verdict.GIVE_UP
+            return OutageVerdict.GIVE_UP
         if self._told or away_ns < TOLD_AFTER_NS:
-            return Verdict.TRY_AGAIN
+            return OutageVerdict.TRY_AGAIN
         self._told = True
-        return Verdict.SAY_SO
+        return OutageVerdict.SAY_SO
 
     def answered(self) -> bool:
         """Record an answer; return True if the end of a reported outage is to be reported."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 
-class State(Protocol):
+class CounterState(Protocol):
     """What a rank that joins gets of one object."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _set(tracker: Any, count: int) -> None:
 
 
 _EPOCH_LOOP: Final = "loops.training_epoch_loop"
-COUNTING: Final[dict[tuple[str, str], Callable[[Any, int | None], State]]] = {
+COUNTING: Final[dict[tuple[str, str], Callable[[Any, int | None], CounterState]]] = {
     ("transformers.trainer_callback", "TrainerState"): lambda found, _: Attributes(
         found, TRAINER_STATE
     ),
@@ -144,7 +144,7 @@ class LastSteps:
 
         def get_batch_samples(trainer: Any, batches: Iterator[Any], *args: Any, **kw: Any) -> Any:
             self.restore()
-            found = take(trainer, Rest(batches, self._joined), *args, **kw)
+            found = take(trainer, StepBatches(batches, self._joined), *args, **kw)
             if found[0]:
                 self._took(trainer.args)
             return found
@@ -164,7 +164,7 @@ class LastSteps:
             arguments.gradient_accumulation_steps = size
 
 
-class Rest(Iterator[Any]):
+class StepBatches(Iterator[Any]):
     """Batches of an epoch for one step. It ends where those of the epoch do, and not behind it.
 
     Asking for one more batch would end the pass on this rank before the last step.

@@ -33,7 +33,7 @@ from paceline.train.script.backend import register
 from paceline.train.script.counters import LastSteps
 from paceline.train.script.models import Models
 from paceline.train.script.passes import Passes
-from paceline.train.script.state import States
+from paceline.train.script.state import ScriptStates
 from paceline.worker.operations import ScriptState
 from paceline.worker.script_engine import LeftBehindError, ScriptEngine
 
@@ -53,7 +53,7 @@ class Launched:
         self._settings = settings
         self.passes = Passes(engine)
         self.models = Models(engine, self.passes)
-        self.states = States(engine, self.models, self.passes)
+        self.states = ScriptStates(engine, self.models, self.passes)
         self.last_steps = LastSteps(lambda: self.passes.joined)
         self._started = False
         engine.opens_here = self.passes.opens

@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.core.protocol.places import BEFORE, Act, Path, Spot
+from paceline.core.protocol.places import BEFORE, Path, Spot, SpotAction
 from paceline.worker.script_engine import LeftBehindError, ScriptEngine
 
 _ITER: Final = DataLoader.__iter__
@@ -236,12 +236,12 @@ class Passes:
         if epoch is not None and places:
             self._path.here = Spot(places[-1] - 1, 0)  # the script resumes from its own snapshot
         act = self._path.begin_pass()
-        while act is Act.ASK:
+        while act is SpotAction.ASK:
             self._engine.ask()
             act = self._path.in_pass()
-        if act is Act.LOST:
+        if act is SpotAction.LOST:
             raise LeftBehindError(f"pass {self._path.here.place} began without this rank")
-        if act is Act.SKIP:
+        if act is SpotAction.SKIP:
             # One batch, so that what the script makes of a pass, such as a mean, is defined.
             self._pass = iteration
             return Batches(self, islice(_ITER(loader), 1), iteration)
@@ -296,9 +296,9 @@ class Passes:
     def _take_last_state(self) -> None:
         """Load the last state behind the last pass: what the script saves has to be that (S14)."""
         here = self._path.here
-        while (act := self._path.behind_pass()) is Act.ASK and not self.is_over:
+        while (act := self._path.behind_pass()) is SpotAction.ASK and not self.is_over:
             self._engine.ask()
-        if act is Act.LOAD:
+        if act is SpotAction.LOAD:
             self._engine.load()
             self._path.repeat_from(here)
 

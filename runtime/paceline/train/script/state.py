@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from paceline.core.protocol.places import Spot
 from paceline.errors import PacelineError
-from paceline.train.script.counters import COUNTING, EpochLoop, State
+from paceline.train.script.counters import COUNTING, CounterState, EpochLoop
 from paceline.train.script.models import Models
 from paceline.train.script.passes import Passes
 from paceline.worker.operations import ScriptState
@@ -29,11 +29,11 @@ from paceline.worker.state.codec import Decoder, Encoder
 
 log = logging.getLogger("paceline.rank")
 
-Found = dict[str, State]
+Found = dict[str, CounterState]
 """Objects with `state_dict()` and `load_state_dict()`, by a key that is equal on all ranks."""
 
 
-class States:
+class ScriptStates:
     """Reads and loads the state of the script in this process."""
 
     def __init__(self, engine: ScriptEngine, models: Models, passes: Passes) -> None:
@@ -41,7 +41,7 @@ class States:
         self.kept: dict[str, Any] = {}
         """Objects that the script has given to `pl.keep`."""
         self._left_out: set[str] = set()
-        self._counts: list[tuple[State, dict[str, Any]]] = []
+        self._counts: list[tuple[CounterState, dict[str, Any]]] = []
         """Counts of frameworks, and what was loaded into them."""
 
     # ---- reading ------------------------------------------------------------------------------

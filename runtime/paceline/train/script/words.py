@@ -10,7 +10,7 @@ from paceline.environment import ENV_MEMBER
 from paceline.errors import UsageError
 
 
-class Launched(Protocol):
+class LaunchedScript(Protocol):
     """The script of this process, as `train.script.launch` runs it."""
 
     def step(self) -> int:
@@ -35,10 +35,10 @@ class Alone:
         """Do nothing: nobody joins."""
 
 
-_script: Launched = Alone()
+_script: LaunchedScript = Alone()
 
 
-def install(script: Launched) -> None:
+def install(script: LaunchedScript) -> None:
     """Let the words ask this script from now on."""
     global _script
     _script = script

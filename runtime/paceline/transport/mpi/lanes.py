@@ -25,7 +25,7 @@ after each addition."""
 _NUMPY_TYPES: Final = {torch.float32, torch.float64, torch.int32, torch.int64}
 
 
-class Scratch:
+class LaneScratch:
     """Memory of the lanes: one incoming piece each, and half a piece for outgoing bfloat16."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class Lane:
         pieces: Sequence[Piece],
         steps: Sequence[ScheduleStep],
         links: Mapping[int, Link],
-        scratch: Scratch,
+        scratch: LaneScratch,
         mpi: Any,
     ) -> None:
         self._index = index

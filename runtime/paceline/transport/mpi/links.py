@@ -28,7 +28,7 @@ from paceline.clock import now_ns, pause
 from paceline.core.demand import SPARE_LINKS_MAX
 from paceline.scratch import note_shared_memory
 from paceline.transport.base import Group, TransportError
-from paceline.transport.mpi.patience import Patience
+from paceline.transport.mpi.patience import RetrySetting
 from paceline.transport.mpi.process_manager import shared_memory_name
 from paceline.transport.mpi.provider import check_provider
 from paceline.transport.rendezvous import (
@@ -191,7 +191,7 @@ class LinkTable:
 
     def __init__(self, host: str, scratch: Path | None = None) -> None:
         self.mpi = start_mpi(local=host.startswith("127."), scratch=scratch)
-        self._patience = Patience()
+        self._patience = RetrySetting()
         self.rendezvous = Rendezvous(host)
         self.wired = 0
         self.wiring_failed = 0

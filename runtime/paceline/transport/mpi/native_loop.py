@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from paceline.core.collectives.schedules import Schedule, ScheduleStep
 from paceline.transport.base import Abort, NativeStage, PeerLost, TransportAborted
-from paceline.transport.mpi.lanes import PIECE_BYTES, Cells, Scratch
+from paceline.transport.mpi.lanes import PIECE_BYTES, Cells, LaneScratch
 from paceline.transport.mpi.links import LANES, Link
 from paceline.transport.native import REDUCE, UnavailableError, load
 from paceline.transport.native.layout import KINDS, Fields
@@ -104,7 +104,7 @@ class _Call(ctypes.Structure):
     ]
 
 
-class NativeLoop:
+class MpiNativeLoop:
     """The C library with MPI's functions, and the data that it needs about the present group."""
 
     def __init__(self, mpi: Any) -> None:
@@ -160,7 +160,7 @@ class NativeLoop:
         algorithm: str,
         plan: Schedule,
         cells: Sequence[Cells],
-        scratch: Scratch,
+        scratch: LaneScratch,
         abort: Abort,
         requests: list[Any],
         stage: NativeStage | None = None,

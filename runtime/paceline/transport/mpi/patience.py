@@ -26,7 +26,7 @@ _THREAD_MULTIPLE: Final = 3
 """MPICH's value. It must be no less than the level that MPI was started with."""
 
 
-class Patience:
+class RetrySetting:
     """Writes the retry setting of this process. MPI must have been started."""
 
     def __init__(self) -> None:

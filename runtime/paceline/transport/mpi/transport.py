@@ -38,9 +38,9 @@ from paceline.transport.base import (
     TransportError,
 )
 from paceline.transport.mpi.abandoned import AbandonedRequests, MemoryRange
-from paceline.transport.mpi.lanes import Cells, Lane, Piece, RoundedCells, Scratch
+from paceline.transport.mpi.lanes import Cells, Lane, LaneScratch, Piece, RoundedCells
 from paceline.transport.mpi.links import LANES, Link, LinkTable
-from paceline.transport.mpi.native_loop import NativeLoop
+from paceline.transport.mpi.native_loop import MpiNativeLoop
 from paceline.transport.native import UnavailableError
 from paceline.transport.native.layout import KINDS
 from paceline.transport.rendezvous import LAST_WORDS_NS, Deadline, PeerConnections
@@ -67,11 +67,11 @@ class MpiTransport(Transport):
     def __init__(self, *, host: str, native: bool = True, scratch: Path | None = None) -> None:
         self._links = LinkTable(host, scratch)
         self._mpi = self._links.mpi
-        self._native: NativeLoop | None = None
+        self._native: MpiNativeLoop | None = None
         self._why_python = "asked for"
         if native:
             try:
-                self._native = NativeLoop(self._mpi)
+                self._native = MpiNativeLoop(self._mpi)
             except UnavailableError as error:
                 self._why_python = str(error)
                 log.warning("mpi runs in Python, which a busy script slows down: %s", error)
@@ -79,7 +79,7 @@ class MpiTransport(Transport):
         self._group: Group | None = None
         self._link_to: dict[int, Link] = {}
         self._schedules: dict[str, Schedule] = {}
-        self._scratch = Scratch()
+        self._scratch = LaneScratch()
         self._abandoned = AbandonedRequests(self._mpi)
 
     @property
@@ -241,7 +241,7 @@ class MpiTransport(Transport):
         parts = [*self._scratch.arriving, *self._scratch.leaving]
         memory += [MemoryRange(part.ctypes.data, part.nbytes, part) for part in parts]
         self._abandoned.keep(requests[0::2], requests[1::2], memory)
-        self._scratch = Scratch()
+        self._scratch = LaneScratch()
 
     def peer_connections(self) -> Sequence[tuple[int, int]]:
         """Return the rendezvous connections of the group, which close with the peers."""

@@ -111,7 +111,7 @@ class _Slice(Stage):
         self._take(ctypes.byref(self._owner), ctypes.c_int64(done))
 
 
-class NativeLoop:
+class ShmNativeLoop:
     """The C library, with the data that it needs about one room."""
 
     def __init__(self, library: ctypes.CDLL, room: Room, *, spins: bool) -> None:

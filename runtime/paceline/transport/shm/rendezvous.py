@@ -20,7 +20,7 @@ import msgspec
 
 from paceline.limits import LISTEN_BACKLOG
 from paceline.peer_credentials import credentials_of
-from paceline.refusals import Reason
+from paceline.refusals import RefusalReason
 from paceline.transport.base import Group, TransportError
 from paceline.transport.rendezvous import (
     BOOT_ID,
@@ -41,7 +41,7 @@ DESCRIPTORS: Final = 2
 Place = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Facts(msgspec.Struct, frozen=True):
+class MachineFacts(msgspec.Struct, frozen=True):
     """Message of one rank of a machine to another. The descriptors follow it."""
 
     memory: Place
@@ -93,7 +93,7 @@ class LocalRendezvous(Rendezvous):
     def _admit(self, sock: socket.socket) -> str:
         caller = credentials_of(sock)
         if caller.uid != os.geteuid():
-            raise PeerRefusedError(Reason.OTHER_USER, str(caller))
+            raise PeerRefusedError(RefusalReason.OTHER_USER, str(caller))
         return str(caller)
 
     @property
@@ -105,10 +105,10 @@ class LocalRendezvous(Rendezvous):
         self,
         group: Group,
         rank: int,
-        facts: Facts,
+        facts: MachineFacts,
         own: Sequence[int],
         deadline: Deadline,
-    ) -> tuple[Facts, list[int], PeerConnection]:
+    ) -> tuple[MachineFacts, list[int], PeerConnection]:
         """Meet a rank and exchange facts and descriptors with it.
 
         It raises TransportError if the deadline passes or the abort flag is raised.
@@ -128,9 +128,9 @@ class LocalRendezvous(Rendezvous):
         while True:
             dials = rank > group.rank
             found, connection = (
-                self.dial(group, rank, facts, Facts, deadline)
+                self.dial(group, rank, facts, MachineFacts, deadline)
                 if dials
-                else self.answer(group, rank, Facts, deadline)
+                else self.answer(group, rank, MachineFacts, deadline)
             )
             try:
                 # Take turns: plain bytes ahead of the descriptors would make the kernel drop them.

@@ -22,7 +22,7 @@ from paceline.core.demand import ROOMS_LEFT_MAX
 from paceline.transport.base import Group, TransportError
 from paceline.transport.rendezvous import Deadline, PeerConnections
 from paceline.transport.shm.memory import SharedMemory, map_others
-from paceline.transport.shm.rendezvous import Facts, LocalRendezvous
+from paceline.transport.shm.rendezvous import LocalRendezvous, MachineFacts
 
 # Words of a block. Mirrored in `transport/native/shared.c`.
 MARK: Final = 0
@@ -98,7 +98,7 @@ class Room:
         Raises:
             TransportError: A member cannot be reached or reports impossible facts.
         """
-        facts = Facts(self.memory.nbytes, self.place, self._mark)
+        facts = MachineFacts(self.memory.nbytes, self.place, self._mark)
         descriptors = self.memory.fd, self.eventfd
         found = {group.rank: self._own_member()}
         above = [rank for rank in self.ranks if rank > group.rank]

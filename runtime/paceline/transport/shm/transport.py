@@ -22,7 +22,7 @@ from paceline.transport.native import SHARED, UnavailableError, load
 from paceline.transport.native.layout import KINDS
 from paceline.transport.rendezvous import Deadline
 from paceline.transport.shm.memory import SharedMemory
-from paceline.transport.shm.native_loop import NativeLoop
+from paceline.transport.shm.native_loop import ShmNativeLoop
 from paceline.transport.shm.plain_loop import Carry, PlainLoop, keeps_order, no_fence
 from paceline.transport.shm.rendezvous import machine_place, place_of
 from paceline.transport.shm.room import Room, Rooms
@@ -72,7 +72,7 @@ class LocalSums:
                 f"{self._why_python}"
             )
         self.rooms = Rooms(memory, self.place)
-        self._native: NativeLoop | None = None
+        self._native: ShmNativeLoop | None = None
         self._plain: PlainLoop | None = None
 
     @property
@@ -112,7 +112,7 @@ class LocalSums:
         if self._library is not None:
             # Where ranks share cores, one that spins takes the core of one that works.
             spins = len(room.ranks) <= len(os.sched_getaffinity(0))
-            self._native = NativeLoop(self._library, room, spins=spins)
+            self._native = ShmNativeLoop(self._library, room, spins=spins)
             fence: Callable[[], None] = self._library.paceline_fence
         else:
             fence = no_fence

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from paceline_api.times import NS_PER_S
 
-from paceline.core.anatomy.samples import Phase
+from paceline.core.anatomy.samples import StepPhase
 from paceline.telemetry.records import RankRecord
 
-NOTHING = [0] * len(Phase)
+NOTHING = [0] * len(StepPhase)
 
 
 class LoopMetrics:
@@ -29,18 +29,18 @@ class LoopMetrics:
         self._waited_ns = 0
         """Time in this step that was spent waiting for leases or in `flushed`."""
         self._ring = record.steps
-        self._phase = Phase.SCRIPT
+        self._phase = StepPhase.SCRIPT
         self._since_ns = 0
         """Start of the present phase, moved forward by the waits in it."""
-        self._spent_ns = [0] * len(Phase)
+        self._spent_ns = [0] * len(StepPhase)
 
     def began(self, now_ns: int) -> None:
         """Start the clock of a step: after begin(), after a step and after evaluating()."""
         self._began_ns, self._waited_ns = now_ns, 0
-        self._phase, self._since_ns = Phase.SCRIPT, now_ns
+        self._phase, self._since_ns = StepPhase.SCRIPT, now_ns
         self._spent_ns[:] = NOTHING
 
-    def entered(self, phase: Phase, now_ns: int) -> None:
+    def entered(self, phase: StepPhase, now_ns: int) -> None:
         """End the present phase of the step and begin another one."""
         self._spent_ns[self._phase] += now_ns - self._since_ns
         self._phase, self._since_ns = phase, now_ns

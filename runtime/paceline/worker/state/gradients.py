@@ -40,7 +40,7 @@ from paceline.worker.state.flags import Flags
 from paceline.worker.state.flat import FlatLayout, Zeros, plain_zeros
 from paceline.worker.state.optimizer_binding import sum_of_squares
 from paceline.worker.state.shards import is_spread, own_gradient, own_part
-from paceline.worker.state.streams import Streams
+from paceline.worker.state.streams import DeviceStreams
 
 
 def _graph_kept() -> UnsupportedError:
@@ -100,7 +100,7 @@ class Gradients:
             [(name, own) for (name, _), own in zip(named, self.own, strict=True)], segment_bytes
         )
         self.devices = frozenset(segment.device for segment in self.layout.segments)
-        self.streams = Streams(self.devices)
+        self.streams = DeviceStreams(self.devices)
         self.flags = Flags(self.layout.segments, self.streams.devices)
         self._zeros = zeros
         self.result = self.new_sums()

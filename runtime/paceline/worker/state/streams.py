@@ -24,10 +24,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 
 import torch
 
-from paceline.transport.device_queues import Event, Queues, TorchQueues, mark
+from paceline.transport.device_queues import DeviceEvent, Queues, TorchQueues, mark
 
 
-class Streams:
+class DeviceStreams:
     """The runtime's own stream on each device that holds parameters."""
 
     def __init__(self, devices: Iterable[torch.device], queues: Queues | None = None) -> None:
@@ -44,14 +44,14 @@ class Streams:
             for device in dict.fromkeys(devices)
             if self._queues.has(device)
         }
-        self._committed: dict[torch.device, Event] = {}
+        self._committed: dict[torch.device, DeviceEvent] = {}
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
         """The devices that have queues."""
         return tuple(self._own)
 
-    def mark_gradients(self) -> list[Event]:
+    def mark_gradients(self) -> list[DeviceEvent]:
         """Mark what the calling thread has queued so far. Any thread that makes gradients.
 
         Returns:
@@ -59,7 +59,7 @@ class Streams:
         """
         return [mark(self._queues, device, self._queues.current(device)) for device in self._own]
 
-    def follow(self, events: Sequence[Event]) -> None:
+    def follow(self, events: Sequence[DeviceEvent]) -> None:
         """Let what is queued in `own` from here on run after the events of `mark_gradients`."""
         for stream, event in zip(self._own.values(), events, strict=True):
             stream.wait_event(event)
@@ -87,7 +87,7 @@ class Streams:
         for stream in self._own.values():
             stream.synchronize()
 
-    def mark_own(self) -> list[Event]:
+    def mark_own(self) -> list[DeviceEvent]:
         """Return one event per device behind what was queued in `own`."""
         return [mark(self._queues, device, stream) for device, stream in self._own.items()]
 

@@ -30,7 +30,7 @@ def requests_of(log: Path, *, user: str, offset: int = 0) -> Counter[tuple[str, 
     """Count the requests of one user by (verb, resource or resource/subresource)."""
     counts: Counter[tuple[str, str]] = Counter()
     for entry in entries(log, offset=offset):
-        if entry["user"]["username"] == user and entry["stage"] == "ResponseComplete":
+        if entry["user"].get("username") == user and entry["stage"] == "ResponseComplete":
             what = entry.get("objectRef", {})
             resource = what.get("resource", entry["requestURI"])
             if "subresource" in what:

@@ -256,7 +256,7 @@ def own_requests(
     for entry in entries(plane.audit_log, offset=offset):
         what = entry.get("objectRef") or {}
         kind = "/".join(filter(None, (what.get("resource"), what.get("subresource"))))
-        mine = entry["user"]["username"] == user and what.get("namespace") == namespace
+        mine = entry["user"].get("username") == user and what.get("namespace") == namespace
         if not dry_runs and "dryRun=" in entry["requestURI"]:
             continue
         if mine and kind in KINDS and entry["verb"] in (*WRITES, "get"):

@@ -73,6 +73,10 @@ class Copied(NamedTuple):
 class Values:
     """What each operation returned anywhere: one value (the first property of scripts)."""
 
+    places: int
+    """Number of ranks that the script was started with."""
+    procs: int
+    """Number of ranks of a replica."""
     of: dict[Spot, dict[SimRank, Sum]] = field(default_factory=dict)
     loaded: list[Spot] = field(default_factory=list)
     """Spots at which a rank loaded the state of a donor."""
@@ -93,8 +97,11 @@ class Values:
         """Check that an operation returns on this rank what it returned elsewhere.
 
         A rank that died may have been the only one that completed its last operation, and the
-        others then make it without that rank.
+        others then make it without that rank. No rank takes part for which the script has no work
+        (S1).
         """
+        place = rank.me.slot * self.procs + rank.me.local
+        assert place < self.places, f"{rank.me} takes part in {spot} of {self.places} ranks"
         known = self.of.setdefault(spot, {})
         for other, value in known.items():
             same = value == result or not other.alive
@@ -430,7 +437,7 @@ class ScriptSimulation(Simulation):
 
     def __init__(self, world: ScriptWorld, seed: int) -> None:
         super().__init__(world, seed)
-        self.values = Values()
+        self.values = Values(places=world.replicas * world.procs, procs=world.procs)
 
     def make_rank(self, me: MemberId) -> SimRank:
         """Return a new rank process with such a script."""
@@ -451,8 +458,8 @@ class ScriptSimulation(Simulation):
         """
         assert isinstance(self.world, ScriptWorld)
         log, batch = self.finished[0].state.log, self.world.batch
-        if self.world.uneven or len({(m.slot, m.local) for m in self.ranks}) > log.plan.script:
-            return  # nothing says how many batches there are of each slot, or of a further one
+        if self.world.uneven:
+            return  # nothing says how many batches there are of each slot
         total, absent = log.ledger.total(), log.ledger.dropped.get(DropReason.ABSENT, 0)
         wanted = log.updates * log.plan.script * batch
         lost = wanted - total.applied - total.dropped - absent

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paceline.core.coordinator.sizes import Sizes
 from paceline.core.protocol.places import Spot
 from paceline.core.protocol.records import Gen, Go
 from paceline.core.rank import membership, script
@@ -106,6 +107,25 @@ def test_a_replacement_made_active_with_its_first_copy_is_noticed(
     monkeypatch.setattr(membership, "install", keep_first)
     with pytest.raises(BrokenPromiseError):
         all_loads()
+
+
+GROWN = (ScriptWorld(replicas=2, program=(2, 12, 12, 1)), 5, [Fault(60, Kind.JOIN, 100, 3)])
+
+
+def test_a_rank_for_which_a_script_has_no_work_stands_by_to_the_end() -> None:
+    """`Values.check` refuses a rank beyond those with which the script was started (S1)."""
+    sim = run_script(*GROWN)
+    assert sim.outcomes <= ENDS
+    assert {rank.me.slot for rank in sim.finished} == {0, 1}
+    assert any(me.slot == 2 for me in sim.ranks)
+
+
+def test_a_rank_that_joins_beyond_those_of_a_script_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Sizes, "_with_place", lambda _, ranks: set(ranks))
+    with pytest.raises(BrokenPromiseError, match="of 2 ranks"):
+        run_script(*GROWN)
 
 
 @pytest.mark.parametrize("tree_above", [64, 0])

@@ -302,7 +302,7 @@ class Queued:
     def __init__(self, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
         queues: Any = RecordedQueues(record)
         monkeypatch.setattr(
-            "paceline.worker.state.gradients.Streams",
+            "paceline.worker.state.gradients.DeviceStreams",
             lambda devices: DeviceStreams(devices, queues),
         )
         for driver, method in ((CommThread, "_take"), (Reducer, "_work"), (Reducer, "judge")):
@@ -475,7 +475,8 @@ def test_the_main_thread_parks_after_its_kernels_and_adopts_the_new_state(
     """
     queues: Any = RecordedQueues(record)
     monkeypatch.setattr(
-        "paceline.worker.state.gradients.Streams", lambda devices: DeviceStreams(devices, queues)
+        "paceline.worker.state.gradients.DeviceStreams",
+        lambda devices: DeviceStreams(devices, queues),
     )
     take = CommThread._take
 

@@ -63,7 +63,7 @@ def writes_of(plane: ControlPlane, user: str, since_s: float) -> list[str]:
     assert plane.audit_log is not None
     found = []
     for entry in entries(plane.audit_log):
-        if entry["user"]["username"] != user or entry["verb"] not in WRITES:
+        if entry["user"].get("username") != user or entry["verb"] not in WRITES:
             continue
         what = entry["objectRef"]
         asked_s = datetime.fromisoformat(entry["requestReceivedTimestamp"]).timestamp()

@@ -1,9 +1,12 @@
-"""Choice of replicas under `elasticity.allowedSizes`: who begins, joins and is drained (C9).
+"""Choice of replicas under `elasticity.allowedSizes`: who begins, joins and is drained (C9, S1).
 
 A replica counts once all of its ranks are ready. The other replicas stand by: they are ready, they
 are asked for a promise in each change, and they are not members. No member is removed to reach an
 allowed size: a job that loses replicas continues with those that live, whatever their number, until
 the next size is reached.
+
+A script that steps its own optimizers knows how many ranks it was started with, and has work for
+no more. Ranks of further replicas stand by as well.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ class Sizes:
     """Allowed numbers of replicas; empty if any number is allowed."""
     procs: int = 1
     """Number of ranks per replica."""
+    places: int = 0
+    """Number of ranks that a script has work for (S1); 0 if any number has."""
 
     def begin(self, ranks: Collection[MemberId], first: Collection[PodKey] = ()) -> set[MemberId]:
         """Return the ranks that begin a generation which has no living predecessor.
@@ -38,8 +43,9 @@ class Sizes:
             All ranks of the largest allowed number of whole replicas. Empty if there are fewer than
             the smallest allowed size.
         """
+        ranks = self._with_place(ranks)
         if not self.allowed:
-            return set(ranks)
+            return ranks
         pods = self._whole(ranks)
         order = sorted(pods, key=lambda pod: (pod not in first, pod))
         return {x for pod in order[: self._largest(len(pods))] for x in pods[pod]}
@@ -57,8 +63,9 @@ class Sizes:
         Returns:
             The ranks of `outside` to admit.
         """
+        outside = self._with_place(outside)
         if not self.allowed:
-            return set(outside)
+            return outside
         if not inside:
             return self.begin(outside) or set(outside)
         occupied = {pod_of(x) for x in inside}
@@ -71,6 +78,12 @@ class Sizes:
     def least(self, replicas: int) -> int:
         """Return the smallest allowed number of replicas that is at least `replicas`."""
         return min((n for n in self.allowed if n >= replicas), default=replicas)
+
+    def _with_place(self, ranks: Collection[MemberId]) -> set[MemberId]:
+        """Return the ranks that a script has work for."""
+        if not self.places:
+            return set(ranks)
+        return {x for x in ranks if x.slot * self.procs + x.local < self.places}
 
     def _largest(self, replicas: int) -> int:
         return max((n for n in self.allowed if n <= replicas), default=0)

@@ -192,11 +192,16 @@ class CoordinatorState:
         return self.replicas * self.config.procs
 
     @property
-    def runs_script(self) -> bool:
-        """Return True if the scripts of the job step their own optimizers (S1)."""
+    def script_ranks(self) -> int:
+        """Number of ranks of a script that steps its own optimizers (S1); 0 for any other."""
         registers = (seen.register for seen in self.roster.ranks.values())
         plans = (register.plan for register in registers if register is not None)
-        return any(plan.script for plan in plans if plan is not None)
+        return max((plan.script for plan in plans if plan is not None), default=0)
+
+    @property
+    def runs_script(self) -> bool:
+        """Return True if the scripts of the job step their own optimizers (S1)."""
+        return bool(self.script_ranks)
 
     @property
     def fewest_ranks(self) -> int:
@@ -206,8 +211,8 @@ class CoordinatorState:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes that `elasticity.allowedSizes` permits (C9)."""
-        return Sizes(self.config.allowed_sizes, self.config.procs)
+        """The sizes that `elasticity.allowedSizes` and a script permit (C9, S1)."""
+        return Sizes(self.config.allowed_sizes, self.config.procs, self.script_ranks)
 
     @property
     def possible_ranks(self) -> int:

@@ -81,6 +81,12 @@ class Launched:
         if self._started:
             return
         self._started = True
+        if self.slot >= self.engine.slots:
+            sys.stderr.write(
+                f"paceline: rank {self.slot} stands by: the script was started with "
+                f"{self.engine.slots} ranks and never has more; to train with more, suspend the "
+                "job, change spec.replicas, and resume it\n"
+            )
         self.engine.start()
         _check(self.engine)
         received = self.engine.operations.received

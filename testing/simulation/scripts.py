@@ -454,7 +454,7 @@ class ScriptSimulation(Simulation):
     def check_absent(self) -> None:
         """Check that each batch of a slot was applied, or counted while the slot had no rank.
 
-        With partial rounds, a rank that dies may take one late gradient along (S17.9).
+        With partial rounds, a rank that does not end well may take one late gradient along (S17.9).
         """
         assert isinstance(self.world, ScriptWorld)
         log, batch = self.finished[0].state.log, self.world.batch
@@ -463,7 +463,7 @@ class ScriptSimulation(Simulation):
         total, absent = log.ledger.total(), log.ledger.dropped.get(DropReason.ABSENT, 0)
         wanted = log.updates * log.plan.script * batch
         lost = wanted - total.applied - total.dropped - absent
-        late = 0 if log.settings.mode is Mode.FULL else len(self.ranks) - log.plan.script
+        late = 0 if log.settings.mode is Mode.FULL else len(self.ranks) - len(self.finished)
         if not 0 <= lost <= late * batch:
             raise self._broken(f"S9: {lost} of {wanted} samples are missing, {absent} are absent")
 

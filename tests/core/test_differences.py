@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 from msgspec.structs import replace
 from paceline.core import wire
 from paceline.core.differences import changed, difference
@@ -23,6 +24,8 @@ def commit_of(
     active: set[MemberId],
     holder: MemberId,
     ports: dict[MemberId, int],
+    skips: tuple[int, ...] = (),
+    unwanted: int = 0,
 ) -> Commit:
     inside = tuple(sorted(chosen))
     with_state = tuple(m for m in inside if m in state) or inside[:1]
@@ -34,6 +37,8 @@ def commit_of(
         version=counter,
         left_out=(LeftOut(MemberId(9, 0, 0), "dead"),),
         lookahead=tuple((m, 2 + m.local) for m in inside),
+        skips=skips or UNSET,
+        unwanted=unwanted or UNSET,
     )
     named = sorted({*inside, holder})
     return Commit(
@@ -54,6 +59,8 @@ commits = st.builds(
     st.sets(members),
     members,
     st.dictionaries(members, st.integers(0, 1)),
+    st.lists(st.integers(0, 9), max_size=2).map(tuple),
+    st.integers(0, 2),
 )
 
 
@@ -79,6 +86,13 @@ def test_a_change_is_rejected_without_its_base(before: Commit, after: Commit) ->
     for wrong in (None, other):
         with pytest.raises(LogError, match="is told against"):
             changed(wrong, change)
+
+
+def test_commits_of_these_tests_have_every_field_that_a_change_carries() -> None:
+    """A field that no commit here has could be lost on the way to the ranks."""
+    first = MemberId(0, 0, 0)
+    gen = commit_of(1, {first}, set(), set(), first, {}, (3,), 1).gen
+    assert {x for x in gen.__struct_fields__ if not getattr(gen, x)} == {"plan", "settings"}
 
 
 def test_a_commit_with_a_plan_is_sent_in_full() -> None:

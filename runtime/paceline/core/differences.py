@@ -44,6 +44,7 @@ def difference(before: Commit, after: Commit) -> CommitChange | None:
         behind=after.behind,
         donor=after.donor,
         skips=gen.skips or (),
+        unwanted=gen.unwanted or 0,
     )
 
 
@@ -79,6 +80,7 @@ def changed(before: Commit | None, change: CommitChange) -> Commit:
         left_out=change.left_out,
         lookahead=tuple(lookahead.items()),
         skips=change.skips or UNSET,
+        unwanted=change.unwanted or UNSET,
     )
     return Commit(
         gen=gen,

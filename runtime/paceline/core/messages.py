@@ -473,6 +473,8 @@ class CommitChange(Struct, frozen=True, tag="commit-change"):
     """Members whose log lacks records, as in `Commit`."""
     donor: MemberId
     skips: tuple[int, ...] = ()
+    unwanted: int = 0
+    """Number of slots of a script that nobody is wanted in, as in `Gen`."""
 
 
 class Release(Struct, frozen=True, tag="release"):

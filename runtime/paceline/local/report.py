@@ -254,8 +254,8 @@ def _absent(dropped: Mapping[str, int]) -> str:
     if not count:
         return ""
     return (
-        f"{count:,} samples were not trained: they belonged to a lost rank, until its replacement "
-        "took part"
+        f"{count:,} samples were not trained: no rank took part in their slot, which was lost or "
+        "scaled away"
     )
 
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from paceline.agent.launch import ENV_COMPILED
 
 from testing.processes.runs import LIMIT_S, ForkedRun, Run
 
@@ -128,9 +129,14 @@ def test_all_processes_end_after_the_runner_is_killed(tmp_path: Path) -> None:
     run.until_gone()
 
 
+def _environment(tmpdir: str, folder: Path) -> dict[str, str]:
+    """Return an environment with a temporary folder in which no compiled code outlives a run."""
+    return {**os.environ, "TMPDIR": tmpdir, ENV_COMPILED: str(folder / "compiled")}
+
+
 def test_the_last_agent_removes_the_temporary_files_of_a_killed_runner(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="t-") as tmpdir:
-        env = {**os.environ, "TMPDIR": tmpdir}
+        env = _environment(tmpdir, tmp_path)
         with ForkedRun(tmp_path, "[sleep, '1000']", env=env) as run:
             run.until("with pid")
             assert list(Path(tmpdir).glob("*/control"))
@@ -143,7 +149,7 @@ def test_the_next_run_removes_the_temporary_files_of_a_killed_run(tmp_path: Path
     """Runner and agents are killed, so no process of the run is left to clean up."""
     sleep = "[sleep, '1000']"
     with tempfile.TemporaryDirectory(prefix="t-") as tmpdir:
-        env = {**os.environ, "TMPDIR": tmpdir}
+        env = _environment(tmpdir, tmp_path)
         with (
             ForkedRun(tmp_path, sleep, name="a", env=env) as living,
             ForkedRun(tmp_path, sleep, name="b", env=env) as killed,

@@ -239,6 +239,22 @@ def test_a_size_after_the_script_is_warned_of(
     assert "hint: " not in said
 
 
+def test_a_mode_after_the_script_is_warned_of(
+    folder: Path, paceline: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script may have an option of that name; its values are others."""
+    monkeypatch.setattr("paceline.local.detached.start", _not_started)
+    for words in (["--mode", "Quorum"], ["--lr", "3", "--mode=Quorum"]):
+        _, said = paceline("run", "--detach", "train.py", "--replicas", "2", *words)
+        assert "warning: --mode Quorum stands after train.py" in said
+        assert "hint: options of Paceline come before the script: paceline run --mode" in said
+    for words in (["--mode", "eval"], ["Quorum"], ["--mode"]):
+        _, said = paceline("run", "--detach", "train.py", "--replicas", "2", *words)
+        assert "--mode" not in said
+    _, said = paceline("run", "--detach", "--mode", "Full", "train.py", "--mode", "Quorum")
+    assert "warning" not in said
+
+
 @pytest.mark.parametrize("size", [["--replicas", "4"], ["--nproc-per-node=4"]])
 def test_a_size_directly_behind_the_script_is_that_of_the_job(size: list[str]) -> None:
     words = ["--quiet", "train.py", *size, "--lr", "3", "--replicas", "9"]

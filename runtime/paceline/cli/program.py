@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -20,6 +21,7 @@ from paceline_api.bounded import TooLargeError, read_file
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, printable
 from paceline_api.reading.load import load_job
 from paceline_api.runtimes.merge import Runtime
+from paceline_api.types.enums import Mode
 from paceline_api.types.job import TrainingJob
 from typer.core import TyperCommand
 
@@ -287,6 +289,22 @@ def misread_options(program: Program, options: Sequence[str]) -> list[str]:
     """
     given = {word.partition("=")[0] for word in program.arguments}
     return [option for option in options if option in given]
+
+
+def misread_mode(program: Program) -> str | None:
+    """Return the mode of Paceline that `--mode` after a script names, for the script gets it.
+
+    A `--mode` with any other value is one of the script's own.
+
+    Args:
+        program: The program.
+
+    Returns:
+        The mode; None if there is none.
+    """
+    words = " ".join(program.arguments).replace("--mode=", "--mode ").split(" ")
+    named = [value for option, value in pairwise(words) if option == "--mode"]
+    return next((mode for mode in Mode if mode in named), None)
 
 
 def _check_script(path: Path) -> None:

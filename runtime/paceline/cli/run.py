@@ -17,7 +17,13 @@ from paceline_api.rules.launchers import LAUNCH_MODULE, launched_script
 from paceline_api.settings import ResolvedJob
 
 from paceline.cli.output import Format, print_data, say
-from paceline.cli.program import SIZES, Program, UnrunnableScriptError, misread_options
+from paceline.cli.program import (
+    SIZES,
+    Program,
+    UnrunnableScriptError,
+    misread_mode,
+    misread_options,
+)
 from paceline.cli.runtimes import check_whole, runtime_of
 from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
@@ -154,6 +160,7 @@ def detach(order: Order) -> int:
     # Nobody watches the output, so it needs neither a table nor lines.
     _check_nodes(order)
     _warn_of_one_rank(order)
+    _warn_of_mode(order)
     entry = detached.start(replace(order, quiet=True).words(), Path())
     if order.output is not None:
         print_data(LocalJobs().status(entry.run_dir), order.output)
@@ -215,6 +222,7 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
     check_loopback()
     if ready_fd is None:
         _warn_of_one_rank(order)
+        _warn_of_mode(order)
     with checkpoint_folder.locked(Path(job.checkpoint.path) if job.checkpoint else None):
         folder = make_run_dir(job.name, order.run_dir)
         result = asyncio.run(_run(job, folder, working_dir, faults, order, ready_fd))
@@ -259,6 +267,24 @@ def _warn_of_one_rank(order: Order) -> None:
     elif not order.quiet:
         say(
             "hint: one rank, as torchrun without options; --replicas N before the script for more",
+            to_stderr=True,
+        )
+
+
+def _warn_of_mode(order: Order) -> None:
+    """Warn of a mode of Paceline after a script, which would train in Full without a word.
+
+    Args:
+        order: The arguments of the command.
+    """
+    program = order.program
+    chosen = any("collective.mode" in change for change in order.overrides)
+    if program.is_script and not chosen and (mode := misread_mode(program)):
+        say(
+            f"warning: --mode {mode} stands after {program.file}, so the script gets it, and the "
+            f"job trains in mode Full\n"
+            f"hint: options of Paceline come before the script: paceline run --mode {mode} "
+            f"{program.file}",
             to_stderr=True,
         )
 

@@ -302,8 +302,9 @@ def misread_mode(program: Program) -> str | None:
     Returns:
         The mode; None if there is none.
     """
-    words = " ".join(program.arguments).replace("--mode=", "--mode ").split(" ")
-    named = [value for option, value in pairwise(words) if option == "--mode"]
+    words = program.arguments
+    named = {value for option, value in pairwise(words) if option == "--mode"}
+    named |= {word.removeprefix("--mode=") for word in words if word.startswith("--mode=")}
     return next((mode for mode in Mode if mode in named), None)
 
 

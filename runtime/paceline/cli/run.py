@@ -159,8 +159,7 @@ def detach(order: Order) -> int:
     """Start the run as a detached process; return the exit code 0 once it is running."""
     # Nobody watches the output, so it needs neither a table nor lines.
     _check_nodes(order)
-    _warn_of_one_rank(order)
-    _warn_of_mode(order)
+    _warn_of_words(order)
     entry = detached.start(replace(order, quiet=True).words(), Path())
     if order.output is not None:
         print_data(LocalJobs().status(entry.run_dir), order.output)
@@ -221,8 +220,7 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
     check_script(job.trainer.command, working_dir)
     check_loopback()
     if ready_fd is None:
-        _warn_of_one_rank(order)
-        _warn_of_mode(order)
+        _warn_of_words(order)
     with checkpoint_folder.locked(Path(job.checkpoint.path) if job.checkpoint else None):
         folder = make_run_dir(job.name, order.run_dir)
         result = asyncio.run(_run(job, folder, working_dir, faults, order, ready_fd))
@@ -245,6 +243,16 @@ def _check_nodes(order: Order) -> None:
             hint="leave it out; `paceline submit` runs a job in a cluster, and "
             "docs/how-to/several-machines.md says what else there is",
         )
+
+
+def _warn_of_words(order: Order) -> None:
+    """Warn of options of Paceline that a script gets, since they stand after it.
+
+    Args:
+        order: The arguments of the command.
+    """
+    _warn_of_one_rank(order)
+    _warn_of_mode(order)
 
 
 def _warn_of_one_rank(order: Order) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Final
 
 from paceline_api.status import (
     LogStatus,
@@ -20,6 +21,16 @@ from paceline_api.types.enums import StragglerResponse
 from paceline.core.protocol.records import DropReason, GivenUp, Trigger
 from paceline.core.status import METRIC_ROUNDS, Fact
 from paceline.local.timeline import Timeline
+
+WARNED: Final = {
+    DropReason.SKIPPED: "were taken from the loader and no step was made of them: look for a "
+    "continue, a break or a second loop over the loader in the script",
+    DropReason.FAILED: "were given up: the script failed twice with their batch "
+    "(spec.failurePolicy.maxSkippedBatches); SCRIPT FAILED below has the exception",
+    DropReason.ABSENT: "were not trained: no rank took part in their slot, which was lost or "
+    "scaled away",
+}
+"""Reasons for dropped samples that the user is warned of, and what happened to the samples."""
 
 
 def summary(status: Status | None, timeline: Timeline) -> list[str]:
@@ -48,9 +59,11 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         ),
         ("samples applied", _applied(log)),
         ("samples dropped", _counts(log.samples_dropped)),
-        ("WARNING", _skipped(log.samples_dropped)),
-        ("WARNING", _failed(log.samples_dropped)),
-        ("WARNING", _absent(log.samples_dropped)),
+        *(
+            ("WARNING", f"{count:,} samples {text}")
+            for reason, text in WARNED.items()
+            if (count := log.samples_dropped.get(reason, 0))
+        ),
         ("samples dealt again", f"{log.samples_redealt:,}"),
         *(("SCRIPT FAILED", str(failed)) for failed in status.script_failures),
         ("epochs", _epochs(log)),
@@ -227,36 +240,6 @@ def verdict(job: str, outcome: Outcome, *, interrupted: bool) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {n:,}" for name, n in sorted(counts.items()) if n) or "0"
-
-
-def _skipped(dropped: Mapping[str, int]) -> str:
-    count = dropped.get(DropReason.SKIPPED, 0)
-    if not count:
-        return ""
-    return (
-        f"{count:,} samples were taken from the loader and no step was made of them: look for a "
-        "continue, a break or a second loop over the loader in the script"
-    )
-
-
-def _failed(dropped: Mapping[str, int]) -> str:
-    count = dropped.get(DropReason.FAILED, 0)
-    if not count:
-        return ""
-    return (
-        f"{count:,} samples were given up: the script failed twice with their batch "
-        "(spec.failurePolicy.maxSkippedBatches); SCRIPT FAILED below has the exception"
-    )
-
-
-def _absent(dropped: Mapping[str, int]) -> str:
-    count = dropped.get(DropReason.ABSENT, 0)
-    if not count:
-        return ""
-    return (
-        f"{count:,} samples were not trained: no rank took part in their slot, which was lost or "
-        "scaled away"
-    )
 
 
 def _rounds(status: Status, timeline: Timeline) -> str:

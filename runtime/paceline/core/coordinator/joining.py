@@ -46,7 +46,7 @@ def admitted(c: CoordinatorState) -> set[MemberId]:
 
 def stand_by(c: CoordinatorState) -> set[MemberId]:
     """Return the ready ranks beyond the largest allowed size, or beyond those of a script."""
-    if c.gen is None or not (c.sizes.allowed or c.sizes.places):
+    if c.gen is None:
         return set()
     return {s.member for s in waiting(c)} - admitted(c)
 

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from paceline_api.ids import MemberId, pod_of
+from paceline_api.status import place_of
 
 from paceline.core.coordinator.roster import KnownPod, Roster
 
@@ -83,7 +84,7 @@ class Sizes:
         """Return the ranks that a script has work for."""
         if not self.places:
             return set(ranks)
-        return {x for x in ranks if x.slot * self.procs + x.local < self.places}
+        return {x for x in ranks if place_of(x, self.procs) < self.places}
 
     def _largest(self, replicas: int) -> int:
         return max((n for n in self.allowed if n <= replicas), default=0)

@@ -196,7 +196,7 @@ class CoordinatorState:
         """Number of ranks of a script that steps its own optimizers (S1); 0 for any other."""
         registers = (seen.register for seen in self.roster.ranks.values())
         plans = (register.plan for register in registers if register is not None)
-        return max((plan.script for plan in plans if plan is not None), default=0)
+        return next((plan.script for plan in plans if plan is not None and plan.script), 0)
 
     @property
     def runs_script(self) -> bool:

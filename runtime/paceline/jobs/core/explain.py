@@ -154,7 +154,7 @@ class _Job:
 
     @property
     def _is_full(self) -> bool:
-        """True if every round needs all active ranks."""
+        """Return True if every round needs all active ranks."""
         settings = self._detail.round_settings
         if settings.is_synchronous:
             return True

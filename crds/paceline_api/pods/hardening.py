@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from paceline_api.pods.manifest import items_of, map_of
 from paceline_api.pods.security import RESTRICTED_CAPABILITIES
 
 USER: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
@@ -76,10 +77,8 @@ def may_be_root(pod: Mapping[str, Any], container: Mapping[str, Any]) -> bool:
     Returns:
         True if defaults for a container without privileges must not be set.
     """
-    context = container.get("securityContext")
-    context = context if isinstance(context, Mapping) else {}
-    capabilities = context.get("capabilities")
-    added = capabilities.get("add") if isinstance(capabilities, Mapping) else None
+    context = map_of(container, "securityContext")
+    added = map_of(context, "capabilities").get("add")
     if context.get("privileged") or set(map(str, added or ())) - RESTRICTED_CAPABILITIES:
         return True
     user = context.get("runAsUser", pod.get("runAsUser"))
@@ -100,14 +99,6 @@ def user_of(
     Returns:
         The fields of its own securityContext about its user, and True if it may be root.
     """
-    context = container.get("securityContext")
-    context = context if isinstance(context, Mapping) else {}
-    pod = template["spec"].get("securityContext")
-    root = may_be_root(pod if isinstance(pod, Mapping) else {}, container)
+    context = map_of(container, "securityContext")
+    root = may_be_root(map_of(template["spec"], "securityContext"), container)
     return {name: context[name] for name in USER if name in context}, root
-
-
-def items_of(where: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
-    """Return the mappings of a list in a manifest as a user wrote it; empty for anything else."""
-    found = where.get(field)
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []

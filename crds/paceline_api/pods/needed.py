@@ -9,6 +9,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from paceline_api.defaults import QUEUE_LABEL
+from paceline_api.pods.manifest import indexed, map_of
 
 NAMESPACED: Final = "/api/v1/namespaces/{namespace}/"
 QUEUES: Final = "/apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/localqueues"
@@ -45,13 +46,13 @@ def needed(job: Mapping[str, Any]) -> Iterator[Needed]:
 
 
 def _every(job: Mapping[str, Any]) -> Iterator[Needed]:
-    spec = _map(job, "spec")
-    labels = _map(job["metadata"], "labels")
+    spec = map_of(job, "spec")
+    labels = map_of(job["metadata"], "labels")
     if queue := labels.get(QUEUE_LABEL):
         yield Needed("LocalQueue", QUEUES, str(queue), f"metadata.labels[{QUEUE_LABEL}]")
-    if claim := _map(spec, "checkpoint").get("claimName"):
+    if claim := map_of(spec, "checkpoint").get("claimName"):
         yield _claim(claim, "spec.checkpoint.claimName")
-    pod = _map(_map(spec, "template"), "spec")
+    pod = map_of(map_of(spec, "template"), "spec")
     above = "spec.template.spec"
     for kind, path, field in (
         ("ServiceAccount", NAMESPACED + "serviceaccounts", "serviceAccountName"),
@@ -60,36 +61,38 @@ def _every(job: Mapping[str, Any]) -> Iterator[Needed]:
     ):
         if name := pod.get(field):
             yield Needed(kind, path, str(name), f"{above}.{field}")
-    for index, secret in _indexed(pod, "imagePullSecrets"):
+    for index, secret in indexed(pod, "imagePullSecrets"):
         yield from _named(SECRET, secret, f"{above}.imagePullSecrets[{index}].name")
-    for index, volume in _indexed(pod, "volumes"):
+    for index, volume in indexed(pod, "volumes"):
         yield from _of_volume(volume, f"{above}.volumes[{index}]")
     for part in ("initContainers", "containers"):
-        for index, container in _indexed(pod, part):
+        for index, container in indexed(pod, part):
             yield from _of_container(container, f"{above}.{part}[{index}]")
 
 
 def _of_volume(volume: Mapping[str, Any], field: str) -> Iterator[Needed]:
-    if claim := _map(volume, "persistentVolumeClaim").get("claimName"):
+    if claim := map_of(volume, "persistentVolumeClaim").get("claimName"):
         yield _claim(claim, f"{field}.persistentVolumeClaim.claimName")
-    yield from _named(SECRET, _map(volume, "secret"), f"{field}.secret", key="secretName")
-    yield from _named("ConfigMap", _map(volume, "configMap"), f"{field}.configMap")
-    for index, source in _indexed(_map(volume, "projected"), "sources"):
+    yield from _named(SECRET, map_of(volume, "secret"), f"{field}.secret", key="secretName")
+    yield from _named("ConfigMap", map_of(volume, "configMap"), f"{field}.configMap")
+    for index, source in indexed(map_of(volume, "projected"), "sources"):
         inner = f"{field}.projected.sources[{index}]"
-        yield from _named(SECRET, _map(source, "secret"), f"{inner}.secret")
-        yield from _named("ConfigMap", _map(source, "configMap"), f"{inner}.configMap")
+        yield from _named(SECRET, map_of(source, "secret"), f"{inner}.secret")
+        yield from _named("ConfigMap", map_of(source, "configMap"), f"{inner}.configMap")
 
 
 def _of_container(container: Mapping[str, Any], field: str) -> Iterator[Needed]:
-    for index, source in _indexed(container, "envFrom"):
+    for index, source in indexed(container, "envFrom"):
         inner = f"{field}.envFrom[{index}]"
-        yield from _named(SECRET, _map(source, "secretRef"), f"{inner}.secretRef")
-        yield from _named("ConfigMap", _map(source, "configMapRef"), f"{inner}.configMapRef")
-    for index, variable in _indexed(container, "env"):
-        source = _map(variable, "valueFrom")
+        yield from _named(SECRET, map_of(source, "secretRef"), f"{inner}.secretRef")
+        yield from _named("ConfigMap", map_of(source, "configMapRef"), f"{inner}.configMapRef")
+    for index, variable in indexed(container, "env"):
+        source = map_of(variable, "valueFrom")
         inner = f"{field}.env[{index}].valueFrom"
-        yield from _named(SECRET, _map(source, "secretKeyRef"), f"{inner}.secretKeyRef")
-        yield from _named("ConfigMap", _map(source, "configMapKeyRef"), f"{inner}.configMapKeyRef")
+        yield from _named(SECRET, map_of(source, "secretKeyRef"), f"{inner}.secretKeyRef")
+        yield from _named(
+            "ConfigMap", map_of(source, "configMapKeyRef"), f"{inner}.configMapKeyRef"
+        )
 
 
 def _named(
@@ -103,15 +106,3 @@ def _named(
 
 def _claim(name: object, field: str) -> Needed:
     return Needed(CLAIM, NAMESPACED + "persistentvolumeclaims", str(name), field)
-
-
-def _map(where: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    found = where.get(field)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _indexed(where: Mapping[str, Any], field: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the mappings of a list with their places in it."""
-    found = where.get(field)
-    if isinstance(found, list | tuple):
-        yield from ((index, item) for index, item in enumerate(found) if isinstance(item, Mapping))

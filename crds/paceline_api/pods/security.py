@@ -8,9 +8,11 @@ therefore always holds a pod to the level of its namespace, and names the field 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final
+
+from paceline_api.pods.manifest import indexed, map_of
 
 LABEL: Final = "pod-security.kubernetes.io/enforce"
 """Label of a namespace that names its level."""
@@ -100,17 +102,17 @@ def _baseline(pod: Mapping[str, Any]) -> Iterator[str]:
     for name in HOST:
         if spec.get(name):
             yield f"spec.{name} must not be true"
-    for index, volume in enumerate(_items(spec, "volumes")):
+    for index, volume in indexed(spec, "volumes"):
         if volume.get("hostPath") is not None:
             yield f"spec.volumes[{index}] must not be a hostPath"
-    for index, sysctl in enumerate(_items(_map(spec, "securityContext"), "sysctls")):
+    for index, sysctl in indexed(map_of(spec, "securityContext"), "sysctls"):
         if sysctl.get("name") not in SYSCTLS:
             yield f"spec.securityContext.sysctls[{index}] must not set {sysctl.get('name')}"
     for path, context in _contexts(spec):
         yield from _of_context(path, context)
     for path, container in _containers(spec):
         yield from _of_container(path, container)
-    for name, value in _map(pod.get("metadata") or {}, "annotations").items():
+    for name, value in map_of(pod.get("metadata") or {}, "annotations").items():
         if name.startswith(APP_ARMOR) and not _is_profile(str(value)):
             yield f"metadata.annotations[{name}] must be runtime/default or localhost/..."
 
@@ -121,43 +123,43 @@ def _is_profile(value: str) -> bool:
 
 def _of_context(path: str, context: Mapping[str, Any]) -> Iterator[str]:
     """Yield the violations that a securityContext of a pod or of a container can have."""
-    if _map(context, "windowsOptions").get("hostProcess"):
+    if map_of(context, "windowsOptions").get("hostProcess"):
         yield f"{path}.windowsOptions.hostProcess must not be true"
-    selinux = _map(context, "seLinuxOptions")
+    selinux = map_of(context, "seLinuxOptions")
     if (selinux.get("type") or "") not in SELINUX_TYPES:
         yield f"{path}.seLinuxOptions.type must be a type of containers"
     for name in ("user", "role"):
         if selinux.get(name):
             yield f"{path}.seLinuxOptions.{name} must not be set"
     for name in ("appArmorProfile", "seccompProfile"):
-        profile = _map(context, name)
+        profile = map_of(context, name)
         if profile and profile.get("type") not in PROFILES:
             yield f"{path}.{name}.type must be RuntimeDefault or Localhost"
 
 
 def _of_container(path: str, container: Mapping[str, Any]) -> Iterator[str]:
-    context = _map(container, "securityContext")
+    context = map_of(container, "securityContext")
     if context.get("privileged"):
         yield f"{path}.securityContext.privileged must not be true"
     if context.get("procMount") not in (None, "", "Default"):
         yield f"{path}.securityContext.procMount must be Default"
-    for name in _strings(_map(context, "capabilities"), "add"):
+    for name in _strings(map_of(context, "capabilities"), "add"):
         if name not in BASELINE_CAPABILITIES:
             yield f"{path}.securityContext.capabilities.add must not have {name}"
-    for index, port in enumerate(_items(container, "ports")):
+    for index, port in indexed(container, "ports"):
         if port.get("hostPort"):
             yield f"{path}.ports[{index}].hostPort must not be set"
     for name, action in _actions(container):
         for kind in ("httpGet", "tcpSocket"):
-            if _map(action, kind).get("host"):
+            if map_of(action, kind).get("host"):
                 yield f"{path}.{name}.{kind}.host must not be set"
 
 
 def _actions(container: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name in PROBES:
-        yield name, _map(container, name)
+        yield name, map_of(container, name)
     for name in HOOKS:
-        yield f"lifecycle.{name}", _map(_map(container, "lifecycle"), name)
+        yield f"lifecycle.{name}", map_of(map_of(container, "lifecycle"), name)
 
 
 # ---- restricted ---------------------------------------------------------------------------------
@@ -165,25 +167,25 @@ def _actions(container: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, A
 
 def _restricted(pod: Mapping[str, Any]) -> Iterator[str]:
     spec = pod["spec"]
-    for index, volume in enumerate(_items(spec, "volumes")):
+    for index, volume in indexed(spec, "volumes"):
         kinds = {name for name, value in volume.items() if name != "name" and value is not None}
         for name in sorted(kinds - VOLUMES - {"hostPath"}):
             yield f"spec.volumes[{index}] must not be of the kind {name}"
     for path, context in _contexts(spec):
         if context.get("runAsUser") == 0:
             yield f"{path}.runAsUser must not be 0"
-    of_pod = _map(spec, "securityContext")
+    of_pod = map_of(spec, "securityContext")
     if of_pod.get("runAsNonRoot") is False:
         yield "spec.securityContext.runAsNonRoot must be true"
     for path, container in _containers(spec):
-        context = _map(container, "securityContext")
+        context = map_of(container, "securityContext")
         if context.get("allowPrivilegeEscalation") is not False:
             yield f"{path}.securityContext.allowPrivilegeEscalation must be false"
         if not _own_or(context, of_pod, "runAsNonRoot"):
             yield f"{path}.securityContext.runAsNonRoot must be true"
         if not _own_or(context, of_pod, "seccompProfile"):
             yield f"{path}.securityContext.seccompProfile must be RuntimeDefault or Localhost"
-        capabilities = _map(context, "capabilities")
+        capabilities = map_of(context, "capabilities")
         if "ALL" not in _strings(capabilities, "drop"):
             yield f"{path}.securityContext.capabilities.drop must have ALL"
         for name in _strings(capabilities, "add"):
@@ -200,25 +202,15 @@ def _own_or(context: Mapping[str, Any], of_pod: Mapping[str, Any], name: str) ->
 
 
 def _contexts(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield "spec.securityContext", _map(spec, "securityContext")
+    yield "spec.securityContext", map_of(spec, "securityContext")
     for path, container in _containers(spec):
-        yield f"{path}.securityContext", _map(container, "securityContext")
+        yield f"{path}.securityContext", map_of(container, "securityContext")
 
 
 def _containers(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for kind in CONTAINERS:
-        for index, container in enumerate(_items(spec, kind)):
+        for index, container in indexed(spec, kind):
             yield f"spec.{kind}[{index}]", container
-
-
-def _map(where: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = where.get(name)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _items(where: Mapping[str, Any], name: str) -> Iterable[Mapping[str, Any]]:
-    found = where.get(name)
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
 
 
 def _strings(where: Mapping[str, Any], name: str) -> list[str]:

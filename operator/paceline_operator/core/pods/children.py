@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from paceline_api import names
 from paceline_api.jobfile import JOB_FILE
-from paceline_api.pods.hardening import harden, items_of, user_of
+from paceline_api.pods.hardening import harden, user_of
+from paceline_api.pods.manifest import items_of
 from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Autoscaler
 from paceline_api.types.job import API_VERSION, KIND

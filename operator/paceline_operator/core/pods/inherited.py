@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from paceline_api.pods.hardening import items_of
+from paceline_api.pods.manifest import items_of, map_of
 
 from paceline_operator.core.devices import is_device
 
@@ -87,9 +87,7 @@ def tolerations_of(template: Mapping[str, Any], trainer: Mapping[str, Any]) -> l
 
 
 def _written(template: Mapping[str, Any], part: str) -> Mapping[str, str]:
-    metadata = template.get("metadata")
-    found = metadata.get(part) if isinstance(metadata, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    return map_of(map_of(template, "metadata"), part)
 
 
 def _is_harmless(key: str) -> bool:

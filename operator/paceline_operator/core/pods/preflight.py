@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from paceline_api.pods.hardening import items_of
+from paceline_api.pods.manifest import items_of
 from paceline_api.pods.needed import CLAIM, SECRET, Needed, needed
 from paceline_api.types.fabric import PLAIN
 

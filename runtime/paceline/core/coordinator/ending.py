@@ -53,7 +53,7 @@ def release(c: CoordinatorState, generation: GenerationId, version: int) -> None
         generation: Generation of the last GEN record.
         version: Version of the final weights.
     """
-    if c.phase in (CoordinatorPhase.RELEASED, CoordinatorPhase.ENDED):
+    if c.is_over:
         return
     c.phase = CoordinatorPhase.RELEASED
     c.version = version
@@ -206,7 +206,7 @@ def was_finished(c: CoordinatorState, kept: Kept) -> None:
 
 def fail_when_everybody_left(c: CoordinatorState) -> None:
     """Fail the job if all members drain or left their loops early, without a successor (D7)."""
-    if c.gen is None or c.phase in (CoordinatorPhase.RELEASED, CoordinatorPhase.ENDED):
+    if c.gen is None or c.is_over:
         return
     members = [c.roster.rank(x) for x in c.gen.members]
     leaving = [s for s in members if s.leaving and not c.roster.is_dead(s.member)]

@@ -49,9 +49,7 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
     """
     unknown = message.member not in c.roster.ranks
     seen = c.roster.rank(message.member)
-    if c.phase in (CoordinatorPhase.RELEASED, CoordinatorPhase.ENDED) and isinstance(
-        message, m.Register
-    ):
+    if c.is_over and isinstance(message, m.Register):
         seen.heard_ns = c.now_ns
         ending.answer_late(c, message)
         return True
@@ -231,11 +229,8 @@ def _started(c: CoordinatorState, seen: KnownRank, message: m.Started) -> bool:
 
 
 def _complain(c: CoordinatorState, message: m.Complain) -> None:
-    over = c.phase in (
-        CoordinatorPhase.RELEASED,
-        CoordinatorPhase.ENDED,
-    )  # a complete job stays complete (C1)
-    if over or c.gen is None or message.id != c.gen.id:
+    # A complete job stays complete (C1).
+    if c.is_over or c.gen is None or message.id != c.gen.id:
         return
     if not c.complained:
         c.complaints = 0 if message.round > c.gen.version else c.complaints + 1

@@ -52,10 +52,7 @@ def _is_listened_for(c: CoordinatorState, seen: KnownRank) -> bool:
     if seen.register is None or seen.suspect or c.roster.is_dead(seen.member):
         return False
     # A released rank whose line is closed may take its time: its agent reports the end.
-    return seen.gone_ns is None or c.phase not in (
-        CoordinatorPhase.RELEASED,
-        CoordinatorPhase.ENDED,
-    )
+    return seen.gone_ns is None or not c.is_over
 
 
 def _suspect(c: CoordinatorState, seen: KnownRank, why: str) -> None:

@@ -11,7 +11,7 @@ from paceline_api.reasons import Reason
 from paceline_api.times import NS_PER_S
 
 from paceline.core.coordinator import ending
-from paceline.core.coordinator.state import CoordinatorPhase, CoordinatorState
+from paceline.core.coordinator.state import CoordinatorState
 from paceline.core.protocol.log import is_slot_0
 
 
@@ -56,7 +56,7 @@ def _bound_s(c: CoordinatorState) -> int:
 
 def _is_missing(c: CoordinatorState) -> bool:
     """Return True if only slot 0 keeps the job from its end, and has no process."""
-    if c.gen is None or c.phase in (CoordinatorPhase.RELEASED, CoordinatorPhase.ENDED):
+    if c.gen is None or c.is_over:
         return False
     # The cheapest question first: this is asked with every event.
     members = (c.roster.rank(x) for x in c.gen.members if not c.roster.is_dead(x))

@@ -187,6 +187,11 @@ class CoordinatorState:
         return self.commit.gen if self.commit else None
 
     @property
+    def is_over(self) -> bool:
+        """Return True if training is over: the ranks were released, or the job has ended."""
+        return self.phase in (CoordinatorPhase.RELEASED, CoordinatorPhase.ENDED)
+
+    @property
     def wanted_ranks(self) -> int:
         """Number of ranks wanted now: replicas times processes per replica."""
         return self.replicas * self.config.procs

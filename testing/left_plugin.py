@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Generator
@@ -117,18 +118,28 @@ def processes_with(mark: str) -> list[str]:
 def pytest_runtest_call() -> Generator[None, None, None]:
     """Close the calls that a test has begun and not closed when it fails.
 
-    A test that passes and leaves some is not helped, so that the run reports them.
+    A test that passes and leaves some is not helped, so that the run reports them. A test that
+    starts MPI in this process fails, since tests after it would find it started in its way.
 
     Yields:
         while the test runs.
     """
     before = set(forked_call.OPEN)
+    started = mpi_is_started()
     try:
         yield
     except BaseException:
         for call in forked_call.OPEN - before:
             call.close()
         raise
+    if mpi_is_started() and not started:
+        pytest.fail("the test has started MPI in pytest's own process; start it in a process below")
+
+
+def mpi_is_started() -> bool:
+    """Return whether MPI is initialized in this process, without importing it."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized()
 
 
 def pytest_configure(config: pytest.Config) -> None:

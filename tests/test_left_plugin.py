@@ -99,6 +99,18 @@ def test_processes_started_by_a_failed_test_are_closed(
 
 
 @pytest.mark.processes
+def test_a_test_that_starts_mpi_in_the_process_of_pytest_fails(tmp_path: Path) -> None:
+    """The next tests of the process would find MPI started in another way than Paceline's."""
+    (tmp_path / "test_it.py").write_text(
+        "def test_it():\n    from mpi4py import MPI\n    assert MPI.Is_initialized()\n"
+        "def test_next(): pass\n"
+    )
+    run = run_pytest(tmp_path)
+    assert "1 failed, 1 passed" in run.stdout, run.stdout
+    assert "start it in a process below" in run.stdout, run.stdout
+
+
+@pytest.mark.processes
 def test_the_folder_of_a_run_in_progress_is_not_removed(look: LeftOvers) -> None:
     sweep(look.folder.parent)
     assert look.folder.is_dir()

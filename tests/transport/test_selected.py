@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import resource
 from collections.abc import Callable, Sequence
@@ -246,9 +247,10 @@ def test_a_forced_backend_is_the_only_candidate() -> None:
 def test_auto_reports_what_it_left_out_and_why() -> None:
     """Run outside mpiexec, where there is no MPI; gloo remains."""
     transport = make_transport("auto", local=True)
-    assert transport.address.startswith("gloo=")
-    assert "mpiexec -n 1" in transport.describe()["left out.mpi"]
-    transport.shutdown()
+    with contextlib.ExitStack() as ends:
+        ends.callback(transport.shutdown)
+        assert transport.address.startswith("gloo=")
+        assert "mpiexec -n 1" in transport.describe()["left out.mpi"]
 
 
 def test_an_unknown_backend_names_the_known_ones() -> None:

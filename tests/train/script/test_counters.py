@@ -10,6 +10,7 @@ import lightning
 import pytest
 import torch
 import transformers
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.callbacks import Callback
 from paceline.core.protocol.places import Path as Places
 from paceline.core.protocol.places import Spot
@@ -141,6 +142,7 @@ def fit(seen: Seen, folder: Path) -> None:
         logger=False,
         default_root_dir=folder,
         max_epochs=2,
+        plugins=[LightningEnvironment()],  # else Lightning starts MPI to look for other processes
     )
     trainer.fit(Net(), DataLoader(Numbers(), batch_size=2))
 

@@ -301,7 +301,7 @@ when you take a test out.
 | `make test-fast` | tests without the marks below, with a tenth of the examples of each property \
 | 2 minutes |
 | `make test` | the checks of `make check`, and tests without the mark `exhaustive`, with a \
-fifth of the examples | 12 to 16 minutes; 23 the first time, when it builds a Kubernetes |
+tenth of the examples | 12 to 16 minutes; 23 the first time, when it builds a Kubernetes |
 | `make test-all` | the checks, and all tests | 43 minutes |
 
 The layer of a test follows from its marks. `processes` is for whatever starts a process: a rank, an

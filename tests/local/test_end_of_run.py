@@ -132,6 +132,7 @@ def test_deaths_after_the_release_start_no_replacements(
     check(history, fork_server.run(history, tmp_path / "run"))
 
 
+@pytest.mark.exhaustive
 def test_a_run_does_not_wait_for_an_agent_stopped_at_the_end(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:

@@ -157,6 +157,7 @@ def test_sums_of_two_levels_replay_to_the_same_state(tmp_path: Path, backend: st
     assert "same: the state of version" in said
 
 
+@pytest.mark.exhaustive
 def test_streamed_and_aborted_rounds_replay_to_the_same_state(tmp_path: Path) -> None:
     """Run backward() twice for some batches; the second pass writes what was already summed."""
     settings = ("mode=Full", "quorum=3", "segmentBytes=65536")
@@ -291,6 +292,7 @@ def test_replay_detects_a_nondeterministic_script(tmp_path: Path) -> None:
     assert "the weights differ from version 10 on" in said
 
 
+@pytest.mark.exhaustive
 def test_a_truncated_journal_leaves_no_gap_in_the_log(tmp_path: Path) -> None:
     """Truncate one journal: each rank writes the whole log, so nothing is missing."""
     record(tmp_path)

@@ -28,10 +28,12 @@ from cryptography.hazmat.primitives.serialization import (
 
 from scripts import provenance, release, version
 from scripts.release_images import ReleaseError
+from tests.layers import exhaustive_except
 
 pytestmark = pytest.mark.processes
 
 VERSION = version.current()
+WHEEL = f"paceline-{VERSION}-py3-none-any.whl"
 KEY = ec.generate_private_key(ec.SECP256R1())
 
 
@@ -45,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_contains_the_packages_and_no_tests(made: Path) -> None:
-    with zipfile.ZipFile(made / f"paceline-{VERSION}-py3-none-any.whl") as wheel:
+    with zipfile.ZipFile(made / WHEEL) as wheel:
         inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     ships = set[str]()
     for package in ("crds/paceline_api", "runtime/paceline", "operator/paceline_operator"):
@@ -57,7 +59,7 @@ def test_the_wheel_contains_the_packages_and_no_tests(made: Path) -> None:
     assert sorted(ships - inside) == []
 
 
-@pytest.mark.parametrize("package", [f"paceline-{VERSION}-py3-none-any.whl", "sdist"])
+@pytest.mark.parametrize("package", exhaustive_except([WHEEL], [WHEEL, "sdist"]))
 def test_wheel_and_sdist_run_in_a_fresh_environment(
     made: Path, tmp_path: Path, package: str
 ) -> None:

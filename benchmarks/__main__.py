@@ -34,7 +34,6 @@ SUITE: Final = {
 }
 """Modules by the name that the command line accepts, in the order in which they run."""
 FURTHER: Final = {
-    "api-clients": "api_clients",
     "b1-script": "b1_script",
     "b13": "b13_contract",
     "heads": "heads",

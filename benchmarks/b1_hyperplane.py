@@ -9,7 +9,6 @@ cost nothing.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from benchmarks.harness import (
     spread,
     with_spread,
 )
-from benchmarks.jobs import ROOT
+from benchmarks.jobs import example
 from benchmarks.lab import Phase, Plan, Ran
 from benchmarks.rounds import NS, check_job
 from testing.temporary import temporary_folder
@@ -38,7 +37,6 @@ BATCH = 256
 SECONDS = 3.0
 MARGIN_S = 0.4
 """Time from the moment at which the weights are judged until the job is stopped."""
-EXAMPLE = ROOT / "examples" / "hyperplane"
 MODES: dict[str, dict[str, Any]] = {
     "Full": {"mode": "Full"},
     "Quorum(4)": {"mode": "Quorum", "quorum": 4},
@@ -95,7 +93,6 @@ class Figures:
 def plan(size: Size, mode: str, delay_ms: int, folder: Path) -> Plan:
     """Return the job for one mode and one delay; `folder` holds the drawn points."""
     config = {
-        "example": str(EXAMPLE),
         "folder": str(folder),
         "points": size.points,
         "dimensions": size.dimensions,
@@ -115,16 +112,6 @@ def plan(size: Size, mode: str, delay_ms: int, folder: Path) -> Plan:
         faults=f"slow:rank=random,ms={delay_ms / SCALE:g}",
         one_pod=True,
     )
-
-
-def draw_points(size: Size, folder: Path) -> None:
-    """Draw the points before the first run, so that no run has to wait for them."""
-    spec = importlib.util.spec_from_file_location("hyperplane_example", EXAMPLE / "train.py")
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    example.open_points(folder, size.points, size.dimensions)
 
 
 def limit(mode: str, delay_ms: int, ranks: int) -> tuple[float, float]:
@@ -181,7 +168,8 @@ def run(out: Report) -> None:
     out.title += f", {size.ranks} ranks, times divided by {SCALE}, judged after {size.seconds:g} s"
     kept = "every run was judged at its time"
     with temporary_folder() as scratch:
-        draw_points(size, scratch)
+        # Draw the points before the first run, so that no run has to wait for them.
+        example("hyperplane").open_points(scratch, size.points, size.dimensions)
 
         def one(mode: str, delay_ms: int) -> Figures:
             ran = out.lab.run(plan(size, mode, delay_ms, scratch))

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from benchmarks import b1_hyperplane
+from benchmarks.b1_hyperplane import BAR_SHARE, DELAYS_MS, RANKS
 from benchmarks.harness import (
     Report,
     benchmark,
@@ -29,18 +31,13 @@ from testing.temporary import temporary_folder
 
 SCALE: Final = 2
 WORK_MS: Final = 400 / SCALE
-DELAYS_MS: Final = (200, 300, 400)
-RANKS: Final = 8
 STEPS: Final = 48
 WARM: Final = 3
 """First steps of each delay, which are not measured."""
 LIMIT_S: Final = 600.0
-MODES: Final[dict[str, dict[str, Any]]] = {
-    "Full": {"mode": "Full"},
-    "Quorum(4)": {"mode": "Quorum", "quorum": 4},
-    "Solo": {"mode": "Solo"},
-}
 QUORUMS: Final = {"Full": RANKS, "Quorum(4)": 4, "Solo": 1}
+"""Fresh ranks that each mode waits for."""
+MODES: Final = {mode: b1_hyperplane.MODES[mode] for mode in QUORUMS}
 BARS: Final = {
     ("Solo", 200): 1.36,
     ("Solo", 300): 1.48,
@@ -50,7 +47,6 @@ BARS: Final = {
     ("Quorum(4)", 400): 1.56,
 }
 """Speed over Full of an event model with one step of lag, over 4,000 steps."""
-BAR_SHARE: Final = 0.97
 BAR_LOSS: Final = 1.05
 
 

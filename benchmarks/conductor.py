@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +45,42 @@ def runner(text: str, folder: str, answer: int) -> int:
     Returns:
         The exit code, always 0; a failed job shows in the result.
     """
-    below = fork_server.start_below()
-    forked.start_by(below)
+    forked.start_by(fork_server.start_below())
     result = asyncio.run(_conduct(json.loads(text), Path(folder)))
     with os.fdopen(answer, "w") as file:
         json.dump(result, file)
     return 0
 
 
-async def _conduct(order: dict[str, Any], folder: Path) -> dict[str, Any]:
-    printed: list[str] = []
-    conductor = Conductor(order, folder)
-    runs = Runner(
+def make_runner(
+    order: Mapping[str, Any],
+    folder: Path,
+    look: Callable[[Status, Timeline], None],
+    printed: list[str],
+) -> Runner:
+    """Return the runner of a job that keeps its files and its working directory in one folder.
+
+    Args:
+        order: `job` (the manifest) and `faults` (as for `--inject`).
+        folder: Run directory and working directory.
+        look: Function that receives each status of the job.
+        printed: List to which all lines are added that the runner prints.
+    """
+    return Runner(
         resolve(job_from_mapping(order["job"])),
         run_dir=folder,
         working_dir=folder,
         faults=tuple(parse_faults(order["faults"])),
-        show=conductor.look,
+        show=look,
         say=printed.append,
         on_line=printed.append,
     )
+
+
+async def _conduct(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+    printed: list[str] = []
+    conductor = Conductor(order, folder)
+    runs = make_runner(order, folder, conductor.look, printed)
     task = asyncio.create_task(conductor.play(runs))
     result = await runs.run()
     if not task.done():

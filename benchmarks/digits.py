@@ -6,17 +6,17 @@ includes the time that the step computes.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from paceline.core.loads import LOADS
 from torch import nn
+
+from benchmarks.jobs import example
 
 CONFIG: dict[str, Any] = json.loads(os.environ.get("BENCHMARK", "{}"))
 BATCH: Final = 32
@@ -25,17 +25,6 @@ MOMENTUM: Final = 0.9
 WATCH_S: Final = 0.25
 """Seconds between two copies of the weights. They are judged after the end, so judging costs no
 system time."""
-
-
-def example() -> Any:
-    """Import examples/digits/train.py and return it as a module."""
-    path = Path(__file__).parent.parent / "examples" / "digits" / "train.py"
-    spec = importlib.util.spec_from_file_location("digits_example", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def make_model() -> nn.Module:
@@ -84,7 +73,7 @@ def batches(rank: int, ranks: int, count: int) -> Iterator[tuple[torch.Tensor, t
     Yields:
         Images and labels of BATCH examples each.
     """
-    training, _, _ = example().load_data()
+    training, _, _ = example("digits").load_data()
     images, labels = training.tensors
     epoch, left = 0, torch.empty(0, dtype=torch.int64)
     for _ in range(count):
@@ -124,7 +113,7 @@ class Curve:
             accuracy.
         """
         ended_s = time.monotonic() - self._began
-        digits = example()
+        digits = example("digits")
         _, images, labels = digits.load_data()
         final = digits.accuracy(self._model, images, labels)
         curve = []

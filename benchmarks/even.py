@@ -15,6 +15,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -38,6 +39,14 @@ def make(rank: int) -> tuple[nn.Module, Loss]:
         CONFIG["model"]
     ](rank, torch.Generator().manual_seed(1 + rank))
     return model, loss
+
+
+def ddp_settings(*buckets_mb: int) -> list[dict[str, Any]]:
+    """Return the settings of DDP among which a benchmark looks for the fastest."""
+    return [
+        {"bucket_cap_mb": bucket_mb, "gradient_as_bucket_view": view}
+        for bucket_mb, view in product(buckets_mb, (False, True))
+    ]
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -50,6 +51,17 @@ def manifest(
         "metadata": {"name": "benchmark"},
         "spec": {**spec, "template": {"spec": {"containers": [trainer]}}},
     }
+
+
+def example(name: str) -> Any:
+    """Import `train.py` of an example and return it as a module."""
+    path = ROOT / "examples" / name / "train.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_example", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def script(name: str) -> list[str]:

@@ -16,12 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.clock import now_ns
-from paceline.core.faults import parse_faults
-from paceline.local.runner import Runner
-from paceline_api.reading.load import job_from_mapping
-from paceline_api.resolve import resolve
 from paceline_api.times import NS_PER_S
 
+from benchmarks.conductor import make_runner
 from benchmarks.harness import Report, benchmark
 from benchmarks.jobs import ROOT, manifest
 from benchmarks.rehearsal.watch import MIB
@@ -77,18 +74,9 @@ def play(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     Returns:
         Outcome, rounds, epochs, membership changes and accuracy.
     """
-    below = fork_server.start_below()
-    forked.start_by(below)
+    forked.start_by(fork_server.start_below())
     printed: list[str] = []
-    runs = Runner(
-        resolve(job_from_mapping(order["job"])),
-        run_dir=folder,
-        working_dir=folder,
-        faults=tuple(parse_faults(order["faults"])),
-        show=lambda *_: None,
-        say=printed.append,
-        on_line=printed.append,
-    )
+    runs = make_runner(order, folder, lambda *_: None, printed)
     result = asyncio.run(runs.run())
     status = result.status
     assert status is not None

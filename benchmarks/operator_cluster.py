@@ -55,7 +55,6 @@ NODES: Final = 4
 SAMPLE_S: Final = 0.2
 PODS_PER_NODE: Final = 2500
 POST: Final = "create"
-WATCHES: Final = ("watch", "list")
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from benchmarks.digits import (
     Pace,
     backward,
     batches,
-    example,
     make_model,
 )
+from benchmarks.jobs import example
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    images = len(example().load_data()[0])
+    images = len(example("digits").load_data()[0])
     gradients = CONFIG["epochs"] * images // BATCH
     facts: dict[str, Any]
     if CONFIG["way"] == "neighbours":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import paceline as pl
 import torch
 
-from benchmarks.digits import BATCH, CONFIG, MOMENTUM, RATE, Curve, backward, example, make_model
+from benchmarks.digits import BATCH, CONFIG, MOMENTUM, RATE, Curve, backward, make_model
+from benchmarks.jobs import example
 from benchmarks.probe import Probe
 
 
@@ -14,7 +15,7 @@ def main() -> None:
     torch.set_num_threads(1)
     probe = Probe(rounds=False)
     pl.init()
-    training, _, _ = example().load_data()
+    training, _, _ = example("digits").load_data()
     model = make_model()
     sgd = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     optimizer = pl.DistributedOptimizer(sgd, model)

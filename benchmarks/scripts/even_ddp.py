@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.even import CONFIG, make, make_optimizer
+from benchmarks.even import CONFIG, ddp_settings, make, make_optimizer
 
-BUCKETS_MB = (1, 5, 25)
 WARM = 3
 """Steps that are not measured; DDP rebuilds its buckets after the first."""
 
@@ -58,8 +57,7 @@ def train(rank: int, setting: dict[str, Any], steps: int) -> list[int]:
 def settings_ms(rank: int) -> list[tuple[dict[str, Any], float]]:
     """Return the median step time of each setting of DDP."""
     found = []
-    for bucket_mb, view in product(BUCKETS_MB, (False, True)):
-        setting = {"bucket_cap_mb": bucket_mb, "gradient_as_bucket_view": view}
+    for setting in ddp_settings(1, 5, 25):
         ends = train(rank, setting, CONFIG["steps"])
         steps = [(b - a) / 1e6 for a, b in pairwise(ends)]
         found.append((setting, median(steps)))

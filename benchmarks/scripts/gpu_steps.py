@@ -11,7 +11,6 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.even import CONFIG, DEVICE, make, make_optimizer
+from benchmarks.even import CONFIG, DEVICE, ddp_settings, make, make_optimizer
 
-BUCKETS_MB: Final = (5, 25, 100)
 WARM: Final = 5
 """Steps that are not measured: the first load kernels, DDP builds its buckets, and Paceline learns
 when to stream."""
@@ -39,10 +37,7 @@ def main() -> None:
 def with_ddp() -> tuple[dict[str, Any], int]:
     """Find the fastest setting of DDP, measure it, and return the figures and the rank."""
     dist.init_process_group(CONFIG["backend"])
-    settings = [
-        {"bucket_cap_mb": mb, "gradient_as_bucket_view": view}
-        for mb, view in product(BUCKETS_MB, (False, True))
-    ]
+    settings = ddp_settings(5, 25, 100)
     tuned = torch.tensor([ddp_step_s(setting, TUNE) for setting in settings], dtype=torch.float64)
     tuned = tuned.to(DEVICE)
     dist.all_reduce(tuned, dist.ReduceOp.MAX)

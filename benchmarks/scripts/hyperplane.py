@@ -7,16 +7,14 @@ mode anything.
 
 from __future__ import annotations
 
-import importlib
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import paceline as pl
 import torch
 from paceline.clock import now_ns
 
+from benchmarks.jobs import example
 from benchmarks.probe import CONFIG, Probe
 
 
@@ -24,11 +22,10 @@ def main() -> None:
     """Train until the job stops, judge the kept weights, and write the probe."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    sys.path.insert(0, CONFIG["example"])
-    example: Any = importlib.import_module("train")
+    train = example("hyperplane")
     probe = Probe()
     pl.init()
-    points, validation = example.open_points(
+    points, validation = train.open_points(
         Path(CONFIG["folder"]), CONFIG["points"], CONFIG["dimensions"]
     )
     model = torch.nn.Linear(CONFIG["dimensions"], 1)
@@ -49,7 +46,7 @@ def main() -> None:
             probe.step(optimizer)
             begun = time.perf_counter()
     model.load_state_dict(kept or model.state_dict())
-    loss_then = example.validate(model, validation) if pl.rank() == 0 else 0.0
+    loss_then = train.validate(model, validation) if pl.rank() == 0 else 0.0
     probe.write(
         rank=pl.rank(),
         hash=optimizer.committed.strong_hash(),

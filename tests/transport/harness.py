@@ -28,9 +28,9 @@ import torch
 from paceline.agent.launch import ENV_HWLOC
 from paceline.transport.base import Abort, Group, Transport, TransportError
 from paceline.transport.selected import SelectedTransport
-from paceline.transport.sim import Hub, SimTransport
 
 from testing import left_files
+from testing.memory_transport import Hub, SimTransport
 from testing.processes import forked_call
 from tests.transport.rank_body import ROUNDED, Entered, Outcome, RankBody
 

@@ -22,10 +22,10 @@ from paceline.transport.base import (
 )
 from paceline.transport.factory import make_transport
 from paceline.transport.selected import SelectedTransport
-from paceline.transport.sim import Hub, SimTransport
 from paceline.transport.staging import Staging
 from paceline.transport.torch.nccl import only_device, shared_device
 
+from testing.memory_transport import Hub, SimTransport
 from tests.transport.harness import FarTransport
 
 CPU, GPU, OTHER = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")

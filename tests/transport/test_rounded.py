@@ -17,10 +17,10 @@ from paceline.transport.mpi.transport import MpiTransport
 from paceline.transport.shm.hier import HierTransport, machines_of
 from paceline.transport.shm.memory import SharedMemory
 from paceline.transport.shm.transport import ShmTransport
-from paceline.transport.sim import Hub, SimTransport
 from paceline.transport.torch.gloo import GlooTransport
 from paceline_api.types.enums import Wire
 
+from testing.memory_transport import Hub, SimTransport
 from tests.transport.harness import Crew, Hubs, ProcessPool, in_memory
 from tests.transport.rank_body import ROUNDED, Payload, digest
 

@@ -16,9 +16,9 @@ from paceline.limits import LimitError
 from paceline.transport.base import Abort, Group, Peer, Transport, TransportError
 from paceline.transport.factory import make_transport
 from paceline.transport.selected import SelectedTransport
-from paceline.transport.sim import Hub
 from paceline_api.types.enums import Wire
 
+from testing.memory_transport import Hub
 from tests.layers import exhaustive_except
 from tests.transport.harness import (
     BROKEN,

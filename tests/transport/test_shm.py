@@ -42,8 +42,8 @@ from paceline.transport.shm.hier import HierTransport, machines_of
 from paceline.transport.shm.memory import SharedMemory
 from paceline.transport.shm.rendezvous import _take
 from paceline.transport.shm.transport import ShmTransport
-from paceline.transport.sim import Hub, SimTransport
 
+from testing.memory_transport import Hub, SimTransport
 from tests.layers import exhaustive
 
 NUMELS = (1, 7, SMALL_BYTES // 4, SMALL_BYTES // 4 + 1, 3 * BOUNCE_BYTES // 4 + 5)

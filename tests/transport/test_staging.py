@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from paceline.core.collectives.select import NATIVE
 from paceline.transport.base import Abort, Group, Peer, TransportAborted
 from paceline.transport.selected import SelectedTransport
-from paceline.transport.sim import Hub, SimTransport
 from paceline.transport.staging import PIECE_BYTES, STAGES, Staging, cut, cut_alike
+
+from testing.memory_transport import Hub, SimTransport
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 NUMEL = PIECE_BYTES // 4

@@ -10,9 +10,10 @@ import pytest
 from paceline.core.messages import Endpoints
 from paceline.core.rank import events as ev
 from paceline.transport.base import Abort, Group
-from paceline.transport.sim import Hub, SimTransport
 from paceline.worker.data_channel import DataChannel
 from paceline_api.ids import GenerationId, MemberId
+
+from testing.memory_transport import Hub, SimTransport
 
 MEMBERS = MemberId(0, 0, 0), MemberId(1, 0, 0)
 

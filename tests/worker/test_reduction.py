@@ -25,12 +25,13 @@ from paceline.core.rank import events as ev
 from paceline.errors import RuntimeBrokenError
 from paceline.telemetry.records import RankRecord
 from paceline.transport.base import Abort, Group, Peer, TransportAborted
-from paceline.transport.sim import Hub, SimTransport
 from paceline.worker import streamed_rounds
 from paceline.worker.reduction import Reducer
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 from paceline_api.ids import GenerationId
+
+from testing.memory_transport import Hub, SimTransport
 
 PATIENCE_S = 60.0
 QUIET_S = 0.05

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import torch
-
 from paceline.transport.base import Abort, Group, PeerLost, Transport
 from paceline.transport.rendezvous import Deadline
 

@@ -51,8 +51,8 @@ FURTHER: Final = {
 def load(name: str) -> Benchmark:
     """Import a benchmark by its name on the command line."""
     module = importlib.import_module(f"benchmarks.{(SUITE | FURTHER)[name]}")
-    found: Benchmark = module.run
-    return found
+    declared: Benchmark = module.run
+    return declared
 
 
 def main(argv: list[str]) -> int:

@@ -398,15 +398,15 @@ def part_b(out: Report, place: Place) -> None:
         ran = place.job(place.load, phases)
         check_job(out, ran, f"part b, C={share:g}", counted=False)
         blocks = [seen(ran, at, BATCH) for at in range(1, len(phases) + 1)]
-        found = {where: blocks[at :: len(LATE)] for at, where in enumerate(LATE)}
-        base = Row("b", f"C={share:g}, nobody is late", found[""])
+        by_place = {where: blocks[at :: len(LATE)] for at, where in enumerate(LATE)}
+        base = Row("b", f"C={share:g}, nobody is late", by_place[""])
         base.add_to(out)
-        c, n = base.middle("c"), found[""][0].segments
+        c, n = base.middle("c"), by_place[""][0].segments
         computing_s = base.middle("computing_s")
         much = late_ms / 1000 / computing_s
         for where in LATE[1:]:
-            rows = found[where]
-            added = middle(a.step_s - b.step_s for a, b in zip(rows, found[""], strict=True))
+            rows = by_place[where]
+            added = middle(a.step_s - b.step_s for a, b in zip(rows, by_place[""], strict=True))
             Row(
                 *("b", f"C={share:g}, late in front of its {where}", rows),
                 put_in_s=late_ms / 1000,

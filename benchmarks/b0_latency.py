@@ -90,20 +90,20 @@ def add_rows(out: Report, ran: Ran, ranks: int) -> None:
     """Add the rows, bars, checks and notes for one number of ranks to the report."""
     groups = by_name(stretches(ran, skip=1))
     waits_ms = {
-        name: [1000 * fmean(waits_s(ran, stretch)) for stretch in found]
-        for name, found in groups.items()
+        name: [1000 * fmean(waits_s(ran, stretch)) for stretch in repeats]
+        for name, repeats in groups.items()
     }
     for name, entry in entries(ranks).items():
-        found, waits = groups[name], waits_ms[name]
+        repeats, waits = groups[name], waits_ms[name]
         over = ratios(waits_ms["Full"], waits)
-        fresh = [c["fresh"] for s in found for c in s.commits]
+        fresh = [c["fresh"] for s in repeats for c in s.commits]
         out.rows.append(
             (
                 *(ranks, name, middle(waits), STAGGER_MS * entry.limit, percent(spread(waits))),
                 *(*with_spread(over), fmean(fresh)),
                 percent(sum(f < ranks // 2 for f in fresh) / len(fresh)),
-                middle(s.gradients_per_s for s in found),
-                middle(s.rounds_per_s for s in found),
+                middle(s.gradients_per_s for s in repeats),
+                middle(s.rounds_per_s for s in repeats),
             )
         )
         out.samples[f"P={ranks} {name}: mean wait ms"] = waits

@@ -205,10 +205,10 @@ class Turns:
         folder = self._scratch / str(self._runs)
         folder.mkdir()
         order = {**load.config, "script": "even_ddp.py", "ranks": load.ranks, "task": task, **named}
-        found: list[dict[str, Any]] = self._lab.call(
+        results: list[dict[str, Any]] = self._lab.call(
             "benchmarks.plain_ranks:run", order, folder, limit_s=600.0
         )
-        return found
+        return results
 
     def reduce_ms(self, load: Load) -> float:
         """Return the time of one plain reduction of the model's gradients."""
@@ -217,17 +217,17 @@ class Turns:
     def measure(self, load: Load) -> Measured:
         """Measure a step's parts, and find the fastest setting of DDP."""
         steps = max(4, load.steps // 2)
-        found = self.ddp(load, "tune", reductions=steps, steps=steps)
+        results = self.ddp(load, "tune", reductions=steps, steps=steps)
         settings = [
-            (max(rank["settings"][at][1] for rank in found), setting)
-            for at, (setting, _) in enumerate(found[0]["settings"])
+            (max(rank["settings"][at][1] for rank in results), setting)
+            for at, (setting, _) in enumerate(results[0]["settings"])
         ]
         expected, setting = min(settings, key=lambda one: one[0])
         return Measured(
-            max(rank["compute_ms"] for rank in found),
-            max(rank["optimizer_ms"] for rank in found),
+            max(rank["compute_ms"] for rank in results),
+            max(rank["optimizer_ms"] for rank in results),
             # The rank that begins last waits for no other rank.
-            min(rank["reduce_ms"] for rank in found),
+            min(rank["reduce_ms"] for rank in results),
             setting,
             expected,
         )
@@ -235,8 +235,8 @@ class Turns:
     def ddp_block(self, load: Load, known: Measured) -> Block:
         """Run a block of DDP with its fastest setting."""
         steps = max(load.steps, round(1000 * load.block_s / known.expected))
-        found = self.ddp(load, "block", setting=known.setting, steps=steps)
-        return Block.of([list(enumerate(rank["ends"])) for rank in found])
+        results = self.ddp(load, "block", setting=known.setting, steps=steps)
+        return Block.of([list(enumerate(rank["ends"])) for rank in results])
 
     def paceline_blocks(
         self,
@@ -303,14 +303,14 @@ def compare(
     turns: Turns, load: Load, known: Measured, rounds: int, transports: tuple[str, ...]
 ) -> Compared:
     """Run blocks of DDP and of Paceline in turn, over all transports and modes."""
-    found = Compared(known)
+    compared = Compared(known)
     for _ in range(rounds):
         for transport in transports:
             beside = turns.ddp_block(load, known)
-            found.ddp.append(beside)
+            compared.ddp.append(beside)
             blocks, ran = turns.paceline_blocks(load, known, transport, MODES)
-            found.equal = found.equal and same_weights(ran)
-            found.hashes.append(ran.probes[0]["hash"])
+            compared.equal = compared.equal and same_weights(ran)
+            compared.hashes.append(ran.probes[0]["hash"])
             for mode, block in blocks.items():
                 ratio = block.middle / beside.middle
                 print(  # part a takes most of an hour
@@ -319,24 +319,24 @@ def compare(
                     file=sys.stderr,
                     flush=True,
                 )
-                found.own.setdefault(f"{transport}, {mode}", []).append((block, beside))
-    return found
+                compared.own.setdefault(f"{transport}, {mode}", []).append((block, beside))
+    return compared
 
 
 def add_rows(
-    out: Report, load: Load, found: Compared, *, link: str = "-", wanted: float = 0.0
+    out: Report, load: Load, compared: Compared, *, link: str = "-", wanted: float = 0.0
 ) -> None:
     """Add the rows, bars and checks of one load to the report.
 
     `wanted` is the C that the link was set for; the table shows the measured one.
     """
-    known = found.known
+    known = compared.known
     limit = known.limit(load.pieces)
     start = (load.part, load.ranks, link, f"{known.share:.2f}")
     where = f"part {load.part}, P={load.ranks}" + (f", C={wanted:g}" if wanted else "")
-    add_row(out, (*start, "DDP"), found.ddp, found.ddp, limit)
-    out.samples[f"{where}, DDP"] = list(map(asdict, found.ddp))
-    for name, pairs in found.own.items():
+    add_row(out, (*start, "DDP"), compared.ddp, compared.ddp, limit)
+    out.samples[f"{where}, DDP"] = list(map(asdict, compared.ddp))
+    for name, pairs in compared.own.items():
         own, ddp = map(list, zip(*pairs, strict=True))
         ms, over = add_row(out, (*start, name), own, ddp, limit)
         out.samples[f"{where}, {name}"] = list(map(asdict, own))
@@ -347,8 +347,8 @@ def add_rows(
         f"{where}: computing {known.compute:.4g} ms, optimizer {known.optimizer:.3g}, a plain "
         f"reduction {known.reduce:.4g}; DDP with {settings(known.setting)}"
     )
-    out.checks[f"{where}: equal weights on all ranks"] = found.equal
-    out.hashes[where] = one_hash(found.hashes)
+    out.checks[f"{where}: equal weights on all ranks"] = compared.equal
+    out.hashes[where] = one_hash(compared.hashes)
     out.samples[where] = asdict(known)
 
 
@@ -423,21 +423,21 @@ def part_a(out: Report, turns: Turns, link: network.Link) -> None:
         for share in SHARES[-1:] if out.smoke else SHARES:
             bits = link_bits(load, share)
             link.limit(bits)
-            found = compare(
+            compared = compare(
                 *(turns, load, turns.measure(load), repetitions(out)),
                 TRANSPORTS[:1] if out.smoke else TRANSPORTS,
             )
-            add_rows(out, load, found, link=f"{bits / 1e9:.3g} Gbit/s", wanted=share)
+            add_rows(out, load, compared, link=f"{bits / 1e9:.3g} Gbit/s", wanted=share)
     link.unlimit()
 
 
 def part_bc(out: Report, turns: Turns, load: Load) -> None:
     """Measure a load that computes, without an emulated link."""
-    found = compare(
+    compared = compare(
         *(turns, load, turns.measure(load), repetitions(out)),
         WITHIN[1:] if out.smoke else WITHIN,
     )
-    add_rows(out, load, found)
+    add_rows(out, load, compared)
 
 
 def part_d(out: Report, turns: Turns, link: network.Link) -> None:
@@ -485,14 +485,14 @@ def part_e(out: Report, turns: Turns, link: network.Link) -> None:
             return blocks["Full"]
 
         sides = {str(pipeline): partial(block, pipeline) for pipeline in (0, 1)}
-        found = interleave(repetitions(out), sides)
+        by_pipeline = interleave(repetitions(out), sides)
         # At best, a step takes the longer of computing and reduction.
         piped_ms = known.compute * max(1.0, known.share) + known.optimizer
         limits = {"0": known.limit(load.pieces), "1": piped_ms}
-        for pipeline, own in found.items():
+        for pipeline, own in by_pipeline.items():
             start = ("e", load.ranks, f"{bits / 1e9:.3g} Gbit/s", f"{known.share:.2f}")
             name = f"mpi, Full, pipeline {pipeline} (over pipeline 0)"
-            add_row(out, (*start, name), own, found["0"], limits[pipeline])
+            add_row(out, (*start, name), own, by_pipeline["0"], limits[pipeline])
         out.checks[f"part e, C={share:g}: equal weights on all ranks"] = all(equal)
     link.unlimit()
 
@@ -501,8 +501,8 @@ def add_late_rows(out: Report, ran: Ran, late: str, transport: str, ranks: int) 
     """Add the rows, bars and checks of one job of part d to the report."""
     where = f"part d, P={ranks}, {transport}, {late}"
     groups: dict[str, list[Stretch]] = {}
-    for found in stretches(ran, warm=1):
-        groups.setdefault(found.name.split()[-1], []).append(found)
+    for stretch in stretches(ran, warm=1):
+        groups.setdefault(stretch.name.split()[-1], []).append(stretch)
     for overlap, blocks in groups.items():
         rates = [block.rounds_per_s for block in blocks]
         start = ("d", ranks, late, "-", f"{transport}, overlap {overlap}")

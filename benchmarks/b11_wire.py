@@ -79,9 +79,9 @@ def add_rows(out: Report, crew: Crew, transport: str, lacking: str) -> None:
 
         keys = list(product((RING, HALVING_DOUBLING), Wire))
         sides = {f"{a} {wire}": partial(reduce, a, wire) for a, wire in keys}
-        found = interleave(out.rounds, sides)
+        times_ms = interleave(out.rounds, sides)
         for algorithm in (RING, HALVING_DOUBLING):
-            single, half = (found[f"{algorithm} {w}"] for w in (Wire.FLOAT32, Wire.BFLOAT16))
+            single, half = (times_ms[f"{algorithm} {w}"] for w in (Wire.FLOAT32, Wire.BFLOAT16))
             name, times = f"{transport}:{algorithm}", middle(ratios(single, half))
             out.rows.append((ranks, name, kib, *with_spread(single), *with_spread(half), times))
             out.samples[f"P={ranks} {name} {kib} KiB: ms per round"] = [single, half]
@@ -92,14 +92,14 @@ def add_rows(out: Report, crew: Crew, transport: str, lacking: str) -> None:
 
 def learn(out: Report) -> None:
     """Run the digits example with each wire type and compare the accuracies."""
-    found = {}
+    accuracies = {}
     for wire in Wire:
         with temporary_folder() as folder:
             words = ["--set", "spec.collective.mode=Full", "--set", "spec.collective.backend=mpi"]
             words += ["--set", f"spec.collective.wire={wire}"]
             result = run_job(JOB, folder, *words, limit_s=JOB_S) / "result.json"
-            found[wire] = 100 * json.loads(result.read_text())["accuracy"]
-    apart = abs(found[Wire.FLOAT32] - found[Wire.BFLOAT16])
-    figures = (found[Wire.FLOAT32], "", found[Wire.BFLOAT16], "", apart)
+            accuracies[wire] = 100 * json.loads(result.read_text())["accuracy"]
+    apart = abs(accuracies[Wire.FLOAT32] - accuracies[Wire.BFLOAT16])
+    figures = (accuracies[Wire.FLOAT32], "", accuracies[Wire.BFLOAT16], "", apart)
     out.rows.append(("accuracy", "digits, Full", "", *figures))
     out.at_most("digits: points of accuracy between the wire types", apart, POINTS)

@@ -92,9 +92,9 @@ def add_rows(out: Report, crew: Crew, machines: Sequence[network.Machine], kib: 
     }
     if machines:
         sides[PLAIN] = plain
-    found = interleave(out.rounds, sides)
+    measured = interleave(out.rounds, sides)
     link_us = (kib << 10) * 8 / BITS_PER_S * 1e6
-    for how, rounds in found.items():
+    for how, rounds in measured.items():
         middles = [middle(us) for us, _ in rounds]
         p95_ms = share([us / 1e3 for one, _ in rounds for us in one], 0.95)
         of_link, crossed = link_us / middle(middles), middle(most for _, most in rounds)

@@ -96,14 +96,14 @@ class Side:
 
     def block(self, steps: int, *, alone: bool = False) -> Block:
         """Make steps and return the times of one."""
-        found = self.order(do="steps", steps=steps, alone=alone)
-        medians = [middle((b - a) / 1e6 for a, b in pairwise(rank["ends"])) for rank in found]
+        answers = self.order(do="steps", steps=steps, alone=alone)
+        medians = [middle((b - a) / 1e6 for a, b in pairwise(rank["ends"])) for rank in answers]
         threads: dict[str, list[float]] = {}
-        for rank in found:
+        for rank in answers:
             for name, costs in rank["threads"].items():
                 own = threads.setdefault(name, [0.0, 0.0])
-                own[:] = (a + b / len(found) for a, b in zip(own, costs, strict=True))
-        return Block(max(medians), sum(rank["cpu_ms"] for rank in found), threads)
+                own[:] = (a + b / len(answers) for a, b in zip(own, costs, strict=True))
+        return Block(max(medians), sum(rank["cpu_ms"] for rank in answers), threads)
 
     def end(self) -> None:
         """Let the ranks end."""
@@ -168,12 +168,12 @@ def open_sides(stack: ExitStack, load: Load, names: Sequence[str]) -> dict[str, 
 
 def fastest(side: Side, steps: int) -> dict[str, Any]:
     """Return the fastest setting of DDP: the best of two blocks of each."""
-    found = []
+    tried = []
     for bucket_mb, view in product(BUCKETS_MB, (False, True)):
         setting = {"bucket_cap_mb": bucket_mb, "gradient_as_bucket_view": view}
         side.use(setting)
-        found.append((min(side.block(steps).step for _ in range(2)), setting))
-    return min(found, key=lambda one: one[0])[1]
+        tried.append((min(side.block(steps).step for _ in range(2)), setting))
+    return min(tried, key=lambda one: one[0])[1]
 
 
 def part_a(out: Report) -> None:
@@ -188,17 +188,17 @@ def part_a(out: Report) -> None:
                 side.use(setting)
             turns = {name: partial(side.block, load.steps) for name, side in sides.items()}
             turns["alone"] = partial(sides["DDP"].block, load.steps, alone=True)
-            found = interleave(out.rounds, turns)
-        add_rows(out, load, setting, found)
+            blocks = interleave(out.rounds, turns)
+        add_rows(out, load, setting, blocks)
 
 
 def add_rows(
-    out: Report, load: Load, setting: Mapping[str, Any], found: Mapping[str, list[Block]]
+    out: Report, load: Load, setting: Mapping[str, Any], measured: Mapping[str, list[Block]]
 ) -> None:
     """Add the rows and bars of one size."""
-    ddp, limit = found["DDP"], middle(block.step for block in found["alone"])
+    ddp, limit = measured["DDP"], middle(block.step for block in measured["alone"])
     over: dict[str, float] = {}
-    for name, blocks in found.items():
+    for name, blocks in measured.items():
         out.samples[f"{load.name}, {name}"] = [(block.step, block.cpu) for block in blocks]
         out.notes.append(f"{load.name}, {name}: {spent(blocks)}")
         if name == "alone":
@@ -215,7 +215,7 @@ def add_rows(
         if name.startswith("script"):
             out.at_most(f"{load.name}, {name}: over DDP", over[name], BAR_DDP)
     text = f"{load.name}, script over explicit API, shm"
-    pairs = zip(found["script, shm"], found["explicit, shm"], strict=True)
+    pairs = zip(measured["script, shm"], measured["explicit, shm"], strict=True)
     out.at_most(text, middle(a.step / b.step for a, b in pairs), BAR_EXPLICIT)
     out.notes.append(f"{load.name}: fastest setting of DDP, used by the scripts as well: {setting}")
 

@@ -131,9 +131,9 @@ def limit(mode: str, delay_ms: int, ranks: int) -> tuple[float, float]:
 
 def add_rows(out: Report, runs: dict[tuple[str, int], list[Figures]], size: Size) -> None:
     """Add the rows and bars of all modes and delays to the report."""
-    for (mode, delay_ms), found in runs.items():
+    for (mode, delay_ms), figures in runs.items():
         full = runs["Full", delay_ms]
-        own = {name: [asdict(f)[name] for f in found] for name in asdict(found[0])}
+        own = {name: [asdict(f)[name] for f in figures] for name in asdict(figures[0])}
         over = {name: ratios(own[name], [asdict(f)[name] for f in full]) for name in own}
         limits = limit(mode, delay_ms, size.ranks)
         rounds = own["rounds_per_s"]
@@ -178,9 +178,9 @@ def run(out: Report) -> None:
             return Figures.of(ran)
 
         sides = {f"{m}|{d}": partial(one, m, d) for d in size.delays_ms for m in MODES}
-        found = interleave(1 if out.smoke else out.rounds, sides)
+        figures = interleave(1 if out.smoke else out.rounds, sides)
     keys = ((mode, delay) for delay in size.delays_ms for mode in MODES)
-    add_rows(out, dict(zip(keys, found.values(), strict=True)), size)
+    add_rows(out, dict(zip(keys, figures.values(), strict=True)), size)
     out.notes.append(
         f"batch {BATCH} per rank, {size.points:,} points in {size.dimensions:,} dimensions, SGD"
     )

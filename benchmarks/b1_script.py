@@ -69,8 +69,10 @@ def measure(mode: str, ranks: int, steps: int, delays_ms: tuple[int, ...]) -> li
         collective = {"backend": "shm", "grace": "0s", "freezeTimeout": "60s", **MODES[mode]}
         job = manifest([str(PACELINE), "launch", *words], replicas=ranks, collective=collective)
         run_job(job, Path(folder), limit_s=LIMIT_S)
-        found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*.json"))]
-    return [_figures([rank[number] for rank in found]) for number in range(len(delays_ms))]
+        by_rank = [
+            json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*.json"))
+        ]
+    return [_figures([rank[number] for rank in by_rank]) for number in range(len(delays_ms))]
 
 
 def _figures(by_rank: list[dict[str, Any]]) -> Figures:
@@ -114,12 +116,12 @@ def run(out: Report) -> None:
     ranks, steps, delays_ms = (4, 12, (400,)) if out.smoke else (RANKS, STEPS, DELAYS_MS)
     out.title += f", {ranks} ranks, times divided by {SCALE}, {steps} steps"
     sides = {mode: partial(measure, mode, ranks, steps, delays_ms) for mode in MODES}
-    found = interleave(1 if out.smoke else out.rounds, sides)
+    jobs = interleave(1 if out.smoke else out.rounds, sides)
     out.checks["all ranks ended with equal weights"] = all(
-        figures.equal for runs in found.values() for job in runs for figures in job
+        figures.equal for runs in jobs.values() for job in runs for figures in job
     )
     for number, delay_ms in enumerate(delays_ms):
-        of_delay = {mode: [job[number] for job in runs] for mode, runs in found.items()}
+        of_delay = {mode: [job[number] for job in runs] for mode, runs in jobs.items()}
         limits = {mode: limit(min(QUORUMS[mode], ranks), ranks, steps, delay_ms) for mode in MODES}
         for mode, figures in of_delay.items():
             rates = [one.steps_per_s for one in figures]

@@ -54,10 +54,10 @@ def run(out: Report) -> None:
     limits = {"Full": (per_s / 2, ranks * per_s / 2)}
     bars = {"rounds/s": BAR_ROUNDS, "gradients/s": BAR_GRADIENTS}
     full: dict[str, list[float]] = {}
-    for name, found in groups.items():
+    for name, repeats in groups.items():
         figures = {
-            "rounds/s": [s.rounds_per_s for s in found],
-            "gradients/s": [s.gradients_per_s for s in found],
+            "rounds/s": [s.rounds_per_s for s in repeats],
+            "gradients/s": [s.gradients_per_s for s in repeats],
         }
         full = full or figures
         row: list[object] = [name]

@@ -47,22 +47,22 @@ def add_rows(out: Report, ran: Ran, ranks: int, kinds: tuple[str, ...], quorum: 
     """Add the rows, bars and notes of one job to the report."""
     groups = by_name(stretches(ran))
     go_ms = {
-        name: [1000 * x for s in found for x in go_to_reduced_s(ran, s)]
-        for name, found in groups.items()
+        name: [1000 * x for s in repeats for x in go_to_reduced_s(ran, s)]
+        for name, repeats in groups.items()
     }
     where = f"{ranks} ranks, Quorum({quorum})"
     for kind in kinds:
         full = [s.rounds_per_s for s in groups[f"{kind} Full"]]
         for mode in ("Full", "Quorum"):
             name = f"{kind} {mode}"
-            found, spent_ms = groups[name], go_ms[name]
-            rates = [s.rounds_per_s for s in found]
+            repeats, spent_ms = groups[name], go_ms[name]
+            rates = [s.rounds_per_s for s in repeats]
             costs = [a / b - 1 for a, b in zip(full, rates, strict=True)]
             out.rows.append(
                 (
                     *(ranks, kind, mode if mode == "Full" else f"Quorum({quorum})"),
-                    *(middle(rates), 1 / middle(own_step_s(ran, s) for s in found)),
-                    *(percent(spread(rates)), middle(s.gradients_per_s for s in found)),
+                    *(middle(rates), 1 / middle(own_step_s(ran, s) for s in repeats)),
+                    *(percent(spread(rates)), middle(s.gradients_per_s for s in repeats)),
                     f"{100 * middle(costs):.1f} %",
                     f"{100 * min(costs):.1f} to {100 * max(costs):.1f} %",
                     *(middle(spent_ms), share(spent_ms, 0.95)),

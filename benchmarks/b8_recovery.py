@@ -58,12 +58,12 @@ class Found:
 
 def firsts(lines: list[Line]) -> list[Line]:
     """Return the lines that report progress: each one is a step beyond all before it."""
-    best, found = 0, []
+    best, progress = 0, []
     for line in lines:
         if line.step > best:
             best = line.step
-            found.append(line)
-    return found
+            progress.append(line)
+    return progress
 
 
 def gaps_s(lines: list[Line]) -> list[float]:
@@ -270,17 +270,17 @@ def run(out: Report) -> None:
     sides["torchrun"] = torchrun
     if out.given.torchft:
         sides["torchft"] = partial(torchft, python=out.given.torchft)
-    found = {name: Found() for name in sides}
+    by_system = {name: Found() for name in sides}
     with temporary_folder() as scratch:
         numbers = count()
 
         def turn(name: str) -> None:
-            found[name].attempt(sides[name], scratch / str(next(numbers)), ranks)
+            by_system[name].attempt(sides[name], scratch / str(next(numbers)), ranks)
 
         interleave(1 if out.smoke else out.rounds, {name: partial(turn, name) for name in sides})
-    out.rows += [row(name, values) for name, values in found.items()]
+    out.rows += [row(name, values) for name, values in by_system.items()]
     if not out.smoke:
-        add_bars(out, found)
+        add_bars(out, by_system)
     out.notes.append("limit of a stall: one step, since the step under way is lost; of a join: 0")
     out.notes.append(
         f"{64 * WIDTH * 2 * 4 / 1e6:.1f} MB of weights and as much of momentum; a returning "
@@ -289,5 +289,5 @@ def run(out: Report) -> None:
     if "torchft" not in sides:
         out.notes.append("torchft was not measured: no --torchft PYTHON was given")
     for name in (name for name in sides if name.startswith("Paceline")):
-        out.checks[f"{name} trained on after every kill"] = not found[name].failures
-    out.samples |= {name: vars(values) for name, values in found.items()}
+        out.checks[f"{name} trained on after every kill"] = not by_system[name].failures
+    out.samples |= {name: vars(values) for name, values in by_system.items()}

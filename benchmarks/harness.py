@@ -270,13 +270,13 @@ def interleave(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, l
     Returns:
         One result per round for each side.
     """
-    found: dict[str, list[T]] = {name: [] for name in sides}
+    results: dict[str, list[T]] = {name: [] for name in sides}
     names = list(sides)
     for number in range(rounds):
         shift = number % len(names)
         for name in (*names[shift:], *names[:shift]):
-            found[name].append(sides[name]())
-    return found
+            results[name].append(sides[name]())
+    return results
 
 
 # ---- figures -----------------------------------------------------------------------------------
@@ -361,10 +361,10 @@ def _dumps(value: Any) -> str:
 
 def _cpu() -> str:
     try:
-        found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+        match = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
     except OSError:
-        found = None
-    return found[1] if found else platform.machine()
+        match = None
+    return match[1] if match else platform.machine()
 
 
 def _gpu() -> dict[str, str]:

@@ -130,8 +130,8 @@ def run(out: Report) -> None:
             return reached(ran)
 
         sides = {f"{ranks // m} of {m}": partial(side, m) for m in (1, 2)}
-        found = interleave(1 if out.smoke else out.rounds, sides)
-        for name, runs in found.items():
+        results = interleave(1 if out.smoke else out.rounds, sides)
+        for name, runs in results.items():
             out.samples[f"{ranks} ranks, {name}"] = [
                 {"seconds": s, "steps": n, "step ms": ms} for s, n, ms in runs
             ]

@@ -127,11 +127,11 @@ def add_rows(out: Report, ran: Ran, work: Work) -> None:
     groups = by_name(stretches(ran))
     full_limit = limit(work, WAYS["Full"])
     rates = {
-        name: ([s.rounds_per_s for s in found], [s.gradients_per_s for s in found])
-        for name, found in groups.items()
+        name: ([s.rounds_per_s for s in repeats], [s.gradients_per_s for s in repeats])
+        for name, repeats in groups.items()
     }
     for name, way in WAYS.items():
-        found, allowed = groups[name], limit(work, way)
+        repeats, allowed = groups[name], limit(work, way)
         rounds, gradients = rates[name]
         over = [middle(ratios(a, b)) for a, b in zip(rates[name], rates["Full"], strict=True)]
         out.rows.append(
@@ -140,11 +140,11 @@ def add_rows(out: Report, ran: Ran, work: Work) -> None:
                 *(over[0], allowed.rounds_per_s / full_limit.rounds_per_s),
                 *(middle(gradients), allowed.gradients_per_s),
                 *(over[1], allowed.gradients_per_s / full_limit.gradients_per_s),
-                *(middle(s.fresh for s in found), allowed.fresh),
+                *(middle(s.fresh for s in repeats), allowed.fresh),
             )
         )
         out.samples[f"{work.name}, {name}"] = {"rounds/s": rounds, "gradients/s": gradients}
-        fewest = min(c["fresh"] for s in found for c in s.commits)
+        fewest = min(c["fresh"] for s in repeats for c in s.commits)
         promised = max(1, way.needs(work.ranks))
         out.checks[f"{work.name}, {name}: no round with less than its quorum"] = fewest >= promised
 

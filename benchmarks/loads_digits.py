@@ -67,10 +67,10 @@ def other(lab: Lab, size: Size, way: str, seed: int) -> dict[str, Any]:
         "ranks": size.ranks + server,
     }
     with temporary_folder() as folder:
-        found: list[dict[str, Any]] = lab.call(
+        by_rank: list[dict[str, Any]] = lab.call(
             "benchmarks.plain_ranks:run", order, folder, limit_s=LIMIT_S
         )
-    return found[-1 if server else 0]
+    return by_rank[-1 if server else 0]
 
 
 def at(run: dict[str, Any], moment: float) -> float:
@@ -102,9 +102,9 @@ def run(out: Report) -> None:
 
     sides: dict[str, Callable[[], dict[str, Any]]] = {m: partial(job, m, count()) for m in WAYS}
     sides |= {name: partial(beside, way, count()) for name, way in OTHERS.items()}
-    found = interleave(1 if out.smoke else out.rounds, sides)
-    full_s = [run["seconds"] for run in found["Full"]]
-    for name, runs in found.items():
+    results = interleave(1 if out.smoke else out.rounds, sides)
+    full_s = [run["seconds"] for run in results["Full"]]
+    for name, runs in results.items():
         seconds, accuracies = ([run[key] for run in runs] for key in ("seconds", "accuracy"))
         curves = [run["curve"] for run in runs]
         ats = ([s for s, accuracy in curve if accuracy >= ENOUGH] for curve in curves)

@@ -194,18 +194,18 @@ def _belongs(name: str, job: str) -> bool:
     return bool(job) and (name == job or name.startswith((f"{job}-", f"{job}.")))
 
 
-def pods_made(found: list[Asked], namespace: str) -> list[float]:
+def pods_made(requests: list[Asked], namespace: str) -> list[float]:
     """Return the times at which pods were created."""
     return [
         a.at_s
-        for a in found
+        for a in requests
         if (a.verb, a.kind, a.namespace) == (POST, "pods", namespace) and a.code == 201
     ]
 
 
-def first(found: list[Asked], namespace: str, kind: str) -> float:
+def first(requests: list[Asked], namespace: str, kind: str) -> float:
     """Return when the first object of this kind was created."""
-    return min(a.at_s for a in found if (a.kind, a.verb, a.namespace) == (kind, POST, namespace))
+    return min(a.at_s for a in requests if (a.kind, a.verb, a.namespace) == (kind, POST, namespace))
 
 
 def gone(bench: Bench, namespace: str, seconds: float, *, labels: str = "") -> None:

@@ -121,7 +121,7 @@ def _figures(operator: Running) -> dict[str, float]:
         "connected": "paceline_operator_coordinators_connected",
         "pods": "paceline_operator_pods",
     }
-    found = {
+    matches = {
         name: re.search(rf"^{re.escape(line)} (\S+)$", page, re.M) for name, line in lines.items()
     }
-    return {name: float(hit[1]) if hit else 0.0 for name, hit in found.items()}
+    return {name: float(hit[1]) if hit else 0.0 for name, hit in matches.items()}

@@ -71,9 +71,9 @@ def plain(b: Bench, jobs: int, workers: int) -> Figures:
         path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
         for number in range(jobs):
             b.plane.api.create(path, indexed_job(f"job-{number}", workers))
-        found = _all_ready(b, namespace, jobs * workers, jobs)
-        begun_s = first(found, namespace, "jobs")
-        made_s, ready_s = max(pods_made(found, namespace)), _last_ready(found, namespace)
+        requests = _all_ready(b, namespace, jobs * workers, jobs)
+        begun_s = first(requests, namespace, "jobs")
+        made_s, ready_s = max(pods_made(requests, namespace)), _last_ready(requests, namespace)
         cpu_s = b.spent_s(ready_s)
         cpu_s.pop("operator")
         figures = Figures(made_s - begun_s, ready_s - begun_s, cpu_s)
@@ -91,12 +91,12 @@ def with_operator(b: Bench, jobs: int, workers: int) -> Figures:
         b.begin()
         for number in range(jobs):
             submit(b.plane, namespace, f"job-{number}", replicas=workers)
-        found = _all_ready(b, namespace, jobs * (workers + 1), jobs)
-        begun_s = first(found, namespace, "trainingjobs")
+        requests = _all_ready(b, namespace, jobs * (workers + 1), jobs)
+        begun_s = first(requests, namespace, "trainingjobs")
         _until_all(b, namespace, "RingReady", jobs)
         cpu_s = b.spent_s(_last_told(b, namespace))
-        made = pods_made(found, namespace)
-        figures = Figures(max(made) - begun_s, _last_ready(found, namespace) - begun_s, cpu_s)
+        made = pods_made(requests, namespace)
+        figures = Figures(max(made) - begun_s, _last_ready(requests, namespace) - begun_s, cpu_s)
         figures.requests = b.own_requests(namespace)
         quiet = b.own_requests(namespace)
         _reactions(b, namespace, workers, figures)
@@ -153,8 +153,8 @@ def _ready(b: Bench, namespace: str, workers: int) -> None:
 
 def _created(b: Bench, old: int, name: str) -> float:
     """Return when a pod was created, or 0 if it has not been created."""
-    found = b.asked(since=old)
-    return next((a.at_s for a in found if a.verb == "create" and a.name == name), 0.0)
+    requests = b.asked(since=old)
+    return next((a.at_s for a in requests if a.verb == "create" and a.name == name), 0.0)
 
 
 def _all_ready(b: Bench, namespace: str, pods: int, jobs: int) -> list[Asked]:
@@ -163,29 +163,29 @@ def _all_ready(b: Bench, namespace: str, pods: int, jobs: int) -> list[Asked]:
     Returns:
         The requests so far.
     """
-    found: list[Asked] = []
+    requests: list[Asked] = []
 
     def ready() -> bool:
         time.sleep(0.2)
-        found[:] = b.asked()
-        return len(_reports(found, namespace)) >= pods
+        requests[:] = b.asked()
+        return len(_reports(requests, namespace)) >= pods
 
     until(ready, f"{pods} pods are ready", _limit_s(jobs) + pods / 20)
-    return found
+    return requests
 
 
-def _reports(found: list[Asked], namespace: str) -> list[float]:
+def _reports(requests: list[Asked], namespace: str) -> list[float]:
     """Return when the fake kubelets first reported each pod as ready."""
-    seen: dict[str, float] = {}
-    for a in found:
+    first_s: dict[str, float] = {}
+    for a in requests:
         mine = a.user == "fake-kubelet" and a.kind == "pods/status" and a.namespace == namespace
         if mine and a.verb == "patch" and a.code == 200:
-            seen.setdefault(a.name, a.at_s)
-    return list(seen.values())
+            first_s.setdefault(a.name, a.at_s)
+    return list(first_s.values())
 
 
-def _last_ready(found: list[Asked], namespace: str) -> float:
-    return max(_reports(found, namespace))
+def _last_ready(requests: list[Asked], namespace: str) -> float:
+    return max(_reports(requests, namespace))
 
 
 def _until_all(b: Bench, namespace: str, kind: str, jobs: int) -> None:
@@ -252,8 +252,8 @@ def rows(out: Report, size: str, floor: Figures, ours: Figures, jobs: int, worke
     out.samples[f"{size}: requests"] = {
         f"{verb} {kind}": count for (verb, kind), count in sorted(ours.life.items())
     }
-    told = ", ".join(f"{v} {k} {n / jobs:.2g}" for (v, k), n in sorted(ours.life.items()))
-    out.notes.append(f"{size}, requests/job in all: {told}")
+    listed = ", ".join(f"{v} {k} {n / jobs:.2g}" for (v, k), n in sorted(ours.life.items()))
+    out.notes.append(f"{size}, requests/job in all: {listed}")
 
 
 @benchmark(

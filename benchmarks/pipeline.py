@@ -79,7 +79,7 @@ def run(out: Report) -> None:
                     )
                     for p in (0, 1)
                 }
-                found = interleave(1 if out.smoke else times, sides)
-                figures = (f"{middle(found[p]):.4f}" for p in sides)
+                results = interleave(1 if out.smoke else times, sides)
+                figures = (f"{middle(results[p]):.4f}" for p in sides)
                 out.rows.append((task.example, mode, lr, many, task.figure, *figures))
-                out.samples[f"{task.example}, {mode}, {lr}, {many} epochs"] = found
+                out.samples[f"{task.example}, {mode}, {lr}, {many} epochs"] = results

@@ -212,9 +212,9 @@ def measure(ranks: int, rounds: int) -> dict[str, float]:
 def run(out: Report) -> None:
     """Measure each number of ranks."""
     for ranks in RANKS[:2] if out.smoke else out.given.ranks:
-        found = measure(ranks, out.rounds)
+        costs = measure(ranks, out.rounds)
         names = ("starter", "head", "other", "messages", "sent", "GO")
-        out.rows.append((ranks, *(found.get(name, "-") for name in names)))
+        out.rows.append((ranks, *(costs.get(name, "-") for name in names)))
         if ranks == BAR_RANKS:
-            out.at_most(f"{ranks} ranks: starter, ms", found["starter"], BAR_STARTER_MS)
-            out.at_most(f"{ranks} ranks: other ranks, ms", found["other"], BAR_OTHER_MS)
+            out.at_most(f"{ranks} ranks: starter, ms", costs["starter"], BAR_STARTER_MS)
+            out.at_most(f"{ranks} ranks: other ranks, ms", costs["other"], BAR_OTHER_MS)

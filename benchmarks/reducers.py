@@ -71,16 +71,16 @@ class Crew:
             worlds = [self.ranks] if self.system == "rivals" else [1] * self.ranks
             for number, size in enumerate(worlds):
                 self._launch(size, where, number)
-            found = []
+            introduced = []
             for _ in range(self.ranks):
                 connection = listener.accept()
                 self._connections.append(connection)
-                found.append(self._hear(connection))
+                introduced.append(self._hear(connection))
         if self.system != "rivals":  # MPI orders the ranks of its world itself
-            order = sorted(range(self.ranks), key=lambda at: found[at][0])
+            order = sorted(range(self.ranks), key=lambda at: introduced[at][0])
             self._connections = [self._connections[at] for at in order]
-            found = [found[at] for at in order]
-        peers = [(f"{name}-{pid}", address) for name, pid, address in found]
+            introduced = [introduced[at] for at in order]
+        peers = [(f"{name}-{pid}", address) for name, pid, address in introduced]
         for rank, connection in enumerate(self._connections):
             connection.send((rank, peers, str(self._folder / "go")))
         for connection in self._connections:

@@ -65,18 +65,18 @@ def stretches(ran: Ran, *, skip: int = 2, warm: int = 0) -> list[Stretch]:
     turns = [i for i, c in enumerate(commits) if c["request"]]
     # The last request stops the job.
     assert len(turns) == len(ran.phases) + 1, (len(turns), len(ran.phases))
-    found = []
+    measured = []
     for phase, begin, end in list(zip(ran.phases, turns, turns[1:], strict=False))[warm:]:
         inside = commits[begin + 1 + skip : end]
         assert len(inside) >= 3, f"only {len(inside)} rounds in {phase['name']}; make it longer"
-        found.append(Stretch(phase["name"], inside))
-    return found
+        measured.append(Stretch(phase["name"], inside))
+    return measured
 
 
-def by_name(found: Sequence[Stretch]) -> dict[str, list[Stretch]]:
+def by_name(repeats: Sequence[Stretch]) -> dict[str, list[Stretch]]:
     """Return the repetitions of each phase by its name, in the order in which they ran."""
     groups: dict[str, list[Stretch]] = {}
-    for stretch in found:
+    for stretch in repeats:
         groups.setdefault(stretch.name, []).append(stretch)
     return groups
 

@@ -82,13 +82,13 @@ class SystemRun:
 
     def lines(self) -> list[Line]:
         """Return the progress lines of all processes, ordered by time."""
-        found = []
+        lines = []
         for path in self.folder.glob("progress-*"):
             for text in path.read_text().splitlines():
                 words = text.split()
                 if len(words) == 3:  # the last line may be incomplete
-                    found.append(Line(*map(int, words)))
-        return sorted(found, key=lambda line: line.ns)
+                    lines.append(Line(*map(int, words)))
+        return sorted(lines, key=lambda line: line.ns)
 
     def death(self) -> dict[str, Any] | None:
         """Return the times of the victim's death by both clocks, or None before it."""

@@ -50,9 +50,9 @@ def problems(root: Path) -> str:
         "\n".join(text for name, text in pages.items() if any(map(Path(name).match, TARGETS)))
     )
     return "".join(
-        f"{path.relative_to(root)}:{found}\n"
+        f"{path.relative_to(root)}:{problem}\n"
         for path in _files(root)
-        for found in without_target(path, targets, pages)
+        for problem in without_target(path, targets, pages)
     )
 
 
@@ -76,23 +76,23 @@ def without_target(path: Path, targets: set[str], pages: Mapping[str, str]) -> I
         for cited in _numbers(words):
             if f"{cited[0]}{int(cited[1:])}" not in targets:
                 yield f"{line}: {cited}: there is no such number; {cited[0]} is {LETTERS[cited[0]]}"
-        for found in SECTION.finditer(words):
-            if not NAMED.search(words[: found.start()]):
+        for match in SECTION.finditer(words):
+            if not NAMED.search(words[: match.start()]):
                 why = "of which text? Name the paper before it, or cite a page of docs/"
-                yield f"{line}: {found.group()}: {why}"
-        for found in PAGE.finditer(words):
-            page, anchor = found.groups()
+                yield f"{line}: {match.group()}: {why}"
+        for match in PAGE.finditer(words):
+            page, anchor = match.groups()
             if page not in pages:
-                yield f"{line}: {found.group()}: there is no such page"
+                yield f"{line}: {match.group()}: there is no such page"
             elif anchor and anchor not in _anchors(pages[page]):
-                yield f"{line}: {found.group()}: the page has no such heading"
+                yield f"{line}: {match.group()}: the page has no such heading"
 
 
 def _numbers(words: str) -> Iterator[str]:
-    for found in NUMBER.finditer(words):
-        yield found.group()
-    for found in RANGE.finditer(words):  # "R16-R18" and "D1-16" cite what lies between too
-        letter, first, last = found.groups()
+    for match in NUMBER.finditer(words):
+        yield match.group()
+    for match in RANGE.finditer(words):  # "R16-R18" and "D1-16" cite what lies between too
+        letter, first, last = match.groups()
         yield from (f"{letter}{n}" for n in range(int(first) + 1, int(last) + 1))
 
 

@@ -159,8 +159,8 @@ def markdown() -> str:
     Raises:
         LookupError: The YAML file names something that does not exist, or lacks something.
     """
-    if found := problems():
-        raise LookupError("docs/security/entry_points.yaml: " + "\n".join(found))
+    if wrong := problems():
+        raise LookupError("docs/security/entry_points.yaml: " + "\n".join(wrong))
     lines = [HEADER, "", INTRODUCTION]
     for row in table().entries:
         lines += [f"## {row.name}", "", "| | |", "|---|---|"]

@@ -108,7 +108,7 @@ def markdown() -> str:
 def leaves(model: type[TrainingJob | FabricProfile]) -> dict[str, str]:
     """Return the text of each field of `spec` without fields below it, by path below `spec`."""
     source = model.model_json_schema(by_alias=True)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
 
     def walk(path: str, part: dict[str, Any]) -> None:
         for name, field in part["properties"].items():
@@ -117,10 +117,10 @@ def leaves(model: type[TrainingJob | FabricProfile]) -> dict[str, str]:
                 walk(f"{path}{name}.", body)
             else:
                 text = field.get("description") or body.get("description", "")
-                found[f"{path}{name}"] = " ".join(text.split())
+                texts[f"{path}{name}"] = " ".join(text.split())
 
     walk("", _resolved(source["$defs"], source["properties"]["spec"])[0])
-    return found
+    return texts
 
 
 class _Page:
@@ -188,8 +188,8 @@ def _resolved(definitions: dict[str, Any], source: dict[str, Any]) -> tuple[dict
     if "anyOf" in source:
         return _resolved(definitions, next(x for x in source["anyOf"] if x.get("type") != "null"))
     if "$ref" in source:
-        found: dict[str, Any] = definitions[source["$ref"].rpartition("/")[2]]
-        return found, False
+        definition: dict[str, Any] = definitions[source["$ref"].rpartition("/")[2]]
+        return definition, False
     if source.get("type") == "array":
         return _resolved(definitions, source["items"])[0], True
     return source, False
@@ -209,9 +209,9 @@ def place(path: str) -> str:
     """
     parts = path.removeprefix("spec.").split(".")
     for length in range(len(parts), 0, -1):
-        found = PLACES.get(".".join(parts[:length]))
-        if found is not None:
-            return found
+        entry = PLACES.get(".".join(parts[:length]))
+        if entry is not None:
+            return entry
     raise LookupError(f"scripts/field_reference.py: say in PLACES where {path} has an effect")
 
 

@@ -176,5 +176,5 @@ class _Hashed(io.RawIOBase):
         return self._file.write(data)
 
 
-def _digest(found: Any) -> str:
-    return f"sha256:{found.hexdigest()}"
+def _digest(hashed: Any) -> str:
+    return f"sha256:{hashed.hexdigest()}"

@@ -195,11 +195,11 @@ def _others(line: Timeline, y: float) -> list[str]:
 
 
 def _earlier(line: Timeline) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
+    by_time: dict[int, list[str]] = {}
     for at_ns, name in line.also:
         if all(at_ns != each.go_ns for each in line.rounds):
-            found.setdefault(at_ns, []).append(name)
-    return found
+            by_time.setdefault(at_ns, []).append(name)
+    return by_time
 
 
 def _legend(y: float) -> list[str]:

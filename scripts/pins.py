@@ -48,14 +48,14 @@ def requirements(names: Iterable[str]) -> str:
 
 
 def _closure(names: Iterable[str], locked: Mapping[str, Sequence[Package]]) -> set[str]:
-    found, waiting = set[str](), list(names)
+    wanted, waiting = set[str](), list(names)
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in wanted:
+            wanted.add(name)
             versions = locked[name]
             waiting += [need["name"] for one in versions for need in one.get("dependencies", ())]
-    return found
+    return wanted
 
 
 def _lines(package: Package) -> str:

@@ -65,8 +65,8 @@ class Section:
 def _rows(letter: str) -> dict[str, str]:
     """Return the first sentence of each numbered row of the protocol's tables, by number."""
     rows = re.compile(rf"^\| ({letter}\d+) \| (.+?) \|", re.M)
-    found = [row for page in PROTOCOL for row in rows.findall(page.read_text())]
-    return {name: _sentence(text) for name, text in sorted(found, key=lambda r: int(r[0][1:]))}
+    matches = [row for page in PROTOCOL for row in rows.findall(page.read_text())]
+    return {name: _sentence(text) for name, text in sorted(matches, key=lambda r: int(r[0][1:]))}
 
 
 def _sentence(text: str) -> str:
@@ -85,8 +85,8 @@ def _injected() -> dict[str, str]:
 
 def _histories() -> dict[str, str]:
     """Return the faults that histories draw, with their texts in docs/faults.md."""
-    told = re.findall(r"^\| ([^|]+) \| .* \| `([^`]+)` \|$", _faults_page(), re.M)
-    said = {fault: text for text, fault in told}
+    described = re.findall(r"^\| ([^|]+) \| .* \| `([^`]+)` \|$", _faults_page(), re.M)
+    said = {fault: text for text, fault in described}
     names = [
         str(ast.literal_eval(key))
         for node in ast.parse(DRAWING.read_text()).body
@@ -240,8 +240,8 @@ def held() -> dict[str, dict[str, list[str]]]:
 @cache
 def not_held() -> list[str]:
     """Return the promises without a test, as `SECTION: NAME`."""
-    found: list[str] = yaml.safe_load(DATA.read_text()).get(NOT_HELD) or []
-    return found
+    names: list[str] = yaml.safe_load(DATA.read_text()).get(NOT_HELD) or []
+    return names
 
 
 def problems() -> list[str]:
@@ -336,8 +336,8 @@ def markdown() -> str:
     Raises:
         LookupError: The YAML file names something that does not exist, or lacks something.
     """
-    if found := problems():
-        raise LookupError("docs/testing/promises.yaml: " + "\n".join(found))
+    if wrong := problems():
+        raise LookupError("docs/testing/promises.yaml: " + "\n".join(wrong))
     lines = [HEADER, "", INTRODUCTION]
     lines += ["## Promises by layer", "", "| | fast | test | all |", "|---|---|---|---|"]
     for section in SECTIONS:

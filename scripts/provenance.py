@@ -89,14 +89,14 @@ def statement(folder: Path, inputs: Inputs) -> dict[str, Any]:
 
 def subjects(folder: Path) -> list[dict[str, Any]]:
     """Return name and digest of each file, and of the manifest in each OCI archive."""
-    found = []
+    listed = []
     for path in sorted(folder.iterdir()):
         if path.name.endswith(SUBJECTS):
-            found.append({"name": path.name, "digest": {"sha256": sha256(path)}})
+            listed.append({"name": path.name, "digest": {"sha256": sha256(path)}})
         if path.name.endswith(".oci.tar"):
             name = f"{path.name.removesuffix('.oci.tar')} (manifest)"
-            found.append({"name": name, "digest": {"sha256": manifest_digest(path)}})
-    return found
+            listed.append({"name": name, "digest": {"sha256": manifest_digest(path)}})
+    return listed
 
 
 def sha256(path: Path) -> str:
@@ -202,26 +202,26 @@ def check(folder: Path, key: ec.EllipticCurvePublicKey | None = None) -> dict[st
     """
     payload = _payload(folder, key)
     try:
-        told = json.loads(payload)
-        kinds = told["_type"], told["predicateType"]
-        stated = {each["name"]: each["digest"]["sha256"] for each in told["subject"]}
+        content = json.loads(payload)
+        kinds = content["_type"], content["predicateType"]
+        stated = {each["name"]: each["digest"]["sha256"] for each in content["subject"]}
     except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise ProvenanceError(f"the statement cannot be read: {error!r}") from None
     if kinds != (STATEMENT, PREDICATE):
         raise ProvenanceError(f"it is {kinds[0]} with {kinds[1]}, not {STATEMENT} with {PREDICATE}")
-    found = {each["name"]: each["digest"]["sha256"] for each in subjects(folder)}
+    actual = {each["name"]: each["digest"]["sha256"] for each in subjects(folder)}
     wrong = [
-        *(f"{name} is missing" for name in sorted(stated.keys() - found.keys())),
-        *(f"{name} is not spoken of" for name in sorted(found.keys() - stated.keys())),
+        *(f"{name} is missing" for name in sorted(stated.keys() - actual.keys())),
+        *(f"{name} is not spoken of" for name in sorted(actual.keys() - stated.keys())),
         *(
-            f"{name} has sha256 {found[name]} instead of {stated[name]}"
-            for name in sorted(stated.keys() & found.keys())
-            if found[name] != stated[name]
+            f"{name} has sha256 {actual[name]} instead of {stated[name]}"
+            for name in sorted(stated.keys() & actual.keys())
+            if actual[name] != stated[name]
         ),
     ]
     if wrong:
         raise ProvenanceError("; ".join(wrong))
-    statement_: dict[str, Any] = told
+    statement_: dict[str, Any] = content
     return statement_
 
 
@@ -266,11 +266,11 @@ def main(arguments: list[str]) -> int:
     given = words.parse_args(arguments)
     try:
         key = None if given.key is None else read_public_key(given.key)
-        told = check(given.folder, key)
+        statement = check(given.folder, key)
     except (OSError, ProvenanceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print("\n".join(_lines(told["subject"])))
+    print("\n".join(_lines(statement["subject"])))
     return 0
 
 

@@ -45,10 +45,10 @@ def markdown() -> str:
     """Return the page."""
     lines = [HEADER, "", BEFORE]
     for name in sorted((n for n in paceline.__all__ if n != "__version__"), key=str.lower):
-        found = [d for path in sorted(TRAIN.rglob("*.py")) for d in _definitions(path, name)]
-        lines += [f"## pl.{name}", "", *_entry(found[-1])]
-        if isinstance(found[-1], ast.ClassDef):
-            for each in _methods(found[-1]):
+        definitions = [d for path in sorted(TRAIN.rglob("*.py")) for d in _definitions(path, name)]
+        lines += [f"## pl.{name}", "", *_entry(definitions[-1])]
+        if isinstance(definitions[-1], ast.ClassDef):
+            for each in _methods(definitions[-1]):
                 lines += [f"### {name}.{each.name}", "", *_entry(each)]
     [progress] = _definitions(PROGRESS, "Progress")
     assert isinstance(progress, ast.ClassDef)
@@ -124,10 +124,10 @@ def _section(part: str) -> str:
 
 
 def _fields(kind: ast.ClassDef) -> list[tuple[str, str]]:
-    found, name = [], ""
+    fields, name = [], ""
     for each in kind.body:
         if isinstance(each, ast.AnnAssign):
             name = ast.unparse(each.target)
         elif isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) and name:
-            found.append((name, " ".join(str(each.value.value).split())))
-    return found
+            fields.append((name, " ".join(str(each.value.value).split())))
+    return fields

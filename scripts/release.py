@@ -82,7 +82,7 @@ def release(out: Path, key: Path | None, images: Iterable[str] = IMAGES, base: P
     version = versions.current()
     signer = None if key is None else read_key(key)
     images, stamp = list(images), commit_time()
-    found = release_images.read_base(base) if images else None
+    read = release_images.read_base(base) if images else None
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     uv(
@@ -96,17 +96,17 @@ def release(out: Path, key: Path | None, images: Iterable[str] = IMAGES, base: P
         packed = pack(ROOT / "charts" / name, stamp)
         (out / f"{name}-{version}.tgz").write_bytes(packed)
         write_chart_archive(out / f"{name}-{version}.oci.tar", chart, packed, stamp)
-    if found is not None:
-        write_images(out, images, found, version, stamp)
+    if read is not None:
+        write_images(out, images, read, version, stamp)
     for image, extra in IMAGES.items():
         uv(
             *("export", "--quiet", "--frozen", "--no-dev", "--extra", extra),
             *("--format", "cyclonedx1.5", "--preview-features", "sbom-export"),
             *("--output-file", str(out / f"{image}-{version}.cdx.json")),
         )
-        if found is not None and image in images:
-            add_system_packages(out / f"{image}-{version}.cdx.json", found)
-    write_provenance(out, images, found, signer)
+        if read is not None and image in images:
+            add_system_packages(out / f"{image}-{version}.cdx.json", read)
+    write_provenance(out, images, read, signer)
     (out / "NOTES.md").write_text(notes(version))
     sums = "".join(f"{provenance.sha256(path)}  {path.name}\n" for path in sorted(out.iterdir()))
     (out / SUMS).write_text(sums)
@@ -199,9 +199,9 @@ def notes(version: str) -> str:
     """
     text = (ROOT / "CHANGELOG.md").read_text()
     for title in (version, "Unreleased"):
-        found = re.search(rf"^## \[?{re.escape(title)}\b.*?(?=^## |\Z)", text, re.M | re.S)
-        if found:
-            return found[0]
+        section = re.search(rf"^## \[?{re.escape(title)}\b.*?(?=^## |\Z)", text, re.M | re.S)
+        if section:
+            return section[0]
     raise ReleaseError(f"CHANGELOG.md has no section '## {version}'; write one")
 
 

@@ -108,16 +108,16 @@ def stage(dockerfile: str, target: str) -> Stage:
     Raises:
         ReleaseError: There is no such stage, or it has an instruction that is not supported here.
     """
-    found = re.search(
+    section = re.search(
         rf"^FROM \S+ AS {re.escape(target)}\n(.*?)(?=^FROM |\Z)", dockerfile, re.M | re.S
     )
-    if found is None:
+    if section is None:
         raise ReleaseError(f"the Dockerfile has no stage {target}")
     environment: dict[str, str] = {"PATH": SYSTEM_PATH}
     labels: dict[str, str] = {}
     process: dict[str, Any] = {}
     folders: dict[str, int] = {}
-    for line in found[1].replace("\\\n", " ").splitlines():
+    for line in section[1].replace("\\\n", " ").splitlines():
         word, _, rest = line.strip().partition(" ")
         match word:
             case "" | "#":
@@ -181,8 +181,8 @@ def read_base(path: Path) -> Base:
                 continue
             content = archive.extractfile(entry)
             assert content is not None
-            if found := _PYTHON.fullmatch(name):
-                python, header = found, content.read(20)
+            if match := _PYTHON.fullmatch(name):
+                python, header = match, content.read(20)
             elif _PIP.fullmatch(name):
                 pip = content.read()
             elif name in (STATUS, OS_RELEASE):
@@ -288,17 +288,17 @@ def packages(locked: Mapping[str, str], base: Base) -> Tree:
     }
     for name, version in sorted(locked.items()):
         try:
-            found = metadata.distribution(name)
+            distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             raise ReleaseError(
                 f"{name} {version} is in uv.lock and not in this environment; run `make install`"
             ) from None
-        if found.version != version:
+        if distribution.version != version:
             raise ReleaseError(
-                f"{name} is {version} in uv.lock and {found.version} in this environment; run "
-                f"`make clean install`, without TORCH=cpu"
+                f"{name} is {version} in uv.lock and {distribution.version} in this environment; "
+                f"run `make clean install`, without TORCH=cpu"
             )
-        add_distribution(tree, found, Path(sys.prefix))
+        add_distribution(tree, distribution, Path(sys.prefix))
     return tree
 
 
@@ -322,22 +322,22 @@ def add_wheel(tree: Tree, wheel: bytes, base: Base, scratch: Path) -> Path:
     return site
 
 
-def add_distribution(tree: Tree, found: metadata.Distribution, prefix: Path) -> None:
+def add_distribution(tree: Tree, distribution: metadata.Distribution, prefix: Path) -> None:
     """Add the files of a package that is installed below `prefix`, and their bytecode."""
-    scripts = _scripts(found)
+    scripts = _scripts(distribution)
     added: dict[str, tuple[bytes | Path, int]] = {
         f"bin/{name}": (content, 0o755) for name, content in scripts.items()
     }
     record = ""
-    for listed, digest, _ in csv.reader((found.read_text("RECORD") or "").splitlines()):
-        path = Path(os.path.normpath(str(found.locate_file(listed))))
+    for listed, digest, _ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
+        path = Path(os.path.normpath(str(distribution.locate_file(listed))))
         name = path.relative_to(prefix).as_posix()
         if name in added or path.suffix == ".pyc":
             continue
         if path.name == "RECORD" and path.parent.suffix == ".dist-info":
             record = name
             continue
-        _verify(path, digest, found)
+        _verify(path, digest, distribution)
         executable = path.stat().st_mode & 0o100
         content = _without_launcher(path, prefix) if name.startswith("bin/") else path
         added[name] = (content, 0o755 if executable else 0o644)
@@ -379,11 +379,11 @@ def bytecode(path: Path, shown: str) -> bytes | None:
     return head + importlib.util.source_hash(path.read_bytes()) + marshal.dumps(placed(code), 2)
 
 
-def _scripts(found: metadata.Distribution) -> dict[str, bytes]:
+def _scripts(distribution: metadata.Distribution) -> dict[str, bytes]:
     """Return the programs of a package's entry points."""
     names = configparser.RawConfigParser(delimiters=("=",))
     names.optionxform = str  # type: ignore[assignment,method-assign]
-    names.read_string(found.read_text("entry_points.txt") or "")
+    names.read_string(distribution.read_text("entry_points.txt") or "")
     programs = names["console_scripts"] if names.has_section("console_scripts") else {}
     return {
         name: (
@@ -410,15 +410,15 @@ def _without_launcher(path: Path, prefix: Path) -> bytes | Path:
     return path
 
 
-def _verify(path: Path, recorded: str, found: metadata.Distribution) -> None:
+def _verify(path: Path, recorded: str, distribution: metadata.Distribution) -> None:
     try:
         is_it = not recorded or recorded == _record_digest(path)
     except FileNotFoundError:
         is_it = False
     if not is_it:
         raise ReleaseError(
-            f"{path} is not what {found.metadata['Name']} {found.version} installed; run "
-            f"`make clean install`"
+            f"{path} is not what {distribution.metadata['Name']} {distribution.version} installed; "
+            f"run `make clean install`"
         )
 
 
@@ -440,11 +440,11 @@ def _record(added: Mapping[str, tuple[bytes | Path, int]], own: PurePosixPath) -
 
 def _record_digest(content: bytes | Path) -> str:
     if isinstance(content, bytes):
-        found = hashlib.sha256(content)
+        hashed = hashlib.sha256(content)
     else:
         with content.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256")
-    return "sha256=" + base64.urlsafe_b64encode(found.digest()).rstrip(b"=").decode()
+            hashed = hashlib.file_digest(file, "sha256")
+    return "sha256=" + base64.urlsafe_b64encode(hashed.digest()).rstrip(b"=").decode()
 
 
 # ---- an image ------------------------------------------------------------------------------------

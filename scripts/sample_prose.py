@@ -125,9 +125,9 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=10, help="how many of each kind")
     given = parser.parse_args()
     dice = random.Random(given.seed)
-    found = [text for path in sources() for text in texts(path)]
+    all_texts = [text for path in sources() for text in texts(path)]
     for kind in KINDS:
-        mine = [text for text in found if text.kind == kind]
+        mine = [text for text in all_texts if text.kind == kind]
         print(f"\n{kind}, {min(given.each, len(mine))} of {len(mine):,}\n")
         for text in dice.sample(mine, min(given.each, len(mine))):
             print(f"{text.path}:{text.line}")

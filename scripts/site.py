@@ -108,8 +108,8 @@ def publish(folder: Path, root: Path = ROOT) -> None:
     version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     shutil.rmtree(folder / version, ignore_errors=True)
     shutil.copytree(root / "site", folder / version)
-    found = (path.parent.name for path in folder.glob("*/index.html"))
-    newest, *others = sorted(found, key=Version, reverse=True)
+    versions = (path.parent.name for path in folder.glob("*/index.html"))
+    newest, *others = sorted(versions, key=Version, reverse=True)
     listed = [{"version": each, "title": each, "aliases": []} for each in (newest, *others)]
     (folder / "versions.json").write_text(json.dumps(listed, indent=1) + "\n")
     (folder / "index.html").write_text(

@@ -38,7 +38,7 @@ class SystemPackage:
 
 def installed(status: bytes) -> tuple[SystemPackage, ...]:
     """Return the packages that dpkg's status lists as installed, by name."""
-    found = (_fields(part) for part in status.decode(errors="replace").split("\n\n"))
+    paragraphs = (_fields(part) for part in status.decode(errors="replace").split("\n\n"))
     packages = (
         SystemPackage(
             each["Package"],
@@ -46,7 +46,7 @@ def installed(status: bytes) -> tuple[SystemPackage, ...]:
             each.get("Architecture", "all"),
             each.get("Source", "").partition(" ")[0],
         )
-        for each in found
+        for each in paragraphs
         if each.get("Status") == INSTALLED and "Package" in each and "Version" in each
     )
     return tuple(sorted(packages, key=lambda one: (one.name, one.architecture)))

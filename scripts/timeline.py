@@ -142,7 +142,7 @@ class Play:
         Returns:
             Arrivals by member.
         """
-        found = {}
+        arrivals = {}
         for member, rank in zip(self.members, self.ranks, strict=True):
             if not rank.pending:
                 continue
@@ -157,8 +157,8 @@ class Play:
                 unit=1,
             )
             kind = AnnounceKind.ARRIVE if rank.fresh else AnnounceKind.PENDING
-            found[member] = Arrival(kind, rank.at_ns, share)
-        return found
+            arrivals[member] = Arrival(kind, rank.at_ns, share)
+        return arrivals
 
     def _compute(self, rank: _Rank, now_ns: int) -> None:
         durations = self.step_ms[rank.number]

@@ -115,16 +115,16 @@ def templates_in(path: Path) -> tuple[list[Template], list[str]]:
         documents = [each for each in yaml.safe_load_all(path.read_text()) if each is not None]
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise UnreadableError(f"is no YAML: {' '.join(str(error).split())}") from None
-    found: list[Template] = []
+    templates: list[Template] = []
     without: list[str] = []
     for document in documents:
         if not isinstance(document, dict):
             raise UnreadableError("holds a document that is no mapping")
         walk = _Walk(path.as_posix())
         walk.into(document, _object_of(document), "")
-        found += walk.found
+        templates += walk.found
         without += [] if walk.found else [f"{path.as_posix()} {_object_of(document)}"]
-    return found, without
+    return templates, without
 
 
 def _object_of(document: Mapping[str, Any]) -> str:
@@ -350,7 +350,7 @@ def main(words: Sequence[str] | None = None) -> int:
     count: Counter[str] = Counter()
     for file in files:
         try:
-            found, without = templates_in(file)
+            templates, without = templates_in(file)
         except (OSError, UnreadableError) as error:
             count["unread"] += 1
             print(f"{file}: NOT READ: {error}")
@@ -358,7 +358,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for name in without:
             count["without"] += 1
             print(f"{name}: no pod template")
-        for template in found:
+        for template in templates:
             verdict = tried(template)
             said = judged(asked.kubeconfig, template) if asked.kubeconfig else []
             count[verdict.word] += 1

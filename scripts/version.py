@@ -78,25 +78,25 @@ def write(version: str, root: Path = ROOT) -> list[str]:
 
 def problems(root: Path = ROOT) -> str:
     """Return which places differ from pyproject.toml, one a line; empty if none."""
-    version, found = current(root), ""
+    version, wrong = current(root), ""
     for path in PLACES:
         text = (root / path).read_text()
         try:
             if _with(path, text, version) != text:
-                found += f"{path} says another version than {SOURCE}, which says {version}\n"
+                wrong += f"{path} says another version than {SOURCE}, which says {version}\n"
         except VersionError as error:
-            found += f"{error}\n"
-    return found
+            wrong += f"{error}\n"
+    return wrong
 
 
 def _with(path: str, text: str, version: str) -> str:
     for pattern in PLACES[path]:
         text, count = re.subn(
             pattern,
-            lambda found: (
-                found[0][: found.start(1) - found.start()]
+            lambda match: (
+                match[0][: match.start(1) - match.start()]
                 + version
-                + found[0][found.end(1) - found.start() :]
+                + match[0][match.end(1) - match.start() :]
             ),
             text,
             flags=re.M,

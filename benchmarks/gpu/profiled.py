@@ -35,10 +35,10 @@ def main(device: torch.device, steps: int) -> None:
         optimizer.zero_grad()
         if number == WARM + steps - 1:
             profiler.stop()
-    found = {event.key: event.count for event in profiler.key_averages()}
+    counts = {event.key: event.count for event in profiler.key_averages()}
     # The end of the profile itself is one synchronization.
-    found["cudaDeviceSynchronize"] = max(0, found.get("cudaDeviceSynchronize", 0) - 1)
-    print(json.dumps({call: found.get(call, 0) for call in WAITS}))
+    counts["cudaDeviceSynchronize"] = max(0, counts.get("cudaDeviceSynchronize", 0) - 1)
+    print(json.dumps({call: counts.get(call, 0) for call in WAITS}))
 
 
 if __name__ == "__main__":

@@ -271,9 +271,9 @@ def bandwidth(ranks: Crew, *, smoke: bool) -> Report:
         slowest = [max(each) for each in zip(*taken, strict=True)]
         ours, theirs = (factor * mib * MIB / each / 1e9 for each in slowest)
         report.rows.append((ranks.size, mib, ours, theirs, ours / theirs))
-    told = ranks.all("sums")
-    report.notes.append(f"sums by: {told[0]}")
-    report.checks["all ranks sum alike"] = len(set(told)) == 1
+    answers = ranks.all("sums")
+    report.notes.append(f"sums by: {answers[0]}")
+    report.checks["all ranks sum alike"] = len(set(answers)) == 1
     report.bars = [Bar("share of torch's own, largest size", report.rows[-1][-1], BESIDE_TORCH)]
     return report
 
@@ -307,8 +307,8 @@ def loss(ranks: Crew) -> Report:
     ranks.tell(ranks.size - 1, "die")
     noticed = [ranks.answer(rank) for rank in survivors]
     wired = ranks.group("open", 3, survivors)
-    told = ranks.each(survivors, lambda _: ("sums",))
+    answers = ranks.each(survivors, lambda _: ("sums",))
     report.rows.append((len(survivors), 1e3 * max(noticed), 1e3 * max(wired)))
-    report.checks["the survivors have a group"] = len(told) == len(survivors)
+    report.checks["the survivors have a group"] = len(answers) == len(survivors)
     report.notes.append("in a job the abort flag ends the wait: the agent sees the death at once")
     return report

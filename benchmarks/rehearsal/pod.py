@@ -292,8 +292,8 @@ class Pod:
         """Handle a rank's report of how it ends."""
         outcome = RankOutcome.FINISHED if end.finished else RankOutcome.DISMISSED
         released = rank.machine.state.released
-        told = supervise.ReportedOutcome(outcome, "" if end.finished else end.why, released)
-        self._post(self._slot_of(rank), told)
+        report = supervise.ReportedOutcome(outcome, "" if end.finished else end.why, released)
+        self._post(self._slot_of(rank), report)
 
     def _ended(self, rank: RehearsedRank) -> None:
         """Handle the end of a rank's thread, as the agent handles the exit of a process."""

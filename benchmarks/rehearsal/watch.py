@@ -85,7 +85,7 @@ def _connections(port: int) -> dict[tuple[bytes, int], tuple[int, int]]:
     query = QUERY.pack(socket.AF_INET, socket.IPPROTO_TCP, 1 << INET_DIAG_INFO - 1, 0, ESTABLISHED)
     body = query + ends
     header = HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 1, 0)
-    found: dict[tuple[bytes, int], tuple[int, int]] = {}
+    by_end: dict[tuple[bytes, int], tuple[int, int]] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as line:
         line.settimeout(5.0)
         line.send(header + body)
@@ -94,14 +94,14 @@ def _connections(port: int) -> dict[tuple[bytes, int], tuple[int, int]]:
             while data:
                 length, kind, *_ = HEADER.unpack_from(data)
                 if kind == NLMSG_DONE:
-                    return found
+                    return by_end
                 if kind == NLMSG_ERROR:
                     raise OSError("the kernel refuses to list connections (sock_diag)")
-                _take(found, data[HEADER.size : length], port)
+                _take(by_end, data[HEADER.size : length], port)
                 data = data[-(-length // 4) * 4 :]
 
 
-def _take(found: dict[tuple[bytes, int], tuple[int, int]], message: bytes, port: int) -> None:
+def _take(by_end: dict[tuple[bytes, int], tuple[int, int]], message: bytes, port: int) -> None:
     ours, theirs, _, _ = SOCKET_ID.unpack_from(message, 4)
     if ours != port:
         return
@@ -110,5 +110,5 @@ def _take(found: dict[tuple[bytes, int], tuple[int, int]], message: bytes, port:
     while at + ATTRIBUTE.size <= len(message):
         length, kind = ATTRIBUTE.unpack_from(message, at)
         if kind == INET_DIAG_INFO:
-            found[cookie, theirs] = BYTES.unpack_from(message, at + ATTRIBUTE.size + BYTES_AT)
+            by_end[cookie, theirs] = BYTES.unpack_from(message, at + ATTRIBUTE.size + BYTES_AT)
         at += max(ATTRIBUTE.size, -(-length // 4) * 4)

@@ -255,29 +255,29 @@ class Table:
 
     def _bulk(self, ranks: int) -> None:
         """Measure the bulk sums at one number of ranks."""
-        found: dict[int, dict[str, list[float]]] = {n: {} for n in self._size.bulk_bytes}
+        by_size: dict[int, dict[str, list[float]]] = {n: {} for n in self._size.bulk_bytes}
 
         def turn(made: Crew) -> None:
             for size in self._size.bulk_bytes:
                 calls = _times(BULK_BUDGET_S * 1e6, self._sum_us(made, size, 1))
                 took_us = self._sum_us(made, size, calls)
-                found[size].setdefault(made.rival.name, []).append(took_us)
+                by_size[size].setdefault(made.rival.name, []).append(took_us)
 
         self._take_turns("bulk", ranks, lambda rival: rival.bulk, turn)
-        for size, rivals in found.items():
+        for size, rivals in by_size.items():
             best = min((middle(us) for us in rivals.values()), default=0.0)
             self._out.samples[f"bulk, P={ranks}, {size} B: us"] = {
                 name: {"middle": middle(us), "over the best": middle(us) / best, "turns": us}
                 for name, us in rivals.items()
             }
-        names = list(next(iter(found.values())))
+        names = list(next(iter(by_size.values())))
         lines = [
-            f"{name}: " + ", ".join(f"{number(middle(found[n][name]))}" for n in found)
+            f"{name}: " + ", ".join(f"{number(middle(by_size[n][name]))}" for n in by_size)
             for name in names
-            if all(name in rivals for rivals in found.values())
+            if all(name in rivals for rivals in by_size.values())
         ]
         if lines:
-            sizes = ", ".join(f"{n:,}" for n in found)
+            sizes = ", ".join(f"{n:,}" for n in by_size)
             self._out.notes.append(
                 f"bulk, P={ranks}, us of one sum of {sizes} B: " + "; ".join(lines)
             )
@@ -304,19 +304,19 @@ class Table:
             why = f"not run: the ranks may need {need / 1e9:.0f} GB of memory"
             _absent(self._out, "all", net.name, ranks, why)
             return
-        found: dict[tuple[int, str], Found] = {}
+        cells: dict[tuple[int, str], Found] = {}
 
         def turn(made: Crew) -> None:
             for batch in self._size.batches:
-                self._turn(net, batch, made, found.setdefault((batch, made.rival.name), Found()))
+                self._turn(net, batch, made, cells.setdefault((batch, made.rival.name), Found()))
 
         self._take_turns(net.name, ranks, lambda rival: rival.trains, turn)
         rivals = {rival.name: rival for rival, _ in self._present}
-        for (batch, name), cell in sorted(found.items(), key=lambda item: item[0][0]):
+        for (batch, name), cell in sorted(cells.items(), key=lambda item: item[0][0]):
             if not cell.step_ms:
                 continue
             per_s = middle(cell.per_s)
-            peer = found.get((batch, "DDP + gloo"))
+            peer = cells.get((batch, "DDP + gloo"))
             over = per_s / middle(peer.per_s) if peer and peer.per_s else "-"
             self._out.rows.append(
                 (

@@ -122,10 +122,10 @@ def interpreter(wanted: Environment | None, cache: Path, *, smoke: bool) -> Path
 
 def _uv() -> str:
     own = ROOT / ".tools" / "bin" / "uv"
-    found = str(own) if own.exists() else shutil.which("uv")
-    if not found:
+    program = str(own) if own.exists() else shutil.which("uv")
+    if not program:
         raise NotBuiltError("there is no uv: `make install` brings it")
-    return found
+    return program
 
 
 def _build(wanted: Environment, folder: Path) -> str:

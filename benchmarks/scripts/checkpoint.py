@@ -102,7 +102,7 @@ def main() -> None:
     # round, and its first step makes the version that the job saves.
     for _ in range(CONFIG["every"] - 1):
         step()
-    seen: list[dict[str, Any]] = []
+    windows: list[dict[str, Any]] = []
     for number in range(len(WAYS) * CONFIG["rounds"]):
         way = WAYS[number % len(WAYS)]
         begun = before = time.monotonic()
@@ -113,9 +113,9 @@ def main() -> None:
             step()
             now = time.monotonic()
             longest, before = max(longest, now - before), now
-        seen.append({"way": way, "seconds": before - begun, "longest": longest})
+        windows.append({"way": way, "seconds": before - begun, "longest": longest})
         settle(CONFIG["every"] * (number // len(WAYS) + 1), way, pending)
-    Path("result.json").write_text(json.dumps({"windows": seen}))
+    Path("result.json").write_text(json.dumps({"windows": windows}))
     pl.finish()
 
 

@@ -112,7 +112,7 @@ def block(train: Callable[[], None], steps: int) -> dict[str, Any]:
 def _threads() -> dict[str, tuple[str, int, int]]:
     """Return by thread id its name, its CPU time in ns and how often it has waited."""
     names = {str(t.native_id): t.name for t in threading.enumerate()}
-    found = {}
+    by_id = {}
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):
             name = names.get(task.name) or (task / "comm").read_text().strip()
@@ -120,8 +120,8 @@ def _threads() -> dict[str, tuple[str, int, int]]:
             [waits] = re.findall(
                 r"\nvoluntary_ctxt_switches:\s*(\d+)", (task / "status").read_text()
             )
-            found[task.name] = name, cpu_ns, int(waits)
-    return found
+            by_id[task.name] = name, cpu_ns, int(waits)
+    return by_id
 
 
 def _cpu_s() -> float:

@@ -56,12 +56,12 @@ def train(rank: int, setting: dict[str, Any], steps: int) -> list[int]:
 
 def settings_ms(rank: int) -> list[tuple[dict[str, Any], float]]:
     """Return the median step time of each setting of DDP."""
-    found = []
+    tried = []
     for setting in ddp_settings(1, 5, 25):
         ends = train(rank, setting, CONFIG["steps"])
         steps = [(b - a) / 1e6 for a, b in pairwise(ends)]
-        found.append((setting, median(steps)))
-    return found
+        tried.append((setting, median(steps)))
+    return tried
 
 
 def alone(rank: int) -> dict[str, float]:
@@ -85,13 +85,13 @@ def reduce_ms() -> float:
     """Return the time of one reduction of all the model's gradients in one piece."""
     numel = sum(parameter.numel() for parameter in make(0)[0].parameters())
     flat = torch.ones(numel)
-    found = []
+    times_ms = []
     for _ in range(1 + CONFIG["reductions"]):
         dist.barrier()
         begun = time.monotonic_ns()
         dist.all_reduce(flat)
-        found.append((time.monotonic_ns() - begun) / 1e6)
-    return median(found[1:])
+        times_ms.append((time.monotonic_ns() - begun) / 1e6)
+    return median(times_ms[1:])
 
 
 main()

@@ -34,10 +34,10 @@ def exchange(line: socket.socket, out: memoryview, into: memoryview) -> None:
     with selectors.DefaultSelector() as ready:
         ready.register(line, selectors.EVENT_READ | selectors.EVENT_WRITE)
         while sent < len(out) or received < len(into):
-            found = ready.select(TIME_LIMIT_S)
-            if not found:
+            events = ready.select(TIME_LIMIT_S)
+            if not events:
                 raise TimeoutError(f"nothing moved for {TIME_LIMIT_S:.0f} s")
-            mask = found[0][1]
+            mask = events[0][1]
             if mask & selectors.EVENT_WRITE:
                 sent += line.send(out[sent:])
                 if sent == len(out):

@@ -40,7 +40,7 @@ def main() -> None:
     model = DistributedDataParallel(torch.nn.Linear(DIMENSIONS, 1))
     first = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    found = []
+    results = []
     for delay_ms in delays_ms:
         late = random.Random(delay_ms)  # the same ranks are late in every mode
         model.load_state_dict(first)
@@ -60,8 +60,8 @@ def main() -> None:
             after = mse_loss(model(x), y).reshape(1)
         dist.all_reduce(after)
         total = sum(p.double().sum().item() for p in model.parameters())
-        found.append({"ends": ends, "loss": after.item() / size, "sum": total})
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+        results.append({"ends": ends, "loss": after.item() / size, "sum": total})
+    (folder / f"rank-{rank}.json").write_text(json.dumps(results))
 
 
 main()

@@ -126,12 +126,12 @@ def agreed_costs(matrix: torch.Tensor) -> dict[str, float]:
 
 def unit_s(work: Callable[[int], object], times: int) -> float:
     """Return the seconds of one unit of work, the median of several tries."""
-    found = []
+    times_s = []
     for _ in range(TRIES):
         begun = now_ns()
         work(times)
-        found.append((now_ns() - begun) / 1e9 / times)
-    return median(found)
+        times_s.append((now_ns() - begun) / 1e9 / times)
+    return median(times_s)
 
 
 main()

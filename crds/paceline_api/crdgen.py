@@ -354,8 +354,8 @@ class _Converter:
             assert len(options) == 1, f"not structural: {source}"
             return self._resolved(options[0])
         if "$ref" in source:
-            found: dict[str, Any] = self.definitions[source["$ref"].rpartition("/")[2]]
-            return found
+            definition: dict[str, Any] = self.definitions[source["$ref"].rpartition("/")[2]]
+            return definition
         return source
 
 
@@ -384,10 +384,10 @@ def _validation(rule: Rule) -> dict[str, str]:
 
 
 def _checked(path: str, cel: str, message: str) -> dict[str, str]:
-    found = {"rule": cel, "message": message, "reason": "FieldValueInvalid"}
+    rule = {"rule": cel, "message": message, "reason": "FieldValueInvalid"}
     if path.startswith("spec."):
-        found["fieldPath"] = path.removeprefix("spec")
-    return found
+        rule["fieldPath"] = path.removeprefix("spec")
+    return rule
 
 
 _LEAVES: Final = frozenset(leaves())

@@ -80,6 +80,6 @@ def model_of(annotation: Any) -> type[Model] | None:
     if isinstance(annotation, type) and issubclass(annotation, Model):
         return annotation
     if typing.get_origin(annotation) in (types.UnionType, typing.Union, tuple, typing.Annotated):
-        found = (model_of(inner) for inner in typing.get_args(annotation))
-        return next((model for model in found if model), None)
+        models = (model_of(inner) for inner in typing.get_args(annotation))
+        return next((model for model in models if model), None)
     return None

@@ -121,9 +121,9 @@ def acts_on(path: str) -> Acts:
     """
     parts = path.split(".")
     for length in range(len(parts), 0, -1):
-        found = ".".join(parts[:length])
-        if found in ACTS and (length == len(parts) or found not in mappings()):
-            return ACTS[found]
+        prefix = ".".join(parts[:length])
+        if prefix in ACTS and (length == len(parts) or prefix not in mappings()):
+            return ACTS[prefix]
     raise LookupError(f"paceline_api/fields.py: say in _PATHS when a change of {path} acts")
 
 
@@ -132,12 +132,12 @@ _MISSING: Final = object()
 
 def value_at(spec: Mapping[str, Any], path: str, default: Any = None) -> Any:
     """Return the value of a field in a spec that is plain data; `default` if it is not set."""
-    found: Any = spec
+    value: Any = spec
     for part in path.split("."):
-        found = found.get(part, _MISSING) if isinstance(found, Mapping) else _MISSING
-        if found is _MISSING or found is None:
+        value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING
+        if value is _MISSING or value is None:
             return default
-    return found
+    return value
 
 
 def picked(spec: Mapping[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:

@@ -47,10 +47,10 @@ def parse_member(text: str) -> MemberId:
     Raises:
         ValueError: If the text is not the name of a member.
     """
-    found = _MEMBER.fullmatch(text)
-    if found is None:
+    match = _MEMBER.fullmatch(text)
+    if match is None:
         raise ValueError(f"not a member: {text[:40]!r}")
-    slot, local, attempt = map(int, found.groups())
+    slot, local, attempt = map(int, match.groups())
     return MemberId(slot, local, attempt)
 
 

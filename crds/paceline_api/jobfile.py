@@ -162,8 +162,8 @@ def read_job_file(path: Path) -> JobFile:
     try:
         file = msgspec.json.decode(read_file(path, FILE_BYTES_MAX), type=JobFile)
     except OSError as error:
-        told = (error.strerror or str(error)).lower()
-        raise JobFileError(f"{path} cannot be read: {told}", hint=_HINT) from None
+        reason = (error.strerror or str(error)).lower()
+        raise JobFileError(f"{path} cannot be read: {reason}", hint=_HINT) from None
     except UNDECODABLE as error:
         raise JobFileError(f"{path} is no job that was frozen: {error}", hint=_HINT) from None
     if not file.command:

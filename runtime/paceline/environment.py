@@ -301,10 +301,10 @@ def _take(env: Mapping[str, str], name: str, read: Callable[[str], T], default: 
 
 
 def _tls_pair(env: Mapping[str, str], cert: str, key: str) -> tuple[Path, Path] | None:
-    found, own = env.get(cert, ""), env.get(key, "")
-    if bool(found) is not bool(own):
-        raise SettingsError(key if found else cert, "is not set")
-    return (Path(found), Path(own)) if found else None
+    certificate, own = env.get(cert, ""), env.get(key, "")
+    if bool(certificate) is not bool(own):
+        raise SettingsError(key if certificate else cert, "is not set")
+    return (Path(certificate), Path(own)) if certificate else None
 
 
 def _read(name: str, text: str, read: Callable[[str], T]) -> T:

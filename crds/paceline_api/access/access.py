@@ -147,12 +147,12 @@ class _Client(ApiClient):
         **more: Any,
     ) -> Any:
         used = self._take()
-        found = super().call_api(method, url, _with(header_params, used), *words, **more)
-        if found.status == 401 and self._access.refresh(used):
-            found.response.release_conn()
+        answer = super().call_api(method, url, _with(header_params, used), *words, **more)
+        if answer.status == 401 and self._access.refresh(used):
+            answer.response.release_conn()
             used = self._take()
-            found = super().call_api(method, url, _with(header_params, used), *words, **more)
-        return found
+            answer = super().call_api(method, url, _with(header_params, used), *words, **more)
+        return answer
 
     def _take(self) -> Login:
         login = self._access.login
@@ -169,18 +169,18 @@ class _Client(ApiClient):
 
 
 def _configuration(login: Login) -> Configuration:
-    found = Configuration()
-    found.host, found.proxy, found.no_proxy = login.server, login.proxy, ""
-    found.tls_server_name = login.server_name
+    configuration = Configuration()
+    configuration.host, configuration.proxy, configuration.no_proxy = login.server, login.proxy, ""
+    configuration.tls_server_name = login.server_name
     # Callers decide about retries. urllib3 would print a warning for each retry, and for more than
     # 10 connections at a time.
-    found.retries, found.connection_pool_maxsize = 0, CONNECTIONS
-    found.verify_ssl = login.tls is None or bool(login.tls.verify_mode)
-    return found
+    configuration.retries, configuration.connection_pool_maxsize = 0, CONNECTIONS
+    configuration.verify_ssl = login.tls is None or bool(login.tls.verify_mode)
+    return configuration
 
 
 def _with(headers: Any, login: Login) -> HTTPHeaderDict:
-    found = HTTPHeaderDict(headers or {})
+    merged = HTTPHeaderDict(headers or {})
     for name, value in login.headers():
-        found.add(name, value)
-    return found
+        merged.add(name, value)
+    return merged

@@ -126,18 +126,18 @@ def _files(kubeconfig: Path | None) -> list[str]:
 
 
 def _from_account() -> Login:
-    found = Configuration()
+    configuration = Configuration()
     token, authority = ACCOUNT / "token", ACCOUNT / "ca.crt"
     with _told("the pod's service account", "see that the pod mounts it, or name a kubeconfig"):
-        InClusterConfigLoader(str(token), str(authority)).load_and_set(found)
+        InClusterConfigLoader(str(token), str(authority)).load_and_set(configuration)
         namespace = (ACCOUNT / "namespace").read_text().strip()
     source = "the pod's service account"
     return Login(
-        server=found.host,
+        server=configuration.host,
         namespace=namespace,
         source=source,
-        tls=_tls(found, source),
-        proxy=_proxy(found),
+        tls=_tls(configuration, source),
+        proxy=_proxy(configuration),
         token_file=token,
     )
 
@@ -192,21 +192,21 @@ def _login(
         # Change it in place, since a node is a view. Else the loader would run the plugin again.
         user.value.clear()
         user.value.update(_answered(says, answer))
-    found = Configuration()
+    configuration = Configuration()
     loader = KubeConfigLoader(
         merged.config, name, config_base_path=None, temp_file_path=str(passing)
     )
-    loader.load_and_set(found)
+    loader.load_and_set(configuration)
     if not str(cluster.safe_get("server") or "").startswith(("http://", "https://")):
         raise ValueError("its cluster has no server that begins with https://")
     return Login(
-        server=found.host,
+        server=configuration.host,
         namespace=str(loader.current_context["context"].get("namespace") or "default"),
         source=source,
-        tls=_tls(found, source) if found.host.startswith("https") else None,
-        server_name=found.tls_server_name,
-        proxy=_proxy(found, given=cluster.safe_get("proxy-url")),
-        authorization=found.api_key.get("BearerToken", ""),
+        tls=_tls(configuration, source) if configuration.host.startswith("https") else None,
+        server_name=configuration.tls_server_name,
+        proxy=_proxy(configuration, given=cluster.safe_get("proxy-url")),
+        authorization=configuration.api_key.get("BearerToken", ""),
         token_file=token_file,
         impersonation=tuple(_impersonation(says)),
         expires_s=answer.expires_s,
@@ -264,13 +264,13 @@ def _named(
         ContextError: There is no such item.
     """
     items: ConfigNode = merged.config[kind]
-    found: ConfigNode | None = items.get_with_name(name, safe=True) if name else None
-    if found is None:
+    node: ConfigNode | None = items.get_with_name(name, safe=True) if name else None
+    if node is None:
         raise ContextError(
             f"{text}: context {context!r} names {name!r}, which is not among its {kind}",
             hint=f"add it to the {kind}, or choose another context",
         )
-    return found
+    return node
 
 
 def _impersonation(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -284,13 +284,13 @@ def _impersonation(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"Impersonate-Extra-{key}", str(value)
 
 
-def _proxy(found: Configuration, given: str | None = None) -> str | None:
+def _proxy(configuration: Configuration, given: str | None = None) -> str | None:
     """Return the proxy for requests: that of the cluster, else that of the environment.
 
     NO_PROXY applies to the proxy of the environment only.
 
     Args:
-        found: Configuration with the proxy of the environment.
+        configuration: Configuration with the proxy of the environment.
         given: The `proxy-url` of the cluster.
 
     Returns:
@@ -299,8 +299,10 @@ def _proxy(found: Configuration, given: str | None = None) -> str | None:
     Raises:
         KubeconfigError: The proxy speaks SOCKS.
     """
-    proxy = given or found.proxy
-    if not proxy or (not given and should_bypass_proxies(found.host, found.no_proxy or "")):
+    proxy = given or configuration.proxy
+    if not proxy or (
+        not given and should_bypass_proxies(configuration.host, configuration.no_proxy or "")
+    ):
         return None
     if is_socks_proxy_url(proxy):
         raise KubeconfigError(
@@ -310,19 +312,19 @@ def _proxy(found: Configuration, given: str | None = None) -> str | None:
     return str(proxy)
 
 
-def _tls(found: Configuration, source: str) -> ssl.SSLContext:
+def _tls(configuration: Configuration, source: str) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=found.ssl_ca_cert)
+        context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
     except (OSError, ssl.SSLError):
         raise CertificateError(
             f"{source}: certificate-authority is not a certificate in PEM",
             hint="take the cluster's own, as `kubectl config view --raw` or its provider shows it",
         ) from None
-    if not found.verify_ssl:
+    if not configuration.verify_ssl:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if found.cert_file:
+    if configuration.cert_file:
         try:
-            context.load_cert_chain(found.cert_file, found.key_file)
+            context.load_cert_chain(configuration.cert_file, configuration.key_file)
         except (OSError, ssl.SSLError):
             raise CertificateError(
                 f"{source}: client-certificate and client-key are not a pair in PEM",

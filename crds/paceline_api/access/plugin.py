@@ -65,8 +65,8 @@ def ask(exec_: Mapping[str, Any], folder: Path, cluster: Mapping[str, Any]) -> A
             f"the exec plugin {name} wants to ask a person, and there is no terminal",
             hint="log in with it from a terminal first, or use credentials without a question",
         )
-    told = _run(_found(name, folder, exec_), exec_, _info(api, exec_, cluster, typed), typed)
-    return _read(told, name, api)
+    output = _run(_found(name, folder, exec_), exec_, _info(api, exec_, cluster, typed), typed)
+    return _read(output, name, api)
 
 
 def _found(name: str, folder: Path, exec_: Mapping[str, Any]) -> str:
@@ -96,11 +96,11 @@ def _found(name: str, folder: Path, exec_: Mapping[str, Any]) -> str:
 def _info(api: str, exec_: Mapping[str, Any], cluster: Mapping[str, Any], typed: bool) -> str:
     spec: dict[str, Any] = {"interactive": typed}
     if exec_.get("provideClusterInfo"):
-        told = {key: value for key, value in cluster.items() if key != "extensions"}
+        described = {key: value for key, value in cluster.items() if key != "extensions"}
         for extension in cluster.get("extensions") or ():
             if extension["name"] == "client.authentication.k8s.io/exec":
-                told["config"] = extension["extension"]
-        spec["cluster"] = told
+                described["config"] = extension["extension"]
+        spec["cluster"] = described
     return json.dumps({"apiVersion": api, "kind": "ExecCredential", "spec": spec})
 
 
@@ -138,13 +138,13 @@ def _run(file: str, exec_: Mapping[str, Any], info: str, typed: bool) -> str:
     return done.stdout
 
 
-def _read(told: str, name: str, api: str) -> Answer:
+def _read(output: str, name: str, api: str) -> Answer:
     """Parse the output of a plugin; no error quotes it, because it is secret."""
     try:
-        found = json.loads(told)
-        status = found["status"]
-        if found["apiVersion"] != api:
-            raise ValueError(f"it speaks {found['apiVersion']} and not {api}")
+        credential = json.loads(output)
+        status = credential["status"]
+        if credential["apiVersion"] != api:
+            raise ValueError(f"it speaks {credential['apiVersion']} and not {api}")
         expiry = status.get("expirationTimestamp")
         answer = Answer(
             token=str(status.get("token") or ""),

@@ -47,5 +47,5 @@ def worker_field(message: str) -> str:
     """Return the field of a job that the refusal of a worker's pod is about."""
     if QUOTA in message:
         return "spec.replicas or the resources of spec.template"
-    found = (field for words, field, _ in FIELDS if any(word in message for word in words))
-    return next(found, "spec.template")
+    fields = (field for words, field, _ in FIELDS if any(word in message for word in words))
+    return next(fields, "spec.template")

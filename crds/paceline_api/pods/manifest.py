@@ -11,8 +11,8 @@ from typing import Any
 
 def map_of(where: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     """Return a field that is a mapping; an empty one for anything else."""
-    found = where.get(field)
-    return found if isinstance(found, Mapping) else {}
+    value = where.get(field)
+    return value if isinstance(value, Mapping) else {}
 
 
 def items_of(where: Mapping[str, Any], field: str) -> list[Any]:
@@ -22,6 +22,6 @@ def items_of(where: Mapping[str, Any], field: str) -> list[Any]:
 
 def indexed(where: Mapping[str, Any], field: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the mappings of a list with their places in it; nothing for anything else."""
-    found = where.get(field)
-    if isinstance(found, list | tuple):
-        yield from ((index, item) for index, item in enumerate(found) if isinstance(item, Mapping))
+    value = where.get(field)
+    if isinstance(value, list | tuple):
+        yield from ((index, item) for index, item in enumerate(value) if isinstance(item, Mapping))

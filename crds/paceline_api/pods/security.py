@@ -88,10 +88,10 @@ def violations(pod: Mapping[str, Any], level: Level) -> list[str]:
     """
     if level is Level.PRIVILEGED:
         return []
-    found = [*_baseline(pod)]
+    broken = [*_baseline(pod)]
     if level is Level.RESTRICTED:
-        found += _restricted(pod)
-    return found
+        broken += _restricted(pod)
+    return broken
 
 
 # ---- baseline -----------------------------------------------------------------------------------
@@ -214,5 +214,5 @@ def _containers(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
 
 
 def _strings(where: Mapping[str, Any], name: str) -> list[str]:
-    found = where.get(name)
-    return [str(item) for item in found] if isinstance(found, list | tuple) else []
+    value = where.get(name)
+    return [str(item) for item in value] if isinstance(value, list | tuple) else []

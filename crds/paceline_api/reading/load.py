@@ -81,8 +81,8 @@ def text_of(file: FilePath, hint: str) -> str:
         with file.open("rb") as stream:
             raw = read_at_most(stream, FILE_BYTES_MAX)
     except OSError as error:
-        told = (error.strerror or str(error)).lower()
-        raise JobFileError(f"{file}: cannot be read: {told}", hint=hint) from None
+        reason = (error.strerror or str(error)).lower()
+        raise JobFileError(f"{file}: cannot be read: {reason}", hint=hint) from None
     if file.suffix in SCRIPTS or raw.startswith(b"#!"):
         raise JobFileError(f"{file}: is a script, not a job file", hint=_script_hint(file))
     try:
@@ -159,18 +159,18 @@ def load_jobs(
         raise InvalidJobError([error]) from None
     jobs = [each for each in documents if not _is_beside(each.data)] or documents
     overrides = tuple(overrides)
-    found: list[TrainingJob | InvalidJobError] = []
+    results: list[TrainingJob | InvalidJobError] = []
     for document in jobs:
         mapping = _named(with_overrides(document.data, overrides))
         where = finder(document, file.name, overrides)
         try:
             if runtime is None:
-                found.append(_checked(mapping, where))
+                results.append(_checked(mapping, where))
             else:
-                found.append(_merged(mapping, runtime, where, file.name))
+                results.append(_merged(mapping, runtime, where, file.name))
         except InvalidJobError as error:
-            found.append(error)
-    return found
+            results.append(error)
+    return results
 
 
 def _is_beside(mapping: Mapping[str, Any]) -> bool:
@@ -258,8 +258,8 @@ def _checked(mapping: Mapping[str, Any], where: Where) -> TrainingJob:
     try:
         job = TrainingJob.model_validate(given, by_alias=True, by_name=False)
     except ValidationError as error:
-        found = spec_errors(error, given)
-        raise InvalidJobError(fault.at(where(path)) for path, fault in found) from None
+        wrong = spec_errors(error, given)
+        raise InvalidJobError(fault.at(where(path)) for path, fault in wrong) from None
     faults = validate(job)
     if faults:
         raise InvalidJobError(fault.at(where(split_path(fault.path))) for fault in faults)

@@ -51,12 +51,12 @@ def spec_errors(error: ValidationError, data: Mapping[str, Any]) -> list[tuple[P
     Returns:
         Pairs of path, by which the line can be found, and error.
     """
-    found: dict[Path, SpecError] = {}
+    by_path: dict[Path, SpecError] = {}
     for detail in error.errors(include_url=False):
         path = tuple(part for part in detail["loc"])
         if not _only_follows(path, detail, data):
-            found.setdefault(path, _spec_error(path, detail, data))
-    return list(found.items())
+            by_path.setdefault(path, _spec_error(path, detail, data))
+    return list(by_path.items())
 
 
 def _only_follows(path: Path, detail: ErrorDetails, data: Mapping[str, Any]) -> bool:
@@ -100,7 +100,7 @@ def _spec_error(path: Path, detail: ErrorDetails, data: Mapping[str, Any]) -> Sp
             return _wrong_type(shown, value, kind, detail["msg"])
 
 
-def _wrong_type(shown: str, value: Any, kind: str, told: str) -> SpecError:
+def _wrong_type(shown: str, value: Any, kind: str, reason: str) -> SpecError:
     if kind.startswith(("int", "float")):
         wanted = "a whole number" if kind.startswith("int") else "a number"
         quoted = isinstance(value, str) and value.strip().lstrip("-").isdecimal()
@@ -122,7 +122,7 @@ def _wrong_type(shown: str, value: Any, kind: str, told: str) -> SpecError:
     if kind.startswith(("model", "dict")):
         hint = "write its fields below it, indented, as `name: value`"
         return SpecError(shown, value, "is not a mapping", hint=hint)
-    return SpecError(shown, value, f"cannot be used: {told}", hint="see kubectl explain tj.spec")
+    return SpecError(shown, value, f"cannot be used: {reason}", hint="see kubectl explain tj.spec")
 
 
 def _not_one_of(shown: str, value: Any, words: list[str]) -> SpecError:
@@ -187,15 +187,15 @@ def _bounds_hint(path: Path) -> str:
 def _property(model: type[Model], alias: str) -> dict[str, Any]:
     schema = _properties(model).get(alias, {})
     options = schema.get("anyOf", [schema])
-    found: dict[str, Any] = options[0].get("items", options[0])
-    return found
+    described: dict[str, Any] = options[0].get("items", options[0])
+    return described
 
 
 @cache
 def _properties(model: type[Model]) -> dict[str, Any]:
     """Return a model's JSON schema, cached: it takes as long as reading a hundred jobs."""
-    found: dict[str, Any] = model.model_json_schema(by_alias=True)["properties"]
-    return found
+    properties: dict[str, Any] = model.model_json_schema(by_alias=True)["properties"]
+    return properties
 
 
 def _place(path: Path) -> str:

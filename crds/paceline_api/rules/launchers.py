@@ -112,8 +112,8 @@ def launcher_in(command: Sequence[str], depth: int = DEPTH_MAX) -> str:
     if name in LAUNCHERS:
         return name
     if name in _SHELLS and depth:
-        found = (launcher_in(each, depth - 1) for each in _commands_of_shell(words))
-        return next(filter(None, found), "")
+        launchers = (launcher_in(each, depth - 1) for each in _commands_of_shell(words))
+        return next(filter(None, launchers), "")
     if name.startswith("python"):
         option, module = python_runs(words)
         return f"-m {module}" if option == "-m" and module in _MODULES else ""
@@ -192,8 +192,8 @@ def python_runs(command: Sequence[str]) -> tuple[str, str]:
             next(rest, "")
         elif not word.startswith("-"):
             return "", word
-        elif word[:2] not in ("--", "-W", "-X") and (found := re.search("[cm]", word)):
-            return f"-{found[0]}", word[found.end() :] or next(rest, "")
+        elif word[:2] not in ("--", "-W", "-X") and (flag := re.search("[cm]", word)):
+            return f"-{flag[0]}", word[flag.end() :] or next(rest, "")
     return "", ""
 
 
@@ -305,10 +305,10 @@ def _tokens(line: str) -> list[tuple[str, bool]]:
         Pairs of token and True if it is an operator.
     """
 
-    def hidden(found: re.Match[str]) -> str:
-        if found["gone"] is not None:
+    def hidden(match: re.Match[str]) -> str:
+        if match["gone"] is not None:
             return ""
-        return found[0].translate(_HIDE) if found["output"] is None else "_"
+        return match[0].translate(_HIDE) if match["output"] is None else "_"
 
     lexer = shlex.shlex(_LITERAL.sub(hidden, line), posix=True, punctuation_chars=_OPERATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""

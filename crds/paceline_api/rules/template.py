@@ -105,13 +105,13 @@ def _scripts_have_whole_models(job: TrainingJob) -> Iterator[Violation]:
 
 
 def _names_differ(job: TrainingJob) -> Iterator[Violation]:
-    seen: set[str] = set()
+    names: set[str] = set()
     for index, container in enumerate(job.spec.containers):
-        if container.name in seen:
+        if container.name in names:
             yield Violation(
                 container.name, f"{_CONTAINERS}[{index}].name", "is the name of two containers"
             )
-        seen.add(container.name)
+        names.add(container.name)
 
 
 def _env_is_not_reserved(job: TrainingJob) -> Iterator[Violation]:

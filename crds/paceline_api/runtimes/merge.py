@@ -73,8 +73,8 @@ class Runtime:
     @property
     def may_override(self) -> Sequence[str]:
         """Paths of the fields that a job may override."""
-        found: Sequence[str] | None = self.spec.get("mayOverride")
-        return MAY_OVERRIDE if found is None else found
+        paths: Sequence[str] | None = self.spec.get("mayOverride")
+        return MAY_OVERRIDE if paths is None else paths
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,8 +113,8 @@ def _as_in_yaml(value: Any) -> Any:
         Mappings, lists and scalars.
     """
     if (names := getattr(value, "attribute_map", None)) is not None:
-        found = {alias: getattr(value, name) for name, alias in names.items()}
-        return {alias: _as_in_yaml(one) for alias, one in found.items() if one is not None}
+        fields = {alias: getattr(value, name) for name, alias in names.items()}
+        return {alias: _as_in_yaml(one) for alias, one in fields.items() if one is not None}
     if isinstance(value, Mapping):
         return {key: _as_in_yaml(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

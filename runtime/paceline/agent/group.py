@@ -158,13 +158,13 @@ class GroupProcess:
         if len(self._ends) == len(self._ranks):
             bad = (end for end in self._ends if not _is_good(end[1]))
             shard, end = next(bad, self._ends[0])
-            told = self._told.get(shard)
-            if told is not None and told.error is not None:
-                self._post(self, told)
+            outcome = self._told.get(shard)
+            if outcome is not None and outcome.error is not None:
+                self._post(self, outcome)
             self._post(self, end)
             return
-        told = self._told.get(rank.shard)
-        if not _is_good(event) or told is None or told.outcome not in IN_ORDER:
+        outcome = self._told.get(rank.shard)
+        if not _is_good(event) or outcome is None or outcome.outcome not in IN_ORDER:
             for other in self._ranks:
                 other.kill()
 

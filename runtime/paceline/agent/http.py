@@ -76,9 +76,9 @@ class HttpServer:
             The port.
         """
         listener = _listen(host, port, search=search)
-        found = int(listener.getsockname()[1])
+        bound = int(listener.getsockname()[1])
         await self._front.start(listener)
-        return found
+        return bound
 
     async def stop(self) -> None:
         """Close the listener and all connections."""
@@ -108,9 +108,9 @@ def _listen(host: str, port: int, *, search: bool) -> socket.socket:
         except OSError as error:
             if error.errno == errno.EADDRINUSE and candidate < last:
                 continue
-            told = os.strerror(error.errno or 0).lower()
+            reason = os.strerror(error.errno or 0).lower()
             raise PacelineError(
-                f"spec.metrics.port: {candidate} cannot be used: {told}",
+                f"spec.metrics.port: {candidate} cannot be used: {reason}",
                 hint="choose another port; 0 takes any free one",
                 exit_code=EXIT_BAD_INPUT,
             ) from error

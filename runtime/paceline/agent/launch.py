@@ -144,13 +144,13 @@ def plan_rank(
     if spec.model > 1:
         own.update(group_of(shard, spec.model))
     own["PYTHONUNBUFFERED"] = inherited.get("PYTHONUNBUFFERED", "1")  # so that logs appear at once
-    told = rank_environment(settings, member, shard, scratch=own_sockets)
-    known = {**inherited, **own, **told}
+    derived = rank_environment(settings, member, shard, scratch=own_sockets)
+    known = {**inherited, **own, **derived}
     for name, text in spec.env:
         known[name] = own[name] = expand(text, known)
     if spec.gpu_direct:
         own.update(nccl_environment(settings.run_dir, member))
-    own.update(told)
+    own.update(derived)
     order = ShimOrder(
         tuple(expand(part, known) for part in spec.command), own, spec.working_dir, settings.umask
     )

@@ -83,8 +83,8 @@ class LogOutput:
             size: Bytes written.
         """
         with self._lock:
-            told, self._written = self._written > 0, self._written + size
-        if not told:
+            began, self._written = self._written > 0, self._written + size
+        if not began:
             self._loop.call_soon_threadsafe(self._look)
 
     def _look(self) -> None:
@@ -123,9 +123,9 @@ class LogOutput:
                     file = self._files[name] = io.FileIO(fd, "ab")
                 file.write(kept)
             except OSError as error:
-                told = f"logs are not kept in {self._folder} from now on: {error.strerror}"
-                log.warning("%s", told)
-                self._show(f"warning: {told}\n".encode())
+                message = f"logs are not kept in {self._folder} from now on: {error.strerror}"
+                log.warning("%s", message)
+                self._show(f"warning: {message}\n".encode())
                 self._folder = None
 
     def _close_file(self, name: str) -> None:

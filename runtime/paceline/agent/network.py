@@ -52,16 +52,16 @@ def sent_octets(sys: Path) -> dict[str, int]:
     Returns:
         Octets by port, such as `mlx5_0/1`. Ports without counters are left out.
     """
-    found: dict[str, int] = {}
+    by_port: dict[str, int] = {}
     for port in sorted((sys / "class/infiniband").glob("*/ports/*")):
         for name, unit in (("hw_counters/tx_bytes", 1), ("counters/port_xmit_data", WORD_OCTETS)):
             try:
                 octets = int((port / name).read_text()) * unit
             except (OSError, ValueError):
                 continue  # not every driver has every counter
-            found[f"{port.parent.parent.name}/{port.name}"] = octets
+            by_port[f"{port.parent.parent.name}/{port.name}"] = octets
             break
-    return found
+    return by_port
 
 
 def interface_octets(proc: Path) -> int | None:

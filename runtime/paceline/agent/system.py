@@ -78,18 +78,18 @@ class Reaper:
         self._collected.set()
         while True:
             try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 break
-            if found is None:
+            if child is None:
                 break
-            on_end = self._watched.pop(found.si_pid, None)
+            on_end = self._watched.pop(child.si_pid, None)
             if on_end is not None:
-                _kill_group(found.si_pid)
-            scratch.remove_torch_memory(found.si_pid)
-            _, status = os.waitpid(found.si_pid, 0)
+                _kill_group(child.si_pid)
+            scratch.remove_torch_memory(child.si_pid)
+            _, status = os.waitpid(child.si_pid, 0)
             if on_end is not None:
-                self._sweeping[found.si_pid] = (os.waitstatus_to_exitcode(status), on_end)
+                self._sweeping[child.si_pid] = (os.waitstatus_to_exitcode(status), on_end)
         for pid in [pid for pid in self._sweeping if not _kill_members(pid)]:
             code, on_end = self._sweeping.pop(pid)
             ended.append((on_end, code))
@@ -113,14 +113,14 @@ class Reaper:
 
 def _kill_children(*, spare: bool) -> bool:
     """Kill all children, except cleaners if `spare`. Return True if there were any."""
-    found = False
+    any_killed = False
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             for pid in (task / "children").read_text().split():
-                found = True
+                any_killed = True
                 if not (spare and scratch.cleans_up(int(pid))):
                     os.kill(int(pid), signal.SIGKILL)
-    return found
+    return any_killed
 
 
 def _kill_group(leader: int) -> None:

@@ -83,13 +83,13 @@ def publish(run_dir: Path, *, job: str, slot: int, attempt: int, address: str) -
 def read_target(path: Path) -> ScrapeTarget:
     """Return the target in an agent's file. Raise TargetError if it holds anything else."""
     try:
-        (found,) = msgspec.json.decode(read_file(path, TARGET_BYTES_MAX), type=tuple[ScrapeTarget])
+        (target,) = msgspec.json.decode(read_file(path, TARGET_BYTES_MAX), type=tuple[ScrapeTarget])
     except (OSError, *UNDECODABLE) as error:
         raise _damaged(path, "the address of a pod", error) from None
-    address = found.targets[0]
+    address = target.targets[0]
     if int(address.rpartition(":")[2]) > PORT_MAX:
         raise _damaged(path, "the address of a pod", ValueError(f"{address} has no such port"))
-    return found
+    return target
 
 
 def read_token(run_dir: Path) -> str:

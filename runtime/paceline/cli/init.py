@@ -151,9 +151,9 @@ def write(texts: Mapping[Path, str], *, force: bool) -> None:
     Raises:
         PacelineError: A file exists, or cannot be written.
     """
-    if not force and (found := [str(path) for path in texts if path.exists()]):
+    if not force and (existing := [str(path) for path in texts if path.exists()]):
         raise PacelineError(
-            f"{' and '.join(found)} exists already",
+            f"{' and '.join(existing)} exists already",
             hint="replace it with --force; --file names another job file",
             exit_code=EXIT_BAD_INPUT,
         )

@@ -38,11 +38,11 @@ def say(text: str, *, to_stderr: bool = False) -> None:
     print(printable_lines(text), file=sys.stderr if to_stderr else sys.stdout, flush=to_stderr)
 
 
-def is_printed_as_data(found: Any, output: Output | Format | None) -> bool:
+def is_printed_as_data(data: Any, output: Output | Format | None) -> bool:
     """Print an object if the user wants data; return False if it is to be printed for people.
 
     Args:
-        found: An object that msgspec can encode.
+        data: An object that msgspec can encode.
         output: Value of --output; None without the option.
 
     Returns:
@@ -50,28 +50,28 @@ def is_printed_as_data(found: Any, output: Output | Format | None) -> bool:
     """
     if output is None or output is Output.WIDE:
         return False
-    print_data(found, output)
+    print_data(data, output)
     return True
 
 
-def print_data(found: Any, output: Output | Format) -> None:
+def print_data(data: Any, output: Output | Format) -> None:
     """Print an object as one line of JSON or as one YAML document.
 
     Characters that a terminal would act on are escaped in the syntax of the format, so that a
     program reads the original text.
 
     Args:
-        found: An object that msgspec can encode.
+        data: An object that msgspec can encode.
         output: JSON or YAML.
     """
     if output == Output.JSON:  # a Format is equal to it too
         try:
-            text = msgspec.json.encode(found).decode()
+            text = msgspec.json.encode(data).decode()
         except UnicodeEncodeError:  # half of a surrogate pair, which msgspec rejects
-            text = json.dumps(msgspec.to_builtins(found))
+            text = json.dumps(msgspec.to_builtins(data))
         print("".join(c if is_visible(c) else _in_json(c) for c in text), flush=True)
     else:
-        plain = msgspec.to_builtins(found)
+        plain = msgspec.to_builtins(data)
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
         if printable_lines(text) != text:
             text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False)

@@ -75,10 +75,10 @@ def plan(wanted: PlanArguments, output: Output | None) -> int:
     if wanted.measure:
         if subject.file is None:
             raise _not_of_a_file(subject)
-        for found in _measure(job, working_dir_of(job, subject.file.parent), limit_s):
-            if found is None:
+        for measurement in _measure(job, working_dir_of(job, subject.file.parent), limit_s):
+            if measurement is None:
                 return EXIT_INTERRUPTED
-            book = books.enter(book, [found])
+            book = books.enter(book, [measurement])
             plan_file.write(path, book)
     book = books.enter(book, _found(subject, book))
     known = {row.setting.model for row in books.rows(book)} | speedups.keys()
@@ -118,9 +118,9 @@ def _numbers(option: str, text: str | None, read: Callable[[str], Value]) -> tup
         PacelineError: A number is not above 0, or is not finite.
     """
     try:
-        found = [read(part) for part in text.split(",")] if text is not None else []
-        if all(0 < number < float("inf") for number in found):
-            return tuple(dict.fromkeys(found))
+        numbers = [read(part) for part in text.split(",")] if text is not None else []
+        if all(0 < number < float("inf") for number in numbers):
+            return tuple(dict.fromkeys(numbers))
     except ValueError:
         pass
     raise PacelineError(
@@ -133,9 +133,9 @@ def _numbers(option: str, text: str | None, read: Callable[[str], Value]) -> tup
 def _speedup(text: str) -> tuple[int, float]:
     model, _, speedup = text.partition("=")
     try:
-        found = int(model), float(speedup)
-        if found[0] > 1 and 0 < found[1] < float("inf"):
-            return found
+        pair = int(model), float(speedup)
+        if pair[0] > 1 and 0 < pair[1] < float("inf"):
+            return pair
     except ValueError:
         pass
     raise PacelineError(
@@ -236,7 +236,7 @@ def _measure(job: ResolvedJob, working_dir: Path, limit_s: float) -> Iterator[Me
         _say(f"measuring {size}")
         try:
             check_room(measuring.at_size(job, size), size.replicas, MachineLimits.of_this_machine())
-            found = asyncio.run(
+            measurement = asyncio.run(
                 measuring.measure(job, size, working_dir=working_dir, limit_s=limit_s)
             )
         except PacelineError as error:
@@ -244,8 +244,8 @@ def _measure(job: ResolvedJob, working_dir: Path, limit_s: float) -> Iterator[Me
                 raise
             _say(f"warning: not measured: {error.message}")
             continue
-        yield found
-        if found is None:
+        yield measurement
+        if measurement is None:
             return
 
 
@@ -323,7 +323,7 @@ def _forecast(plan: plans.Plan, *, wide: bool) -> Table:
     most = max(plan.lines, key=lambda line: line.forecast.goodput, default=None)
     cheapest = min(plan.lines, key=lambda line: line.forecast.cost, default=None)
     for line in plan.lines:
-        found, setting = line.forecast, line.forecast.setting
+        forecast, setting = line.forecast, line.forecast.setting
         marks = [
             *(["the job as it is"] if line.own else []),
             *(["most goodput"] if line is most else []),
@@ -331,10 +331,10 @@ def _forecast(plan: plans.Plan, *, wide: bool) -> Table:
         ]
         row = [str(setting.ranks), str(setting.model), line.mode]
         row += [f"{setting.batch:,.0f}", str(setting.quorum)] if wide else []
-        row += [_ms(found.step_s), f"{found.gradients_per_s:,.1f}"]
-        row += [f"{found.goodput:,.0f}"]
-        row += [f"{found.efficiency:.0%}"] if wide else []
-        row += [f"{found.cost:,.2f}", ", ".join(marks)]
+        row += [_ms(forecast.step_s), f"{forecast.gradients_per_s:,.1f}"]
+        row += [f"{forecast.goodput:,.0f}"]
+        row += [f"{forecast.efficiency:.0%}"] if wide else []
+        row += [f"{forecast.cost:,.2f}", ", ".join(marks)]
         table.add_row(*row)
     return table
 

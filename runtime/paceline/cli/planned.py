@@ -113,9 +113,11 @@ def _told(jobs: Jobs, name: str, job: ResolvedJob) -> list[Measurement]:
             f"answer: {silent[0].pod}: {silent[0].why}",
             hint="ask again; `paceline explain` says whether it trains",
         )
-    found = row(samples.pods, RoundSettings.of(job.collective), job.model)
-    if found is None:
+    forecast = row(samples.pods, RoundSettings.of(job.collective), job.model)
+    if forecast is None:
         return []
     detail = jobs.status(name).detail
     generation = f", {detail.generation.short}" if detail is not None else ""
-    return [Measurement(f"{name}{generation}", wall_s(), found.setting, found.step_s, found)]
+    return [
+        Measurement(f"{name}{generation}", wall_s(), forecast.setting, forecast.step_s, forecast)
+    ]

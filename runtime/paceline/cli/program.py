@@ -179,18 +179,18 @@ class Program:
         Raises:
             UnrunnableScriptError: There is no such script or module, or it is no Python.
         """
-        found = cls(STDIN if file == "-" else file, tuple(arguments or ()), is_module)
-        if not found.is_script:
-            if found.arguments:
+        program = cls(STDIN if file == "-" else file, tuple(arguments or ()), is_module)
+        if not program.is_script:
+            if program.arguments:
                 raise UnrunnableScriptError(
-                    f"{found.arguments[0]!r} after the job file {file} is no option",
+                    f"{program.arguments[0]!r} after the job file {file} is no option",
                     hint="arguments of the script of a job file stand in its command",
                 )
         elif is_module:
             _check_module(file)
         else:
             _check_script(Path(file))
-        return found
+        return program
 
     @property
     def is_script(self) -> bool:
@@ -324,9 +324,9 @@ def _check_script(path: Path) -> None:
             hint = "name the path of a Python script, or of a job file that ends in .yaml"
         raise UnrunnableScriptError(f"there is no script {path}{here}", hint=hint) from None
     except (OSError, ValueError) as error:
-        told = (getattr(error, "strerror", None) or str(error)).lower()
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise UnrunnableScriptError(
-            f"{path} cannot be read: {told}", hint="name a script that you may read"
+            f"{path} cannot be read: {reason}", hint="name a script that you may read"
         ) from None
     if path.suffix in (".sh", ".bash") or re.match(rb"#!.*\b(ba|da|z|k)?sh\b", head):
         raise UnrunnableScriptError(

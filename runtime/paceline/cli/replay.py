@@ -105,9 +105,9 @@ def _run(command: list[str], env: dict[str, str], folder: Path, log: Path) -> tu
     private_files.write(log, b"".join(held))
     lines = [line.decode(errors="replace") for line in held]
     said = [line.strip() for line in lines if line.strip() and not line.startswith((" ", *TELLS))]
-    told = f": {said[-1]}" if said else ""
+    last = f": {said[-1]}" if said else ""
     return code, (
-        f"{told}\nhint: run it with the arguments, files and environment of the run; the traceback "
+        f"{last}\nhint: run it with the arguments, files and environment of the run; the traceback "
         f"is in {log}"
     )
 

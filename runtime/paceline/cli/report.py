@@ -49,17 +49,17 @@ def report(
     from paceline.report.trace import trace
 
     jobs = choose(job, where)
-    found = jobs.samples(job)
-    anatomy = analyse(found.pods, found.silent)
+    samples = jobs.samples(job)
+    anatomy = analyse(samples.pods, samples.silent)
     status = jobs.status(job)
     about = About(wall_s(), status.place, status.state, _mode_of(jobs, job))
     known = known_rounds(anatomy.ranks)
     chosen = _chosen(rounds, known) if rounds else latest_rounds(anatomy.ranks, ROUNDS)
-    folder = out or Path(found.folder or f"{job}-report")
+    folder = out or Path(samples.folder or f"{job}-report")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (
-            (PAGE, page(anatomy, about, course(found.pods), chosen)),
+            (PAGE, page(anatomy, about, course(samples.pods), chosen)),
             (TRACE, trace(anatomy, known)),
         ):
             private_files.write(folder / name, text.encode(), SHARED_MODE)

@@ -114,14 +114,14 @@ def replicas_of(size: str, replicas: int | None, procs: int | None) -> int:
             hint=f"give the number of replicas, each of {procs} ranks: --replicas N",
         )
     try:
-        found = int(size)
+        count = int(size)
     except ValueError:
-        found = _counted_by_torch(size)
-    if found < 1:
+        count = _counted_by_torch(size)
+    if count < 1:
         raise UnrunnableScriptError(
-            f"--nproc-per-node {size} is {found} ranks", hint="give 1 or a larger number"
+            f"--nproc-per-node {size} is {count} ranks", hint="give 1 or a larger number"
         )
-    return found
+    return count
 
 
 def _counted_by_torch(size: str) -> int:

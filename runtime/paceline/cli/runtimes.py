@@ -49,8 +49,8 @@ def runtimes(
     jobs = cluster(where)
     if name is not None:
         kind, plain = parsed(name)
-        found = jobs.runtime(kind, plain)
-        print_data(found, output if output in (Output.JSON, Output.YAML) else Output.YAML)
+        manifest = jobs.runtime(kind, plain)
+        print_data(manifest, output if output in (Output.JSON, Output.YAML) else Output.YAML)
         return 0
     rows = jobs.runtimes()
     if is_printed_as_data(rows, output):

@@ -51,10 +51,10 @@ def status(
         jobs = choose(job, where)
     else:
         jobs = cluster(where) if where.given else LocalJobs()
-        found = jobs.all()
-        if where.given or len(found) != 1:
-            return _list(jobs, found, output)
-        job = found[0].place
+        statuses = jobs.all()
+        if where.given or len(statuses) != 1:
+            return _list(jobs, statuses, output)
+        job = statuses[0].place
     if watch:
         follow(jobs, job, output)
     else:
@@ -81,14 +81,14 @@ def follow(jobs: Jobs, name: str, output: Output | None) -> JobStatus:
         live = None
         if screen.is_terminal and output in (None, Output.WIDE):
             live = stack.enter_context(Live(console=screen, auto_refresh=False))
-        for found in stack.enter_context(closing(jobs.watch(name))):
-            last = found
-            if is_printed_as_data(found, output):
+        for status in stack.enter_context(closing(jobs.watch(name))):
+            last = status
+            if is_printed_as_data(status, output):
                 continue
             if live is not None:
-                live.update(table(found.detail, found, wide=output is Output.WIDE), refresh=True)
+                live.update(table(status.detail, status, wide=output is Output.WIDE), refresh=True)
                 clock.pause(WATCH_S)  # nobody can read more frequent updates
-            elif (text := f"{_state(found)}{line(found.detail, found)}") != said:
+            elif (text := f"{_state(status)}{line(status.detail, status)}") != said:
                 screen.print(printable_lines(text))
                 said = text
                 clock.pause(LINE_S)
@@ -97,28 +97,28 @@ def follow(jobs: Jobs, name: str, output: Output | None) -> JobStatus:
     return last
 
 
-def _show(screen: Console, found: JobStatus, output: Output | None) -> None:
-    if is_printed_as_data(found, output):
+def _show(screen: Console, status: JobStatus, output: Output | None) -> None:
+    if is_printed_as_data(status, output):
         return
-    place = found.place
+    place = status.place
     where = f"logs in {place}" if place.startswith("/") else f"namespace {place}"
-    old = f"  figures {rendering.age(found.told_s)} old" if found.told_s >= OLD_S else ""
-    lines = [f"job {found.name}: {_state(found)}{where}{old}", found.message]
-    lines += [f"hint: {found.hint}"] if found.hint else []
+    old = f"  figures {rendering.age(status.told_s)} old" if status.told_s >= OLD_S else ""
+    lines = [f"job {status.name}: {_state(status)}{where}{old}", status.message]
+    lines += [f"hint: {status.hint}"] if status.hint else []
     for text in filter(None, lines):
         screen.print(printable_lines(text))
-    if found.detail is not None:
-        screen.print(table(found.detail, found, wide=output is Output.WIDE))
+    if status.detail is not None:
+        screen.print(table(status.detail, status, wide=output is Output.WIDE))
 
 
-def _state(found: JobStatus) -> str:
-    return "" if found.state == TRAINING else f"{found.state}  "
+def _state(status: JobStatus) -> str:
+    return "" if status.state == TRAINING else f"{status.state}  "
 
 
-def _list(jobs: Jobs, found: Sequence[JobStatus], output: Output | None) -> int:
-    if not is_printed_as_data(found, output):
-        for text in rendering.jobs(found, wide=output is Output.WIDE):
+def _list(jobs: Jobs, statuses: Sequence[JobStatus], output: Output | None) -> int:
+    if not is_printed_as_data(statuses, output):
+        for text in rendering.jobs(statuses, wide=output is Output.WIDE):
             say(text)
-    if not found:
+    if not statuses:
         say(f"no job is running: {jobs.where}", to_stderr=True)
-    return 0 if found else EXIT_FAILURE
+    return 0 if statuses else EXIT_FAILURE

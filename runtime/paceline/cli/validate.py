@@ -69,7 +69,7 @@ def validate(
     code = 0
     for job in jobs:
         if isinstance(job, TrainingJob):
-            found = (
+            exit_code = (
                 _ask_cluster(job, file, where, output)
                 if against_cluster
                 else _say_valid(job, file, runtime, output)
@@ -78,8 +78,8 @@ def validate(
             wrong = Checked(file=str(file), valid=False, errors=tuple(_findings(job)))
             if not is_printed_as_data(wrong, output):
                 say(job.render(), to_stderr=True)
-            found = job.exit_code
-        code = code or found
+            exit_code = job.exit_code
+        code = code or exit_code
     return code
 
 
@@ -107,9 +107,9 @@ def _ask_cluster(job: TrainingJob, file: Path, where: Where, output: Format | No
         for c in checks.unchecked
     )
     name = job.metadata.name
-    found = Checked(file=str(file), valid=not errors, job=name, errors=errors, warnings=unchecked)
+    checked = Checked(file=str(file), valid=not errors, job=name, errors=errors, warnings=unchecked)
     code = EXIT_BAD_INPUT if errors else 0
-    if is_printed_as_data(found, output):
+    if is_printed_as_data(checked, output):
         return code
     for kind, rows in (("error", errors), ("warning", unchecked)):
         for row in rows:

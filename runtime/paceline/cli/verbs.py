@@ -80,10 +80,10 @@ def submit(
     if where.namespace is None:
         where = Where(job.metadata.namespace, where.context, where.kubeconfig)
     jobs = cluster(where)
-    found = jobs.submit(job, folder=program.folder, function=files)
-    if not is_printed_as_data(found, output):
-        say(f"job {found.name} is submitted to {jobs.where}")
-    return exit_code(follow_status(jobs, found.name, output)) if watch else 0
+    name = jobs.submit(job, folder=program.folder, function=files)
+    if not is_printed_as_data(name, output):
+        say(f"job {name.name} is submitted to {jobs.where}")
+    return exit_code(follow_status(jobs, name.name, output)) if watch else 0
 
 
 def logs(
@@ -149,11 +149,11 @@ def wait(
 ) -> int:
     """Wait until a job has ended, trains or is suspended. Exit code 1: failed, 3: timed out."""
     timeout_s = None if timeout is None else seconds(timeout)
-    found = choose(job, where).wait(job, until, timeout_s=timeout_s)
-    if not is_printed_as_data(found, output):
-        message = found.message.partition("\n")[0]
-        say(f"job {found.name}: {found.state}{f': {message}' if message else ''}")
-    return exit_code(found)
+    status = choose(job, where).wait(job, until, timeout_s=timeout_s)
+    if not is_printed_as_data(status, output):
+        message = status.message.partition("\n")[0]
+        say(f"job {status.name}: {status.state}{f': {message}' if message else ''}")
+    return exit_code(status)
 
 
 def scale(
@@ -201,18 +201,18 @@ def delete(
 
 def events(job: Job, where: Where, output: OutputOption = None) -> int:
     """Print the history of a job, the oldest first."""
-    found = choose(job, where).events(job)
-    if not is_printed_as_data(found, output):
-        for text in rendering.events(found, wall_s(), wide=output is Output.WIDE):
+    listed = choose(job, where).events(job)
+    if not is_printed_as_data(listed, output):
+        for text in rendering.events(listed, wall_s(), wide=output is Output.WIDE):
             say(text)
     return 0
 
 
 def explain(job: Job, where: Where, output: OutputOption = None) -> int:
     """Explain why a job is slow or does not start, and which command to type next."""
-    found = choose(job, where).explain(job)
-    if not is_printed_as_data(found, output):
-        for text in rendering.explanation(found):
+    explanation = choose(job, where).explain(job)
+    if not is_printed_as_data(explanation, output):
+        for text in rendering.explanation(explanation):
             say(text)
     return 0
 

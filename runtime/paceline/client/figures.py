@@ -38,7 +38,7 @@ class Figures:
         Returns:
             Rows of column names and values. The rows may have different columns.
         """
-        found, before = [], LogStatus()
+        table, before = [], LogStatus()
         for row, log in self._rows:
             figures = {name: as_number(value) for name, value in log.metrics.items()}
             if before.metric_sums:
@@ -46,9 +46,9 @@ class Figures:
                 figures = {name: total / n for name, (total, n) in sums.items() if n > 0}
             # Rename a figure of the script that has the name of a built-in column.
             own = {f"{name}_" if name in row else name: value for name, value in figures.items()}
-            found.append(row | own)
+            table.append(row | own)
             before = log
-        return found
+        return table
 
 
 def row_of(status: JobStatus, wall_s: float) -> dict[str, Any]:

@@ -69,17 +69,17 @@ def function_job(
 def _template(
     given: object, image: str | None, env: Mapping[str, str], resources: Mapping[str, str | int]
 ) -> dict[str, Any]:
-    found: dict[str, Any]
+    template: dict[str, Any]
     if given is None:
-        found = {"spec": {"containers": [{"name": TRAINER}]}}
+        template = {"spec": {"containers": [{"name": TRAINER}]}}
     elif isinstance(given, Mapping):
-        found = copy.deepcopy(dict(given))
+        template = copy.deepcopy(dict(given))
     else:
-        found = _plain(PodTemplate.model_validate(given))
-    for container in found.get("spec", {}).get("containers", ()):
+        template = _plain(PodTemplate.model_validate(given))
+    for container in template.get("spec", {}).get("containers", ()):
         if container.get("name") == TRAINER:
             _equip(container, image, env, resources)
-    return found
+    return template
 
 
 def _equip(

@@ -55,18 +55,18 @@ class ProgressBar:
 
 def words(status: JobStatus) -> str:
     """Return the text behind the bar: replicas, round, speed, figures and remaining time."""
-    found = [f"{status.ready}/{status.replicas} replicas"] if not status.ended else []
-    found.append(f"round {status.round}")
+    parts = [f"{status.ready}/{status.replicas} replicas"] if not status.ended else []
+    parts.append(f"round {status.round}")
     if status.rounds_per_s_now and not status.ended:
-        found.append(f"{status.rounds_per_s_now:.1f}/s")
+        parts.append(f"{status.rounds_per_s_now:.1f}/s")
     metrics = status.detail.log.metrics if status.detail is not None else {}
-    found += [
+    parts += [
         f"{name} {as_number(value):.4g}" for name, value in list(metrics.items())[:FIGURES_MAX]
     ]
     if status.left_s is not None and not status.ended:
         left_s = math.ceil(status.left_s)
-        found.append(f"ETA {left_s // 60}:{left_s % 60:02}")
-    return "  ".join(found)
+        parts.append(f"ETA {left_s // 60}:{left_s % 60:02}")
+    return "  ".join(parts)
 
 
 def console_for(wanted: bool | None) -> Console | None:
@@ -80,5 +80,5 @@ def console_for(wanted: bool | None) -> Console | None:
         The console.
     """
     console = Console(highlight=False)
-    seen = console.is_jupyter or console.is_terminal
-    return console if wanted or (wanted is None and seen) else None
+    visible = console.is_jupyter or console.is_terminal
+    return console if wanted or (wanted is None and visible) else None

@@ -146,8 +146,8 @@ class Front:
         """
         line = self._refusals.refuse(self.entry, reason, address, now_ns())
         if line is not None:
-            told = printable(detail[:DETAIL_CHARACTERS_MAX])
-            log.warning("%s%s", line, f" ({told})" if told else "")
+            shown = printable(detail[:DETAIL_CHARACTERS_MAX])
+            log.warning("%s%s", line, f" ({shown})" if shown else "")
 
     # ---- connections ----------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Front:
             return
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                connection, told = self._listener.accept()
+                connection, peer = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionAbortedError:
@@ -172,7 +172,7 @@ class Front:
                 self._pause(error)
                 return
             connection.setblocking(False)
-            self._admit(connection, _address(told))
+            self._admit(connection, _address(peer))
 
     def _pause(self, error: OSError) -> None:
         assert self._listener is not None
@@ -399,16 +399,16 @@ class _RequestLog(logging.Logger):
             super().handle(record)
 
 
-def _address(told: Any) -> str:
+def _address(peer: Any) -> str:
     """Return the address that stands for one caller; for IPv6 the /64 network of one host."""
-    if not isinstance(told, tuple):
+    if not isinstance(peer, tuple):
         return "unix"
-    found = ipaddress.ip_address(told[0].partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return str(found.ipv4_mapped)
-        return str(ipaddress.ip_network((found, 64), strict=False))
-    return str(found)
+    address = ipaddress.ip_address(peer[0].partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)
 
 
 def _reason_of(error: ssl.SSLError) -> RefusalReason:

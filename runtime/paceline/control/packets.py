@@ -92,7 +92,7 @@ def _read(descriptor: int, bytes_max: int) -> bytes:
     Raises:
         OSError: It is not memory with a message. A pipe or a device, for example, may never end.
     """
-    told = os.fstat(descriptor)
-    if not stat.S_ISREG(told.st_mode) or not 0 < told.st_size <= bytes_max:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= bytes_max:
         raise OSError(errno.EINVAL, "no message in memory")
-    return os.pread(descriptor, told.st_size, 0)  # the file offset is where the writer left it
+    return os.pread(descriptor, status.st_size, 0)  # the file offset is where the writer left it

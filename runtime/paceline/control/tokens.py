@@ -46,15 +46,15 @@ def read_tokens(data: bytes) -> tuple[str, ...]:
     if len(data) > FILE_BYTES_MAX:
         raise ValueError(f"it is larger than {FILE_BYTES_MAX} bytes")
     try:
-        found = tuple(line for raw in data.decode("ascii").splitlines() if (line := raw.strip()))
+        tokens = tuple(line for raw in data.decode("ascii").splitlines() if (line := raw.strip()))
     except UnicodeDecodeError:
         raise ValueError("it is no ASCII text") from None
-    if not 1 <= len(found) <= TOKENS_MAX:
+    if not 1 <= len(tokens) <= TOKENS_MAX:
         raise ValueError(f"it must have 1 to {TOKENS_MAX} lines, one for each token")
-    for number, token in enumerate(found, 1):
+    for number, token in enumerate(tokens, 1):
         if not TOKEN.fullmatch(token):
             raise ValueError(f"token {number} must have 16 to 256 visible characters")
-    return found
+    return tokens
 
 
 class Tokens:
@@ -94,14 +94,14 @@ class Tokens:
             return False
         self._looked_ns = now
         try:
-            found = self._read_if_new(self._file)
+            tokens = self._read_if_new(self._file)
         except (OSError, ValueError) as error:
             log.warning("the tokens in %s are not used: %s", self._file, error)
             return False
-        if found is None or found == self.accepted:
+        if tokens is None or tokens == self.accepted:
             return False
-        self.accepted = found
-        log.info("%d tokens of agents are accepted now", len(found))
+        self.accepted = tokens
+        log.info("%d tokens of agents are accepted now", len(tokens))
         return True
 
     def _read_if_new(self, file: Path) -> tuple[str, ...] | None:

@@ -149,9 +149,9 @@ def _listen(settings: CoordinatorSettings) -> socket.socket:
         return socket.create_server(settings.listen, family=family, backlog=LISTEN_BACKLOG)
     except OSError as error:
         host, port = settings.listen
-        told = (error.strerror or str(error)).lower()
+        reason = (error.strerror or str(error)).lower()
         raise PacelineError(
-            f"{ENV_LISTEN}: cannot listen on {host}:{port}: {told}",
+            f"{ENV_LISTEN}: cannot listen on {host}:{port}: {reason}",
             hint="another coordinator may still be running; name another port",
             exit_code=EXIT_ADDRESS,
         ) from None

@@ -199,11 +199,11 @@ class CoordinatorServer:
         over = asyncio.create_task(self._over.wait())
         await asyncio.wait([ended, over], return_when=asyncio.FIRST_COMPLETED)
         if not self._over.is_set():
-            seen = asyncio.create_task(self._acknowledged.wait())
+            acknowledged = asyncio.create_task(self._acknowledged.wait())
             await asyncio.wait(
-                [seen, over], timeout=self._linger_s, return_when=asyncio.FIRST_COMPLETED
+                [acknowledged, over], timeout=self._linger_s, return_when=asyncio.FIRST_COMPLETED
             )
-            seen.cancel()
+            acknowledged.cancel()
         ended.cancel()
         over.cancel()
         if self._broken is not None:
@@ -253,11 +253,11 @@ class CoordinatorServer:
         now_s = asyncio.get_running_loop().time()
         state = self._coordinator.state
         oldest_s = now_s - state.config.pace.report_ns(state.expected) / NS_PER_S
-        told = self._told
-        if told is None or told[0] <= oldest_s or told[1].seq != self._seq:
+        cached = self._told
+        if cached is None or cached[0] <= oldest_s or cached[1].seq != self._seq:
             status = msgspec.structs.replace(self._coordinator.status(now_ns()), seq=self._seq)
-            told = self._told = now_s, status, msgspec.json.encode(status)
-        return told[1], told[2]
+            cached = self._told = now_s, status, msgspec.json.encode(status)
+        return cached[1], cached[2]
 
     # ---- events in, effects out -----------------------------------------------------------
 
@@ -285,8 +285,8 @@ class CoordinatorServer:
         packed: dict[int, msgspec.Raw] = {}
         for effect in core.by_pod(effects):
             self._do(effect, packed)
-        told = any(isinstance(effect, (core.Happened, core.JobEnded)) for effect in effects)
-        if self._is_news(event) or told:
+        is_shown = any(isinstance(effect, (core.Happened, core.JobEnded)) for effect in effects)
+        if self._is_news(event) or is_shown:
             self._tell_readers()
 
     def _do(self, effect: core.Effect | core.ToRanks, packed: dict[int, msgspec.Raw]) -> None:

@@ -33,25 +33,25 @@ class NoGpu:
     """Report of torch about it."""
 
 
-def why_none(found: NoGpu, *, local: bool) -> tuple[str, str]:
+def why_none(observed: NoGpu, *, local: bool) -> tuple[str, str]:
     """Explain why a process cannot use a GPU.
 
     Args:
-        found: What the process observes.
+        observed: What the process observes.
         local: True if the job runs on this machine, so there is no pod template to change.
 
     Returns:
         The problem and the remedy, for users.
     """
-    if found.visible_devices is not None and not found.visible_devices.strip(" -1"):
+    if observed.visible_devices is not None and not observed.visible_devices.strip(" -1"):
         return (
-            f"CUDA_VISIBLE_DEVICES={found.visible_devices!r} hides every GPU",
+            f"CUDA_VISIBLE_DEVICES={observed.visible_devices!r} hides every GPU",
             "remove it, or name the devices",
         )
-    if not found.driver:
+    if not observed.driver:
         way = "install NVIDIA's driver" if local else "request nvidia.com/gpu in the pod template"
         return "this machine has no NVIDIA driver", way
     way = "compare the versions of driver and torch with nvidia-smi"
     if not local:
         way = f"request nvidia.com/gpu in the pod template; else {way}"
-    return f"NVIDIA's driver is loaded, and torch can use no GPU ({found.told})", way
+    return f"NVIDIA's driver is loaded, and torch can use no GPU ({observed.told})", way

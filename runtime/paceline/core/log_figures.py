@@ -40,7 +40,7 @@ class _Field(NamedTuple):
 
 
 def _fields(kind: type[Struct], prefix: str, apart: tuple[str, ...] = ()) -> tuple[_Field, ...]:
-    found = []
+    fields = []
     for field, hint in get_type_hints(kind).items():
         if field in apart:
             continue
@@ -48,8 +48,8 @@ def _fields(kind: type[Struct], prefix: str, apart: tuple[str, ...] = ()) -> tup
         regular = field if stem == field else f"{stem}_seconds"
         name = prefix + _IRREGULAR.get(field, regular)
         is_map, is_whole = get_origin(hint) is Mapping, hint is int or int in get_args(hint)
-        found.append(_Field(field, f"{name}." if is_map else name, is_map, is_whole))
-    return tuple(found)
+        fields.append(_Field(field, f"{name}." if is_map else name, is_map, is_whole))
+    return tuple(fields)
 
 
 _LOG: Final = _fields(LogStatus, PREFIX, apart=("shadow", "metric_sums"))
@@ -105,14 +105,14 @@ def _pack(status: Struct, fields: tuple[_Field, ...]) -> dict[str, float]:
 
 
 def _unpack(facts: Mapping[str, float], fields: tuple[_Field, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field, name, is_map, is_whole in fields:
         if is_map:
             group = _group(facts, name).items()
-            found[field] = {key: round(value) if is_whole else value for key, value in group}
+            values[field] = {key: round(value) if is_whole else value for key, value in group}
         elif name in facts:
-            found[field] = round(facts[name]) if is_whole else facts[name]
-    return found
+            values[field] = round(facts[name]) if is_whole else facts[name]
+    return values
 
 
 def _group(facts: Mapping[str, float], prefix: str) -> dict[str, float]:

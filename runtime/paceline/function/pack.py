@@ -54,24 +54,24 @@ def pack(
         ArgumentError: An argument cannot be sent, or `packages` is a text instead of a list. A
             function that cannot be sent raises FunctionError.
     """
-    found = _plain_function(function)
+    plain = _plain_function(function)
     given = dict(arguments or {})
-    _check_arguments(found, given)
+    _check_arguments(plain, given)
     if isinstance(packages, str):
         raise ArgumentError(
             f'packages is the text "{packages}"', hint=f'write a list: packages=["{packages}"]'
         )
-    surroundings = _Surroundings(found)
+    surroundings = _Surroundings(plain)
     words = f"**{given!r}" if given else ""
     program = "\n\n".join(
         [
-            f'"""Function {found.__name__}, as it was sent with its job."""',
+            f'"""Function {plain.__name__}, as it was sent with its job."""',
             *surroundings.parts(),
-            f'if __name__ == "__main__":\n    {found.__name__}({words})\n',
+            f'if __name__ == "__main__":\n    {plain.__name__}({words})\n',
         ]
     )
     python = (sys.version_info.major, sys.version_info.minor)
-    return files_of(Description(found.__name__, python, tuple(packages)), program)
+    return files_of(Description(plain.__name__, python, tuple(packages)), program)
 
 
 # ---- the function and its arguments ------------------------------------------------------------
@@ -262,7 +262,7 @@ def globals_of(code: CodeType) -> Iterator[str]:
     Yields:
         Each name once, in the order of use.
     """
-    seen: dict[str, None] = {}
+    loaded: dict[str, None] = {}
     stored: set[str] = set()
     codes = [code]
     while codes:
@@ -275,8 +275,8 @@ def globals_of(code: CodeType) -> Iterator[str]:
                 if one is code or step.opname.endswith("GLOBAL"):
                     stored.add(step.argval)
             elif step.opname in _LOADS and step.argval not in own:
-                seen.setdefault(step.argval)
-    yield from (name for name in seen if name not in stored)
+                loaded.setdefault(step.argval)
+    yield from (name for name in loaded if name not in stored)
 
 
 def source_of(what: FunctionType | type) -> str:
@@ -291,13 +291,13 @@ def source_of(what: FunctionType | type) -> str:
     try:
         source = inspect.getsource(what)
     except (OSError, TypeError):
-        if (found := _class_in_a_cell(what)) is None:
+        if (cell_class := _class_in_a_cell(what)) is None:
             raise FunctionError(
                 f"the source of {what.__name__} is not to be found",
                 hint="write it into a file or a cell of a notebook; what is typed at Python's own "
                 "prompt, or made by exec, has no source",
             ) from None
-        source = found
+        source = cell_class
     return textwrap.dedent(source).rstrip() + "\n"
 
 

@@ -140,11 +140,11 @@ class LocalJobs:
         Returns:
             One status for each running job.
         """
-        found = []
+        statuses = []
         for entry in index.running(self._env):
             with suppress(control.EndedError):
-                found.append(self._running_or_unknown(entry))
-        return found
+                statuses.append(self._running_or_unknown(entry))
+        return statuses
 
     def status(self, name: str) -> JobStatus:
         """Return the current status of a run, or how it ended."""
@@ -285,8 +285,8 @@ class LocalJobs:
     # ---- which run -------------------------------------------------------------------------
 
     def _run(self, name: str) -> _Run:
-        if (found := self._found(name)) is not None:
-            return found
+        if (run := self._found(name)) is not None:
+            return run
         others = ", ".join(entry.job for entry in index.running(self._env)) or "none"
         raise NoSuchJobError(
             f"no job {name} is running here as this user",
@@ -446,8 +446,8 @@ class _Chosen:
             for slot, attempt, _ in lines:
                 newest[slot] = max(newest.get(slot, 0), attempt)
             lines = [one for one in lines if one[1] == newest[one[0]]]
-        found = [line for _, _, line in lines if self._is_meant(line)]
-        return found if self._selection.tail is None else self._last(found, self._selection.tail)
+        meant = [line for _, _, line in lines if self._is_meant(line)]
+        return meant if self._selection.tail is None else self._last(meant, self._selection.tail)
 
     def all(self, data: bytes) -> Iterator[LogLine]:
         """Yield the selected lines of a further part of the file."""
@@ -457,9 +457,9 @@ class _Chosen:
         """Yield (slot, attempt, line) for each complete line; keep an incomplete one."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         for raw in whole:
-            if (found := _AGENT.fullmatch(raw.decode(errors="replace"))) is None:
+            if (match := _AGENT.fullmatch(raw.decode(errors="replace"))) is None:
                 continue
-            at, agent, slot, attempt, text = found.groups()
+            at, agent, slot, attempt, text = match.groups()
             line = parse_line(f"{at} {text}", source=agent, procs=self._procs)
             if line is not None:
                 yield slot, int(attempt), line
@@ -499,13 +499,13 @@ class _Chosen:
 
 def _placed(job: TrainingJob, folder: Path) -> dict[str, Any]:
     """Return the job as a mapping with its relative paths made absolute below `folder`."""
-    found = job.to_mapping()
-    if checkpoint := found["spec"].get("checkpoint"):
+    manifest = job.to_mapping()
+    if checkpoint := manifest["spec"].get("checkpoint"):
         checkpoint["path"] = str(folder / checkpoint["path"])
-    for container in found["spec"]["template"]["spec"]["containers"]:
+    for container in manifest["spec"]["template"]["spec"]["containers"]:
         if container["name"] == TRAINER:
             container["workingDir"] = str(folder / container.get("workingDir", "."))
-    return found
+    return manifest
 
 
 def _asked(ask: Callable[[], Found]) -> Found:

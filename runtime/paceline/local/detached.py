@@ -71,12 +71,12 @@ def start(words: Sequence[str], folder: Path, job: bytes = b"") -> RunEntry:
         with contextlib.suppress(BrokenPipeError):  # it has ended already; its output says why
             process.stdin.write(job)
             process.stdin.close()
-        told = ready.read()
-        if told:
+        report = ready.read()
+        if report:
             process.stdout.close()
             # A caller that lives on, such as a notebook, must not keep a zombie.
             threading.Thread(target=process.wait, daemon=True).start()
-            return msgspec.json.decode(told, type=RunEntry)
+            return msgspec.json.decode(report, type=RunEntry)
         said = process.stdout.read().decode(errors="replace").strip()
         raise NotStartedError(said, process.wait() or EXIT_FAILURE)
 

@@ -52,14 +52,14 @@ def folders(env: Mapping[str, str]) -> list[Path]:
     Returns:
         Folders that may not exist.
     """
-    found = []
+    paths = []
     if runtime := env.get("XDG_RUNTIME_DIR"):
-        found.append(Path(runtime) / "paceline")
+        paths.append(Path(runtime) / "paceline")
     if state := env.get("XDG_STATE_HOME"):
-        found.append(Path(state) / "paceline")
+        paths.append(Path(state) / "paceline")
     if home := env.get("HOME"):
-        found.append(Path(home) / ".local" / "state" / "paceline")
-    return found
+        paths.append(Path(home) / ".local" / "state" / "paceline")
+    return paths
 
 
 def publish(entry: RunEntry, env: Mapping[str, str]) -> list[Path]:
@@ -109,17 +109,17 @@ def running(env: Mapping[str, str]) -> list[RunEntry]:
     Returns:
         One entry for each job.
     """
-    found: dict[str, RunEntry] = {}
+    entries: dict[str, RunEntry] = {}
     for folder in folders(env):
         if not private_files.is_private(folder):
             continue  # a note of another user could name any socket or folder
         for note in folder.glob("*.json"):
             entry = _read(note)
             if entry is not None and listens(entry):
-                found[entry.run_dir] = entry
+                entries[entry.run_dir] = entry
             elif entry is not None:
                 remove([note])
-    return sorted(found.values(), key=lambda entry: (entry.job, entry.run_dir))
+    return sorted(entries.values(), key=lambda entry: (entry.job, entry.run_dir))
 
 
 def of_run_dir(run_dir: Path) -> RunEntry | None:

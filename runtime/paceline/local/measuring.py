@@ -100,13 +100,13 @@ async def measure(
         outcome = await run.until_known(limit_s)
         if run.interrupted:
             return None
-        found = None
+        forecast = None
         if (status := run.status) is not None:
             noise_scale = noise_scale_told(status.ranks)
-            found = row(run.pods, status.round_settings, size.model, noise_scale)
-    if found is None:
+            forecast = row(run.pods, status.round_settings, size.model, noise_scale)
+    if forecast is None:
         raise _not_measured(size, outcome, run.rounds, limit_s)
-    return Measurement(SOURCE, begun_s, found.setting, found.step_s, found)
+    return Measurement(SOURCE, begun_s, forecast.setting, forecast.step_s, forecast)
 
 
 class _Measured:

@@ -137,15 +137,15 @@ def of_runs(job: ResolvedJob, runs: Path = RUNS) -> Iterator[Measurement]:
 def _of_run(folder: Path, status: Status, model: int) -> Iterator[Measurement]:
     pods, silent = steps.of_run(folder)
     # If a pod does not answer, the row would be that of fewer ranks.
-    found = None if silent else row(pods, status.round_settings, model)
-    if found is None or not status.changes:
+    forecast = None if silent else row(pods, status.round_settings, model)
+    if forecast is None or not status.changes:
         return
-    for one in earlier(status, found.setting.batch, model):
+    for one in earlier(status, forecast.setting.batch, model):
         source = f"{folder.name}, {one.generation}"
         yield Measurement(source, one.at_s, one.setting, one.step_s)
     last = status.changes[-1]
     source = f"{folder.name}, {last.generation.short}"
-    yield Measurement(source, last.wall_s, found.setting, found.step_s, found)
+    yield Measurement(source, last.wall_s, forecast.setting, forecast.step_s, forecast)
 
 
 def _latest(job: str, runs: Path) -> list[Path]:

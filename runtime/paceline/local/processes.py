@@ -273,7 +273,7 @@ def _collect(pid: int) -> bool:
 
 def children_of(parent: int) -> list[int]:
     """Return the pids of all children of `parent`, including unreaped ones."""
-    found = []
+    children = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
@@ -283,8 +283,8 @@ def children_of(parent: int) -> list[int]:
             continue  # it has ended in the meantime
         # The name in parentheses may contain blanks and parentheses.
         if int(stat.rpartition(")")[2].split()[1]) == parent:
-            found.append(int(entry.name))
-    return found
+            children.append(int(entry.name))
+    return children
 
 
 def tail(path: Path, lines: int) -> list[str]:

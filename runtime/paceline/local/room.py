@@ -152,9 +152,9 @@ def check_loopback() -> None:
         ):
             return
     except OSError as error:
-        told = (error.strerror or str(error)).lower()
+        reason = (error.strerror or str(error)).lower()
         raise LimitError(
             f"the loopback interface of this machine does not work: no connection to {LOOPBACK}: "
-            f"{told}",
+            f"{reason}",
             hint="bring it up with `ip link set lo up`; in a container, see its network settings",
         ) from None

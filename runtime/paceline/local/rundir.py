@@ -114,8 +114,8 @@ def check(run_dir: Path) -> Path:
 
 def numbered(job: str, runs: Path) -> dict[int, Path]:
     """Return the folders of a job's runs below `runs`, by number."""
-    found = runs.iterdir() if runs.is_dir() else ()
-    return {int(n): p for p in found if (n := p.name.removeprefix(f"{job}-")).isdecimal()}
+    folders = runs.iterdir() if runs.is_dir() else ()
+    return {int(n): p for p in folders if (n := p.name.removeprefix(f"{job}-")).isdecimal()}
 
 
 def _take_next(job: str, runs: Path) -> Path:
@@ -155,11 +155,11 @@ def _take(path: Path) -> Path:
 
 
 def _unusable(path: Path, error: OSError) -> RunDirError:
-    told = (error.strerror or str(error)).lower()
+    reason = (error.strerror or str(error)).lower()
     hint = "name a folder that you may write to with --run-dir"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space, or name a folder on another disk with --run-dir"
-    return RunDirError(path, f"cannot be used: {told}", hint=hint)
+    return RunDirError(path, f"cannot be used: {reason}", hint=hint)
 
 
 class Printed:
@@ -235,8 +235,8 @@ def read_last_status(run_dir: Path) -> Status:
     except FileNotFoundError:
         raise
     except OSError as error:
-        told = (error.strerror or str(error)).lower()
-        raise LastStatusError(path, f"cannot be read: {told}") from None
+        reason = (error.strerror or str(error)).lower()
+        raise LastStatusError(path, f"cannot be read: {reason}") from None
     except StatusError as error:
         raise LastStatusError(path, f"is damaged: {error}") from None
     if not status.job:

@@ -42,7 +42,7 @@ def of_run(run_dir: Path) -> tuple[list[PodSamples], list[SilentPod]]:
         The samples of each pod, from its agent or from its file, and the pods that have left no
         file and do not answer.
     """
-    found: dict[int, PodSamples] = {}
+    by_pod: dict[int, PodSamples] = {}
     silent: list[SilentPod] = []
     for left in sorted((run_dir / STEPS).glob("*.json")):
         try:
@@ -50,20 +50,20 @@ def of_run(run_dir: Path) -> tuple[list[PodSamples], list[SilentPod]]:
         except OSError as error:
             silent.append(SilentPod(left.name, str(error)))
             continue
-        found[pod.slot] = pod
+        by_pod[pod.slot] = pod
     for target in sorted((run_dir / TARGETS).glob("*.json")):
         name = target.name
         try:
-            told = read_target(target)
-            name = told.labels.pod
-            pod = of_agent(f"http://{told.targets[0]}{STEPS_PATH}", read_token(run_dir))
+            answer = read_target(target)
+            name = answer.labels.pod
+            pod = of_agent(f"http://{answer.targets[0]}{STEPS_PATH}", read_token(run_dir))
         except OSError as error:
             # The agent has just ended or was killed, or the file is damaged.
-            if target.stem not in map(str, found):
+            if target.stem not in map(str, by_pod):
                 silent.append(SilentPod(name, str(error)))
             continue
-        found[pod.slot] = pod
-    return list(found.values()), silent
+        by_pod[pod.slot] = pod
+    return list(by_pod.values()), silent
 
 
 def of_agent(url: str, token: str) -> PodSamples:

@@ -85,11 +85,11 @@ class Timeline:
         return self._news(status)
 
     def _news(self, status: Status) -> list[HistoryEntry]:
-        who, seen = self._told
+        who, last = self._told
         if who != status.coordinator:
-            seen = 0
-        news = [happening for happening in status.history if happening.seq > seen]
-        self._told = status.coordinator, max([seen, *(h.seq for h in news)])
+            last = 0
+        news = [happening for happening in status.history if happening.seq > last]
+        self._told = status.coordinator, max([last, *(h.seq for h in news)])
         return news
 
     def elapsed_ns(self, at_ns: int) -> int:
@@ -135,9 +135,9 @@ class Timeline:
     @property
     def left_s(self) -> float | None:
         """Seconds to the end at the present speed; None if that is not known."""
-        told = [point for point in self._recent if point.progress is not None]
-        speed = _rate(told[0], told[-1], "progress") if told else 0.0
-        return (1.0 - (told[-1].progress or 0.0)) / speed if speed else None
+        points = [point for point in self._recent if point.progress is not None]
+        speed = _rate(points[0], points[-1], "progress") if points else 0.0
+        return (1.0 - (points[-1].progress or 0.0)) / speed if speed else None
 
     def _ends(self) -> tuple[ProgressPoint | None, ProgressPoint | None]:
         return (self._recent[0], self._recent[-1]) if self._recent else (None, None)

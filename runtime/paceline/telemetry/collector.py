@@ -205,8 +205,8 @@ class PodRecords(Collector):
         for worker, place in zip(self._workers(), self._places, strict=True):
             if place.reader is None:
                 continue
-            found = summarise(place.reader.steps(), place.reader.rounds())
-            for name, labels, value in anatomy.gauges(found):
+            summary = summarise(place.reader.steps(), place.reader.rounds())
+            for name, labels, value in anatomy.gauges(summary):
                 family = families.setdefault(name, _family(BY_NAME[name]))
                 _add(family, BY_NAME[name], (worker, *labels), (value,), {})
         return families.values()

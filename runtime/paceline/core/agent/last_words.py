@@ -53,10 +53,10 @@ def crash_in(stderr: str, signal: str) -> ScriptError | None:
         The signal, at the innermost line that belongs to the script. None if the text does not say
         where the crash was, or no line of the script ran.
     """
-    found = _CRASH.search(stderr)
-    if found is None:
+    crash = _CRASH.search(stderr)
+    if crash is None:
         return None
     # The innermost frame comes first.
-    frames = [match for match in map(_FRAME.match, stderr[found.end() :].splitlines()) if match]
+    frames = [match for match in map(_FRAME.match, stderr[crash.end() :].splitlines()) if match]
     own = next((frame for frame in frames if not _NOT_THE_SCRIPTS.search(frame["file"])), None)
     return own and ScriptError(signal, "", own["file"], int(own["line"]))

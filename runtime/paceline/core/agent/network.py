@@ -135,11 +135,11 @@ class Judge:
                 window = _Window(reading, rank)
             elif _is_full(window.rank, rank):
                 could_be = _could_be_rdma(window.rank, rank)
-                found = _judged(window, reading, rank) if could_be else Network.TCP
+                network = _judged(window, reading, rank) if could_be else Network.TCP
                 # One window may hold other traffic, such as a joiner's state or a checkpoint.
-                doubts = could_be and found is Network.TCP
+                doubts = could_be and network is Network.TCP
                 if not doubts or window.doubted:
-                    verdict = found
+                    verdict = network
                 window = _Window(reading, rank, doubted=doubts)
             self._windows[member], self.verdicts[member] = window, verdict
         connections = sum((r.connections for r in reading.ranks.values()), Connections())
@@ -211,6 +211,6 @@ def nccl_connections(lines: Iterable[str]) -> Connections:
     Returns:
         The number of connections with and without GPUDirect RDMA.
     """
-    found = [match.group(1) for match in map(_CONNECTION.search, lines) if match]
-    direct = sum(_DIRECT.search(text) is not None for text in found)
-    return Connections(direct, len(found) - direct)
+    connections = [match.group(1) for match in map(_CONNECTION.search, lines) if match]
+    direct = sum(_DIRECT.search(text) is not None for text in connections)
+    return Connections(direct, len(connections) - direct)

@@ -147,8 +147,8 @@ class Relay:
             The message to send to each rank.
         """
         self._connected, self._greeted, self._carriers = True, False, None
-        told = ((member, self.anew(member)) for member in sorted(self._lines))
-        return [(member, word) for member, word in told if word is not None]
+        anew = ((member, self.anew(member)) for member in sorted(self._lines))
+        return [(member, word) for member, word in anew if word is not None]
 
     @property
     def awaits(self) -> bool:
@@ -227,12 +227,12 @@ class Relay:
 
     def figures(self) -> list[RankFigures]:
         """Return the figures that have come since the last call, in rank order."""
-        found = []
+        figures = []
         for _, line in sorted(self._lines.items()):
             if line.figures is not None:
-                found.append(line.figures)
+                figures.append(line.figures)
                 line.figures = None
-        return found
+        return figures
 
     def beat(self, carriers: tuple[tuple[MemberId, Network], ...] = ()) -> PodBeat:
         """Return the beat of the pod: a summary of all heartbeats since the last one.
@@ -278,22 +278,22 @@ class Relay:
         return replace(beat, doing=replace(doing, for_ms=0, round=-1))
 
 
-def _is_known(told: Heartbeat, beat: Heartbeat) -> bool:
+def _is_known(known: Heartbeat, beat: Heartbeat) -> bool:
     """Return True if a heartbeat holds no news but promise, last record and version.
 
     Those are in the beat of the pod, once for all ranks.
 
     Args:
-        told: The heartbeat that the coordinator knows.
+        known: The heartbeat that the coordinator knows.
         beat: The new heartbeat.
 
     Returns:
         True if it need not be listed.
     """
     return (
-        _facts(told) == _facts(beat)
-        and _alike(told.step_s, beat.step_s)
-        and _alike(_usual_ms(told.doing), _usual_ms(beat.doing))
+        _facts(known) == _facts(beat)
+        and _alike(known.step_s, beat.step_s)
+        and _alike(_usual_ms(known.doing), _usual_ms(beat.doing))
     )
 
 

@@ -215,8 +215,8 @@ def summarise(steps: Sequence[StepSample], rounds: Sequence[RoundSample]) -> Ran
     """
     if not steps:
         return RankAnatomy()
-    found = [dissect(step, rounds) for step in steps]
-    count = len(found)
+    anatomies = [dissect(step, rounds) for step in steps]
+    count = len(anatomies)
     within = [
         r
         for r in rounds
@@ -229,7 +229,7 @@ def summarise(steps: Sequence[StepSample], rounds: Sequence[RoundSample]) -> Ran
     for segment in (s for sample in within for s in sample.segments):
         reduced[class_of(segment)] += segment.ended_ns - segment.begun_ns
     blocked_on: Counter[str] = Counter()
-    for anatomy in found:
+    for anatomy in anatomies:
         blocked_on.update(anatomy.blocked_on)
     gaps = [
         later.update_begun_ns - earlier.update_ended_ns
@@ -238,8 +238,8 @@ def summarise(steps: Sequence[StepSample], rounds: Sequence[RoundSample]) -> Ran
     ]
     return RankAnatomy(
         steps=count,
-        step_s=sum(a.step_ns for a in found) / count / NS_PER_S,
-        parts={part: sum(a.parts[part] for a in found) / count / NS_PER_S for part in Part},
+        step_s=sum(a.step_ns for a in anatomies) / count / NS_PER_S,
+        parts={part: sum(a.parts[part] for a in anatomies) / count / NS_PER_S for part in Part},
         blocked_on={peer: ns / count / NS_PER_S for peer, ns in blocked_on.items()},
         exposed={name: exposed[name] / count / NS_PER_S for name in reduced},
         hidden={name: (reduced[name] - exposed[name]) / count / NS_PER_S for name in reduced},

@@ -157,11 +157,11 @@ def analyse(pods: Sequence[PodSamples], silent: Sequence[SilentPod] = ()) -> Job
     Returns:
         The anatomy of the job.
     """
-    found = [(pod.host, rank) for pod in pods for rank in pod.ranks if rank.steps]
-    clocks = align(_sums(found))
+    placed = [(pod.host, rank) for pod in pods for rank in pod.ranks if rank.steps]
+    clocks = align(_sums(placed))
     ranks = tuple(
         RankRun(rank, host, clocks.get(host), summarise(rank.steps, rank.rounds))
-        for host, rank in found
+        for host, rank in placed
     )
     parts = {part: fmean(rank.anatomy.parts[part] for rank in ranks) for part in Part}
     blame = _blame(ranks)
@@ -174,19 +174,19 @@ def analyse(pods: Sequence[PodSamples], silent: Sequence[SilentPod] = ()) -> Job
     )
 
 
-def _sums(found: Sequence[tuple[str, RankSamples]]) -> dict[str, dict[int, ReductionSpan]]:
+def _sums(placed: Sequence[tuple[str, RankSamples]]) -> dict[str, dict[int, ReductionSpan]]:
     """Return the last reduction of each round, by host and round.
 
     A living rank overrides one that died in its place: it comes later.
 
     Args:
-        found: Each rank with the name of its host.
+        placed: Each rank with the name of its host.
 
     Returns:
         The reductions.
     """
-    sums: dict[str, dict[int, ReductionSpan]] = {host: {} for host, _ in found}
-    for host, rank in found:
+    sums: dict[str, dict[int, ReductionSpan]] = {host: {} for host, _ in placed}
+    for host, rank in placed:
         for sample in rank.rounds:
             if sample.segments:
                 last = sample.segments[-1]
@@ -208,7 +208,7 @@ def _slow(ranks: Sequence[RankRun], step_s: float) -> tuple[SlowRank, ...]:
     """
     latest = {rank.worker: rank for rank in ranks}
     own = {worker: _own_s(rank.samples) for worker, rank in latest.items()}
-    found = []
+    slow_ranks = []
     for worker, rank in latest.items():
         others = [parts for other, parts in own.items() if other != worker]
         if not others or len(rank.samples.steps) < STEPS_MIN:
@@ -218,8 +218,8 @@ def _slow(ranks: Sequence[RankRun], step_s: float) -> tuple[SlowRank, ...]:
         if own_s >= SLOWER * others_s and own_s - others_s >= WORTH * step_s > 0:
             more = {p: own[worker][p] - median(parts[p] for parts in others) for p in OWN}
             part = max(OWN, key=lambda part: more[part])
-            found.append(SlowRank(worker, rank.host, own_s, others_s, part, more[part]))
-    return tuple(sorted(found, key=lambda slow: slow.others_s - slow.own_s))
+            slow_ranks.append(SlowRank(worker, rank.host, own_s, others_s, part, more[part]))
+    return tuple(sorted(slow_ranks, key=lambda slow: slow.others_s - slow.own_s))
 
 
 def _own_s(rank: RankSamples) -> dict[Part, float]:
@@ -293,10 +293,10 @@ def _advice(
     blame: Sequence[Blame],
     savings: Sequence[ModeSaving],
 ) -> tuple[Advice, ...]:
-    found = []
+    all_advice = []
     for part, text in CHANGES.items():
         if step_s and parts[part] >= WORTH * step_s:
-            found.append(Advice(parts[part], parts[part] / step_s, WHAT[part], text))
+            all_advice.append(Advice(parts[part], parts[part] / step_s, WHAT[part], text))
     if step_s and blame and parts[Part.BLOCKED] >= WORTH * step_s:
         worst = blame[0]
         change = _about(worst.worker, ranks)
@@ -308,8 +308,8 @@ def _advice(
                 f" ms of each step, with {best.late:.0%} of the gradients late."
             )
         what = f"waiting for the last rank, mostly worker {worst.worker}"
-        found.append(Advice(parts[Part.BLOCKED], parts[Part.BLOCKED] / step_s, what, change))
-    return tuple(sorted(found, key=lambda advice: -advice.seconds))
+        all_advice.append(Advice(parts[Part.BLOCKED], parts[Part.BLOCKED] / step_s, what, change))
+    return tuple(sorted(all_advice, key=lambda advice: -advice.seconds))
 
 
 def _about(worker: str, ranks: Sequence[RankRun]) -> str:

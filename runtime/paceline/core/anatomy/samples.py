@@ -223,8 +223,8 @@ def read_samples(answer: bytes) -> PodSamples:
 
 def with_steps(pods: Iterable[PodSamples]) -> tuple[PodSamples, ...]:
     """Return the pods in which at least one rank has made a step, ordered by slot."""
-    found = (pod for pod in pods if any(rank.steps for rank in pod.ranks))
-    return tuple(sorted(found, key=lambda pod: pod.slot))
+    known = (pod for pod in pods if any(rank.steps for rank in pod.ranks))
+    return tuple(sorted(known, key=lambda pod: pod.slot))
 
 
 def place_of_member(member: str) -> str:

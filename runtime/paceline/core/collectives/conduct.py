@@ -81,8 +81,8 @@ def _machines(numbers: Sequence[int]) -> str:
 
 def _ranges(ranks: Sequence[int]) -> str:
     """Format ascending ranks as ranges, such as `0-3, 6`."""
-    found = []
+    ranges = []
     for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]):
         first, *rest = [rank for _, rank in run]
-        found.append(f"{first}-{rest[-1]}" if rest else str(first))
-    return ", ".join(found)
+        ranges.append(f"{first}-{rest[-1]}" if rest else str(first))
+    return ", ".join(ranges)

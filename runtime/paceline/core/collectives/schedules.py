@@ -122,11 +122,11 @@ def partners(algorithms: Sequence[str], size: int, rank: int) -> tuple[int, ...]
     Returns:
         The other ranks, ascending.
     """
-    found: set[int] = set()
+    peers: set[int] = set()
     for algorithm in algorithms:
         for step in schedule(algorithm, size, rank).steps:
-            found |= {peer for peer in (step.send_to, step.recv_from) if peer is not None}
-    return tuple(sorted(found))
+            peers |= {peer for peer in (step.send_to, step.recv_from) if peer is not None}
+    return tuple(sorted(peers))
 
 
 def bounds(numel: int, chunks: int) -> tuple[int, ...]:

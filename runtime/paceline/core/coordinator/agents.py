@@ -41,9 +41,9 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
         case m.RankStarted():
             pod = c.roster.pod(*pod_of(message.member), c.now_ns)
             pod.living.add(message.member)
-            seen = c.roster.rank(message.member)
-            seen.pid, seen.alive_ns = message.pid, c.now_ns
-            seen.newborn = c.gen is not None and seen.register is None
+            rank = c.roster.rank(message.member)
+            rank.pid, rank.alive_ns = message.pid, c.now_ns
+            rank.newborn = c.gen is not None and rank.register is None
         case m.RankDead():
             pod = c.roster.pod(*pod_of(message.member), c.now_ns)
             pod.living.discard(message.member)
@@ -73,16 +73,16 @@ def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
     pod.awake_ns = pod.heard_ns = c.now_ns
     pod.living = set(hello.living)
     here = {register.member for register in hello.registers}
-    for seen in c.roster.of_pod(pod.slot, pod.attempt):
-        if seen.connected and seen.member not in here:
-            _rank_gone(c, seen)
-        if seen.suspect:
-            seen.kill_asked = False  # the request may be lost with the old connection
+    for rank in c.roster.of_pod(pod.slot, pod.attempt):
+        if rank.connected and rank.member not in here:
+            _rank_gone(c, rank)
+        if rank.suspect:
+            rank.kill_asked = False  # the request may be lost with the old connection
     for member in hello.living:
-        seen = c.roster.rank(member)
-        seen.newborn = seen.register is None and (seen.newborn or pod.newborn)
-        if seen.alive_ns is None:
-            seen.alive_ns = c.now_ns
+        rank = c.roster.rank(member)
+        rank.newborn = rank.register is None and (rank.newborn or pod.newborn)
+        if rank.alive_ns is None:
+            rank.alive_ns = c.now_ns
     pod.known, pod.newborn = True, False
     for dead in hello.failures:
         fails = scripts.note(c, dead)
@@ -104,13 +104,13 @@ def gone(c: CoordinatorState, slot: int, attempt: int) -> None:
     This is not evidence of a death (R25).
     """
     c.roster.pod(slot, attempt, c.now_ns).connected = False
-    for seen in c.roster.of_pod(slot, attempt):
-        if seen.connected:
-            _rank_gone(c, seen)
+    for rank in c.roster.of_pod(slot, attempt):
+        if rank.connected:
+            _rank_gone(c, rank)
 
 
-def _rank_gone(c: CoordinatorState, seen: KnownRank) -> None:
-    seen.connected, seen.gone_ns = False, c.now_ns
+def _rank_gone(c: CoordinatorState, rank: KnownRank) -> None:
+    rank.connected, rank.gone_ns = False, c.now_ns
 
 
 def _carried(
@@ -128,9 +128,9 @@ def _carried(
     if said is not None:
         carriers = dict(said)
         for member in pod.living:
-            seen, found = c.roster.rank(member), carriers.get(member, Network.UNKNOWN)
-            changed = changed or found is not seen.carrier
-            seen.carrier = found
+            rank, network = c.roster.rank(member), carriers.get(member, Network.UNKNOWN)
+            changed = changed or network is not rank.carrier
+            rank.carrier = network
     if not changed:
         return
     c.carrier_of = generation
@@ -153,11 +153,11 @@ def _died(
         fails: True if its script ended it. That is reported in every phase; other deaths are not
             reported after the release or a dismissal.
     """
-    seen = c.roster.rank(member)
-    if seen.dead:
+    rank = c.roster.rank(member)
+    if rank.dead:
         return
-    seen.dead, seen.connected = why or "it has ended", False
-    quiet = seen.dismissed or c.phase is CoordinatorPhase.RELEASED
+    rank.dead, rank.connected = why or "it has ended", False
+    quiet = rank.dismissed or c.phase is CoordinatorPhase.RELEASED
     if fails or not quiet:
         c.happened("RankDied", f"rank {member}: {why}", {"exit_code": str(exit_code)})
 
@@ -170,8 +170,8 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
         message: The report of its agent.
         fails: True if its script ended it.
     """
-    seen = c.roster.rank(message.member)
-    if message.exit_code == 0 or seen.kill_asked or c.phase is CoordinatorPhase.ENDED:
+    rank = c.roster.rank(message.member)
+    if message.exit_code == 0 or rank.kill_asked or c.phase is CoordinatorPhase.ENDED:
         return
     if c.phase is CoordinatorPhase.RELEASED:
         _after_the_release(c, message)
@@ -183,7 +183,7 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
         return
     if action is FailureAction.IGNORE:
         return
-    never_trained = not c.had_state and (c.gen is not None or not seen.ready)
+    never_trained = not c.had_state and (c.gen is not None or not rank.ready)
     at_the_start = never_trained and not scripts.costs_a_batch(c, message)
     if (message.exit_code > 0 or fails) and at_the_start and action is None:
         # No rank has ever trained, so the script or the image is wrong: a restart would not help.
@@ -191,7 +191,7 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
         hint = "" if known else "it failed before the first round, so it is not started again"
         ending.fail(c, "ScriptFailed", f"rank {message.member}: {message.why}", hint)
         return
-    mistake = message.exit_code == EXIT_BAD_INPUT and not message.restarts and not seen.leaving
+    mistake = message.exit_code == EXIT_BAD_INPUT and not message.restarts and not rank.leaving
     if mistake and action is None and not ending.some_stopped(c):
         # Only the user can fix this. The agent also ends for it, but reports its own end later. By
         # then the other ranks may have used up the data.
@@ -249,7 +249,7 @@ def declare_dead(c: CoordinatorState) -> None:
     inventory = c.roster.inventory
     if inventory is None:
         return
-    gone = [x for x, seen in c.roster.ranks.items() if not seen.dead and c.roster.is_dead(x)]
+    gone = [x for x, rank in c.roster.ranks.items() if not rank.dead and c.roster.is_dead(x)]
     for member in sorted(gone):
         _died(c, member, f"its pod is gone (inventory {inventory.revision})", 0)
 

@@ -36,9 +36,9 @@ def find_reason(c: CoordinatorState) -> None:
         _find_first_reason(c)
         return
     for member in c.gen.members:
-        seen = c.roster.rank(member)
-        if c.roster.is_dead(member) or seen.suspect:
-            c.want_change(f"rank {member}: {seen.dead or seen.suspect or 'its pod is gone'}", 0)
+        rank = c.roster.rank(member)
+        if c.roster.is_dead(member) or rank.suspect:
+            c.want_change(f"rank {member}: {rank.dead or rank.suspect or 'its pod is gone'}", 0)
     if c.unstarted:
         return  # a joiner must not interrupt the start of a generation
     leavers = [x for x in c.gen.members if c.roster.rank(x).leaving]
@@ -110,8 +110,8 @@ def _find_first_reason(c: CoordinatorState) -> None:
 
 
 def _is_settled(c: CoordinatorState, member: MemberId) -> bool:
-    seen = c.roster.ranks.get(member)
-    return seen is not None and (seen.present or c.roster.is_dead(member))
+    rank = c.roster.ranks.get(member)
+    return rank is not None and (rank.present or c.roster.is_dead(member))
 
 
 # ---- asking --------------------------------------------------------------------------------------
@@ -279,9 +279,9 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
     c.version = max(c.version, gen.version)
     c.unstarted, c.complained = set(gen.members), set()
     for member in sorted(c.reports):
-        seen = c.roster.rank(member)
-        seen.current = False
-        seen.dismissed = c.reports[member].leaving and member not in c.index
+        rank = c.roster.rank(member)
+        rank.current = False
+        rank.dismissed = c.reports[member].leaving and member not in c.index
         c.tell(member, _as_told_to(c, member, commit))
     c.tell_pace()
     _who_starts_over(c, commit)
@@ -332,8 +332,8 @@ def _with_all_who_came(why: str, came: Iterable[MemberId]) -> str:
     Returns:
         The complete reason.
     """
-    told = set(why.replace(",", " ").split())
-    unnamed = [member for member in came if str(member) not in told]
+    named = set(why.replace(",", " ").split())
+    unnamed = [member for member in came if str(member) not in named]
     return f"{why}; {_who_join(unnamed)}" if unnamed else why
 
 
@@ -370,12 +370,12 @@ def _who_draws_alike(c: CoordinatorState, commit: m.Commit) -> None:
     """Report ranks that feed themselves from equal seeds: they would draw the same batches."""
     if commit.gen.plan is None:
         return
-    found: dict[int, list[MemberId]] = {}
+    by_seed: dict[int, list[MemberId]] = {}
     for member in commit.gen.members:
         register = c.roster.rank(member).register
         if register is not None and register.seed is not None:
-            found.setdefault(register.seed, []).append(member)
-    for seed, members in found.items():
+            by_seed.setdefault(register.seed, []).append(member)
+    for seed, members in by_seed.items():
         if len(members) > 1:
             text = (
                 f"torch's seed is {seed} on {', '.join(map(str, members))}, and the script feeds "

@@ -61,8 +61,8 @@ def release(c: CoordinatorState, generation: GenerationId, version: int) -> None
     end = "they end here, as was asked for" if c.stop_asked else "the job is complete"
     c.happened("Released", f"all ranks have version {version}; {end}")
     order = m.Release(generation, version)
-    for seen in c.roster.present():
-        c.tell(seen.member, order)
+    for rank in c.roster.present():
+        c.tell(rank.member, order)
     for pod in c.roster.pods.values():
         if pod.connected:
             close(c, pod)
@@ -75,12 +75,12 @@ def close(c: CoordinatorState, pod: KnownPod) -> None:
 
 def answer_late(c: CoordinatorState, register: m.Register) -> None:
     """Answer a rank that registers after the release or the end of the job."""
-    seen = c.roster.rank(register.member)
-    seen.register, seen.connected, seen.gone_ns = register, True, None
+    rank = c.roster.rank(register.member)
+    rank.register, rank.connected, rank.gone_ns = register, True, None
     if c.released is not None:
-        c.tell(seen.member, m.Release(*c.released))
+        c.tell(rank.member, m.Release(*c.released))
     elif c.outcome is not None:
-        c.tell(seen.member, m.Dismiss(c.outcome.reason))
+        c.tell(rank.member, m.Dismiss(c.outcome.reason))
 
 
 def answer_late_agent(c: CoordinatorState, message: m.AgentMessage) -> None:
@@ -98,7 +98,7 @@ def end_when_all_have_left(c: CoordinatorState) -> None:
     final weights; otherwise those weights are lost. A script that runs unchanged must also have
     ended on each slot on which it failed.
     """
-    if any(_is_awaited(c, seen) for seen in c.roster.ranks.values()):
+    if any(_is_awaited(c, rank) for rank in c.roster.ranks.values()):
         return
     if c.proven and (failures := scripts.never_replaced(c)):
         fail(
@@ -136,7 +136,7 @@ def fail_without_a_slot(c: CoordinatorState) -> None:
         )
 
 
-def _is_awaited(c: CoordinatorState, seen: KnownRank) -> bool:
+def _is_awaited(c: CoordinatorState, rank: KnownRank) -> bool:
     """Return True if the end of the job waits for this rank.
 
     Until the final weights are proven safe, it waits for each rank that may hold them; afterwards
@@ -144,17 +144,17 @@ def _is_awaited(c: CoordinatorState, seen: KnownRank) -> bool:
 
     Args:
         c: The state.
-        seen: The rank.
+        rank: The rank.
 
     Returns:
         True if the rank may still have to end.
     """
-    if seen.register is None or c.roster.is_dead(seen.member):
+    if rank.register is None or c.roster.is_dead(rank.member):
         return False
-    if not c.proven and not seen.dismissed:
+    if not c.proven and not rank.dismissed:
         return True
-    agent = c.roster.agent_of(seen.member)
-    return (seen.connected and not seen.suspect) or (agent is not None and not agent.silent)
+    agent = c.roster.agent_of(rank.member)
+    return (rank.connected and not rank.suspect) or (agent is not None and not agent.silent)
 
 
 def name_running_scripts(c: CoordinatorState) -> None:
@@ -183,9 +183,9 @@ def running_scripts(c: CoordinatorState) -> str:
     if c.phase is not CoordinatorPhase.RELEASED or c.now_ns < overtime_due_ns(c):
         return ""
     running = [
-        f"rank {member} on {seen.register.host}"
-        for member, seen in sorted(c.roster.ranks.items())
-        if seen.register is not None and _is_awaited(c, seen)
+        f"rank {member} on {rank.register.host}"
+        for member, rank in sorted(c.roster.ranks.items())
+        if rank.register is not None and _is_awaited(c, rank)
     ]
     if not running:
         return ""
@@ -265,8 +265,8 @@ def fail(c: CoordinatorState, reason: str, message: str, hint: str = "") -> None
 def _end(c: CoordinatorState, outcome: Outcome) -> None:
     c.phase = CoordinatorPhase.ENDED
     c.outcome = outcome
-    for seen in c.roster.present():
-        c.dismiss(seen, outcome.reason)
+    for rank in c.roster.present():
+        c.dismiss(rank, outcome.reason)
     for pod in c.roster.pods.values():
         if pod.connected:
             shutdown = m.Shutdown(outcome.reason)

@@ -184,19 +184,19 @@ def by_pod(effects: list[Effect]) -> list[Effect | ToRanks]:
     Returns:
         The same effects in the same order. Each `ToRank` is part of a `ToRanks`.
     """
-    found: list[Effect | ToRanks] = []
+    joined: list[Effect | ToRanks] = []
     for effect in effects:
         if not isinstance(effect, ToRank):
-            found.append(effect)
+            joined.append(effect)
             continue
         members: tuple[MemberId, ...] = (effect.member,)
-        before = found[-1] if found else None
+        before = joined[-1] if joined else None
         if (
             isinstance(before, ToRanks)
             and before.message is effect.message
             and before.pod == pod_of(effect.member)
         ):
             members = (*before.members, effect.member)
-            found.pop()
-        found.append(ToRanks(members, effect.message))
-    return found
+            joined.pop()
+        joined.append(ToRanks(members, effect.message))
+    return joined

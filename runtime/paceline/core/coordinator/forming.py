@@ -175,8 +175,10 @@ def predecessor(
         (winner, None) to continue the winner's state; (None, checkpoint) to continue the
         checkpoint; (None, None) if this is the first generation.
     """
-    seen = [x.checkpoint for x in candidates if may_begin_with(x) and x.checkpoint is not None]
-    kept = max(seen, key=lambda k: (k.generation, k.version), default=None)
+    checkpoints = [
+        x.checkpoint for x in candidates if may_begin_with(x) and x.checkpoint is not None
+    ]
+    kept = max(checkpoints, key=lambda k: (k.generation, k.version), default=None)
     best = winner(candidates)
     if best is None or kept is None:
         return best, kept
@@ -427,7 +429,7 @@ def beginners(
         The members in rank order, at least one of which sees `kept`. Empty if they make no allowed
         size.
     """
-    sees = {pod_of(m) for m, found in able.items() if found == kept}
+    sees = {pod_of(m) for m, checkpoint in able.items() if checkpoint == kept}
     members = tuple(sorted(sizes.begin(able, first=sees)))
     return members if any(able[m] == kept for m in members) else ()
 

@@ -48,57 +48,57 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
         True if something changed that decisions read.
     """
     unknown = message.member not in c.roster.ranks
-    seen = c.roster.rank(message.member)
+    rank = c.roster.rank(message.member)
     if c.is_over and isinstance(message, m.Register):
-        seen.heard_ns = c.now_ns
+        rank.heard_ns = c.now_ns
         ending.answer_late(c, message)
         return True
-    silence.heard(c, seen, answers=not isinstance(message, m.RankFigures))
+    silence.heard(c, rank, answers=not isinstance(message, m.RankFigures))
     match message:
         case m.RankFigures():
-            seen.facts, seen.log = unpack_figures(message.facts)
-            seen.figures_version = message.version
+            rank.facts, rank.log = unpack_figures(message.facts)
+            rank.figures_version = message.version
             return unknown
         case m.Prepared():
-            return _prepared(c, seen, message) or unknown
+            return _prepared(c, rank, message) or unknown
         case m.Started():
-            return _started(c, seen, message) or unknown
+            return _started(c, rank, message) or unknown
         case m.Register():
-            _register(c, seen, message)
+            _register(c, rank, message)
         case m.PromiseRefused():
             _refused(c, message)
         case m.Stopped():
-            seen.stopped, seen.version = message.id, message.version
+            rank.stopped, rank.version = message.id, message.version
         case m.Saved():
             _saved(c, message)
         case m.Complain():
             _complain(c, message)
         case m.Leaving():
-            seen.leaving, seen.left_early = True, message.early
-            _dismiss_outsider(c, seen)
+            rank.leaving, rank.left_early = True, message.early
+            _dismiss_outsider(c, rank)
         case m.Fatal() if c.phase is not CoordinatorPhase.RELEASED:
             ending.fail(c, message.reason, f"rank {message.member}: {message.message}")
     return True
 
 
-def _register(c: CoordinatorState, seen: KnownRank, register: m.Register) -> None:
-    if seen.dead:
+def _register(c: CoordinatorState, rank: KnownRank, register: m.Register) -> None:
+    if rank.dead:
         # The other ranks rely on the evidence of its death, so it may not come back (R25).
-        c.dismiss(seen, f"the job goes on without this rank: {seen.dead}")
+        c.dismiss(rank, f"the job goes on without this rank: {rank.dead}")
         return
-    first = seen.register is None
-    was_ready = seen.ready
-    seen.register = register
-    seen.newborn = False
-    seen.connected, seen.gone_ns = True, None
-    seen.pid, seen.version = register.pid, register.version
-    seen.last, seen.gen_active = register.last, members_of(register.gen_active)
-    seen.has_state = register.has_state
-    seen.leaving = register.leaving
+    first = rank.register is None
+    was_ready = rank.ready
+    rank.register = register
+    rank.newborn = False
+    rank.connected, rank.gone_ns = True, None
+    rank.pid, rank.version = register.pid, register.version
+    rank.last, rank.gen_active = register.last, members_of(register.gen_active)
+    rank.has_state = register.has_state
+    rank.leaving = register.leaving
     c.version = max(c.version, register.version)
     c.had_state = c.had_state or register.version > 0
     _learn_request(c, register.request)
-    _learn_checkpoint(c, seen, register.checkpoint)
+    _learn_checkpoint(c, rank, register.checkpoint)
     if register.released is not None:
         ending.prove(c, register.released)
         return
@@ -109,28 +109,28 @@ def _register(c: CoordinatorState, seen: KnownRank, register: m.Register) -> Non
     if c.phase is CoordinatorPhase.ENDED:
         return
     if register.ready and not was_ready:
-        seen.ready_ns = c.now_ns
+        rank.ready_ns = c.now_ns
         c.happened("RankReady", f"rank {register.member} is ready on {register.host}")
     elif first:
         c.happened("RankStarted", f"rank {register.member} started on {register.host}")
     changing.ask_again(c, register)
-    _dismiss_outsider(c, seen)
+    _dismiss_outsider(c, rank)
 
 
-def _dismiss_outsider(c: CoordinatorState, seen: KnownRank) -> None:
+def _dismiss_outsider(c: CoordinatorState, rank: KnownRank) -> None:
     """Dismiss a draining rank that is not a member: it is never admitted (R16).
 
     Before this coordinator has formed a generation, the state of a rank may be needed.
     Such a rank has to wait for the first generation.
     """
-    if not seen.leaving or seen.dismissed:
+    if not rank.leaving or rank.dismissed:
         return
     if c.gen is None:
-        outside = not seen.has_state
+        outside = not rank.has_state
     else:
-        outside = seen.member not in c.index and c.phase is not CoordinatorPhase.PREPARING
+        outside = rank.member not in c.index and c.phase is not CoordinatorPhase.PREPARING
     if outside:
-        c.dismiss(seen, "drained, and not needed by the group")
+        c.dismiss(rank, "drained, and not needed by the group")
 
 
 def beats(c: CoordinatorState, pod: m.PodBeat) -> bool:
@@ -148,23 +148,23 @@ def beats(c: CoordinatorState, pod: m.PodBeat) -> bool:
     for local, attempt in pod.heard:
         member = MemberId(pod.slot, local, attempt)
         news = news or member not in c.roster.ranks
-        seen = c.roster.rank(member)
-        silence.heard(c, seen, answers=False)
-        before = _read_by_decisions(c, seen)
+        rank = c.roster.rank(member)
+        silence.heard(c, rank, answers=False)
+        before = _read_by_decisions(c, rank)
         beat = changed.get(member)
         if beat is not None:
-            before_doing, seen.beat, seen.leaving = seen.beat.doing, beat, beat.leaving
-            silence.name_a_stuck_script(c, seen)
-            news = silence.works(c, seen, before_doing) or news
+            before_doing, rank.beat, rank.leaving = rank.beat.doing, beat, beat.leaving
+            silence.name_a_stuck_script(c, rank)
+            news = silence.works(c, rank, before_doing) or news
         at = beat or pod
-        seen.version, seen.promise = at.version, at.promise
+        rank.version, rank.promise = at.version, at.promise
         committed(c, at.version)
         _learn(c, at.promise)
         if c.gen is not None and at.last == c.gen.id:
-            seen.last, seen.gen_active = c.gen.id, c.gen.active
+            rank.last, rank.gen_active = c.gen.id, c.gen.active
         if c.phase is not CoordinatorPhase.ENDED:
-            _dismiss_outsider(c, seen)
-        news = news or _read_by_decisions(c, seen) != before
+            _dismiss_outsider(c, rank)
+        news = news or _read_by_decisions(c, rank) != before
     return news
 
 
@@ -177,7 +177,7 @@ def committed(c: CoordinatorState, version: int) -> None:
     c.history.committed(version, c.now_ns)
 
 
-def _read_by_decisions(c: CoordinatorState, seen: KnownRank) -> tuple[object, ...]:
+def _read_by_decisions(c: CoordinatorState, rank: KnownRank) -> tuple[object, ...]:
     """Return the values that decisions read and that a heartbeat or report may change.
 
     The winner (R5) is determined only while no generation is in force, so version and last record
@@ -185,46 +185,46 @@ def _read_by_decisions(c: CoordinatorState, seen: KnownRank) -> tuple[object, ..
 
     Args:
         c: The state.
-        seen: The rank that sent the message.
+        rank: The rank that sent the message.
 
     Returns:
         Values to compare with those before the message.
     """
     report = (
-        (seen.version, seen.last)
+        (rank.version, rank.last)
         if c.phase in (CoordinatorPhase.RECOVER, CoordinatorPhase.WAITING)
         else ()
     )
-    standing = seen.leaving, seen.dismissed, seen.beat.outside
+    standing = rank.leaving, rank.dismissed, rank.beat.outside
     return c.phase, c.due_ns, c.had_state, *standing, report
 
 
-def _prepared(c: CoordinatorState, seen: KnownRank, message: m.Prepared) -> bool:
+def _prepared(c: CoordinatorState, rank: KnownRank, message: m.Prepared) -> bool:
     if message.id != c.proposal or c.phase is not CoordinatorPhase.PREPARING:
         return False
-    before = _read_by_decisions(c, seen)
+    before = _read_by_decisions(c, rank)
     c.reports[message.member] = message
-    seen.last, seen.gen_active = message.last, members_of(message.gen_active)
-    seen.version, seen.has_state = message.version, message.has_state
-    seen.leaving = message.leaving
+    rank.last, rank.gen_active = message.last, members_of(message.gen_active)
+    rank.version, rank.has_state = message.version, message.has_state
+    rank.leaving = message.leaving
     _learn_request(c, message.request)
-    _learn_checkpoint(c, seen, message.checkpoint)
+    _learn_checkpoint(c, rank, message.checkpoint)
     # No decision is possible before the last report has come.
-    return len(c.reports) >= len(c.asked) or _read_by_decisions(c, seen) != before
+    return len(c.reports) >= len(c.asked) or _read_by_decisions(c, rank) != before
 
 
-def _started(c: CoordinatorState, seen: KnownRank, message: m.Started) -> bool:
+def _started(c: CoordinatorState, rank: KnownRank, message: m.Started) -> bool:
     if c.gen is None or message.id != c.gen.id:
         return False
-    seen.started = message.id
+    rank.started = message.id
     c.channel_why = message.channel_why or c.channel_why  # a single rank chooses no transport
     c.unstarted.discard(message.member)
     if message.has_state:
-        seen.current = seen.has_state = True
-        seen.last, seen.gen_active = c.gen.id, c.gen.active
+        rank.current = rank.has_state = True
+        rank.last, rank.gen_active = c.gen.id, c.gen.active
     if not c.unstarted or c.phase is not CoordinatorPhase.STARTING:
         return True
-    silence.answered(c, seen)
+    silence.answered(c, rank)
     return False
 
 
@@ -240,8 +240,8 @@ def _complain(c: CoordinatorState, message: m.Complain) -> None:
     within = min(COMPLAINT_MAX_NS, COMPLAINT_NS << min(c.futile, 10))
     why = f"rank {message.member} lost its data channel{lost}: {message.why}"
     if c.complaints >= COMPLAINTS_MAX:
-        told = f"{why}; in {c.complaints} memberships of the same ranks no round was committed"
-        ending.fail(c, Reason.DATA_CHANNEL_FAILED, told, hint=CHANNEL_HINT)
+        text = f"{why}; in {c.complaints} memberships of the same ranks no round was committed"
+        ending.fail(c, Reason.DATA_CHANNEL_FAILED, text, hint=CHANNEL_HINT)
         return
     if c.phase is CoordinatorPhase.PREPARING and message.member in c.asked:
         return  # the change in progress repairs it; a new one would cost a report of every rank
@@ -278,12 +278,12 @@ def _learn(c: CoordinatorState, known: GenerationId) -> None:
 # ---- checkpoints (R19, R26) ----------------------------------------------------------------------
 
 
-def _learn_checkpoint(c: CoordinatorState, seen: KnownRank, kept: Kept | None) -> None:
+def _learn_checkpoint(c: CoordinatorState, rank: KnownRank, kept: Kept | None) -> None:
     """Note the checkpoint that a rank sees, and raise the incarnation above that of its generation.
 
     A checkpoint proves that ranks of this job have trained, if only in an earlier run.
     """
-    seen.checkpoint = kept
+    rank.checkpoint = kept
     if kept is not None:
         c.had_state = True
         if kept.generation.coordinator != c.uid:
@@ -335,8 +335,8 @@ def set_targets(c: CoordinatorState, targets: m.Targets) -> None:
 def _ask(c: CoordinatorState, request: Request) -> None:
     c.request, c.request_number = request, request.number
     ask = m.Ask(request)
-    for seen in c.roster.present():
-        c.tell(seen.member, ask)
+    for rank in c.roster.present():
+        c.tell(rank.member, ask)
 
 
 def _learn_request(c: CoordinatorState, number: int) -> None:

@@ -76,5 +76,5 @@ def _inside(c: CoordinatorState) -> set[MemberId]:
     """Return the members that stay in the next generation."""
     assert c.gen is not None
     out = draining(c)
-    seen = {x: c.roster.rank(x) for x in c.gen.members}
-    return {x for x, s in seen.items() if s.present and not s.leaving and x not in out}
+    ranks = {x: c.roster.rank(x) for x in c.gen.members}
+    return {x for x, s in ranks.items() if s.present and not s.leaving and x not in out}

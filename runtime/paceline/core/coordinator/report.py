@@ -66,8 +66,10 @@ def status(c: CoordinatorState) -> Status:
 
 def _transport(c: CoordinatorState) -> str:
     prefix = Fact.CARRIED
-    told = (name for member in c.index for name in c.roster.rank(member).facts)
-    return "+".join(sorted({name.removeprefix(prefix) for name in told if name.startswith(prefix)}))
+    facts = (name for member in c.index for name in c.roster.rank(member).facts)
+    return "+".join(
+        sorted({name.removeprefix(prefix) for name in facts if name.startswith(prefix)})
+    )
 
 
 def _restarts(c: CoordinatorState) -> int:
@@ -97,50 +99,50 @@ def carrier(c: CoordinatorState) -> Network:
 
 
 def _rank(c: CoordinatorState, member: MemberId, surplus: set[MemberId]) -> RankStatus:
-    seen = c.roster.rank(member)
+    rank = c.roster.rank(member)
     return RankStatus(
         member=member,
-        state=RankPhase.STANDBY if member in surplus else _state(c, member, seen),
+        state=RankPhase.STANDBY if member in surplus else _state(c, member, rank),
         rank=c.index.get(member),
-        pid=seen.pid,
-        host=_host(c, seen),
-        version=seen.version,
-        silent_ms=(c.now_ns - seen.heard_ns) // NS_PER_MS if seen.heard_ns else 0,
-        facts=_own(seen),
-        carrier=seen.carrier,
-        why=seen.dead or seen.suspect or silence.unheard_since(c, seen),
-        finished=seen.finished or seen.stopped is not None,
+        pid=rank.pid,
+        host=_host(c, rank),
+        version=rank.version,
+        silent_ms=(c.now_ns - rank.heard_ns) // NS_PER_MS if rank.heard_ns else 0,
+        facts=_own(rank),
+        carrier=rank.carrier,
+        why=rank.dead or rank.suspect or silence.unheard_since(c, rank),
+        finished=rank.finished or rank.stopped is not None,
     )
 
 
-def _host(c: CoordinatorState, seen: KnownRank) -> str:
-    if seen.register is not None:
-        return seen.register.host
-    pod = c.roster.pods.get(pod_of(seen.member))
+def _host(c: CoordinatorState, rank: KnownRank) -> str:
+    if rank.register is not None:
+        return rank.register.host
+    pod = c.roster.pods.get(pod_of(rank.member))
     return pod.host if pod is not None else ""
 
 
-def _own(seen: KnownRank) -> dict[str, float]:
+def _own(rank: KnownRank) -> dict[str, float]:
     """Return what a rank has measured about itself; its step time comes from its heartbeat."""
-    return {**seen.facts, Fact.STEP_S: seen.beat.step_s} if seen.beat.step_s else seen.facts
+    return {**rank.facts, Fact.STEP_S: rank.beat.step_s} if rank.beat.step_s else rank.facts
 
 
-def _state(c: CoordinatorState, member: MemberId, seen: KnownRank) -> RankPhase:
-    if seen.dead or c.roster.is_dead(member):
+def _state(c: CoordinatorState, member: MemberId, rank: KnownRank) -> RankPhase:
+    if rank.dead or c.roster.is_dead(member):
         return RankPhase.DEAD
-    if seen.suspect:
+    if rank.suspect:
         return RankPhase.SUSPECT
-    if seen.stopped is not None:
+    if rank.stopped is not None:
         return RankPhase.FINISHED
-    if seen.leaving:
+    if rank.leaving:
         return RankPhase.DRAINING
     if member in c.index:
-        if seen.beat.active:
+        if rank.beat.active:
             return RankPhase.ACTIVE
-        if seen.beat.benched:
+        if rank.beat.benched:
             return RankPhase.BENCHED
         return RankPhase.JOINING
-    return RankPhase.JOINING if seen.ready else RankPhase.STARTING
+    return RankPhase.JOINING if rank.ready else RankPhase.STARTING
 
 
 def _skipped(c: CoordinatorState) -> int:
@@ -159,39 +161,41 @@ def _skipped(c: CoordinatorState) -> int:
 
 
 def _conditions(c: CoordinatorState) -> tuple[LiveCondition, ...]:
-    found = []
+    conditions = []
     now = c.wall_s
     if c.gen is not None and not c.unstarted and c.outcome is None and c.due_ns is None:
         text = f"{len(c.gen.members)} ranks in generation {c.gen.id}"
-        found.append(LiveCondition("RingReady", "GenerationStarted", text, now))
+        conditions.append(LiveCondition("RingReady", "GenerationStarted", text, now))
     unheard = []
     if c.outcome is None and (text := silence.never_heard(c)):
         unheard = [LiveCondition("Degraded", "ScriptTakesNoPart", text, now)]
-    found += unheard if c.gen is not None else []
+    conditions += unheard if c.gen is not None else []
     if c.outcome is None and (text := silence.stuck_scripts(c)):
-        found.append(LiveCondition("Degraded", "ScriptStuck", text, now))
+        conditions.append(LiveCondition("Degraded", "ScriptStuck", text, now))
     if text := ending.running_scripts(c):
-        found.append(LiveCondition("Degraded", "ScriptStillRuns", text, now))
+        conditions.append(LiveCondition("Degraded", "ScriptStillRuns", text, now))
     if c.outcome is None and (text := slot_zero.waits(c)):
-        found.append(LiveCondition("Degraded", "WaitingForRank0", text, now))
+        conditions.append(LiveCondition("Degraded", "WaitingForRank0", text, now))
     if c.starts_over and c.outcome is None:
-        found.append(LiveCondition("Degraded", "ScriptStartsOver", c.starts_over, now))
+        conditions.append(LiveCondition("Degraded", "ScriptStartsOver", c.starts_over, now))
     if (skipped := _skipped(c)) and c.outcome is None:
         text = f"{skipped:,} samples were taken from the loader and no step was made of them"
-        found.append(LiveCondition("Degraded", "SamplesSkipped", text, now))
+        conditions.append(LiveCondition("Degraded", "SamplesSkipped", text, now))
     if c.waits:
-        found.append(LiveCondition("Degraded", "WaitingForEvidence", c.waits, now))
+        conditions.append(LiveCondition("Degraded", "WaitingForEvidence", c.waits, now))
     if c.gen is None:
-        found += unheard  # the last condition of a type is shown where only one fits
+        conditions += unheard  # the last condition of a type is shown where only one fits
     if c.unsaved:
-        found.append(LiveCondition("Degraded", "CheckpointFailed", f"{c.unsaved}; {GOES_ON}", now))
+        conditions.append(
+            LiveCondition("Degraded", "CheckpointFailed", f"{c.unsaved}; {GOES_ON}", now)
+        )
     k = c.settings.quorum
     active = len(c.gen.active) if c.gen else 0
     if c.gen is not None and k > active:
         text = f"quorum {k} is asked for, {active} ranks are active"
-        found.append(LiveCondition("Degraded", "QuorumReduced", text, now))
+        conditions.append(LiveCondition("Degraded", "QuorumReduced", text, now))
     running = sum(1 for pod in c.roster.running_pods() if not pod.draining)
     if c.told and running != c.replicas:
         text = f"{running} replicas run, {c.replicas} are wanted"
-        found.append(LiveCondition("Resizing", "ReplicasDiffer", text, now))
-    return tuple(found)
+        conditions.append(LiveCondition("Resizing", "ReplicasDiffer", text, now))
+    return tuple(conditions)

@@ -200,8 +200,8 @@ class Roster:
 
     def is_dead(self, member: MemberId) -> bool:
         """Return True if there is evidence that this process does not live (R25)."""
-        seen = self.ranks.get(member)
-        if seen is not None and seen.dead:
+        rank = self.ranks.get(member)
+        if rank is not None and rank.dead:
             return True
         return self._gone_by_inventory(member)
 
@@ -226,8 +226,8 @@ class Roster:
         pod = self.pods.get(key)
         if pod is not None and pod.connected and not pod.listed:
             return False
-        seen = self.ranks.get(member)
-        return seen is None or not seen.connected or bool(seen.suspect)
+        rank = self.ranks.get(member)
+        return rank is None or not rank.connected or bool(rank.suspect)
 
     def unaccounted(self, asked: set[MemberId]) -> str:
         """Return which process may live without having promised, or an empty string if none may.
@@ -249,20 +249,20 @@ class Roster:
                 return f"pod {key[0]}#{key[1]} has not reported yet"
         silent = (
             member
-            for member, seen in self.ranks.items()
-            if not (member in asked or seen.dismissed or seen.newborn or self.is_dead(member))
+            for member, rank in self.ranks.items()
+            if not (member in asked or rank.dismissed or rank.newborn or self.is_dead(member))
         )
         first = min(silent, default=None)
         if first is None:
             return ""
-        seen = self.ranks[first]
-        if seen.register is None and seen.alive_ns is not None:
+        rank = self.ranks[first]
+        if rank.register is None and rank.alive_ns is not None:
             return f"rank {first} runs and has not registered yet, as pl.init() does"
         return f"rank {first} is silent and not known dead"
 
     def of_pod(self, slot: int, attempt: int) -> list[KnownRank]:
         """Return the known ranks of one pod."""
-        return [seen for member, seen in self.ranks.items() if pod_of(member) == (slot, attempt)]
+        return [rank for member, rank in self.ranks.items() if pod_of(member) == (slot, attempt)]
 
     def agent_of(self, member: MemberId) -> KnownPod | None:
         """Return the connected agent of a rank, which can kill it and give evidence; else None."""

@@ -43,8 +43,8 @@ def note(c: CoordinatorState, dead: m.RankDead) -> bool:
     Returns:
         False if the script did not cause the end, or if this end is known already.
     """
-    seen = c.roster.rank(dead.member)
-    if not is_scripts_own(dead) or seen.kill_asked or seen.dismissed:
+    rank = c.roster.rank(dead.member)
+    if not is_scripts_own(dead) or rank.kill_asked or rank.dismissed:
         return False
     if any(known.member == dead.member for known in c.script_failures):
         return False
@@ -188,9 +188,9 @@ def never_replaced(c: CoordinatorState) -> list[m.RankDead]:
     if not c.script_failures or not c.runs_script:
         return []
     ended = {
-        seen.member[:2]: seen.member
-        for _, seen in sorted(c.roster.ranks.items())
-        if seen.finished and not seen.beat.outside
+        rank.member[:2]: rank.member
+        for _, rank in sorted(c.roster.ranks.items())
+        if rank.finished and not rank.beat.outside
     }
     return [
         dead
@@ -229,7 +229,7 @@ def lost_slots(c: CoordinatorState) -> list[m.RankDead]:
     """
     if not c.script_failures:
         return []
-    outside = {seen.member[:2] for seen in c.roster.present() if seen.beat.outside}
+    outside = {rank.member[:2] for rank in c.roster.present() if rank.beat.outside}
     return [dead for dead in never_replaced(c) if dead.member[:2] in outside]
 
 

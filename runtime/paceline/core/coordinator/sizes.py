@@ -95,9 +95,9 @@ class Sizes:
         for member in sorted(ranks):
             pods.setdefault(pod_of(member), []).append(member)
         return {
-            pod: found
-            for pod, found in pods.items()
-            if len({member.local for member in found}) == self.procs
+            pod: members
+            for pod, members in pods.items()
+            if len({member.local for member in members}) == self.procs
         }
 
 

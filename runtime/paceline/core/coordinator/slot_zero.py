@@ -60,7 +60,7 @@ def _is_missing(c: CoordinatorState) -> bool:
         return False
     # The cheapest question first: this is asked with every event.
     members = (c.roster.rank(x) for x in c.gen.members if not c.roster.is_dead(x))
-    if not all(seen.beat.done for seen in members) or not c.runs_script:
+    if not all(rank.beat.done for rank in members) or not c.runs_script:
         return False
     lives = any(is_slot_0(member) for pod in c.roster.pods.values() for member in pod.living)
     return not lives and not all(c.roster.is_dead(x) for x in c.gen.members)

@@ -199,7 +199,7 @@ class CoordinatorState:
     @property
     def script_ranks(self) -> int:
         """Number of ranks of a script that steps its own optimizers (S1); 0 for any other."""
-        registers = (seen.register for seen in self.roster.ranks.values())
+        registers = (rank.register for rank in self.roster.ranks.values())
         plans = (register.plan for register in registers if register is not None)
         return next((plan.script for plan in plans if plan is not None and plan.script), 0)
 
@@ -277,19 +277,19 @@ class CoordinatorState:
 
     def tell_pace(self) -> None:
         """Choose the heartbeat interval for the current size; tell all agents if it is new."""
-        told, pace, pods = self.pace_told, self.config.pace, self.expected_pods
+        before, pace, pods = self.pace_told, self.config.pace, self.expected_pods
         now = self.pace_told = pace.to_agent(pods, self.expected)
         self.freeze_ns = pace.freeze_ns(pods, self.config.freeze_timeout_ns)
-        if now == told:
+        if now == before:
             return
         for pod in self.roster.pods.values():
             if pod.connected:
                 self.effects.append(ToAgent(pod.slot, pod.attempt, now))
 
-    def dismiss(self, seen: KnownRank, why: str) -> None:
+    def dismiss(self, rank: KnownRank, why: str) -> None:
         """Order a rank to end: the job does not need it."""
-        seen.dismissed = True
-        self.tell(seen.member, m.Dismiss(why))
+        rank.dismissed = True
+        self.tell(rank.member, m.Dismiss(why))
 
     def happened(self, reason: str, message: str, facts: dict[str, str] | None = None) -> None:
         """Record something worth an Event on the job and a line in the log.

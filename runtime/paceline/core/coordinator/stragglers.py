@@ -39,11 +39,11 @@ def judge_now_and_then(c: CoordinatorState) -> None:
         for local in range(c.config.procs)
     }
     ranks = {}
-    for seen in c.roster.ranks.values():
-        if not seen.dead and seen.member in c.index:
-            key = _key(seen.member.slot, seen.member.local, pod_of(seen.member)[1])
-            ranks[key] = seen
-            steps[key] = seen.beat.step_s if seen.beat.active else 0.0
+    for rank in c.roster.ranks.values():
+        if not rank.dead and rank.member in c.index:
+            key = _key(rank.member.slot, rank.member.local, pod_of(rank.member)[1])
+            ranks[key] = rank
+            steps[key] = rank.beat.step_s if rank.beat.active else 0.0
     verdict = slow.judge(
         [slow.StepTime(key, step_s) for key, step_s in sorted(steps.items())],
         settings,
@@ -65,16 +65,16 @@ def _key(slot: int, local: int, pod_attempt: int) -> str:
     return f"{slot}.{local}#{pod_attempt}"
 
 
-def _told(member: MemberId, found: slow.Slow) -> StragglerStatus:
-    return StragglerStatus(member, found.percent, found.since_s, str(found.action))
+def _told(member: MemberId, straggler: slow.Slow) -> StragglerStatus:
+    return StragglerStatus(member, straggler.percent, straggler.since_s, str(straggler.action))
 
 
-def _step(c: CoordinatorState, seen: KnownRank, found: slow.Slow) -> None:
+def _step(c: CoordinatorState, rank: KnownRank, straggler: slow.Slow) -> None:
     """Take the next step of the ladder against a rank that is slow."""
-    text = f"rank {seen.member} takes {found.percent} % of the median step"
-    c.happened("RankSlow", f"{text}; straggler.respond: {found.action}")
-    agent = c.roster.agent_of(seen.member)
-    if found.action is StragglerResponse.RESTART_IN_PLACE and agent is not None:
-        seen.kill_asked = True
-        kill = m.KillRank(seen.member, f"{text}; it is started again (RestartInPlace)")
+    text = f"rank {rank.member} takes {straggler.percent} % of the median step"
+    c.happened("RankSlow", f"{text}; straggler.respond: {straggler.action}")
+    agent = c.roster.agent_of(rank.member)
+    if straggler.action is StragglerResponse.RESTART_IN_PLACE and agent is not None:
+        rank.kill_asked = True
+        kill = m.KillRank(rank.member, f"{text}; it is started again (RestartInPlace)")
         c.effects.append(ToAgent(agent.slot, agent.attempt, kill))

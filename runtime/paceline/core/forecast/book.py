@@ -61,7 +61,7 @@ def alike(one: Setting, other: Setting) -> bool:
     return same and abs(one.batch / other.batch - 1) <= ALIKE
 
 
-def enter(book: Book, found: Iterable[Measurement]) -> Book:
+def enter(book: Book, measurements: Iterable[Measurement]) -> Book:
     """Return the book with these measurements added.
 
     A measurement that is known already (same source and setting, of a run that went on) is replaced
@@ -70,13 +70,13 @@ def enter(book: Book, found: Iterable[Measurement]) -> Book:
 
     Args:
         book: The book so far; it is not changed.
-        found: The new measurements, in any order.
+        measurements: The new measurements, in any order.
 
     Returns:
         A book with the newest MEASURED_MAX measurements, oldest first.
     """
     known = {_key(one): one for one in book.measured}
-    for one in found:
+    for one in measurements:
         before = known.get(_key(one))
         if before is None:
             known[_key(one)] = replace(one, shown=_shown_before(book, one))

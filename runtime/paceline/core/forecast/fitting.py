@@ -20,7 +20,7 @@ def fit_two(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]
     s12 = sum(x1 * x2 for x1, x2 in scaled)
     s22 = sum(x2 * x2 for _, x2 in scaled)
     r1, r2 = sum(x1 for x1, _ in scaled), sum(x2 for _, x2 in scaled)
-    found = [(0.0, r2 / s22 if s22 else 0.0), (r1 / s11 if s11 else 0.0, 0.0)]
+    candidates = [(0.0, r2 / s22 if s22 else 0.0), (r1 / s11 if s11 else 0.0, 0.0)]
     determinant = s11 * s22 - s12 * s12
     if determinant > 1e-9 * s11 * s22:
         a, b = (r1 * s22 - r2 * s12) / determinant, (r2 * s11 - r1 * s12) / determinant
@@ -30,4 +30,4 @@ def fit_two(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]
     def squares(each: tuple[float, float]) -> float:
         return sum((1 - each[0] * x1 - each[1] * x2) ** 2 for x1, x2 in scaled)
 
-    return min(found, key=squares)
+    return min(candidates, key=squares)

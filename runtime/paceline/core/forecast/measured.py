@@ -144,11 +144,11 @@ def _members(pods: Sequence[PodSamples]) -> list[RankSamples]:
 
 def _rounds(ranks: Sequence[RankSamples]) -> dict[int, list[RoundSample]]:
     """Return the rounds that all ranks know, by round number: one sample of each rank."""
-    found: defaultdict[int, list[RoundSample]] = defaultdict(list)
+    by_round: defaultdict[int, list[RoundSample]] = defaultdict(list)
     for rank in ranks:
         for sample in rank.rounds[BEGINNING:]:
-            found[sample.round].append(sample)
-    return {number: each for number, each in found.items() if len(each) == len(ranks)}
+            by_round[sample.round].append(sample)
+    return {number: each for number, each in by_round.items() if len(each) == len(ranks)}
 
 
 def _steps_since(rank: RankSamples, first: int) -> list[StepSample]:
@@ -193,11 +193,11 @@ def noise_scale_told(ranks: Sequence[RankStatus]) -> float | None:
     Returns:
         The noise scale in samples, or None.
     """
-    told = [rank.facts for rank in ranks if Fact.OWN_SQUARE in rank.facts]
-    if not told:
+    reports = [rank.facts for rank in ranks if Fact.OWN_SQUARE in rank.facts]
+    if not reports:
         return None
     batch, square, larger, larger_square = (
-        fmean(as_number(facts[name]) for facts in told)
+        fmean(as_number(facts[name]) for facts in reports)
         for name in (Fact.OWN_BATCH, Fact.OWN_SQUARE, Fact.MEAN_BATCH, Fact.MEAN_SQUARE)
     )
     if larger <= batch:

@@ -128,9 +128,9 @@ class FittedModel:
         given = speedups or {}
         smallest = min(row.setting.model for row in rows)
         sharing_s, per_sample_s = _computing([r for r in rows if r.setting.model == smallest])
-        found = {smallest: 1.0}
+        measured = {smallest: 1.0}
         for m in {row.setting.model for row in rows} - {smallest}:
-            found[m] = fmean(
+            measured[m] = fmean(
                 (per_sample_s + sharing_s * row.setting.ranks) * row.setting.batch / _mean_s(row)
                 for row in rows
                 if row.setting.model == m
@@ -138,7 +138,7 @@ class FittedModel:
         # Given speedups are relative to a rank with the whole model.
         base = given.get(smallest, 1.0)
         if smallest > 1 and base != 1.0:
-            found = {1: 1.0} | {m: base * speedup for m, speedup in found.items()}
+            measured = {1: 1.0} | {m: base * speedup for m, speedup in measured.items()}
         largest = max(rows, key=lambda row: row.setting.members)
         mean_s = fmean(map(fmean, largest.computing_s))
         scales = [row.noise_scale for row in rows if row.noise_scale is not None]
@@ -151,7 +151,7 @@ class FittedModel:
             payload_bytes=median(row.payload_bytes * row.setting.model for row in rows),
             pieces=max((len(row.sums) for row in streamed), default=1),
             update_s=fmean(row.update_s for row in rows),
-            speedups=found | given,
+            speedups=measured | given,
             noise_scale=median(scales) if scales else None,
         )
 
@@ -239,8 +239,8 @@ class FittedModel:
         """
         groups = 1
         while groups <= groups_max:
-            if (found := self.gain(groups, model, batch)) > 1:
-                return Crossover(groups, found)
+            if (gain := self.gain(groups, model, batch)) > 1:
+                return Crossover(groups, gain)
             groups *= 2
         return None
 

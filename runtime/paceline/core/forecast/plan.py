@@ -181,16 +181,16 @@ def _lines(asked: Asked, model: FittedModel, batches: Sequence[float]) -> Iterat
 
 def _modes(settings: RoundSettings, members: int) -> list[tuple[Mode, int]]:
     """Return the job's own mode, then other modes that wait for another number of members."""
-    found: dict[int, Mode] = {}
+    by_quorum: dict[int, Mode] = {}
     if settings.mode is not Mode.DEADLINE:  # a deadline waits for a time, not a number
-        found[quorum_of(settings.mode, settings, members)] = settings.mode
+        by_quorum[quorum_of(settings.mode, settings, members)] = settings.mode
     for mode, quorum in (
         (Mode.FULL, members),
         (Mode.QUORUM, max(1, members - 1)),
         (Mode.MAJORITY, members // 2 + 1),
     ):
-        found.setdefault(quorum, mode)
-    return sorted(((mode, quorum) for quorum, mode in found.items()), key=lambda one: -one[1])
+        by_quorum.setdefault(quorum, mode)
+    return sorted(((mode, quorum) for quorum, mode in by_quorum.items()), key=lambda one: -one[1])
 
 
 def _compared(

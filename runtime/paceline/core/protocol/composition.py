@@ -130,12 +130,12 @@ def is_usual(log: Before, kind: AnnounceKind, share: Share) -> bool:
         True for ARRIVE or COMING with the ordinary share, and for IDLE with the quiet one.
     """
     if kind in (AnnounceKind.ARRIVE, AnnounceKind.COMING):
-        told = ordinary_share(log, share.member, share.operation)
-        if told is not None and (share.metrics or share.operation is not None):
-            told = replace(
-                told, metrics=share.metrics, operation=share.operation, where=share.where
+        expected = ordinary_share(log, share.member, share.operation)
+        if expected is not None and (share.metrics or share.operation is not None):
+            expected = replace(
+                expected, metrics=share.metrics, operation=share.operation, where=share.where
             )
-        return told == share
+        return expected == share
     return kind is AnnounceKind.IDLE and quiet_share(log, share.member) == share
 
 

@@ -229,12 +229,12 @@ def since(
     now: Mapping[str, tuple[float, float]], before: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
     """Return by how much (sum, weight) of each metric grew, where its weight has changed."""
-    found = {}
+    differences = {}
     for name, (total, weight) in now.items():
         old_total, old_weight = before.get(name, (0.0, 0.0))
         if weight != old_weight:
-            found[name] = total - old_total, weight - old_weight
-    return found
+            differences[name] = total - old_total, weight - old_weight
+    return differences
 
 
 def _rows(figures: Mapping[str, tuple[float, float]]) -> tuple[tuple[str, float, float], ...]:

@@ -91,11 +91,11 @@ class Grid:
             Members to whom the starter sends GO, each with the members to whom that one forwards
             it.
         """
-        found: dict[MemberId, tuple[MemberId, ...]] = {}
+        routes: dict[MemberId, tuple[MemberId, ...]] = {}
         for number, group in enumerate(self.groups):
             if starter in group:
-                found |= dict.fromkeys((m for m in group if m != starter), ())
+                routes |= dict.fromkeys((m for m in group if m != starter), ())
             else:
                 head = self.head(number, round_) or group[0]
-                found[head] = tuple(m for m in group if m != head)
-        return found
+                routes[head] = tuple(m for m in group if m != head)
+        return routes

@@ -540,15 +540,15 @@ def on_hashed(rank: RankState, event: Hashed) -> None:
 
 def on_weights_hash(rank: RankState, note: WeightsHash) -> None:
     """Compare the hashes of one version; a difference ends the job with both (I5, R23)."""
-    seen = rank.hashes.setdefault(note.version, {})
-    for member, value in seen.items():
+    hashes = rank.hashes.setdefault(note.version, {})
+    for member, value in hashes.items():
         if value != note.value:
             text = (
                 f"weights of version {note.version} differ: rank {member} has {value:#010x}, "
                 f"rank {note.member} has {note.value:#010x}"
             )
             rank.fail("WeightsDiffer", text)
-    seen[note.member] = note.value
+    hashes[note.member] = note.value
     for old in sorted(rank.hashes)[:-HASHES_MAX]:
         del rank.hashes[old]
 

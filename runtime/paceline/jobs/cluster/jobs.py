@@ -140,7 +140,7 @@ class ClusterJobs:
             )
         name = job.metadata.name
         try:
-            found = self._server.create(self._path, body, {"fieldValidation": "Strict"})
+            created = self._server.create(self._path, body, {"fieldValidation": "Strict"})
         except NotFoundError as error:
             raise self._nowhere(error) from None
         except NameTakenError:
@@ -157,8 +157,8 @@ class ClusterJobs:
                 ) from None
             raise
         if function:
-            self._carry(carried.config_map(carrier, found, function), found)
-        return self._told(found, [])
+            self._carry(carried.config_map(carrier, created, function), created)
+        return self._told(created, [])
 
     def _carry(self, config_map: Mapping[str, Any], job: Mapping[str, Any]) -> None:
         """Create the ConfigMap with the files of a function.
@@ -183,10 +183,10 @@ class ClusterJobs:
     def all(self) -> list[JobStatus]:
         """Return the status of all jobs of the namespace, without `detail`, by name."""
         try:
-            found = self._server.get(self._path)["items"]
+            items = self._server.get(self._path)["items"]
         except NotFoundError as error:
             raise self._nowhere(error) from None
-        return sorted((self._told(job, None) for job in found), key=lambda job: job.name)
+        return sorted((self._told(job, None) for job in items), key=lambda job: job.name)
 
     def status(self, name: str) -> JobStatus:
         """Return the current status of a job, from the TrainingJob and its pods."""
@@ -195,15 +195,15 @@ class ClusterJobs:
 
     def resolved(self, name: str) -> ResolvedJob:
         """Return the settings of a job with this release's defaults filled in."""
-        found = self._job(name)
-        kept = (found.get("status") or {}).get("runtime")
-        if not kept and RUNTIME_REF in found["spec"]:
+        job = self._job(name)
+        kept = (job.get("status") or {}).get("runtime")
+        if not kept and RUNTIME_REF in job["spec"]:
             raise JobFileError(
                 f"job {name} is not merged with its runtime yet",
                 hint=f"`paceline explain {name}` says what it waits for",
             )
         runtime = Runtime(kept["kind"], kept["name"], kept["spec"]) if kept else None
-        return resolve(job_from_mapping(found, runtime))
+        return resolve(job_from_mapping(job, runtime))
 
     def watch(self, name: str) -> Generator[JobStatus]:
         """Yield each new status of a job, and ask the operator for fresh figures."""
@@ -290,8 +290,8 @@ class ClusterJobs:
     def events(self, name: str) -> list[JobEvent]:
         """Return the Events of a job and of its pods, the oldest first."""
         job = self._job(name)
-        found = self._server.get(f"/api/v1/namespaces/{self.namespace}/events")["items"]
-        return from_cluster.job_events(found, job, self._pods(job))
+        items = self._server.get(f"/api/v1/namespaces/{self.namespace}/events")["items"]
+        return from_cluster.job_events(items, job, self._pods(job))
 
     def explain(self, name: str) -> Explanation:
         """Return why a job is slow or does not start, and what to type next."""
@@ -304,15 +304,15 @@ class ClusterJobs:
         status, flags = self._told(job, None), f" -n {self.namespace}"
         if not (pods := sampled.asked(self._pods(job))):
             raise sampled.nobody(status, flags=flags)
-        told, silent = samples.ask(self._server, self._core_path, pods)
-        if not told:
+        answers, silent = samples.ask(self._server, self._core_path, pods)
+        if not answers:
             raise AwayError(
                 f"none of the {len(pods)} workers of job {name} answers: "
                 f"{silent[0].pod}: {silent[0].why}",
                 hint="the API server must reach the port spec.metrics.port of the pods: see that "
                 "no NetworkPolicy or firewall is between them",
             )
-        if not (known := with_steps(told)):
+        if not (known := with_steps(answers)):
             raise sampled.not_yet(status)
         return Samples(known, tuple(silent))
 
@@ -369,8 +369,8 @@ class ClusterJobs:
             return job
         field = f"spec.{RUNTIME_REF}"
         try:
-            found = runtime_from_mapping(self.runtime(ref.kind or RuntimeKind.CLUSTER, ref.name))
-            return job_from_mapping(job.to_mapping(), found)
+            runtime = runtime_from_mapping(self.runtime(ref.kind or RuntimeKind.CLUSTER, ref.name))
+            return job_from_mapping(job.to_mapping(), runtime)
         except NoSuchRuntimeError as error:
             wrong.append(ClusterFinding(field, f"{field}: {error.message}", error.hint))
         except NotAllowedError as error:
@@ -386,12 +386,12 @@ class ClusterJobs:
         try:
             self._server.get(f"{path}/{one.name}")
         except NotFoundError as error:
-            told = f"{one.field}: {one.kind} {one.name} is not there: {error.message}"
+            text = f"{one.field}: {one.kind} {one.name} is not there: {error.message}"
             hint = f"create the {one.kind}, or correct the name; pods would wait for it"
-            wrong.append(ClusterFinding(one.field, told, hint))
+            wrong.append(ClusterFinding(one.field, text, hint))
         except NotAllowedError as error:
-            told = f"{one.field}: {one.kind} {one.name} could not be looked up: {error.message}"
-            unchecked.append(ClusterFinding(one.field, told, "have somebody with the right look"))
+            text = f"{one.field}: {one.kind} {one.name} could not be looked up: {error.message}"
+            unchecked.append(ClusterFinding(one.field, text, "have somebody with the right look"))
 
     def runtimes(self) -> list[RuntimeRow]:
         """Return the runtimes that a job of this namespace can name, by kind and name.
@@ -404,7 +404,7 @@ class ClusterJobs:
         Raises:
             NotAllowedError: The user may not read those of the namespace.
         """
-        found: list[RuntimeRow] = []
+        rows: list[RuntimeRow] = []
         for kind in RuntimeKind:
             try:
                 items = self._server.get(self._runtimes_path(kind))["items"]
@@ -414,8 +414,8 @@ class ClusterJobs:
                 if kind is RuntimeKind.NAMESPACED:
                     raise
                 continue
-            found += [_runtime_row(kind, item) for item in items]
-        return sorted(found, key=lambda row: (row.kind, row.name))
+            rows += [_runtime_row(kind, item) for item in items]
+        return sorted(rows, key=lambda row: (row.kind, row.name))
 
     def runtime(self, kind: RuntimeKind, name: str) -> dict[str, Any]:
         """Return a runtime as in a file.
@@ -458,8 +458,8 @@ class ClusterJobs:
     def _pods(self, job: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the pods that this job owns, and not those of an earlier namesake."""
         query = {"labelSelector": f"{LABEL_JOB}={job['metadata']['name']}"}
-        found: list[dict[str, Any]] = self._server.get(self._pods_path, query)["items"]
-        return [pod for pod in found if _is_of(pod, job)]
+        pods: list[dict[str, Any]] = self._server.get(self._pods_path, query)["items"]
+        return [pod for pod in pods if _is_of(pod, job)]
 
     def _change(self, name: str, spec: Mapping[str, Any]) -> None:
         try:
@@ -520,13 +520,13 @@ class ClusterJobs:
         mine: set[str] | None = None
         query = {"labelSelector": f"{LABEL_JOB}={job['metadata']['name']}"}
         while True:
-            found = patience.asked(partial(self._server.get, self._pods_path, query))
-            left = {pod["metadata"]["name"] for pod in found["items"] if _is_of(pod, job)}
+            answer = patience.asked(partial(self._server.get, self._pods_path, query))
+            left = {pod["metadata"]["name"] for pod in answer["items"] if _is_of(pod, job)}
             mine = left if mine is None else mine & left
             left = set(mine)  # pods that are created meanwhile do not count
             if not left or (end_ns is not None and now_ns() >= end_ns):
                 return len(left)
-            since = query | {"resourceVersion": found["metadata"]["resourceVersion"]}
+            since = query | {"resourceVersion": answer["metadata"]["resourceVersion"]}
             timeout_s = WATCH_S if end_ns is None else min(WATCH_S, _whole_s(end_ns))
             try:
                 for kind, pod in self._server.watch(self._pods_path, since, timeout_s=timeout_s):
@@ -549,28 +549,28 @@ class ClusterJobs:
         Yields:
             The TrainingJob, as the API server holds it.
         """
-        uid, seen = self._job(name)["metadata"]["uid"], ""
+        uid, version = self._job(name)["metadata"]["uid"], ""
         only = {"fieldSelector": f"metadata.name={name}"}
         while True:
             try:
                 # Start the watch from the version of the list, which is current. The version of a
                 # job that has not changed for long may be too old for a watch.
-                found = self._server.get(self._path, only)
+                answer = self._server.get(self._path, only)
                 patience.answered()
-                job = next(iter(found["items"]), None)
+                job = next(iter(answer["items"]), None)
                 if job is None or job["metadata"]["uid"] != uid:
                     return
-                if job["metadata"]["resourceVersion"] != seen:
-                    seen = job["metadata"]["resourceVersion"]
+                if job["metadata"]["resourceVersion"] != version:
+                    version = job["metadata"]["resourceVersion"]
                     yield job
-                since = only | {"resourceVersion": found["metadata"]["resourceVersion"]}
+                since = only | {"resourceVersion": answer["metadata"]["resourceVersion"]}
                 left_s = WATCH_S if end_ns is None else min(WATCH_S, _whole_s(end_ns))
                 for kind, job in self._server.watch(self._path, since, timeout_s=left_s):
                     if kind == "DELETED":
                         return
                     if kind == "ERROR":
                         continue  # the watch ends; the job is read again
-                    seen = job["metadata"]["resourceVersion"]
+                    version = job["metadata"]["resourceVersion"]
                     yield job
             except PacelineError as error:
                 patience.rest(error)

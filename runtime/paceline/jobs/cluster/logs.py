@@ -215,10 +215,10 @@ class Logs:
 
     def _list(self) -> tuple[list[Object], dict[str, Any]]:
         """Return the job's worker pods, and the query for a watch that starts after them."""
-        found = self._server.get(self._pods_path, self._query)
+        answer = self._server.get(self._pods_path, self._query)
         self._patience.answered()
-        since = self._query | {"resourceVersion": found["metadata"]["resourceVersion"]}
-        return found["items"], since
+        since = self._query | {"resourceVersion": answer["metadata"]["resourceVersion"]}
+        return answer["items"], since
 
     def _without_earlier(self, pods: Iterable[Object]) -> list[Object]:
         """Return the latest pod of each slot, and mark the others as already read.

@@ -49,12 +49,12 @@ class Patience:
         """
         while True:
             try:
-                found = ask()
+                answer = ask()
             except PacelineError as error:
                 self.rest(error)
                 continue
             self.answered()
-            return found
+            return answer
 
     def rest(self, error: PacelineError) -> None:
         """Wait before the next attempt, or raise `error` if another attempt is of no use.

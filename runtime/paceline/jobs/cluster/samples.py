@@ -91,8 +91,8 @@ def _token(server: ApiServer, namespace_path: str, secret: str, field: str) -> s
         The token that the agents of the job accept.
     """
     try:
-        found = server.get(f"{namespace_path}/secrets/{secret}")
-        token = base64.b64decode(found["data"][field], validate=True).decode("ascii")
+        answer = server.get(f"{namespace_path}/secrets/{secret}")
+        token = base64.b64decode(answer["data"][field], validate=True).decode("ascii")
     except (NotFoundError, KeyError, ValueError):
         return ""
     return steps_token(token)

@@ -81,12 +81,12 @@ class ApiServer:
         """
         answer = self._ask("GET", path, None, None, "", limit_s, headers)
         end_ns = now_ns() + round(limit_s * NS_PER_S)
-        found = bytearray()
+        received = bytearray()
         try:
             with closing(answer):
                 for part in answer.stream(CHUNK):
-                    found += part
-                    if len(found) > size_max:
+                    received += part
+                    if len(received) > size_max:
                         raise RejectedError(
                             f"the answer to {path} is larger than {size_max:,} bytes",
                             hint="see what answers there",
@@ -95,7 +95,7 @@ class ApiServer:
                         raise self._away(urllib3.exceptions.TimeoutError(f"more than {limit_s} s"))
         except _AWAY as error:
             raise self._away(error) from None
-        return bytes(found)
+        return bytes(received)
 
     def create(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> Any:
         """Create the object `body` in the collection `path`; return the stored object."""
@@ -158,10 +158,10 @@ class ApiServer:
         begun_ns = now_ns()
         for line in self.lines(path, asked, silence_s=timeout_s + READ_S):
             event = self._parsed(line, path)
-            kind, found = event.get("type"), event.get("object")
-            if not isinstance(kind, str) or not isinstance(found, dict):
+            kind, item = event.get("type"), event.get("object")
+            if not isinstance(kind, str) or not isinstance(item, dict):
                 raise self._nonsense(path)
-            yield kind, found
+            yield kind, item
             if kind == "ERROR":
                 break
         if now_ns() - begun_ns < REST_S * NS_PER_S:
@@ -185,12 +185,12 @@ class ApiServer:
     def _parsed(self, said: bytes | str, path: str) -> dict[str, Any]:
         """Return a JSON object from the API server; raise JobsError for anything else."""
         try:
-            found = json.loads(said)
+            parsed = json.loads(said)
         except (ValueError, RecursionError):
             raise self._nonsense(path) from None
-        if not isinstance(found, dict):
+        if not isinstance(parsed, dict):
             raise self._nonsense(path)
-        return found
+        return parsed
 
     def _nonsense(self, path: str) -> JobsError:
         return JobsError(
@@ -213,17 +213,17 @@ class ApiServer:
         headers = {"Accept": "application/json"} | ({"Content-Type": kind} if kind else {})
         headers |= more
         try:
-            found = self._client.call_api(
+            answer = self._client.call_api(
                 method, asked, headers, body, _request_timeout=(CONNECT_S, silence_s)
             ).response
-            if found.status < 400:
-                return found
-            said = found.data.decode(errors="replace")
+            if answer.status < 400:
+                return answer
+            said = answer.data.decode(errors="replace")
         except ApiException as error:  # for example, the server's certificate is not trusted
             raise self._away(error.reason) from None
         except _AWAY as error:
             raise self._away(error) from None
-        raise self.refused(found.status, said, path)
+        raise self.refused(answer.status, said, path)
 
     def _away(self, error: object) -> AwayError:
         why = getattr(error, "reason", None) or error

@@ -25,15 +25,15 @@ def with_function(job: Mapping[str, Any], config_map: str) -> dict[str, Any]:
     Returns:
         A deep copy of `job` with one more volume and one more volume mount.
     """
-    found = copy.deepcopy(dict(job))
-    pod = found["spec"]["template"]["spec"]
+    copied = copy.deepcopy(dict(job))
+    pod = copied["spec"]["template"]["spec"]
     volume = {"name": VOLUME, "configMap": {"name": config_map}}
     pod["volumes"] = [*pod.get("volumes", ()), volume]
     for container in pod["containers"]:
         if container["name"] == TRAINER:
             mount = {"name": VOLUME, "mountPath": f"{POD_RUN_DIR}/{FOLDER}", "readOnly": True}
             container["volumeMounts"] = [*container.get("volumeMounts", ()), mount]
-    return found
+    return copied
 
 
 def config_map(name: str, job: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:

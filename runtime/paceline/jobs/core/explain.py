@@ -89,12 +89,12 @@ class _Job:
                 return verdict, [*failed, *self._gain()], [logs, events, self._command("delete")]
             case x if x == FAILED:
                 first, *more = status.message.splitlines() or ["nobody has said why"]
-                told = [*more[-LINES_MAX:], *([status.hint] if status.hint else [])]
-                return f"It has failed: {first}", told, [f"{logs} --previous", events]
+                details = [*more[-LINES_MAX:], *([status.hint] if status.hint else [])]
+                return f"It has failed: {first}", details, [f"{logs} --previous", events]
             case x if x == ENDED:
-                told = [status.hint] if status.hint else []
+                details = [status.hint] if status.hint else []
                 verdict = f"It has ended; {status.message}"
-                return verdict, told, [f"{logs} --previous", self._command("delete")]
+                return verdict, details, [f"{logs} --previous", self._command("delete")]
             case x if x == SUSPENDED:
                 verdict = "It is suspended and nothing of it runs; resume starts it again."
                 return verdict, [], [self._command("resume"), logs, events]
@@ -204,18 +204,18 @@ class _Job:
             who = "rank" if len(ranks) == 1 else "ranks"
             yield f"{who} {', '.join(map(str, ranks))}: {why}"
 
-    def conditions(self, told: Iterable[str]) -> Iterator[str]:
-        """Yield the conditions as text, without RingReady and those in `told`."""
+    def conditions(self, shown: Iterable[str]) -> Iterator[str]:
+        """Yield the conditions as text, without RingReady and those in `shown`."""
         for condition in self._detail.conditions:
             text = f"{condition.type} ({condition.reason}): {condition.message}"
-            if condition.type != "RingReady" and text not in told:
+            if condition.type != "RingReady" and text not in shown:
                 yield text
 
     def warnings(self, events: Sequence[JobEvent]) -> Iterator[str]:
         """Yield the latest warnings; those about stragglers only while rounds run."""
         rests = self._status.ended or self._status.state == SUSPENDED
-        told = [one for one in events if one.warning and not (rests and one.reason in _PASSING)]
-        for event in told[-WORDS_MAX:]:
+        warnings = [one for one in events if one.warning and not (rests and one.reason in _PASSING)]
+        for event in warnings[-WORDS_MAX:]:
             yield f"{event.reason}: {event.message.partition(chr(10))[0]}"
 
     def _command(self, verb: str) -> str:

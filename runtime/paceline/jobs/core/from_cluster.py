@@ -131,14 +131,14 @@ def _rounds_per_s(status: Object, state: str) -> float:
 
 
 def _told_s(status: Object, state: str, now_s: float) -> float:
-    told = time_s(status.get("figuresTime"))
-    return max(0.0, now_s - told) if told and state not in (COMPLETE, FAILED, SUSPENDED) else 0.0
+    time = time_s(status.get("figuresTime"))
+    return max(0.0, now_s - time) if time and state not in (COMPLETE, FAILED, SUSPENDED) else 0.0
 
 
 def holding(job: Object) -> list[Object]:
     """Return the conditions of a job that are True, the latest transition first."""
-    found = (job.get("status") or {}).get("conditions") or ()
-    held = [one for one in found if one.get("status") == "True"]
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    held = [one for one in conditions if one.get("status") == "True"]
     return sorted(held, key=lambda one: time_s(one.get("lastTransitionTime")), reverse=True)
 
 
@@ -149,8 +149,10 @@ def time_s(text: str | None) -> float:
 
 def workers(pods: Iterable[Object]) -> list[Object]:
     """Return the worker pods in order of slot and attempt."""
-    found = [p for p in pods if p["metadata"].get("labels", {}).get(LABEL_ROLE) == ROLE_WORKER]
-    return sorted(found, key=place)
+    worker_pods = [
+        p for p in pods if p["metadata"].get("labels", {}).get(LABEL_ROLE) == ROLE_WORKER
+    ]
+    return sorted(worker_pods, key=place)
 
 
 def place(pod: Object) -> tuple[int, int]:
@@ -181,14 +183,14 @@ def job_events(events: Iterable[Object], job: Object, pods: Iterable[Object]) ->
     uids = {job["metadata"]["uid"], *(pod["metadata"]["uid"] for pod in pods)}
     born_s = time_s(job["metadata"].get("creationTimestamp"))
     own_pod = re.compile(rf"{re.escape(job['metadata']['name'])}-(coordinator|\d+)-\d+")
-    found = []
+    shown = []
     for event in events:
         about = event["involvedObject"]
         named = about.get("kind") == "Pod" and own_pod.fullmatch(about.get("name", ""))
-        told = _event(event, about.get("name", "") if about.get("kind") == "Pod" else "")
-        if about.get("uid") in uids or (named and told.wall_s >= born_s):
-            found.append(told)
-    return sorted(found, key=lambda event: event.wall_s)
+        parsed = _event(event, about.get("name", "") if about.get("kind") == "Pod" else "")
+        if about.get("uid") in uids or (named and parsed.wall_s >= born_s):
+            shown.append(parsed)
+    return sorted(shown, key=lambda event: event.wall_s)
 
 
 def _event(event: Object, pod: str) -> JobEvent:
@@ -212,8 +214,8 @@ def _event(event: Object, pod: str) -> JobEvent:
 
 def _message(status: Object, state: str) -> str:
     for condition in status.get("conditions") or ():
-        told = state in (condition.get("type"), condition.get("reason"))
-        if told and condition.get("status") == "True" and state != TRAINING:
+        fits = state in (condition.get("type"), condition.get("reason"))
+        if fits and condition.get("status") == "True" and state != TRAINING:
             return str(condition.get("message") or "")
     return ""
 
@@ -230,9 +232,9 @@ def _detail(job: Object, pods: list[Object], state: str) -> Status:
     moved = status.get("transport") or {}
     transport, _, carrier = str(moved.get("kind") or "").partition(" over ")
     rows = [read_rank_row(row) for row in status.get("ranks") or ()]
-    told = {_place(rank): rank for rank, _ in rows}
+    reported = {_place(rank): rank for rank, _ in rows}
     rests = state in _AT_REST
-    ranks = _ranks(pods, status, procs, told)
+    ranks = _ranks(pods, status, procs, reported)
     if rests:
         ranks = _ranks_at_rest(pods, (rank for rank, _ in rows), procs, state)
     return Status(
@@ -264,7 +266,7 @@ def _detail(job: Object, pods: list[Object], state: str) -> Status:
             for one in holding(job)
             if one["type"] not in _NO_NEWS and not (rests and one["type"] in _OF_ROUNDS)
         ),
-        stragglers=() if rests else tuple(_stragglers(status, pods, procs, told)),
+        stragglers=() if rests else tuple(_stragglers(status, pods, procs, reported)),
         restarts=int((status.get("restarts") or {}).get("ranks") or 0),
     )
 
@@ -295,9 +297,9 @@ def _place(rank: RankStatus) -> Place:
     return rank.member.slot, rank.member.local, rank.pod[1]
 
 
-def _member(place: Place, told: Mapping[Place, RankStatus]) -> MemberId:
+def _member(place: Place, reported: Mapping[Place, RankStatus]) -> MemberId:
     slot, local, attempt = place
-    rank = told.get(place)
+    rank = reported.get(place)
     return rank.member if rank else MemberId(slot, local, attempt * ATTEMPT_STRIDE)
 
 
@@ -305,7 +307,7 @@ def _ranks(
     pods: list[Object],
     status: Object,
     procs: int,
-    told: Mapping[Place, RankStatus],
+    reported: Mapping[Place, RankStatus],
 ) -> Iterator[RankStatus]:
     """Yield the status of each rank of a job that runs.
 
@@ -317,20 +319,20 @@ def _ranks(
         pods: Pods of the job.
         status: `status` of the TrainingJob.
         procs: Members in each pod.
-        told: Reports of the coordinator, by place.
+        reported: Reports of the coordinator, by place.
 
     Yields:
         One status for each rank of the latest pod of each slot.
     """
-    found = latest(pods)
-    running = [pod for pod in found if pod_phase(pod) is RankPhase.ACTIVE]
+    newest = latest(pods)
+    running = [pod for pod in newest if pod_phase(pod) is RankPhase.ACTIVE]
     all_train = len(running) <= int(status.get("readyReplicas") or 0)
     version = int(status.get("round") or 0)
-    for pod in found:
+    for pod in newest:
         of_pod = pod_phase(pod)
         slot, attempt = place(pod)
         for local in range(procs):
-            known = told.get((slot, local, attempt))
+            known = reported.get((slot, local, attempt))
             if known is None:
                 trains = of_pod is RankPhase.ACTIVE and all_train
                 phase = RankPhase.STARTING if of_pod is RankPhase.ACTIVE else of_pod
@@ -348,7 +350,7 @@ def _ranks(
 
 
 def _ranks_at_rest(
-    pods: list[Object], told: Iterable[RankStatus], procs: int, state: str
+    pods: list[Object], reported: Iterable[RankStatus], procs: int, state: str
 ) -> Iterator[RankStatus]:
     """Yield how the ranks ended, for a job of which no process runs any more.
 
@@ -357,7 +359,7 @@ def _ranks_at_rest(
 
     Args:
         pods: Pods of the job.
-        told: Reports of the operator about the last process of each place.
+        reported: Reports of the operator about the last process of each place.
         procs: Members in each pod.
         state: State of the job: Complete, Failed or Suspended.
 
@@ -365,7 +367,7 @@ def _ranks_at_rest(
         One status for each place, in order of slot and process.
     """
     of_pods = {place(pod): pod for pod in latest(pods)}
-    found: dict[tuple[int, int], RankStatus] = {}
+    by_place: dict[tuple[int, int], RankStatus] = {}
     for (slot, attempt), pod in of_pods.items():
         ended = pod_phase(pod)
         if ended not in _ENDS:
@@ -373,12 +375,12 @@ def _ranks_at_rest(
         why = _why(pod) if ended is RankPhase.DEAD else ""
         for local in range(procs):
             member = MemberId(slot, local, attempt * ATTEMPT_STRIDE)
-            found[slot, local] = RankStatus(
+            by_place[slot, local] = RankStatus(
                 member, ended, host=str(pod["spec"].get("nodeName") or ""), why=why
             )
-    for rank in told:
+    for rank in reported:
         member, noted = rank.member, rank.state
-        of_pod = found.get((member.slot, member.local))
+        of_pod = by_place.get((member.slot, member.local))
         if noted not in _ENDS and of_pod is not None:
             continue  # left by an operator of an earlier release: the last phase, not the end
         if of_pod is not None and pod_of(member) < pod_of(of_pod.member):
@@ -386,14 +388,14 @@ def _ranks_at_rest(
         if noted not in _ENDS:
             noted = RankPhase.FINISHED if state == COMPLETE else RankPhase.DEAD
         known = of_pod if of_pod is not None and pod_of(member) == pod_of(of_pod.member) else None
-        found[member.slot, member.local] = replace(
+        by_place[member.slot, member.local] = replace(
             rank,
             state=noted,
             pid=0,
             host=known.host if known is not None else "",
             why=known.why if known is not None and noted is RankPhase.DEAD else "",
         )
-    yield from (found[key] for key in sorted(found))
+    yield from (by_place[key] for key in sorted(by_place))
 
 
 def pod_phase(pod: Object) -> RankPhase:
@@ -436,14 +438,14 @@ def _stragglers(
     status: Object,
     pods: list[Object],
     procs: int,
-    told: Mapping[Place, RankStatus],
+    reported: Mapping[Place, RankStatus],
 ) -> Iterator[StragglerStatus]:
     places = {pod["metadata"]["name"]: place(pod) for pod in workers(pods)}
     for slow in status.get("stragglers") or ():
-        if (found := places.get(slow.get("replica", ""))) is not None:
-            slot, attempt = found
+        if (worker := places.get(slow.get("replica", ""))) is not None:
+            slot, attempt = worker
             yield StragglerStatus(
-                member=_member((slot, max(0, int(slow["rank"])) % procs, attempt), told),
+                member=_member((slot, max(0, int(slow["rank"])) % procs, attempt), reported),
                 percent=int(slow["slowdownPercent"]),
                 since_wall_s=time_s(slow.get("since")),
                 action=str(slow.get("action", "")),

@@ -39,9 +39,9 @@ def parse_line(raw: str, *, source: str, procs: int) -> LogLine | None:
         The line; None if it has no timestamp, as the rest of a line whose beginning was rotated
         away.
     """
-    if (found := _STAMPED.fullmatch(raw)) is None:
+    if (match := _STAMPED.fullmatch(raw)) is None:
         return None
-    second, fraction, zone, text = found.groups()
+    second, fraction, zone, text = match.groups()
     try:
         at = datetime.fromisoformat(f"{second}{zone.replace('Z', '+00:00')}")
         wall_ns = round(at.timestamp()) * NS_PER_S + int((fraction or "").ljust(9, "0"))
@@ -108,15 +108,15 @@ class Shuffle:
             Lines that every open replica has passed, or that were held for `hold_ns`.
         """
         heard_ns = min(self._last_ns.values(), default=None)
-        found = []
+        lines = []
         while self._held:
             at_ns, _, came_ns, line = self._held[0]
             heard = heard_ns is None or at_ns <= heard_ns
             if not heard and now_ns - came_ns < self._hold_ns:
                 break
             heapq.heappop(self._held)
-            found.append(line)
-        return found
+            lines.append(line)
+        return lines
 
     def next_ns(self) -> int | None:
         """Return when to call `ready` again if no line arrives before; None if none is held."""

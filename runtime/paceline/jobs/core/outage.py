@@ -56,5 +56,5 @@ class Outage:
 
     def answered(self) -> bool:
         """Record an answer; return True if the end of a reported outage is to be reported."""
-        told, self._told, self._since_ns = self._told, False, None
-        return told
+        was_told, self._told, self._since_ns = self._told, False, None
+        return was_told

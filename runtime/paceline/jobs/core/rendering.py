@@ -36,7 +36,7 @@ def log_line(line: LogLine, *, colour: bool, times: bool, raw: bool = False) -> 
     return f"\x1b[{code}m{mark}\x1b[0m {text}" if colour else f"{mark} {text}"
 
 
-def jobs(found: Iterable[JobStatus], *, wide: bool) -> list[str]:
+def jobs(statuses: Iterable[JobStatus], *, wide: bool) -> list[str]:
     """Return a table of jobs with a heading, one line for each; empty if there are none."""
     names = ["JOB", "STATE", "READY", "ROUND", "DONE", "AGE"]
     rows = [
@@ -49,12 +49,12 @@ def jobs(found: Iterable[JobStatus], *, wide: bool) -> list[str]:
             age(job.age_s),
             *([job.place, job.message.partition("\n")[0]] if wide else []),
         ]
-        for job in found
+        for job in statuses
     ]
     return columns([names + (["PLACE", "MESSAGE"] if wide else []), *rows]) if rows else []
 
 
-def events(found: Iterable[JobEvent], now_s: float, *, wide: bool) -> list[str]:
+def events(events: Iterable[JobEvent], now_s: float, *, wide: bool) -> list[str]:
     """Return a table of events with a heading, one line for each; empty if there are none."""
     rows = [
         [
@@ -64,16 +64,16 @@ def events(found: Iterable[JobEvent], now_s: float, *, wide: bool) -> list[str]:
             *([event.source, str(event.count)] if wide else []),
             event.message.partition("\n")[0],
         ]
-        for event in found
+        for event in events
     ]
     more = ["FROM", "TIMES"] if wide else []
     return columns([["AGE", "TYPE", "REASON", *more, "MESSAGE"], *rows]) if rows else []
 
 
-def explanation(found: Explanation) -> list[str]:
+def explanation(explanation: Explanation) -> list[str]:
     """Return an explanation as lines: verdict, evidence, and the commands to type next."""
-    lines = [found.verdict, *(f"  - {why}" for why in found.because)]
-    lines += ["", "next:", *(f"    {command}" for command in found.commands)]
+    lines = [explanation.verdict, *(f"  - {why}" for why in explanation.because)]
+    lines += ["", "next:", *(f"    {command}" for command in explanation.commands)]
     return [printable_lines(line) for line in lines]
 
 

@@ -37,8 +37,8 @@ def procs(pod: Object) -> int:
     Returns:
         The number in the pod's environment; 1 if it is not usable.
     """
-    told = _values(pod).get(ENV_PROCS, "")
-    return int(told) if told.isascii() and told.isdigit() and len(told) < DIGITS_MAX else 1
+    value = _values(pod).get(ENV_PROCS, "")
+    return int(value) if value.isascii() and value.isdigit() and len(value) < DIGITS_MAX else 1
 
 
 def checked(pod: Object, samples: PodSamples) -> PodSamples:
@@ -73,8 +73,8 @@ def token_reference(pod: Object) -> tuple[str, str]:
 
 def _environment(pod: Object) -> list[Any]:
     containers = {one["name"]: one for one in pod["spec"]["containers"]}
-    found: list[Any] = containers[TRAINER]["env"]
-    return found
+    variables: list[Any] = containers[TRAINER]["env"]
+    return variables
 
 
 def nobody(status: JobStatus, *, flags: str) -> NoSamplesError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -12,7 +13,7 @@ import pytest
 import torch
 from paceline.core.protocol.places import Path, Spot
 from paceline.train.script.passes import Passes, samples_in
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 Loader = DataLoader[Any]
 
@@ -274,6 +275,105 @@ def test_a_rank_that_joins_skips_the_batches_that_are_averaged(script: Script) -
     path.follows, path.done, path.state = True, Spot(1, 1), Spot(1, 2)
     assert [batch.tolist() for batch in loader()] == [[4, 5], [6, 7]]
     assert not path.follows
+
+
+class Queue(IterableDataset[int]):
+    """Numbers, each of which is given once, whoever reads them."""
+
+    def __init__(self, *, rewinds: bool) -> None:
+        self.rewinds, self.given = rewinds, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.given < 8:
+            self.given += 1
+            yield self.given - 1
+
+
+class Part(IterableDataset[int]):
+    """A framework's own dataset around the script's."""
+
+    def __init__(self, dataset: Queue) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.dataset)
+
+
+def joins_in_the_second_pass(script: Script, data: Loader) -> list[list[int]]:
+    """Return the batches of a rank that joins where two batches of the second pass are averaged."""
+    passes, path = script.passes, script.path
+    passes.training, passes.cursors = {0}, {0: 2}
+    path.follows, path.done, path.state = True, Spot(3, 1), Spot(3, 2)
+    skipped: list[list[int]] = [batch.tolist() for batch in data]
+    assert path.follows
+    taken: list[list[int]] = []
+    for batch in data:
+        taken.append(batch.tolist())
+        script.backward()
+    return [*skipped, *taken]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_rank_that_joins_takes_all_batches_of_a_stream_that_cannot_be_read_twice(
+    script: Script, *, wrapped: bool
+) -> None:
+    queue = Queue(rewinds=False)
+    data: Loader = DataLoader(Part(queue) if wrapped else queue, batch_size=2)
+    # The first batch is given in the pass that is over, and again, as it was not averaged.
+    assert joins_in_the_second_pass(script, data) == [[0, 1], [0, 1], [2, 3], [4, 5], [6, 7]]
+    assert script.passes.cursors == {0: 2 + 4}, "the place in the pass goes on from the donor's"
+
+
+def test_a_rank_that_joins_says_how_many_batches_of_a_stream_it_reads_again(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    data: Loader = DataLoader(Queue(rewinds=True), batch_size=2)
+    assert joins_in_the_second_pass(script, data) == [[0, 1], [6, 7]]
+    assert "reads 2 batches of its stream again" in caplog.text
+    assert "rewinds = False" in caplog.text
+
+
+class StatefulDataLoader(DataLoader[Any]):
+    """A loader that begins its iterations by itself and behind its state, as torchdata's does."""
+
+    behind = 0
+
+    def __iter__(self) -> Any:
+        inner = self._get_iterator()
+        for _ in range(self.behind):
+            next(inner)
+        self.behind = 0
+        return inner
+
+
+@pytest.fixture
+def stateful(script: Script, monkeypatch: pytest.MonkeyPatch) -> Loader:
+    """A loader of torchdata's class, as far as Paceline knows."""
+
+    class Kind(StatefulDataLoader):
+        pass
+
+    Kind.__iter__ = StatefulDataLoader.__iter__  # type: ignore[method-assign]
+    module = SimpleNamespace(StatefulDataLoader=Kind)
+    monkeypatch.setitem(sys.modules, "torchdata.stateful_dataloader.stateful_dataloader", module)
+    for _ in range(2):  # once for each model
+        script.passes.install_for_torchdata()
+    return Kind(list(range(8)), batch_size=2)  # type: ignore[arg-type]
+
+
+def test_passes_over_a_stateful_loader_are_followed(script: Script, stateful: Loader) -> None:
+    assert [script.backward() for _ in stateful] == [Spot(1, number) for number in range(4)]
+    assert script.passes.cursors == {0: 4}
+
+
+def test_a_rank_that_joins_skips_the_rest_up_to_the_cursor_behind_the_state_of_its_loader(
+    script: Script, stateful: Any
+) -> None:
+    passes, path = script.passes, script.path
+    passes.training, passes.cursors = {0}, {0: 3}
+    path.follows, path.done, path.state = True, Spot(1, 2), Spot(1, 3)
+    stateful.behind = 2
+    assert [batch.tolist() for batch in stateful] == [[6, 7]]
 
 
 def test_a_loop_without_a_loader_gets_the_number_of_its_step(script: Script) -> None:

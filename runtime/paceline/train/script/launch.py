@@ -95,6 +95,7 @@ class Launched:
 
     def _adopted(self, index: int) -> None:
         self.last_steps.install()
+        self.passes.install_for_torchdata()
         received: ScriptState | None = self.engine.operations.received
         if received is not None:
             self.states.load_model(received, index)

@@ -9,21 +9,29 @@ Many loops fetch ahead: those of accelerate and of transformers take the next ba
 the present one. Such a batch is not averaged with the others, so a rank that joins takes it again.
 How many batches are held is seen from the second step on: a step takes as many batches as it uses,
 and the first one took those that are held beside.
+
+A rank that joins reads its slot's data again up to the first batch that is not averaged. Data that
+cannot be read twice, such as a queue's, say so by an attribute `rewinds` that is False: that rank
+goes on with what comes next, and keeps what it had to read on its way.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core.protocol.places import BEFORE, Path, Spot, SpotAction
 from paceline.worker.script_engine import LeftBehindError, ScriptEngine
+
+log = logging.getLogger("paceline.rank")
 
 _ITER: Final = DataLoader.__iter__
 
@@ -51,6 +59,24 @@ def epoch_of(loader: DataLoader[Any]) -> int | None:
     return next((epoch for epoch in epochs if isinstance(epoch, int)), None)
 
 
+def rewinds(loader: DataLoader[Any]) -> bool:
+    """Return False if the data of a loader say that they cannot be read twice.
+
+    Frameworks put a dataset into one of their own, which has it as its attribute `dataset`.
+
+    Args:
+        loader: The loader.
+    """
+    data: Any = getattr(loader, "dataset", None)
+    seen: list[Any] = []
+    while data is not None and not any(data is each for each in seen):
+        if getattr(data, "rewinds", True) is False:
+            return False
+        seen.append(data)
+        data = getattr(data, "dataset", None)
+    return True
+
+
 @dataclass(slots=True)
 class Pace:
     """Counts by which the job knows how far the loop over one loader is ahead of its steps."""
@@ -74,7 +100,8 @@ class Iteration:
     pace: Pace
     """What is known of the script's loop over the loader."""
     skipped: int = 0
-    """Batches that another rank had averaged: they were taken, and not given."""
+    """Batches before the first one that it gives: another rank had averaged them, or the script has
+    told its loader to begin behind them."""
     given: int = 0
     """Batches that it has given."""
     samples: int = 0
@@ -156,6 +183,11 @@ class Passes:
         self._loaders: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
         self._known = 0
         self._paces: dict[int, Pace] = {}
+        self._iterates: dict[type, Callable[[Any], Iterator[Any]]] = {DataLoader: _ITER}
+        """Class of loaders -> what begins an iteration over one."""
+        self._unused: dict[int, tuple[list[Any], Iterator[Any]]] = {}
+        """Number of a loader whose data cannot be read twice -> a batch that was given while this
+        rank followed, and was not averaged, and the iterator behind it."""
         self.training: set[int] = set()
         """Numbers of the training loaders, in the order in which loaders were first used."""
         self.epochs: dict[int, int] = {}
@@ -189,12 +221,31 @@ class Passes:
 
     def install(self) -> None:
         """Follow all DataLoaders, whatever the script does with them."""
+        self._follow_kind(DataLoader)
+
+    def install_for_torchdata(self) -> None:
+        """Follow the loaders of torchdata, if the script has imported it.
+
+        Its StatefulDataLoader is a DataLoader that begins its iterations by itself.
+        """
+        module = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
+        kind = getattr(module, "StatefulDataLoader", None)
+        if kind is not None and kind not in self._iterates:
+            self._iterates[kind] = kind.__iter__
+            self._follow_kind(kind)
+
+    def _follow_kind(self, kind: Any) -> None:
         passes = self
 
         def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
             return passes.begin(loader)
 
-        DataLoader.__iter__ = iterate  # type: ignore[method-assign,assignment]
+        kind.__iter__ = iterate
+
+    def _iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Begin an iteration of the loader's own, which nobody follows."""
+        kind = next(kind for kind in type(loader).__mro__ if kind in self._iterates)
+        return self._iterates[kind](loader)
 
     @property
     def _path(self) -> Path[Any]:
@@ -212,22 +263,46 @@ class Passes:
             # gradients this is an evaluation of the data of the pass.
             self.ended(self._pass)
         if self._path.skips and number in self.training:
-            return Batches(self, islice(_ITER(loader), 1), iteration)
+            return Batches(self, self._one(loader, number), iteration)
         if self._path.follows and number in self.training:
             return self._follow(loader, iteration)
         return Batches(self, self._resumed(loader, iteration), iteration)
 
     def _resumed(self, loader: DataLoader[Any], iteration: Iteration) -> Iterator[Any]:
         """Return the loader's own iterator, behind the batches that the donor had taken."""
-        inner = _ITER(loader)
-        iteration.skipped = self._resumes.pop(iteration.number, 0)
-        for _ in range(iteration.skipped):
+        cursor = self._resumes.pop(iteration.number, 0)
+        if iteration.number in self._unused:
+            first, inner = self._unused.pop(iteration.number)
+            iteration.skipped = cursor
+            return chain(first, inner)
+        inner = self._iterate(loader)
+        # Not 0 if the script has loaded the state of its loader.
+        begins = int(getattr(inner, "_num_yielded", 0))
+        iteration.skipped = max(cursor, begins)
+        if not rewinds(loader):
+            return inner
+        if cursor > begins and isinstance(loader.dataset, IterableDataset):
+            log.warning(
+                "this rank reads %d batches of its stream again, which are averaged; if the stream "
+                "cannot be read twice, give its dataset the attribute rewinds = False",
+                cursor - begins,
+            )
+        for _ in range(begins, cursor):
             next(inner, None)
         try:
             iteration.rest = len(loader) - iteration.skipped
         except TypeError:  # of an IterableDataset
             iteration.rest = None
         return inner
+
+    def _one(self, loader: DataLoader[Any], number: int) -> Iterator[Any]:
+        """Return one batch, so that what the script makes of a pass, such as a mean, is defined."""
+        if rewinds(loader):
+            return islice(self._iterate(loader), 1)
+        if number not in self._unused:
+            inner = self._iterate(loader)
+            self._unused[number] = list(islice(inner, 1)), inner
+        return iter(self._unused[number][0])
 
     def _follow(self, loader: DataLoader[Any], iteration: Iteration) -> Iterator[Any]:
         """Begin a pass on a rank that follows: with one batch, or where the others are."""
@@ -242,9 +317,8 @@ class Passes:
         if act is SpotAction.LOST:
             raise LeftBehindError(f"pass {self._path.here.place} began without this rank")
         if act is SpotAction.SKIP:
-            # One batch, so that what the script makes of a pass, such as a mean, is defined.
             self._pass = iteration
-            return Batches(self, islice(_ITER(loader), 1), iteration)
+            return Batches(self, self._one(loader, iteration.number), iteration)
         self._engine.load()
         self._resumes = dict(self.cursors)
         self._pass = self.joined = iteration

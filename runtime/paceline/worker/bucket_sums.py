@@ -19,6 +19,7 @@ from functools import partial
 import torch
 
 from paceline.core.rank import events as ev
+from paceline.transport.native.copies import scale
 from paceline.worker.data_channel import DataChannel
 from paceline.worker.streamed_rounds import ABANDONED, Batch, Outcome, StreamedRound, StreamedRounds
 
@@ -39,7 +40,7 @@ def fill(scratch: torch.Tensor, bucket: torch.Tensor | None, factor: float) -> N
         return
     own = scratch[:-1]
     if bucket.dtype is own.dtype and bucket.device == own.device:
-        torch.mul(bucket, factor, out=own)
+        scale(bucket, own, factor)
     else:
         own.copy_(bucket).mul_(factor)
     scratch[-1] = 0

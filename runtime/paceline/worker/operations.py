@@ -27,6 +27,7 @@ from paceline.core.protocol.places import Path, Spot
 from paceline.core.protocol.records import Go, Operation
 from paceline.core.rank import events as ev
 from paceline.transport.base import HOST, Transport
+from paceline.transport.native import copies
 from paceline.worker.bucket_sums import BucketSums, fill
 from paceline.worker.comm_thread import CommThread
 from paceline.worker.state.bit_sums import hash_of
@@ -123,6 +124,7 @@ class ScriptThread(CommThread):
         """Give the thread what it needs. Main thread, before the first event."""
         self.operations, self.transport = operations, transport
         self.bucket_sums = BucketSums(self._channel, self._peers.wake)
+        copies.library()  # compiled now if it has to be, so that no round waits for it
         self._scratch: list[torch.Tensor] = []
         self._last: list[torch.Tensor] = []
         """Sums of the operation before, until the next one is complete (R7)."""

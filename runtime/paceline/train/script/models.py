@@ -29,6 +29,7 @@ from paceline.train.script.backend import JobBackend, where
 from paceline.train.script.encode import HALVES
 from paceline.train.script.passes import Passes
 from paceline.transport.base import HOST
+from paceline.transport.native.copies import copy
 from paceline.worker.operations import parts_of
 from paceline.worker.script_engine import Parts, ScriptEngine
 
@@ -222,7 +223,9 @@ class Models:
         if self._backend_of(ddp) is None:
             return
         ddp.reducer = FixedBuckets(ddp.reducer)
-        _HOOK(ddp, Buckets(self, len(self.adopted) - 1, self._count), average)
+        has_views = ddp.gradient_as_bucket_view
+        buckets = Buckets(self, len(self.adopted) - 1, self._count, has_views=has_views)
+        _HOOK(ddp, buckets, average)
         ddp._comm_hooks.clear()  # noqa: SLF001 # a list for people, which would be pickled
 
     def _backend_of(self, ddp: Any) -> JobBackend | None:
@@ -251,7 +254,7 @@ class Buckets:
     while backward() computes the next ones.
     """
 
-    def __init__(self, models: Models, number: int, count: int) -> None:
+    def __init__(self, models: Models, number: int, count: int, *, has_views: bool) -> None:
         """Begin without a bucket.
 
         Args:
@@ -259,8 +262,10 @@ class Buckets:
             number: Number of this one.
             count: Number of buckets. In the first backward pass of a static graph, DDP numbers them
                 all as the first.
+            has_views: True if the gradients that the script sees are views of the buckets.
         """
         self._models, self._number, self._count = models, number, count
+        self._has_views = has_views
         self._engine, self._passes = models.engine, models.passes
         self._buffers: list[torch.Tensor] = []
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
@@ -331,12 +336,17 @@ class Buckets:
         self._passes.after_backward()
         self._models.averaged(self._number)
         return [
-            sums
-            if sums.dtype is buffer.dtype and sums.device == buffer.device
-            # The script sees half precision, and its devices' memory.
-            else buffer.copy_(sums)
-            for buffer, sums in zip(buffers, result.sums, strict=True)
+            self._averaged(buffer, sums) for buffer, sums in zip(buffers, result.sums, strict=True)
         ]
+
+    def _averaged(self, bucket: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        """Return the average of a bucket: the bucket itself where the script sees its memory."""
+        if sums.dtype is not bucket.dtype or sums.device != bucket.device:
+            return bucket.copy_(sums)  # the script sees half precision, and its devices' memory
+        if not self._has_views:
+            return sums
+        copy(sums, bucket)  # DDP would do so with one parameter after the other
+        return bucket
 
 
 def has_scaler() -> bool:

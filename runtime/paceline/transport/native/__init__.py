@@ -2,7 +2,8 @@
 
     reduce.c  the steps of a schedule over MPI (`transport.mpi.native_loop`)
     shared.c  sums in shared memory (`transport.shm.native_loop`)
-    common.h  included by both
+    copies.c  copies of large buffers (`copies`)
+    common.h  included by the loops
 
 The name of a library holds a hash of its source, of the header, of the processor type and of the
 compiler flags. The library lies in the user's cache folder, where the first rank that needs it
@@ -28,7 +29,8 @@ from paceline.private_files import FOLDER_MODE, OTHERS_WRITE, ForeignFolderError
 
 REDUCE: Final = Path(__file__).with_name("reduce.c")
 SHARED: Final = Path(__file__).with_name("shared.c")
-SOURCES: Final = (REDUCE, SHARED)
+COPIES: Final = Path(__file__).with_name("copies.c")
+SOURCES: Final = (REDUCE, SHARED, COPIES)
 HEADER: Final = "common.h"
 FLAGS: Final = ("-O3", "-fPIC", "-shared")
 COMPILE_S: Final = 60.0

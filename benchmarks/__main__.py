@@ -40,6 +40,7 @@ FURTHER: Final = {
     "large": "large",
     "operator": "operator_requests",
     "operator-memory": "operator_memory",
+    "operator-watch": "operator_watch",
     "pipeline": "pipeline",
     "protocol": "protocol",
     "rehearsal": "rehearsal.bench",

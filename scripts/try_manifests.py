@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from paceline_api.pods.devices import is_device
 from paceline_api.types.fabric import PLAIN
 from paceline_api.types.job import API_VERSION, KIND
 from paceline_api.types.template import TRAINER
 from paceline_operator.core.decide.fabric import fabric_of
-from paceline_operator.core.devices import is_device
 from paceline_operator.core.job import read_job
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.pods import children

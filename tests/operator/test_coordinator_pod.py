@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from paceline_api.pods.coordinator import RESOURCES
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.decide import backoff
 from paceline_operator.core.observed import NOT_STARTED, Observed, Pod, PodEnd, Sent
@@ -158,7 +159,7 @@ def test_its_own_priority_tolerations_and_resources_win() -> None:
     inherited = spec_of(template)
     assert inherited["priorityClassName"] == "low"
     assert inherited["tolerations"] == template["tolerations"]
-    assert inherited["containers"][0]["resources"] == children.COORDINATOR_RESOURCES
+    assert inherited["containers"][0]["resources"] == RESOURCES
 
 
 def metadata_of(

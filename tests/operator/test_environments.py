@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import yaml
+from paceline_api.pods.devices import is_device
 from paceline_api.types.enums import FabricRequirement
 from paceline_api.types.fabric import OWN, PLAIN
 from paceline_operator.core.decide.fabric import NoFabric, fabric_of
-from paceline_operator.core.devices import is_device
 from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Node
 from paceline_operator.core.pods import children

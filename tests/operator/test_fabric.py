@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from paceline_api.pods.devices import amount_of
 from paceline_api.types.enums import FabricRequirement
 from paceline_api.types.fabric import (
     PLAIN_SPEC,
@@ -21,7 +22,6 @@ from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import FabricObject, fabric_from
 from paceline_operator.core.decide import fabric
 from paceline_operator.core.decide.fabric import NoFabric, fabric_of
-from paceline_operator.core.devices import amount_of
 from paceline_operator.core.observed import Node, Observed, Sent
 from paceline_operator.core.pods.fabric import ChosenFabric
 from paceline_operator.core.reconcile import reconcile

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT
+from paceline_api.pods.devices import amount_of
 from paceline_operator.cluster.wire import Meta, PodObject, pod_of
-from paceline_operator.core.devices import amount_of
 from paceline_operator.core.observed import NO_SLOT
 
 

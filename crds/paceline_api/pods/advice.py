@@ -49,3 +49,11 @@ def worker_field(message: str) -> str:
         return "spec.replicas or the resources of spec.template"
     fields = (field for words, field, _ in FIELDS if any(word in message for word in words))
     return next(fields, "spec.template")
+
+
+def coordinator_field(message: str) -> str:
+    """Return the field of a job that the refusal of the coordinator's pod is about."""
+    if QUOTA in message:
+        return "spec.coordinator.resources"
+    fields = (field for words, _, field in FIELDS if any(word in message for word in words))
+    return next(fields, "spec.coordinator, or what it has from spec.template: image, user, labels")

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from paceline_api.pods.devices import is_device
 from paceline_api.pods.manifest import items_of, map_of
-
-from paceline_operator.core.devices import is_device
 
 OWN_EFFECT: Final[Mapping[str, tuple[str, ...]]] = {
     "it would be in a queue or a member of a gang": (

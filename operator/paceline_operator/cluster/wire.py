@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT, PREFIX
+from paceline_api.pods.devices import amount_of, is_device
 from paceline_api.reading.load import without_nulls
 from paceline_api.rules.fabric import broken_rule
 from paceline_api.times import seconds_of
@@ -22,7 +23,6 @@ from paceline_api.types.fabric import FabricSpec
 from paceline_api.types.template import TRAINER
 from pydantic import ValidationError
 
-from paceline_operator.core.devices import amount_of, is_device
 from paceline_operator.core.observed import NO_SLOT, NOT_STARTED, OVER, Node, Pod, PodEnd
 from paceline_operator.core.providers.kueue import MANAGED
 from paceline_operator.core.runtime import SeenRuntime

@@ -12,7 +12,13 @@ from enum import StrEnum
 from typing import Final
 
 from paceline_api.names import COORDINATOR_SERVICE
-from paceline_api.pods.advice import FIELDS, NO_RIGHT, POD_SECURITY, QUOTA
+from paceline_api.pods.advice import (
+    NO_RIGHT,
+    POD_SECURITY,
+    QUOTA,
+    coordinator_field,
+    worker_field,
+)
 from paceline_api.reasons import Reason
 
 FIRST_PAUSE_S: Final = 1.0
@@ -237,12 +243,8 @@ def remedy(refusal: CreationRefusal) -> str:
         return f"raise the quota or {less.get(subject, 'delete what nothing uses')}"
     if subject not in (Subject.WORKER, Subject.COORDINATOR):
         return _ALLOWED
-    for words, in_worker, in_coordinator in FIELDS:
-        if any(word in refusal.message for word in words):
-            return f"correct {in_worker if of_worker else in_coordinator}"
-    if of_worker:
-        return "correct spec.template"
-    return "correct spec.coordinator, or what it has from spec.template: image, user, labels"
+    field_of = worker_field if of_worker else coordinator_field
+    return f"correct {field_of(refusal.message)}"
 
 
 def retry_at(refusal: CreationRefusal | None, generation: int) -> float:

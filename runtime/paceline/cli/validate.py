@@ -50,8 +50,9 @@ def validate(
         typer.Option(
             "--cluster",
             help="Also ask the API server, which creates nothing: rules, webhooks, the runtime, "
-            "a worker's pod as a dry run (quota, pod security), and the Secrets, claims and other "
-            "objects that the pods need.",
+            "the pods of a worker and of the coordinator as dry runs (pod security, limits), all "
+            "pods together beside the quotas, and the Secrets, claims and other objects that they "
+            "need.",
         ),
     ] = False,
     *,

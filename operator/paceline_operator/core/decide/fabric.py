@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from paceline_api.names import NOTE_FABRIC
 from paceline_api.pods.advice import POD_SECURITY
+from paceline_api.pods.devices import amount_of, is_device
 from paceline_api.types.enums import FabricRequirement, NodeOperator
 from paceline_api.types.fabric import (
     ALL,
@@ -25,7 +26,6 @@ from paceline_api.types.fabric import (
     NodeExpression,
 )
 
-from paceline_operator.core.devices import amount_of, is_device
 from paceline_operator.core.job import JobObject
 from paceline_operator.core.observed import Node, Observed
 from paceline_operator.core.pods.fabric import ChosenFabric

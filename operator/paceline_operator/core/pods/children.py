@@ -15,7 +15,9 @@ from typing import Any, Final
 
 from paceline_api import names
 from paceline_api.jobfile import JOB_FILE
-from paceline_api.pods.hardening import harden, user_of
+from paceline_api.pods.coordinator import COORDINATOR, coordinator_spec
+from paceline_api.pods.hardening import harden
+from paceline_api.pods.inherited import annotations_of, labels_of
 from paceline_api.pods.manifest import items_of
 from paceline_api.times import NS_PER_S
 from paceline_api.types.enums import Autoscaler
@@ -27,7 +29,6 @@ from paceline_operator.core.keys import JobKeys
 from paceline_operator.core.pods import placement
 from paceline_operator.core.pods.fabric import ChosenFabric, equip
 from paceline_operator.core.pods.frozen import file_id, job_file
-from paceline_operator.core.pods.inherited import annotations_of, labels_of, tolerations_of
 
 ENV_VERSION_NOW: Final = "1"
 """Version of the environment variables that the operator sets."""
@@ -44,28 +45,12 @@ AGENT_KEY: Final = "agent.key"
 TOKENS_FOLDER: Final = "/etc/paceline-tokens"
 TOKENS: Final = "tokens"
 """Field of the Secret that replaces the token of the agents."""
-COORDINATOR: Final = "coordinator"
 LINGER_S: Final = 30 * 24 * 3600
 """Seconds that a coordinator keeps the outcome for an operator that is away (C1)."""
 GRACE_MARGIN_S: Final = 15
 """Seconds for the agent itself to exit, after its ranks had drainGraceSeconds."""
 COORDINATOR_GRACE_S: Final = 30
 """Seconds that the coordinator of a deleted job stays until the ranks have left in order (C5)."""
-INHERITED: Final = (
-    *("imagePullSecrets", "schedulerName", "priorityClassName", "runtimeClassName"),
-    *("nodeSelector", "securityContext"),
-    "serviceAccountName",  # for its image pull secrets; its token is not mounted
-)
-"""Fields of the template that the coordinator's pod shares, since it runs the workers' image."""
-COORDINATOR_RESOURCES: Final = {
-    "requests": {"cpu": "100m", "memory": "128Mi"},
-    "limits": {"cpu": "1", "memory": "1Gi"},
-}
-"""Resources of the coordinator's container unless the spec sets them. A quota on limits demands
-both; one thread does almost all of its work."""
-STORAGE: Final = "ephemeral-storage"
-COORDINATOR_STORAGE: Final = {"requests": "64Mi", "limits": "1Gi"}
-"""Local storage of the coordinator if the trainer names its own, as a quota on it demands."""
 METRICS_PORT: Final = "metrics"
 METRICS_PORT_ELSE: Final = "paceline"
 """Name of the port of metrics if the template has another port with the usual name."""
@@ -317,16 +302,12 @@ def coordinator(
     file = file or file_id(job)
     mounted = names.secret_name(job.name, job.uid, key_id, file)
     template = copy.deepcopy(dict(job.template))
-    below = job.template["spec"]
-    trainer = next(c for c in template["spec"]["containers"] if c["name"] == TRAINER)
     if fabric is not None:
+        trainer = next(c for c in template["spec"]["containers"] if c["name"] == TRAINER)
         equip(template, trainer, fabric)
-    # The same image runs as the same user.
-    user, is_root = user_of(template, trainer)
-    wanted = job.spec.coordinator
-    container: dict[str, Any] = {
-        "name": COORDINATOR,
-        "image": trainer.get("image", ""),
+    spec, is_root = coordinator_spec(job.template, job.spec.coordinator, equipped=template)
+    (container,) = spec["containers"]
+    container |= {
         "command": ["python3", "-m", "paceline.coordinator"],
         "env": [
             {"name": names.ENV_UID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
@@ -337,40 +318,17 @@ def coordinator(
             _set(names.ENV_LINGER, LINGER_S),
         ],
         "ports": [{"name": "control", "containerPort": names.COORDINATOR_PORT, "protocol": "TCP"}],
-        "resources": (wanted.resources if wanted else None) or _coordinator_resources(trainer),
         # The probes test its event loop. The Service publishes it even if it is not ready, since
         # agents must reach a new coordinator.
         "readinessProbe": _probe(period=2, failures=2),
         "livenessProbe": _probe(period=10, failures=6),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "readOnlyRootFilesystem": True,
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            **user,
-        },
     }
-    if "imagePullPolicy" in trainer:
-        container["imagePullPolicy"] = trainer["imagePullPolicy"]
-    spec: dict[str, Any] = {
-        "containers": [container],
+    spec |= {
         "hostname": f"{job.name}-coordinator",
         "subdomain": names.COORDINATOR_SERVICE,
-        "restartPolicy": "Always",
         "terminationGracePeriodSeconds": COORDINATOR_GRACE_S,
     }
-    spec |= {key: copy.deepcopy(below[key]) for key in INHERITED if key in below}
-    if isinstance(spec.get("securityContext"), dict):
-        spec["securityContext"].pop("sysctls", None)  # they are for the node of a worker
-    if tolerations := tolerations_of(template, trainer):
-        spec["tolerations"] = tolerations
-    placed = wanted.model_dump(mode="json", by_alias=True, exclude_none=True) if wanted else {}
-    placed.pop("resources", None)
-    # Pod affinity of the workers does not apply to the coordinator; node affinity does.
-    nodes = (below.get("affinity") or {}).get("nodeAffinity")
-    if nodes and "nodeSelector" not in placed:
-        spec["affinity"] = {"nodeAffinity": copy.deepcopy(nodes)}
-    spec |= placed
     files = [JOB_FILE, CERTIFICATE, PRIVATE_KEY, CALLERS]
     _mount(spec, container, "paceline-job", FILES, _job_volume(mounted, files))
     _mount(spec, container, "paceline-tokens", TOKENS_FOLDER, _tokens_volume(job))
@@ -470,16 +428,6 @@ def _tokens_volume(job: JobObject) -> dict[str, Any]:
     """
     name = names.tokens_secret_name(job.name, job.uid)
     return {"secret": {"secretName": name, "optional": True, "defaultMode": 0o444}}
-
-
-def _coordinator_resources(trainer: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    made: dict[str, dict[str, str]] = copy.deepcopy(COORDINATOR_RESOURCES)
-    resources = trainer.get("resources")
-    for part, amount in COORDINATOR_STORAGE.items():
-        of_trainer = resources.get(part) if isinstance(resources, Mapping) else None
-        if isinstance(of_trainer, Mapping) and STORAGE in of_trainer:
-            made[part][STORAGE] = amount
-    return made
 
 
 def _mount(

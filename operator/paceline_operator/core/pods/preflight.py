@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from paceline_api.pods.coordinator import INHERITED
 from paceline_api.pods.manifest import items_of
 from paceline_api.pods.needed import CLAIM, SECRET, Needed, needed
 from paceline_api.types.fabric import PLAIN
 
 from paceline_operator.core.job import JobObject
-from paceline_operator.core.pods.children import INHERITED
 from paceline_operator.core.pods.fabric import ChosenFabric
 
 OF_POD: Final = (*INHERITED, "containers", "restartPolicy")

@@ -27,7 +27,7 @@ from paceline_api.types.runtime import PLURALS
 from paceline.clock import now_ns, wall_s
 from paceline.core.anatomy.samples import with_steps
 from paceline.jobs.cluster import samples
-from paceline.jobs.cluster.checks import DRY_RUN, check_pod
+from paceline.jobs.cluster.checks import DRY_RUN, check_pods
 from paceline.jobs.cluster.logs import Logs
 from paceline.jobs.cluster.patience import Patience
 from paceline.jobs.cluster.server import ApiServer, NotFoundError
@@ -320,8 +320,9 @@ class ClusterJobs:
         """Ask the API server what it would say to a job; nothing is created.
 
         The job is merged with its runtime, sent with `dryRun=All`, so that schema, rules, webhooks
-        and policies answer, and so is a worker's pod. What its pods need is looked up. Only rights
-        of the user are used.
+        and policies answer, and so are the pods of a worker and of the coordinator. All pods
+        together are compared with the quotas. What they need is looked up. Only rights of the user
+        are used.
 
         Args:
             job: The job as in its file.
@@ -352,7 +353,7 @@ class ClusterJobs:
         for one in needed(whole.to_mapping() if whole is not None else job.to_mapping()):
             self._look_up(one, wrong, unchecked)
         if whole is not None:
-            check_pod(self._server, self.namespace, whole, wrong, unchecked)
+            check_pods(self._server, self.namespace, whole, wrong, unchecked)
         return Checks(tuple(wrong), tuple(unchecked))
 
     def _whole(

@@ -239,27 +239,79 @@ def test_a_size_after_the_script_is_warned_of(
     assert "hint: " not in said
 
 
-def test_a_mode_after_the_script_is_warned_of(
-    folder: Path, paceline: Call, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--mode", "Quorum"], "--mode Quorum"),
+        (["--lr", "3", "--mode=Quorum"], "--mode Quorum"),
+        (["--quorum", "75%"], "--quorum 75%"),
+        (["--inject", "kill:rank=1,at=round:9"], "--inject kill:rank=1,at=round:9"),
+        (["--set=spec.stepDeadlineSeconds=9"], "--set spec.stepDeadlineSeconds=9"),
+        (["--mode", "eval"], ""),
+        (["Quorum"], ""),
+        (["--mode"], ""),
+        (["--inject", "noise"], ""),
+        (["--set", "train"], ""),
+    ],
+)
+def test_an_option_with_a_value_of_paceline_after_the_script_is_warned_of(
+    folder: Path, paceline: Call, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str
 ) -> None:
     """A script may have an option of that name; its values are others."""
     monkeypatch.setattr("paceline.local.detached.start", _not_started)
-    for words in (["--mode", "Quorum"], ["--lr", "3", "--mode=Quorum"]):
-        _, said = paceline("run", "--detach", "train.py", "--replicas", "2", *words)
-        assert "warning: --mode Quorum stands after train.py" in said
-        assert "hint: options of Paceline come before the script: paceline run --mode" in said
-    for words in (["--mode", "eval"], ["Quorum"], ["--mode"]):
-        _, said = paceline("run", "--detach", "train.py", "--replicas", "2", *words)
-        assert "--mode" not in said
+    _, said = paceline("run", "--detach", "train.py", "--replicas", "2", "x", *words)
+    assert ("warning" in said) == bool(named)
+    if named:
+        assert f"warning: {named} stands after train.py, so the script gets it" in said
+        assert f"come before the script: paceline run {named} train.py" in said
+
+
+def test_a_mode_before_the_script_is_the_mode_of_the_job(
+    folder: Path, paceline: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.local.detached.start", _not_started)
     _, said = paceline("run", "--detach", "--mode", "Full", "train.py", "--mode", "Quorum")
     assert "warning" not in said
 
 
-@pytest.mark.parametrize("size", [["--replicas", "4"], ["--nproc-per-node=4"]])
-def test_a_size_directly_behind_the_script_is_that_of_the_job(size: list[str]) -> None:
-    words = ["--quiet", "train.py", *size, "--lr", "3", "--replicas", "9"]
-    moved = program._with_size_first(words, "train.py")
-    assert moved == ["--quiet", *size, "train.py", "--lr", "3", "--replicas", "9"]
+@pytest.mark.parametrize(
+    ("behind", "moved"),
+    [
+        (["--replicas", "4", "--lr", "3", "--replicas", "9"], 2),
+        (["--nproc-per-node=4", "--replicas", "9"], 1),
+        (["--mode", "Quorum", "--quorum=3", "--replicas", "4", "--epochs", "2"], 5),
+        (
+            [
+                "--inject",
+                "kill:rank=1",
+                "--inject=join:at=round:9",
+                "--set",
+                "spec.x=1",
+                "--set",
+                "x",
+            ],
+            5,
+        ),
+        (["--image", "i:1", "--gpus", "8", "--image", "cat.png"], 4),
+        (["--mode", "eval", "--replicas", "4"], 0),
+        (["x", "--replicas", "4"], 0),
+        (["--replicas"], 1),
+        ([], 0),
+    ],
+)
+def test_options_directly_behind_the_script_are_those_of_the_job(
+    behind: list[str], moved: int
+) -> None:
+    known = {*program._OWN, *program._VALUES}
+    words = program._with_own_options_first(["--quiet", "train.py", *behind], "train.py", known)
+    assert words == ["--quiet", *behind[:moved], "train.py", *behind[moved:]]
+
+
+def test_options_given_before_the_script_are_the_scripts_behind_it() -> None:
+    words = ["--replicas", "2", "--image=i:1", "train.py"]
+    for behind in (["--nproc-per-node", "4"], ["--image", "cat.png"]):
+        known = program._OWN
+        assert program._with_own_options_first(words + behind, "train.py", known) == words + behind
 
 
 @pytest.mark.parametrize("size", ["cpu", pytest.param("auto", marks=pytest.mark.exhaustive)])

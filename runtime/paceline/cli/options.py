@@ -146,7 +146,7 @@ ProgramFile = Annotated[
 Script = Annotated[str, typer.Argument(help="Script for torchrun.", metavar="SCRIPT.PY")]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(help="All words after a script belong to it, as they are.", metavar="ARGUMENTS"),
+    typer.Argument(help="Words after a script are its own.", metavar="ARGUMENTS"),
 ]
 IsModule = Annotated[
     bool, typer.Option("--module", "-m", help="The script is the name of a module, as for python.")

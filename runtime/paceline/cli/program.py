@@ -2,7 +2,8 @@
 
 A word that ends in .yaml, .yml or .json, `-` and a device file name a job file. Everything else is
 a script. All words after a script belong to it, also those that look like options of Paceline. The
-only exception is the number of ranks directly behind the script.
+only exception are options directly behind the script: the number of ranks, an image, GPUs, and
+those with a value that only Paceline knows, such as a mode.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from paceline_api.types.enums import Mode
 from paceline_api.types.job import TrainingJob
 from typer.core import TyperCommand
 
+from paceline.core.faults import FaultKind
 from paceline.function.packed import BYTES_MAX, FOLDER
 from paceline.jobs.core.script_job import ScriptJob, job_name
 
@@ -41,7 +43,18 @@ _OF_TORCHRUN: Final = (
 
 
 SIZES: Final = ("--replicas", "--nproc-per-node", "--nproc_per_node")
-"""Options that count as Paceline's also directly behind the script."""
+"""Options that say how many ranks there are. Only one of them can be given."""
+_OWN: Final = (*SIZES, "--image", "--gpus")
+"""Options that count as Paceline's directly behind the script, whatever their value."""
+_VALUES: Final = {
+    "--mode": "|".join(Mode),
+    "--quorum": r"\d+%?",
+    "--inject": rf"({'|'.join(FaultKind)})(:.*)?",
+    "--set": r"(spec|metadata)\..*",
+}
+"""Options that a script may have as well, and the values that only Paceline's has."""
+_REPEATED: Final = ("--inject", "--set")
+"""Options that can be given more than once."""
 
 
 class UnrunnableScriptError(PacelineError):
@@ -79,7 +92,7 @@ class ProgramCommand(TyperCommand):
         first = options.get("file")
         if isinstance(first, str) and not is_job_file(first):
             known = {name for each in self.params for name in each.opts}
-            args = _with_size_first(args, first, known)
+            args = _with_own_options_first(args, first, known)
         if isinstance(first, str) and first.startswith("-") and first != "-" and "--" not in args:
             if any(word.endswith(".py") for word in (*rest, *(options.get("words") or ()))):
                 _refuse_misplaced(first, self.name or "", args)
@@ -88,8 +101,8 @@ class ProgramCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def _with_size_first(args: list[str], script: str, known: Container[str] = SIZES) -> list[str]:
-    """Return the words with a number of ranks that stands directly behind the script before it.
+def _with_own_options_first(args: list[str], script: str, known: Container[str]) -> list[str]:
+    """Return the words with the options of Paceline directly behind the script before it.
 
     Args:
         args: Words of the command line.
@@ -101,15 +114,20 @@ def _with_size_first(args: list[str], script: str, known: Container[str] = SIZES
     """
     at = args.index(script)
     behind = args[at + 1 :]
-    option, is_joined, _ = behind[0].partition("=") if behind else ("", "", "")
-    if (
-        option not in SIZES
-        or option not in known
-        or any(word.partition("=")[0] in SIZES for word in args[:at])
-    ):
-        return args
-    length = 1 if is_joined else 2
-    return [*args[:at], *behind[:length], script, *behind[length:]]
+    given = {word.partition("=")[0] for word in args[:at]}
+    if not given.isdisjoint(SIZES):
+        given.update(SIZES)
+    end = 0
+    while end < len(behind):
+        option, is_joined, value = behind[end].partition("=")
+        if option not in known or (option in given and option not in _REPEATED):
+            break
+        value = value if is_joined else behind[end + 1] if end + 1 < len(behind) else ""
+        if option not in _OWN and not re.fullmatch(_VALUES.get(option, r"(?!)"), value):
+            break
+        end = min(end + (1 if is_joined else 2), len(behind))
+        given.update(SIZES if option in SIZES else (option,))
+    return [*args[:at], *behind[:end], script, *behind[end:]]
 
 
 def _refuse_misplaced(option: str, command: str, args: Sequence[str]) -> None:
@@ -291,21 +309,22 @@ def misread_options(program: Program, options: Sequence[str]) -> list[str]:
     return [option for option in options if option in given]
 
 
-def misread_mode(program: Program) -> str | None:
-    """Return the mode of Paceline that `--mode` after a script names, for the script gets it.
+def misread_values(program: Program) -> Iterator[tuple[str, str]]:
+    """Yield the options of Paceline after a script that the script gets, each with its value.
 
-    A `--mode` with any other value is one of the script's own.
+    An option of one of these names with another value is one of the script's own.
 
     Args:
         program: The program.
 
-    Returns:
-        The mode; None if there is none.
+    Yields:
+        Option and value.
     """
     words = program.arguments
-    named = {value for option, value in pairwise(words) if option == "--mode"}
-    named |= {word.removeprefix("--mode=") for word in words if word.startswith("--mode=")}
-    return next((mode for mode in Mode if mode in named), None)
+    joined = [word.partition("=")[::2] for word in words if "=" in word]
+    for option, value in (*pairwise(words), *joined):
+        if option in _VALUES and re.fullmatch(_VALUES[option], value):
+            yield option, value
 
 
 def _check_script(path: Path) -> None:

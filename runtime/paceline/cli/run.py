@@ -21,8 +21,8 @@ from paceline.cli.program import (
     SIZES,
     Program,
     UnrunnableScriptError,
-    misread_mode,
     misread_options,
+    misread_values,
 )
 from paceline.cli.runtimes import check_whole, runtime_of
 from paceline.cli.screen import Screen
@@ -252,7 +252,7 @@ def _warn_of_words(order: Order) -> None:
         order: The arguments of the command.
     """
     _warn_of_one_rank(order)
-    _warn_of_mode(order)
+    _warn_of_misread_values(order)
 
 
 def _warn_of_one_rank(order: Order) -> None:
@@ -279,19 +279,22 @@ def _warn_of_one_rank(order: Order) -> None:
         )
 
 
-def _warn_of_mode(order: Order) -> None:
-    """Warn of a mode of Paceline after a script, which would train in Full without a word.
+def _warn_of_misread_values(order: Order) -> None:
+    """Warn of a mode, a fault or a field after a script, which the job would run without.
 
     Args:
         order: The arguments of the command.
     """
     program = order.program
-    chosen = any("collective.mode" in change for change in order.overrides)
-    if program.is_script and not chosen and (mode := misread_mode(program)):
+    if not program.is_script:
+        return
+    for option, value in misread_values(program):
+        if any(f"collective.{option[2:]}=" in change for change in order.overrides):
+            continue  # given before the script, too
         say(
-            f"warning: --mode {mode} stands after {program.file}, so the script gets it, and the "
-            f"job trains in mode Full\n"
-            f"hint: options of Paceline come before the script: paceline run --mode {mode} "
+            f"warning: {option} {value} stands after {program.file}, so the script gets it, and "
+            f"the job runs without it\n"
+            f"hint: options of Paceline come before the script: paceline run {option} {value} "
             f"{program.file}",
             to_stderr=True,
         )

@@ -106,6 +106,31 @@ def test_a_killed_rank_is_replaced_while_others_are_late(
     assert 0 <= lost <= BATCH, "what the killed rank had late is lost, and in no book"
 
 
+def final_loss(job: JobResult) -> float:
+    """Return the loss that rank 0 of SCRIPT prints at its end, once all weights are equal."""
+    first, *others = sums(job, 4)
+    assert all(other == first for other in others), job.story
+    found = re.search(r"^loss (\S+)$", job.last.ranks[0].stdout, re.M)
+    assert found is not None, job.story
+    return float(found.group(1))
+
+
+@pytest.mark.exhaustive  # it tells what late gradients cost, and no promise of `make test`
+@pytest.mark.parametrize("words", [(), ("--clip",)], ids=["momentum", "clipped AdamW"])
+def test_late_gradients_less_than_double_the_final_loss(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    six = (*words, "--epochs", "6")
+    at_once = (*six, "--work-ms", "0", "--late-ms", "0")
+    full = final_loss(run_paceline(SCRIPT, 4, at_once, tmp_path / "full"))
+    job = run_paceline(SCRIPT, 4, six, tmp_path / "quorum", late_s=0.02, collective=QUORUM)
+    applied, late, _ = books(job)
+    assert late > applied / 20, "nobody was late: this run tells nothing"
+    # Three seeds had 1.0 to 1.4 times the loss of Full, of which 0.01 is noise.
+    assert full < 2 * 0.01, job.story
+    assert final_loss(job) < 2 * full, job.story
+
+
 TRIED = [row for row in rows() if row.late is not Late.UNTRIED]
 SHORT: Final = ("horovod_style.py",)
 KILL: Final = "kill:rank=1,at=round:2"

@@ -13,7 +13,7 @@ import torch
 from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE, size_class
 from paceline.limits import LimitError
-from paceline.transport.base import Abort, Group, Peer, Transport, TransportError, at_hand
+from paceline.transport.base import Abort, Group, Peer, Transport, TransportError
 from paceline.transport.factory import make_transport
 from paceline.transport.selected import SelectedTransport
 from paceline_api.types.enums import Wire
@@ -195,10 +195,9 @@ class Queueing(FirstTransport):
         abort: Abort,
         algorithm: str,
         summed: Callable[[], None],
-        make: Callable[[int], bool] = at_hand,
     ) -> None:
         self.given.append(len(buffers))
-        super().allreduce_in_turn(buffers, abort, algorithm, summed, make)
+        super().allreduce_in_turn(buffers, abort, algorithm, summed)
 
 
 def test_only_a_single_candidate_gets_all_segments_together() -> None:

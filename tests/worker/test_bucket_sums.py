@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,30 +30,15 @@ class Channel:
         self.begun: queue.Queue[list[float]] = queue.Queue()
         self.ends: queue.Queue[ev.ChannelFailed | Exception | float] = queue.Queue()
 
-    in_flight = 1
-    """Number of sums in flight."""
-
-    def sum_in_turn(
-        self,
-        buffers: list[torch.Tensor],
-        make: Callable[[int], bool],
-        summed: Callable[[int], None],
-    ) -> ev.ChannelFailed | None:
-        done = begun = 0
-        while done < len(buffers):
-            while begun < min(done + self.in_flight, len(buffers)) and make(begun):
-                self.begun.put(buffers[begun].tolist())
-                begun += 1
-            if begun == done:
-                return None
-            end = self.ends.get(timeout=PATIENCE_S)
-            if isinstance(end, Exception):
-                raise end
-            if isinstance(end, ev.ChannelFailed):
-                return end
-            buffers[done][:-1] += end
-            summed(done)
-            done += 1
+    def sum(self, buffers: list[torch.Tensor]) -> ev.ChannelFailed | None:
+        [buffer] = buffers
+        self.begun.put(buffer.tolist())
+        end = self.ends.get(timeout=PATIENCE_S)
+        if isinstance(end, Exception):
+            raise end
+        if isinstance(end, ev.ChannelFailed):
+            return end
+        buffer[:-1] += end
         return None
 
 
@@ -171,32 +155,6 @@ def test_the_flag_of_another_rank_ends_the_round(rank: OneRank) -> None:
     rank.scratch[0][-1] = 1
     rank.channel.ends.put(0.0)
     assert rank.outcome() == ev.Voided(None)
-
-
-def test_a_round_of_two_sums_in_flight_ends_behind_the_same_bucket_on_all_ranks(
-    rank: OneRank,
-) -> None:
-    rank.channel.in_flight = 2
-    rank.reduce(rank.buckets)
-    rank.contributes()
-    rank.contributes()
-    rank.scratch[0][-1] = 1  # of a rank that has given up; its next sum is in flight as well
-    rank.channel.ends.put(0.0)
-    rank.channel.ends.put(0.0)
-    assert rank.outcome() == ev.Voided(None)
-    assert rank.is_quiet()
-
-
-def test_the_next_bucket_is_contributed_while_one_is_in_flight(rank: OneRank) -> None:
-    rank.channel.in_flight = 2
-    rank.sums.begin(COMING, "model")
-    rank.sums.hand_over(rank.buckets[0])
-    rank.reduce(in_hand=True)
-    assert rank.contributes() == [1.0, 1.0, 1.0, 0.0]
-    assert rank.is_quiet()
-    assert rank.sums.busy_since_ns == 0  # it waits for its own script, and is not stuck
-    rank.sums.hand_over(rank.buckets[1])
-    assert rank.contributes() == [1.5] * 4 + [0.0]
 
 
 def test_an_order_ends_the_wait_and_the_pass_is_summed_again_from_its_first_bucket(

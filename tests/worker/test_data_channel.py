@@ -11,7 +11,7 @@ import torch
 from paceline.core.collectives.select import Method
 from paceline.core.messages import Endpoints
 from paceline.core.rank import events as ev
-from paceline.transport.base import Abort, PeerLost, at_hand
+from paceline.transport.base import Abort, PeerLost
 from paceline.transport.solo import NoTransport
 from paceline.worker.data_channel import DataChannel
 from paceline_api.ids import GenerationId, MemberId
@@ -35,18 +35,12 @@ class Queueing(NoTransport):
         self.asked.append(("one", [len(buffer) for buffer in buffers]))
 
     def allreduce_in_turn(
-        self,
-        buffers: Sequence[torch.Tensor],
-        _: Abort,
-        __: str,
-        summed: Callable[[], None],
-        make: Callable[[int], bool] = at_hand,
+        self, buffers: Sequence[torch.Tensor], _: Abort, __: str, summed: Callable[[], None]
     ) -> None:
         self.asked.append(("in turn", [len(buffer) for buffer in buffers]))
         for number, _buffer in enumerate(buffers):
             if number == self.fails_at:
                 raise PeerLost("rank 1 has gone", 1)
-            assert make(number)
             summed()
 
     def allreduce_rounded(
@@ -103,7 +97,7 @@ def test_rounded_segments_are_reduced_one_by_one_with_their_residuals() -> None:
     transport = Queueing()
     channel, noted = opened(transport)
     assert channel.sum(SEGMENTS, [torch.zeros(4), None, torch.zeros(8)]) is None
-    assert transport.asked == [("rounded", [4, 4]), ("in turn", [2]), ("rounded", [8, 8])]
+    assert transport.asked == [("rounded", [4, 4]), ("one", [2]), ("rounded", [8, 8])]
     assert noted.bytes == [8, 8, 16]
 
 

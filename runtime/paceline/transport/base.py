@@ -174,11 +174,6 @@ class NativeStage:
     """Keeps the memory behind the addresses alive."""
 
 
-def at_hand(number: int) -> bool:  # noqa: ARG001
-    """Return True: the buffers of `Transport.allreduce_in_turn` are filled before the call."""
-    return True
-
-
 class Stage:
     """Fills a buffer piece by piece while other pieces are summed, and receives sums early.
 
@@ -320,26 +315,19 @@ class Transport(ABC):
         abort: Abort,
         algorithm: str,
         summed: Callable[[], None],
-        make: Callable[[int], bool] = at_hand,
     ) -> None:
         """Sum each buffer as if by one `allreduce` call each, in this order and with the same bits.
 
-        A later buffer may be in flight before an earlier one is complete. Sums do not depend on how
-        many are, but all ranks have the same number in flight: if `make` ends the call because of a
-        sum, all of them end it behind the same buffer. Threads and errors are those of `allreduce`.
+        A later buffer may be in flight before an earlier one is complete. Ranks need not have the
+        same number of buffers in flight. Threads and errors are those of `allreduce`.
 
         Args:
             buffers: Flat, contiguous tensors.
             abort: Ends the call with TransportAborted when it is raised.
             algorithm: One of `algorithms`.
             summed: Called on the calling thread once for each complete buffer, in order.
-            make: Called on the calling thread with the index of each buffer before it is read; may
-                block, and fills the buffer. Returns False to end the call: buffers in flight are
-                completed, and this one and those behind it are left out.
         """
-        for number, buffer in enumerate(buffers):
-            if not make(number):
-                return
+        for buffer in buffers:
             self.allreduce([buffer], abort, algorithm)
             summed()
 

@@ -51,7 +51,6 @@ from paceline.transport.base import (
     Transport,
     TransportAborted,
     TransportError,
-    at_hand,
 )
 from paceline.transport.staging import Staging, cut, cut_alike
 
@@ -524,16 +523,15 @@ class SelectedTransport(Transport):
         abort: Abort,
         algorithm: str,
         summed: Callable[[], None],
-        make: Callable[[int], bool] = at_hand,
     ) -> None:
         """Hand all buffers to the only transport, or reduce them one after the other."""
         if self._only:
             method = self._candidates[self._only]
             transport = self._transports[method.transport]
             if self._takes_whole(transport, buffers):
-                transport.allreduce_in_turn(buffers, abort, method.algorithm, summed, make)
+                transport.allreduce_in_turn(buffers, abort, method.algorithm, summed)
                 return
-        super().allreduce_in_turn(buffers, abort, algorithm, summed, make)
+        super().allreduce_in_turn(buffers, abort, algorithm, summed)
 
     def _takes_whole(self, transport: Transport, buffers: Sequence[torch.Tensor]) -> bool:
         """Return True if the transport takes the buffers where they lie, without cutting them."""

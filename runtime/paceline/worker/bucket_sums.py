@@ -2,8 +2,7 @@
 
     main thread           begin, hand_over, close: the buckets, in the order in which DDP fills them
     communication thread  reduce, and what `worker.streamed_rounds` has for it
-    data thread           copies a bucket into the scratch and sums it, then the next one; while
-                          the transport has one in flight, it may copy the next one
+    data thread           copies a bucket into the scratch and sums it, then the next one
 
 Buckets stay as they are until the main thread goes on, so a round that is void or fails can be
 made again. The last bucket is contributed only after `complete`, which follows the Step of the
@@ -65,8 +64,6 @@ class _Streamed(StreamedRound[Backward]):
     buckets: Sequence[torch.Tensor] | None
     """Buckets that this rank contributes; None for zeros."""
     factor: float
-    outcome: Outcome | None = None
-    """Why the round ends before its last bucket; None if it does not."""
 
 
 class BucketSums(StreamedRounds[Backward, _Streamed]):
@@ -171,33 +168,27 @@ class BucketSums(StreamedRounds[Backward, _Streamed]):
 
     def _sum_all(self, now: _Streamed) -> None:
         self.hidden_ns = 0
+        outcome: Outcome | None = None
+        for number in range(len(now.scratch)):
+            outcome = self._sum(now, number)
+            if outcome is not None:
+                break
+        self._end(outcome or ev.Reduced(now.spent_ns))
+
+    def _sum(self, now: _Streamed, number: int) -> Outcome | None:
+        """Sum one bucket; the first that all ranks see as void ends the round (R31)."""
+        if not self._await(now, number):
+            return ABANDONED
+        given_up, scratch, buckets = now.given_up, now.scratch[number], now.buckets
+        gives = buckets[number] if buckets is not None and given_up is None else None
+        fill(scratch, gives, now.factor)
+        if given_up is not None:
+            scratch[-1] = 1
         with self._transfer(now):
-            failed = self._channel.sum_in_turn(
-                now.scratch, partial(self._contribute, now), partial(self._take, now)
-            )
-        self._end(failed or now.outcome or ev.Reduced(now.spent_ns))
-
-    def _contribute(self, now: _Streamed, number: int) -> bool:
-        """Fill the scratch of a bucket as soon as it may be contributed; False ends the round."""
-        with self._own_part(now):
-            if now.outcome is None and not self._await(now, number):
-                now.outcome = ABANDONED
-            if now.outcome is not None:
-                return False
-            given_up, scratch, buckets = now.given_up, now.scratch[number], now.buckets
-            gives = buckets[number] if buckets is not None and given_up is None else None
-            fill(scratch, gives, now.factor)
-            if given_up is not None:
-                scratch[-1] = 1
-        return True
-
-    def _take(self, now: _Streamed, number: int) -> None:
-        """Look at the sum of a bucket; the first that all ranks see as void ends the round (R31).
-
-        Buckets in flight behind it are still summed, the same ones on all ranks.
-        """
-        if now.outcome is None and bool(now.scratch[number][-1]):
-            now.outcome = ev.Voided(now.given_up)
+            failed = self._channel.sum([scratch])
+        if failed is not None:
+            return failed
+        return ev.Voided(now.given_up) if bool(scratch[-1]) else None
 
     def _await(self, now: _Streamed, number: int) -> bool:
         """Wait until a bucket may be contributed; False if the round is over."""

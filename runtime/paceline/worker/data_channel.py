@@ -12,7 +12,8 @@ channel. Only `shutdown`, at the end of a rank, may come while the data thread i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 from paceline_api.ids import MemberId
@@ -24,15 +25,7 @@ from paceline.core.collectives.select import NATIVE, Method, size_class
 from paceline.core.coordinator.timeouts import CONNECT_NS
 from paceline.core.messages import Commit
 from paceline.core.rank import events as ev
-from paceline.transport.base import (
-    Abort,
-    Group,
-    Peer,
-    Transport,
-    TransportAborted,
-    TransportError,
-    at_hand,
-)
+from paceline.transport.base import Abort, Group, Peer, Transport, TransportAborted, TransportError
 from paceline.transport.rendezvous import secret_of
 from paceline.worker.metrics.rounds import RoundMetrics
 
@@ -140,62 +133,28 @@ class DataChannel:
         Returns:
             None if all buffers are summed, otherwise why the reduction failed.
         """
-        if all(residual is None for residual in residuals):
-            return self.sum_in_turn(buffers)
-        for buffer, residual in zip(buffers, residuals, strict=True):
-            failed = self.sum_in_turn([buffer], residual=residual)
-            if failed is not None:
-                return failed
-        return None
-
-    def sum_in_turn(
-        self,
-        buffers: Sequence[torch.Tensor],
-        make: Callable[[int], bool] = at_hand,
-        summed: Callable[[int], None] = lambda _: None,
-        *,
-        residual: torch.Tensor | None = None,
-    ) -> ev.ChannelFailed | None:
-        """Sum buffers as `sum` does, each when this rank has filled it.
-
-        Args:
-            buffers: As for `sum`.
-            make: As for `Transport.allreduce_in_turn`.
-            summed: Called with the index of each complete buffer, in order.
-            residual: That of the only buffer; None if it travels as it is.
-
-        Returns:
-            None if all buffers are summed up to the one at which `make` ended the call, otherwise
-            why the reduction failed.
-        """
         if self.is_alone:
-            for number in range(len(buffers)):
-                if not make(number):
-                    break
-                summed(number)
             return None
-        begun_ns: list[int] = []
-        done, ended_ns = 0, 0
+        halves = [residual is not None for _, residual in zip_longest(buffers, residuals)]
+        done, since_ns = 0, now_ns()
 
-        def begin(number: int) -> bool:
-            going_on = make(number)
-            begun_ns.append(now_ns())
-            return going_on
-
-        def end() -> None:
-            nonlocal done, ended_ns
-            buffer, since_ns, ended_ns = buffers[done], max(begun_ns[done], ended_ns), now_ns()
-            carried_bytes = buffer.nbytes if residual is None else buffer.nbytes // 2
+        def summed() -> None:
+            nonlocal done, since_ns
+            buffer, ended_ns = buffers[done], now_ns()
+            carried_bytes = buffer.nbytes // 2 if halves[done] else buffer.nbytes
             self._metrics.carried(self._method(buffer), carried_bytes, since_ns, ended_ns)
-            summed(done)
-            done += 1
+            done, since_ns = done + 1, ended_ns
 
         try:
-            if residual is None:
-                self._transport.allreduce_in_turn(buffers, self._abort, NATIVE, end, begin)
-            elif begin(0):
-                self._transport.allreduce_rounded(buffers, [residual], self._abort, NATIVE)
-                end()
+            if not any(halves):
+                self._transport.allreduce_in_turn(buffers, self._abort, NATIVE, summed)
+                return None
+            for buffer, residual in zip(buffers, residuals, strict=True):
+                if residual is None:
+                    self._transport.allreduce([buffer], self._abort, NATIVE)
+                else:
+                    self._transport.allreduce_rounded([buffer], [residual], self._abort, NATIVE)
+                summed()
         except TransportError as error:
             self._metrics.failed(self._method(buffers[done]))
             return self._failed(error)

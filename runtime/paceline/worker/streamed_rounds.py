@@ -213,20 +213,10 @@ class StreamedRounds(ABC, Generic[B, R]):
     @contextmanager
     def _transfer(self, now: R) -> Iterator[None]:
         """Measure the block as a transfer of the round."""
-        now.busy_since_ns = now_ns()
+        begun_ns = now.busy_since_ns = now_ns()
         yield
-        self._stop_clock(now)
-
-    @contextmanager
-    def _own_part(self, now: R) -> Iterator[None]:
-        """Leave the block out of the transfer: this rank prepares what it contributes next."""
-        self._stop_clock(now)
-        yield
-        now.busy_since_ns = now_ns()
-
-    def _stop_clock(self, now: R) -> None:
-        now.spent_ns += now_ns() - now.busy_since_ns
         now.busy_since_ns = 0
+        now.spent_ns += now_ns() - begun_ns
         if now.batch is not None and not now.batch.complete:
             self.hidden_ns = now.spent_ns
 

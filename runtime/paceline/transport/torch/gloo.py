@@ -235,7 +235,6 @@ class GlooTransport(TorchDistTransport):
 
     name: ClassVar[str] = "gloo"
     same_bits: ClassVar[bool] = True
-    under_way_max = THREADS
 
     def __init__(self, *, host: str) -> None:
         super().__init__()

@@ -27,7 +27,6 @@ from paceline.transport.base import (
     Transport,
     TransportAborted,
     TransportError,
-    at_hand,
 )
 from paceline.transport.rendezvous import Deadline
 from paceline.transport.torch.probe import digest, make_probes
@@ -72,7 +71,7 @@ class TorchDistTransport(Transport):
     """True if the library's own allreduce gives the same bits on all ranks, as tests/transport show
     (R23). Otherwise each group compares the bits of its ranks."""
     under_way_max: int = 1
-    """Number of buffers in flight in `allreduce_in_turn`. The same on all ranks."""
+    """Number of buffers in flight in `allreduce_in_turn`."""
 
     def __init__(self) -> None:
         self._group: Group | None = None
@@ -163,29 +162,22 @@ class TorchDistTransport(Transport):
         abort: Abort,
         algorithm: str,
         summed: Callable[[], None],
-        make: Callable[[int], bool] = at_hand,
     ) -> None:
         """Sum the buffers in order, with up to `under_way_max` of them in flight."""
         assert self._group is not None, "allreduce outside a group"
         plain = self._operations == OWN and all(buffer.numel() for buffer in buffers)
         if self._group.size == 1 or not plain:
-            super().allreduce_in_turn(buffers, abort, algorithm, summed, make)
+            super().allreduce_in_turn(buffers, abort, algorithm, summed)
             return
-
-        def finish_first() -> None:
-            with self._abandoning(buffers):
-                self._finish(self._works, abort, None, count=1)
-            summed()
-
-        for number, buffer in enumerate(buffers):
-            if len(self._works) == self.under_way_max:
-                finish_first()
-            if not make(number):
-                break
-            with self._abandoning(buffers):
+        with self._abandoning(buffers):
+            for buffer in buffers:
+                if len(self._works) == self.under_way_max:
+                    self._finish(self._works, abort, None, count=1)
+                    summed()
                 self._works.append(self._launch(OWN[0], buffer.detach(), dist.ReduceOp.SUM))
-        while self._works:
-            finish_first()
+            while self._works:
+                self._finish(self._works, abort, None, count=1)
+                summed()
 
     def _reduce(
         self,

@@ -94,7 +94,7 @@ def _comments(source: str, name: str) -> Iterator[Prose]:
             if block:
                 yield Prose("comment", name, first, " ".join(block))
             block, first = [token.string.lstrip("# ")], line
-        last = line
+        last = 0 if beside_code else line  # a comment beside code ends with its line
     if block:
         yield Prose("comment", name, first, " ".join(block))
 

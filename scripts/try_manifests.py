@@ -119,7 +119,7 @@ def templates_in(path: Path) -> tuple[list[Template], list[str]]:
     without: list[str] = []
     for document in documents:
         if not isinstance(document, dict):
-            raise UnreadableError("holds a document that is no mapping")
+            raise UnreadableError("holds a document that is not a mapping")
         walk = _Walk(path.as_posix())
         walk.into(document, _object_of(document), "")
         templates += walk.found

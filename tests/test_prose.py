@@ -12,6 +12,11 @@ from scripts import sample_prose
 RETIRED = re.compile(r"^test_(what|who|whose|how|of)_|_(told|whoever|is_said|says_so)(_|$)")
 """In the name of a test these words stand for what happens, which the name shall say."""
 
+CLUMSY = re.compile(
+    r"(?<!there )(?<!it )\bis no (?!longer|more)[a-z]|\b(speaks|says nothing|said nothing)\b"
+)
+"""Words in an error text that stand for "is not a", "supports" and "sends nothing"."""
+
 
 @pytest.fixture(scope="module")
 def everything() -> list[sample_prose.Prose]:
@@ -36,6 +41,15 @@ def test_names_of_tests_say_the_behavior(everything: list[sample_prose.Prose]) -
     assert not wrong, "\n".join([f"{len(wrong)} names", *wrong[:40]])
 
 
+def test_error_texts_use_plain_words(everything: list[sample_prose.Prose]) -> None:
+    wrong = [
+        f"{text.path}:{text.line}: {text.text}"
+        for text in everything
+        if text.kind == "error text" and CLUMSY.search(text.text)
+    ]
+    assert not wrong, "\n".join([f"{len(wrong)} error texts", *wrong[:40]])
+
+
 def test_every_kind_of_text_is_found(tmp_path: Path) -> None:
     path = tmp_path / "sample.py"
     path.write_text(
@@ -44,6 +58,7 @@ def test_every_kind_of_text_is_found(tmp_path: Path) -> None:
         '"""Of all of them."""\n\n'
         "# One comment\n# on two lines.\n"
         "def test_a_thing():  # beside the code\n"
+        "    # below it\n"
         '    raise ValueError(f"{LIMIT} is too much for anybody")\n'
     )
     found = {(text.kind, text.line, text.text) for text in sample_prose.texts(path, tmp_path)}
@@ -53,5 +68,6 @@ def test_every_kind_of_text_is_found(tmp_path: Path) -> None:
         ("comment", 6, "One comment on two lines."),
         ("comment", 8, "beside the code"),
         ("test name", 8, "test_a_thing"),
-        ("error text", 9, "{} is too much for anybody"),
+        ("comment", 9, "below it"),
+        ("error text", 10, "{} is too much for anybody"),
     }

@@ -165,7 +165,7 @@ def read_job_file(path: Path) -> JobFile:
         reason = (error.strerror or str(error)).lower()
         raise JobFileError(f"{path} cannot be read: {reason}", hint=_HINT) from None
     except UNDECODABLE as error:
-        raise JobFileError(f"{path} is no job that was frozen: {error}", hint=_HINT) from None
+        raise JobFileError(f"{path} is not the file of a frozen job: {error}", hint=_HINT) from None
     if not file.command:
         raise JobFileError(f"{path} has no command for the ranks", hint=_HINT)
     return file

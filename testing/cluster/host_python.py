@@ -23,7 +23,7 @@ def with_host_python(spec: Json) -> Json:
     """Return a copy of a pod spec whose containers run `images.HOST` with the host's Python."""
     if not Path("/lib").is_symlink():
         raise MissingPrerequisiteError(
-            "pods cannot use this host's Python: /lib is no link into /usr",
+            "pods cannot use this host's Python: /lib is not a link into /usr",
             "use Debian 12 or later",
         )
     spec = copy.deepcopy(spec)

@@ -247,7 +247,7 @@ def test_an_exec_plugin_that_hangs_times_out(
     monkeypatch.setattr(exec_plugin, "TIMEOUT_S", 0.5)
     plugin = Plugin.at(tmp_path / "plugin")
     plugin.hands_out({"token": "late"}, silent_s=60)
-    assert "said nothing for" in str(_refused(config(tmp_path, user=plugin.user()), PluginError))
+    assert "printed nothing for" in str(_refused(config(tmp_path, user=plugin.user()), PluginError))
 
 
 def test_an_exec_plugin_with_an_old_api_or_a_prompt_is_refused(tmp_path: Path) -> None:

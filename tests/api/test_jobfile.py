@@ -71,8 +71,8 @@ def test_an_agent_ignores_values_that_only_a_newer_coordinator_understands(tmp_p
     ("content", "wrong"),
     [
         (None, "cannot be read: no such file"),
-        ("[]", "is no job that was frozen: Expected `object`"),
-        ('{"command": ["x"]}', "is no job that was frozen: Object missing required field"),
+        ("[]", "is not the file of a frozen job: Expected `object`"),
+        ('{"command": ["x"]}', "is not the file of a frozen job: Object missing required field"),
         (GOLDEN.read_text().replace('"command": [', '"command": [], "old": [', 1), "no command"),
     ],
 )

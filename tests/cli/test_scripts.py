@@ -125,7 +125,7 @@ MISTAKES = {
     "a notebook": (["run", "a.ipynb"], "a notebook", "nbconvert"),
     "options of the script before it": (
         ["run", "--lr", "3", "train.py"],
-        "--lr is no option of `paceline run`",
+        "--lr is not an option of `paceline run`",
         "come after it",
     ),
     "options of torchrun": (
@@ -168,7 +168,7 @@ MISTAKES = {
     ),
     "a size of one rank": (
         ["launch", "--nproc-per-node", "gpu", "train.py"],
-        "--nproc-per-node is no option of `paceline launch`: it runs one rank",
+        "--nproc-per-node is not an option of `paceline launch`: it runs one rank",
         "`paceline run --nproc-per-node N train.py` starts N ranks",
     ),
     "a size of other machines": (

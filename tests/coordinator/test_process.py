@@ -246,7 +246,7 @@ def test_a_file_that_is_not_a_frozen_job_is_refused(tmp_path: Path) -> None:
     with coordinator(env) as process:
         _, told = process.communicate(timeout=START_S)
     assert process.returncode == 2
-    assert f"error: {env['PACELINE_SPEC']} is no job that was frozen" in told
+    assert f"error: {env['PACELINE_SPEC']} is not the file of a frozen job" in told
     assert "hint: PACELINE_SPEC names it" in told
 
 

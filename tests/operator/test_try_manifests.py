@@ -181,7 +181,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "\n".join(
     ("text", "said"),
     [
         ("{{ if .Values.on }}\na: 1\n{{ end }}\n", "is no YAML"),
-        ("- 1\n", "no mapping"),
+        ("- 1\n", "not a mapping"),
         (BOMB, "more than 100000 values"),
         ("a: " + "x" * (1 << 20), "is longer than 1048576 bytes"),
     ],

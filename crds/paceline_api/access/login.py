@@ -306,7 +306,7 @@ def _proxy(configuration: Configuration, given: str | None = None) -> str | None
         return None
     if is_socks_proxy_url(proxy):
         raise KubeconfigError(
-            f"the proxy {proxy} to the API server speaks SOCKS, which is not supported",
+            f"the proxy {proxy} to the API server is a SOCKS proxy, which is not supported",
             hint="use one that begins with http:// or https://",
         )
     return str(proxy)

@@ -55,7 +55,7 @@ def ask(exec_: Mapping[str, Any], folder: Path, cluster: Mapping[str, Any]) -> A
     api, name = str(exec_.get("apiVersion")), str(exec_.get("command") or "")
     if api not in APIS or not name:
         raise PluginError(
-            f"the kubeconfig's exec plugin {name or 'without a command'} speaks {api}",
+            f"the kubeconfig's exec plugin {name or 'without a command'} uses {api}",
             hint=f"write {APIS[0]} as its apiVersion, or use a newer release of the plugin",
         )
     mode = str(exec_.get("interactiveMode") or "IfAvailable")
@@ -126,7 +126,7 @@ def _run(file: str, exec_: Mapping[str, Any], info: str, typed: bool) -> str:
         ) from None
     except subprocess.TimeoutExpired:
         raise PluginError(
-            f"the exec plugin {name} has said nothing for {limit_s:.0f} s",
+            f"the exec plugin {name} has printed nothing for {limit_s:.0f} s",
             hint=f"run it by hand to see what it waits for: {name}",
         ) from None
     if done.returncode:
@@ -144,7 +144,7 @@ def _read(output: str, name: str, api: str) -> Answer:
         credential = json.loads(output)
         status = credential["status"]
         if credential["apiVersion"] != api:
-            raise ValueError(f"it speaks {credential['apiVersion']} and not {api}")
+            raise ValueError(f"it answers in {credential['apiVersion']} and not {api}")
         expiry = status.get("expirationTimestamp")
         answer = Answer(
             token=str(status.get("token") or ""),

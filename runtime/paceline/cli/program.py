@@ -146,7 +146,7 @@ def _refuse_misplaced(option: str, command: str, args: Sequence[str]) -> None:
     if name in SIZES:
         _refuse_size(name, command, script)
     raise UnrunnableScriptError(
-        f"{name} is no option of `paceline {command}`",
+        f"{name} is not an option of `paceline {command}`",
         hint=f"arguments of the script come after it: paceline {command} {script} {option} ...; "
         f"`paceline {command} -h` lists the options that come before it",
     )
@@ -160,13 +160,13 @@ def _refuse_size(name: str, command: str, script: str) -> NoReturn:
     """
     if command == "launch":
         raise UnrunnableScriptError(
-            f"{name} is no option of `paceline launch`: it runs one rank",
+            f"{name} is not an option of `paceline launch`: it runs one rank",
             hint="in a pod, spec.replicas and spec.procsPerReplica of the job say how many there "
             f"are; on this machine, `paceline run --nproc-per-node N {script}` starts N ranks",
         )
     raise UnrunnableScriptError(
-        f"{name} is no option of `paceline {command}`: torchrun counts processes of this machine, "
-        "and the ranks of this job run in pods",
+        f"{name} is not an option of `paceline {command}`: torchrun counts processes of this "
+        "machine, and the ranks of this job run in pods",
         hint="--replicas N makes N pods, and --gpus N gives each N GPUs with a rank for each; "
         "--procs N is the number of ranks of a pod without GPUs",
     )
@@ -187,7 +187,7 @@ class Program:
         """Return the program, after a check that it can be run.
 
         Args:
-            file: The first word that is no option.
+            file: The first word that is not an option.
             arguments: All words after it.
             is_module: True if the option -m was given.
 
@@ -201,7 +201,7 @@ class Program:
         if not program.is_script:
             if program.arguments:
                 raise UnrunnableScriptError(
-                    f"{program.arguments[0]!r} after the job file {file} is no option",
+                    f"{program.arguments[0]!r} after the job file {file} is not an option",
                     hint="arguments of the script of a job file stand in its command",
                 )
         elif is_module:

@@ -47,7 +47,7 @@ def pinned(certificate: Path | None, own: tuple[Path, Path] | None = None) -> ss
     except OSError as error:  # ssl.SSLError is one too
         raise PacelineError(
             f"environment variable {ENV_TLS_CERT} names {certificate}, "
-            f"which is no certificate that can be read: {error}",
+            f"which is not a certificate that can be read: {error}",
             hint="the operator mounts it from the job's Secret; delete the pod to have another one",
             exit_code=EXIT_BAD_INPUT,
         ) from None

@@ -138,7 +138,7 @@ def test_a_closed_connection_is_reported_if_the_rank_was_known() -> None:
 def test_a_rank_must_register_first_and_send_only_its_own_messages() -> None:
     pod = Pod(A)
     pod.connect()
-    with pytest.raises(ValueError, match="speaks for"):
+    with pytest.raises(ValueError, match="in the name of"):
         pod.relay.hear(A, m.RankEnvelope(1, register(B)))
     other = Relay(4, 1)
     other.open(A)

@@ -191,7 +191,7 @@ class Relay:
         """
         message = said.message
         if message.member != member:
-            raise ValueError(f"rank {member} speaks for {message.member}")
+            raise ValueError(f"rank {member} sends in the name of {message.member}")
         line = self._lines.get(member)
         if line is None or not line.connection or said.connection != line.connection:
             return []

@@ -610,7 +610,7 @@ class ClusterJobs:
         known = ", ".join(version["version"] for version in group["versions"])
         return NotInstalledError(
             f"the cluster {self._server.url} has {KIND}s of {GROUP}/{known}, and this paceline "
-            f"speaks {VERSION}",
+            f"supports {VERSION}",
             hint="upgrade the charts of the cluster, or use the paceline of its release",
         )
 

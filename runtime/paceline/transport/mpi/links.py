@@ -350,7 +350,7 @@ class LinkTable:
             if now_ns() > end_ns:
                 # The buffers must outlive the requests, which nobody waits for any more.
                 _never_freed.append((mine, theirs, requests))
-                raise TransportError("the other end of a fresh link says nothing")
+                raise TransportError("the other end of a new link sends nothing")
             pause(0.0001)
         if not np.array_equal(mine, theirs):
             raise TransportError("the other end of a fresh link is somebody else")

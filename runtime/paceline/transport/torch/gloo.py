@@ -116,7 +116,7 @@ class _Exchange(Store):
             self._complete = True
         missing = [key for key in keys if key not in self._values]
         if missing:
-            raise RuntimeError(f"gloo asks for {missing}, which nobody has set")
+            raise RuntimeError(f"gloo needs {missing}, which is not set")
 
     def _exchange(self) -> None:
         # Keep the connections: gloo notices only the death of the peer that it waits for.

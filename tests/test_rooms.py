@@ -54,7 +54,8 @@ def count(path: Path) -> Lines:
     lines = source.splitlines()
     left_out = {n for n, line in enumerate(lines, 1) if not line.strip() or line.strip()[0] == "#"}
     for node in ast.walk(ast.parse(source)):
-        for statement in node.body if isinstance(getattr(node, "body", None), list) else ():
+        body: object = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
             match statement:
                 case ast.Expr(value=ast.Constant(value=str()), lineno=first, end_lineno=int(last)):
                     left_out |= set(range(first, last + 1))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from testing.processes.runs import forked_paceline
+from tests.layers import exhaustive_except
 
 pytestmark = pytest.mark.processes
 
@@ -72,7 +73,9 @@ def test_an_error_on_one_rank_fails_the_job_and_is_its_reason(
 ) -> None:
     printed = run(tmp_path, rank=rank, error=error)
     place = "" if "_exit" in error else f" ({tmp_path / 'train.py'}, line {LINE})"
-    assert f"error: {cause}{place} on rank {rank}.0#0; the other ranks went on" in printed
+    # A job needs rank 0 to its end, and its replacement cannot join this script.
+    then = "in its place rank 0.0#1" if rank == 0 else "the other ranks went on"
+    assert f"error: {cause}{place} on rank {rank}.0#0; {then}" in printed
 
 
 def test_an_error_on_one_rank_ends_a_long_job_if_no_rank_can_come_in_its_place(
@@ -206,3 +209,36 @@ def test_a_script_sees_what_python_alone_shows_it(tmp_path: Path, program: list[
     assert expected[-1] == "KeyError: 'missing'"
     assert "at the end True" in expected
     assert printed_by(tmp_path, "-m", "paceline", *words) == expected
+
+
+STATES = {
+    "spread": (
+        "from torch.distributed.optim import ZeroRedundancyOptimizer",
+        "ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=args.lr)",
+        "the state of ZeroRedundancyOptimizer(0.weight+2) #1 is spread over the ranks",
+    ),
+    "broken": (
+        "class Mine(torch.optim.SGD):\n    def state_dict(self):\n        return {}['mine']\n",
+        "Mine(model.parameters(), lr=args.lr)",
+        "the state of Mine(0.weight+2) #1 cannot be read for a rank that joins: KeyError: 'mine'",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", exhaustive_except(["spread"], STATES))
+def test_an_optimizer_that_gives_no_state_fails_the_job_when_a_rank_is_lost(
+    tmp_path: Path, kind: str
+) -> None:
+    """Until then it trains, as under torchrun."""
+    top, optimizer, error = STATES[kind]
+    text = SCRIPT.format(top=top, rank=-1, error="pass", steps=100_000)
+    plain = "torch.optim.SGD(model.parameters(), lr=args.lr)"
+    assert plain in text
+    text = text.replace(plain, optimizer)
+    (tmp_path / "train.py").write_text(text)
+    words = ("run", "--replicas", "2", "--quiet", "--inject", "kill:rank=1,at=round:9", "train.py")
+    code, printed = forked_paceline(tmp_path, *words)
+    assert code == 1, printed
+    assert "(ScriptFailed)" in printed
+    assert error in printed
+    assert "hint: " in printed

@@ -49,7 +49,7 @@ from paceline.core.protocol.pending import BufferName, BufferOp, Zero
 from paceline.core.protocol.records import Go
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
-from paceline.errors import StateError
+from paceline.errors import StateError, UnsupportedError
 from paceline.refusals import RefusalReason
 from paceline.transport.base import Abort, Transport
 from paceline.worker.data_channel import DataChannel
@@ -330,6 +330,11 @@ class CommThread:
             why = f"rank {self.machine.state.me} cannot take the state of the job: {error}"
             log.error("%s", why)
             self._main.exited(ev.Exit(finished=False, why=why))
+        except UnsupportedError as error:  # of an object of the script, whose state is asked for
+            why = f"{error.message}; hint: {error.hint}"
+            log.error("%s", why)
+            self._say(Fatal(self.machine.state.me, "ScriptFailed", why))
+            self._main.broken(error)
         except BaseException as error:
             text = "".join(traceback.format_exception(error))
             log.error("the communication thread failed:\n%s", text)

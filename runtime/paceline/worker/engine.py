@@ -41,7 +41,13 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.within import Welcome
 from paceline.environment import RankSettings
-from paceline.errors import DismissedError, PacelineError, RuntimeBrokenError, UsageError
+from paceline.errors import (
+    DismissedError,
+    PacelineError,
+    RuntimeBrokenError,
+    UnsupportedError,
+    UsageError,
+)
 from paceline.telemetry.records import RankRecord, RecordError
 from paceline.transport.base import Transport, TransportError
 from paceline.transport.device_queues import until
@@ -628,9 +634,13 @@ class Engine:
     def _watch(self) -> None:
         """Check that a wait can still end.
 
+        UnsupportedError is raised if the script cannot give a state that a rank needs.
+
         Raises:
             RuntimeBrokenError: The thread that would end the wait has failed or ended.
         """
+        if isinstance(self._error, UnsupportedError):
+            raise self._error
         if self._error is not None or (not self._comm.alive and self._end is None):
             raise RuntimeBrokenError(
                 f"the communication thread of rank {self._state.me} has ended: {self._error!r}",
@@ -689,7 +699,8 @@ class Engine:
         Called by the communication thread or the link thread.
         """
         if self._agent is not None:
-            self._agent.tell("failed", f"{error!r}")
+            why = error.message if isinstance(error, UnsupportedError) else f"{error!r}"
+            self._agent.tell("failed", why)
         with self._lock:
             self._error = error
             self._lock.notify_all()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from paceline.core.protocol.places import BEFORE
+from paceline.errors import UnsupportedError
 from paceline.train.script.state import ScriptStates
 from paceline.worker.operations import ScriptState
 from paceline.worker.peer_sockets import Bytes
@@ -207,3 +208,15 @@ def test_the_steps_that_a_framework_has_counted_go_along() -> None:
     assert (counted.global_step, counted.epoch) == (7, 0.7)
     assert counted.log_history == [{"loss": 1 / 8, "step": 7}]
     assert counted.is_world_process_zero, "which rank this is stays as it is"
+
+
+def test_an_object_that_fails_to_give_its_state_is_named() -> None:
+    class Mine(SGD):
+        def state_dict(self) -> dict[str, Any]:
+            raise LookupError("not now")
+
+    process = Process(seed=1)
+    optimizer = Mine(process.model.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedError, match=r"the state of Mine\(0.0.weight\+6\) #1 cannot be"):
+        process.states.read()
+    assert optimizer.param_groups

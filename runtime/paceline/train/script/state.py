@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from paceline.core.protocol.places import Spot
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UnsupportedError
 from paceline.train.script.counters import COUNTING, CounterState, EpochLoop
 from paceline.train.script.models import Models
 from paceline.train.script.passes import Passes
@@ -47,15 +47,19 @@ class ScriptStates:
     # ---- reading ------------------------------------------------------------------------------
 
     def read(self) -> tuple[Any, list[torch.Tensor]]:
-        """Return the state as JSON and tensors. The main thread waits in an operation."""
+        """Return the state as JSON and tensors. The main thread waits in an operation.
+
+        UnsupportedError is raised if an object of the script does not give its state.
+        """
         encoder: Encoder[torch.Tensor] = Encoder(lambda tensor: tensor.detach())
         models = [
             encoder.encode(dict(_tensors(ddp.module)), "a model") for ddp in self._models.adopted
         ]
         others = {}
         for key, each in self._find().items():
+            state = _state_of(key, each)
             try:
-                others[key] = encoder.encode(dict(each.state_dict()), key)
+                others[key] = encoder.encode(state, key)
             except PacelineError as error:
                 self._leave_out(key, error)
         passes = self._passes
@@ -186,6 +190,29 @@ class ScriptStates:
         for name, each in self.kept.items():
             found[f"kept {name}"] = each
         return found
+
+
+def _state_of(key: str, each: CounterState) -> dict[str, Any]:
+    """Return the state of an object of the script.
+
+    Raises:
+        UnsupportedError: The object has no whole state on this rank, or fails to give it.
+    """
+    if type(each).__name__ == "ZeroRedundancyOptimizer":
+        raise UnsupportedError(
+            f"the state of {key} is spread over the ranks, and a lost rank takes its part with it",
+            hint="write the optimizer that it wraps, such as Adam(model.parameters()): all ranks "
+            "then have the whole state; or resume from the last checkpoint of the script",
+        )
+    try:
+        return dict(each.state_dict())
+    except Exception as error:
+        raise UnsupportedError(
+            f"the state of {key} cannot be read for a rank that joins: "
+            f"{type(error).__name__}: {error}",
+            hint="its state_dict() is called on any rank and after any step, so it may not need "
+            "the other ranks",
+        ) from error
 
 
 def _outermost(objects: Iterable[Any]) -> list[Any]:

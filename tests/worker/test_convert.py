@@ -195,6 +195,16 @@ def test_a_target_is_replaced_only_on_request_and_kept_if_that_fails(tmp_path: P
     assert {path.name for path in tmp_path.iterdir()} == {"new.pt", "target"}
 
 
+@pytest.mark.parametrize("target", ["kept", "kept/v1", "kept/v1/../../kept"])
+def test_a_target_that_would_delete_the_source_is_refused(tmp_path: Path, target: str) -> None:
+    source = tmp_path / "kept/v1"
+    source.mkdir(parents=True)
+    save_file({"w": torch.ones(1)}, source / "model.safetensors")
+    with pytest.raises(ConvertError, match="would delete"):
+        run(source, tmp_path / target, asked="transformers", force=True)
+    assert (source / "model.safetensors").exists()
+
+
 @pytest.mark.processes
 def test_the_verb_converts_and_refuses_by_name(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "new.pt")

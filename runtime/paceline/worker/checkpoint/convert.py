@@ -314,6 +314,12 @@ def convert(
     exists = target.exists() or target.is_symlink()
     if exists and not force:
         raise ConvertError(f"{target} exists", hint="choose another name, or add --force")
+    if exists and target.resolve() in (source.resolve(), *source.resolve().parents):
+        # Else a folder with all checkpoints of a job would make room for the weights of one.
+        raise ConvertError(
+            f"--force would delete {source}, which is read: {target} is the same or contains it",
+            hint="write to another place",
+        )
     read_kind, weights = read(source, trust_pickle=trust_pickle)
     if exists:
         aside = target.with_name(f".replaced-{target.name}")

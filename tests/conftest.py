@@ -15,7 +15,7 @@ built (scripts/run_tests.py), tests with the mark `cluster_programs` wait.
 
 Under CI=true a skip is a failure, since it would mean that CI has lost a prerequisite without
 anybody noticing. Exempt is only what a CI machine need not have: a GPU, a user other than root, the
-right to mount.
+right to mount, packages with which a script of the table is tried.
 """
 
 from __future__ import annotations
@@ -62,7 +62,12 @@ DURATIONS = HERE / "durations.json"
 ENV_BUILD_LOCK = "PACELINE_TEST_BUILD_LOCK"
 """Environment variable with the file that scripts/run_tests.py locks while it builds the cluster.
 """
-MAY_SKIP = ("GPU", "root may write everywhere", "no right to mount")
+MAY_SKIP = (
+    "GPU",
+    "root may write everywhere",
+    "no right to mount",
+    "no dependency of the tests",
+)
 
 # The smoke tests of the benchmarks start dozens of processes; `make bench-smoke` runs them.
 collect_ignore = [] if os.environ.get("PACELINE_BENCHMARKS") == "1" else ["benchmarks"]

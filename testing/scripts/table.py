@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +75,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     elastic: Elastic = Elastic.UNTRIED
     late: Late = Late.UNTRIED
     """While random ranks are late, one is killed too: all ranks end with equal weights."""
+    needs: tuple[str, ...] = ()
+    """Packages that the script imports and that are no dependencies of Paceline or its tests."""
     compiles: bool = False
     """True if the script uses torch.compile."""
     in_short: bool = False
@@ -89,6 +92,11 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Name of the row for test ids: the script, and the arguments of its first run."""
         words = self.runs[0]
         return "".join([self.script.removesuffix(".py"), *words])
+
+    @property
+    def lacks(self) -> str:
+        """Names of packages that the script needs and that are not installed, or ""."""
+        return ", ".join(name for name in self.needs if find_spec(name) is None)
 
     def tolerance_at(self, ranks: int) -> float:
         """Return how far numbers of Paceline may be from those of torchrun."""

@@ -10,6 +10,7 @@ from testing.scripts.compare import HASH
 from testing.scripts.job import run_paceline
 from testing.scripts.table import Elastic, Row, rows
 from tests.layers import exhaustive_unless
+from tests.scripts.rows import skip_if_lacking
 
 pytestmark = pytest.mark.processes
 
@@ -25,6 +26,7 @@ KILL = "kill:rank=1,at=round:2"
     ids=[row.name for row in ELASTIC],
 )
 def test_a_killed_rank_is_replaced_and_all_ranks_end_equal(row: Row, tmp_path: Path) -> None:
+    skip_if_lacking(row)
     job = run_paceline(
         row.path, RANKS, row.runs[0], tmp_path / "job", "--inject", KILL, pause_s=PAUSE_S
     )

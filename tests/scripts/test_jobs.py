@@ -12,6 +12,7 @@ from testing.scripts.job import run_paceline
 from testing.scripts.plain import run_plain
 from testing.scripts.table import Expectation, Row, rows
 from tests.layers import exhaustive_unless
+from tests.scripts.rows import skip_if_lacking
 
 pytestmark = pytest.mark.processes
 
@@ -39,6 +40,7 @@ EQUAL, REFUSED = cases(Expectation.EQUAL), cases(Expectation.REFUSED)
 @pytest.mark.parametrize("case", exhaustive_unless(is_short, EQUAL), ids=names(EQUAL))
 def test_a_script_in_a_job_equals_a_plain_run(case: tuple[Row, int], tmp_path: Path) -> None:
     row, ranks = case
+    skip_if_lacking(row)
     for args in row.runs:
         plain = run_plain(row.path, ranks, args, tmp_path / "plain")
         job = run_paceline(row.path, ranks, args, tmp_path / "job")

@@ -13,6 +13,7 @@ from testing.scripts.compare import compare
 from testing.scripts.plain import Result, run_plain
 from testing.scripts.table import Row, rows
 from tests.layers import exhaustive_unless
+from tests.scripts.rows import skip_if_lacking
 
 pytestmark = pytest.mark.processes
 
@@ -38,6 +39,7 @@ def run_all(row: Row, ranks: int, out: Path) -> list[Result]:
     "case", exhaustive_unless(is_short, ROWS), ids=[f"{row.name}-{ranks}" for row, ranks in ROWS]
 )
 def test_two_plain_runs_of_a_script_are_equal(case: tuple[Row, int], tmp_path: Path) -> None:
+    skip_if_lacking(case[0])
     one, other = (run_all(*case, tmp_path / name) for name in ("one", "other"))
     assert [line for both in zip(one, other, strict=True) for line in compare(*both)] == []
     assert all("weights" in rank.stdout.splitlines()[-1] for rank in one[-1].ranks)

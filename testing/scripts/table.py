@@ -73,6 +73,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounding: str = ""
     """Why results at more than 2 ranks differ by more than `TOLERANCE`."""
     elastic: Elastic = Elastic.UNTRIED
+    kill_round: int = 2
+    """Operation before which the rank is killed."""
     late: Late = Late.UNTRIED
     """While random ranks are late, one is killed too: all ranks end with equal weights."""
     needs: tuple[str, ...] = ()

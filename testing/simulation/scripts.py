@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
 from msgspec.structs import replace
 from paceline.core.protocol.log import is_slot_0
-from paceline.core.protocol.places import Path, Spot, SpotAction
+from paceline.core.protocol.places import BufferTurns, Path, Spot, SpotAction
 from paceline.core.protocol.records import BACKWARD, DataPlan, DropReason, Go, Operation
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import Main
@@ -33,6 +34,9 @@ class ScriptWorld(World):
     """Calls at each point, and batches in each pass."""
     calls_in_pass: int = 0
     """Calls after each batch."""
+    evaluates: int = 0
+    """Number of batches of a pass after which it evaluates, as at each point. The model has buffers
+    then, which it sends with some forward passes. 0 for a model without."""
     backwards: int = 1
     """Backward passes that are averaged for each batch."""
     kinds: bool = False
@@ -67,6 +71,8 @@ class Copied(NamedTuple):
     spot: Spot
     ended: bool
     kept: dict[Spot, Sum]
+    turns: BufferTurns
+    cursor: int
 
 
 @dataclass
@@ -145,6 +151,11 @@ class ScriptRank(SimRank):
         self.call: Sum = {}
         """What this rank brings to the call in which it waits."""
         self.batch = None
+        self.sending = True
+        """True if the next forward pass sends the buffers of the model, if it has any."""
+        self.turns = BufferTurns()
+        self.cursor = 0
+        """Batches of the pass that are averaged."""
         self.script: Program = self.program()
 
     # ---- the script ---------------------------------------------------------------------------
@@ -159,6 +170,7 @@ class ScriptRank(SimRank):
                     yield "sleep", self.sim.rng.uniform(0, 5)
                     stray = world.stray > 0 and self.me.slot == world.stray
                     yield from self.operation("barrier" if stray else "all_reduce", samples=0)
+                yield from self.forward(world, opens=True, trains=False)
                 continue
             act = self.path.begin_pass()
             while act is SpotAction.ASK:
@@ -166,24 +178,51 @@ class ScriptRank(SimRank):
                 act = self.path.in_pass()
             assert act is not SpotAction.LOST, f"{self.me} is lost in pass {place}"
             if act is not SpotAction.SKIP:
+                self.cursor = 0
                 if act is SpotAction.LOAD:
                     self.load()
-                per_batch = world.backwards + world.calls_in_pass + world.call_in_backward
+                    self.begin_with_batch()
                 short = world.uneven and self.me.slot == 0 and place == len(world.program) - 1
-                for _ in range(self.path.here.number // per_batch, length - short):
+                for batch in range(self.cursor, length - short):
+                    self.turns.at_batch, opens = (self.sending,), not self._sends
+                    yield from self.forward(world, opens=True, trains=True)
                     for number in range(world.backwards):
-                        yield from self.backward(world, number)
+                        yield from self.backward(world, number, opens=opens and number == 0)
+                    self.cursor = batch + 1
                     for _ in range(world.calls_in_pass):
                         yield from self.operation("all_gather", samples=0, opens=False)
+                    if world.evaluates and batch % world.evaluates == 0:
+                        yield from self.forward(world, opens=False, trains=False)
             self.path.end_pass()
             if act is SpotAction.SKIP:
                 yield from self.take_last_state()
+                if self.copied is not None:
+                    self.turns.behind = dict(self.copied.turns.behind)
+            self.turns.behind.setdefault(place, (self.sending,))
+            (self.sending,) = self.turns.behind[place]
 
-    def backward(self, world: ScriptWorld, which: int) -> Program:
+    def begin_with_batch(self) -> None:
+        """Make the forward passes of the batch in hand as the donor has made them (S5)."""
+        (self.sending,) = self.turns.at_batch
+
+    @property
+    def _sends(self) -> bool:
+        world = self.sim.world
+        assert isinstance(world, ScriptWorld)
+        return world.evaluates > 0 and self.sending
+
+    def forward(self, world: ScriptWorld, *, opens: bool, trains: bool) -> Program:
+        """Make a forward pass. It sends the buffers unless the one before was an evaluation."""
+        if self._sends:
+            yield from self.operation("broadcast of buffers", samples=0, opens=opens)
+        if world.evaluates:
+            self.sending = trains
+
+    def backward(self, world: ScriptWorld, which: int, *, opens: bool) -> Program:
         """Make backward pass `which` of a batch. All segments but the last are handed over."""
         pause = self.sim.rng.uniform(*world.step_ms)
         pause += world.lag_ms if world.lag and self.sim.rng.random() < world.lag else 0.0
-        model, opens = which if world.kinds else 0, which == 0
+        model = which if world.kinds else 0
         if world.stray and self.me.slot == world.stray and self.path.here.number == 2:
             yield "sleep", pause * 0.6
             yield from self.operation("barrier", samples=0)
@@ -295,6 +334,8 @@ class ScriptRank(SimRank):
         assert self.copied is not None
         self.model = dict(self.copied.model)
         self.path.load()
+        self.turns, self.cursor = deepcopy(self.copied.turns), self.copied.cursor
+        (self.sending,) = self.turns.now
         self.values.loaded.append(self.path.here)
 
     def start_script(self) -> None:
@@ -386,7 +427,7 @@ class ScriptRank(SimRank):
                     self.path.state, self.path.is_final = copied.spot, copied.ended
                 else:
                     self.path.follows, self.path.state = True, None
-                    self.model = dict(copied.model)
+                    self.model, self.turns = dict(copied.model), deepcopy(copied.turns)
                 self.path.kept.update(copied.kept)
                 self.path.done = copied.done
                 for go, _ in queued:
@@ -429,7 +470,11 @@ class ScriptRank(SimRank):
         path = self.path
         spot = path.here if operation is None else Spot(operation.place, operation.number)
         ended, kept = operation is None, dict(path.kept)
-        return Copied(dict(self.weights), dict(self.model), path.done, spot, ended, kept)
+        turns = BufferTurns((self.sending,), self.turns.at_batch, dict(self.turns.behind))
+        return Copied(
+            *(dict(self.weights), dict(self.model), path.done, spot, ended, kept),
+            *(turns, self.cursor),
+        )
 
 
 class ScriptSimulation(Simulation):

@@ -16,7 +16,7 @@ from paceline.core.rank.state import RankState
 
 from testing.simulation.faults import Fault, Kind
 from testing.simulation.histories import bounded, faults, seeds
-from testing.simulation.scripts import ScriptWorld, run_script
+from testing.simulation.scripts import ScriptRank, ScriptWorld, run_script
 from testing.simulation.simulation import BrokenPromiseError, Simulation
 
 ENDS = {"Complete"}
@@ -39,6 +39,7 @@ def worlds(draw: st.DrawFn) -> ScriptWorld:
         procs=draw(st.sampled_from([1, 1, 2])),
         program=tuple(program),
         calls_in_pass=draw(st.sampled_from([0, 0, 1, 2])),
+        evaluates=draw(st.sampled_from([0, 0, 1, 2, 3])),
         uneven=draw(st.booleans()),
         segments=draw(st.sampled_from([1, 1, 2, 4])),
         call_in_backward=draw(st.sampled_from([False, False, True])),
@@ -107,6 +108,42 @@ def test_a_replacement_made_active_with_its_first_copy_is_noticed(
     monkeypatch.setattr(membership, "install", keep_first)
     with pytest.raises(BrokenPromiseError):
         all_loads()
+
+
+def evaluations() -> tuple[list[Spot], set[str]]:
+    """Run a script with buffers that evaluates within its passes.
+
+    Returns:
+        Spots within passes at which a state was loaded, and the outcomes of the jobs.
+    """
+    spots: list[Spot] = []
+    outcomes: set[str] = set()
+    for seed, fault in WITH_A_KILL[:8]:
+        program = (seed % 2, 12, 1, 12, 1)
+        world = ScriptWorld(replicas=3, program=program, evaluates=1 + seed % 3)
+        sim = run_script(world, seed, [fault])
+        spots += sim.values.loaded
+        outcomes |= sim.outcomes
+    return [spot for spot in spots if not spot.is_at_point], outcomes
+
+
+def test_a_replacement_sends_buffers_where_the_others_do() -> None:
+    """Its donor waits where the forward pass, after an evaluation, has sent none."""
+    spots, outcomes = evaluations()
+    assert spots
+    assert outcomes <= ENDS
+
+
+def test_a_replacement_that_sends_buffers_with_its_first_batch_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DDP does so in a new process; the others may be past that call, or make none (S5)."""
+
+    def as_new(rank: ScriptRank) -> None:
+        rank.sending = True
+
+    monkeypatch.setattr(ScriptRank, "begin_with_batch", as_new)
+    assert "CallsDiffer" in evaluations()[1]
 
 
 GROWN = (ScriptWorld(replicas=2, program=(2, 12, 12, 1)), 5, [Fault(60, Kind.JOIN, 100, 3)])

@@ -118,7 +118,8 @@ def main():
     print(f"rank {rank} steps {trainer.global_step} epoch {trainer.current_epoch}")
     if trainer.is_global_zero:
         torch.save(net.state_dict(), os.path.join(args.out, "model.pt"))
-    print(f"rank {rank} weights {digest(net)}")
+    # The statistics of a BatchNorm are each rank's own until they are sent.
+    print(f"rank {rank} weights {digest(*net.parameters())}")
 
 
 if __name__ == "__main__":

@@ -119,6 +119,25 @@ def test_an_evaluation_within_a_pass_belongs_to_the_pass(script: Script) -> None
     assert script.passes.training == {0}
 
 
+def test_no_rank_begins_with_an_evaluation_within_a_pass(script: Script) -> None:
+    evaluation, opens = loader(4), []
+    for step, _ in enumerate(loader()):
+        opens.append(script.passes.opens())
+        script.backward()
+        if step % 2 == 0:
+            opens += [script.passes.opens() for _ in evaluation]
+    assert opens == [True, False, False, True] * 2
+
+
+def test_no_rank_begins_with_an_evaluation_of_the_data_of_a_pass(script: Script) -> None:
+    data, opens = loader(), []
+    for _ in data:
+        script.backward()
+        with torch.no_grad():
+            opens += [script.passes.opens() for _ in data]
+    assert not any(opens)
+
+
 def test_an_evaluation_before_the_first_backward_leaves_the_pass_as_it_is(script: Script) -> None:
     evaluation, made = loader(4), []
     for step, _ in enumerate(loader()):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from paceline.core.protocol.places import BEFORE
 from paceline.errors import UnsupportedError
+from paceline.train.script.models import Models
 from paceline.train.script.state import ScriptStates
 from paceline.worker.operations import ScriptState
 from paceline.worker.peer_sockets import Bytes
@@ -56,15 +57,20 @@ class Process:
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
         self.model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-        ddp = SimpleNamespace(
-            module=self.model, modules=self.model.modules, parameters=self.model.parameters
+        self.ddp: Any = SimpleNamespace(
+            module=self.model,
+            modules=self.model.modules,
+            parameters=self.model.parameters,
+            require_forward_param_sync=True,
         )
         passes: Any = SimpleNamespace(
             training=set(), epochs={}, cursors={}, steps=0, step_at=BEFORE
         )
-        models: Any = SimpleNamespace(adopted=[ddp], spans={})
         engine: Any = SimpleNamespace(waits=[False, 0, 0], set_waits=list)
-        self.states = ScriptStates(engine, models, passes)
+        self.models = Models(engine, passes)
+        adopted: list[Any] = self.models.adopted
+        adopted.append(self.ddp)
+        self.states = ScriptStates(engine, self.models, passes)
 
     def train(self, optimizer: Optimizer, steps: int = 3, after: Any = None) -> None:
         for step in range(steps):
@@ -175,6 +181,20 @@ def test_a_state_that_is_loaded_during_an_evaluation_can_be_trained_further() ->
     with torch.inference_mode():
         joiner.states.load(received)
     joiner.train(theirs)
+
+
+def test_a_model_sends_its_buffers_next_where_that_of_the_donor_does() -> None:
+    """The donor has made its forward pass, without sending, since it took its batch (S5)."""
+    donor, joiner = Process(1), Process(2)
+    donor.ddp.require_forward_param_sync = False  # as behind an evaluation
+    donor.models.ended_pass(1)
+    donor.models.took_batch()
+    donor.ddp.require_forward_param_sync = True
+    joiner.states.load(sent(donor))
+    assert joiner.ddp.require_forward_param_sync
+    assert joiner.models.turns.at_batch == (False,)
+    joiner.models.ended_pass(1)
+    assert not joiner.ddp.require_forward_param_sync
 
 
 def test_kept_objects_belong_to_the_state() -> None:

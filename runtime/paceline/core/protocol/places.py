@@ -164,3 +164,21 @@ class Path(Generic[T]):
         self.done = spot
         if keep and spot.is_at_point:
             self.kept[spot] = result
+
+
+@dataclass(slots=True)
+class BufferTurns:
+    """Where the next forward pass of a model sends its buffers, for a rank that joins (S5).
+
+    DDP sends buffers, unless the forward pass before was one without gradients or in `no_sync()`.
+    So whether a forward pass makes a call depends on what the script has done before. A rank that
+    joins gets that from its donor, which waits in an operation and may have made a forward pass
+    since it took its batch. There is one value for each model.
+    """
+
+    now: tuple[bool, ...] = ()
+    """Values where the donor waits: for a rank that loads the state inside of that operation."""
+    at_batch: tuple[bool, ...] = ()
+    """Values when the script last took a batch: for a rank that begins with it."""
+    behind: dict[int, tuple[bool, ...]] = field(default_factory=dict)
+    """Place of a pass -> values at its end: for a rank that goes through it with one batch."""

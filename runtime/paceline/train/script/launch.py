@@ -63,6 +63,9 @@ class Launched:
         self.models.on_adopted = self._adopted
         self.passes.on_skipped = self._skipped
         self.passes.on_joined = self.states.begun
+        self.passes.on_batch = self.models.took_batch
+        self.passes.on_begin = self._begin_with_batch
+        self.passes.on_end = self._ended_pass
         self.models.install()
         self.passes.install()
         register_optimizer_step_post_hook(lambda *_: self._stepped())
@@ -116,6 +119,15 @@ class Launched:
         received = self.engine.operations.received
         if received is not None:
             self.states.load_models(received)
+
+    def _begin_with_batch(self) -> None:
+        self.models.set_sending(self.models.turns.at_batch)
+
+    def _ended_pass(self, place: int) -> None:
+        received = self.engine.operations.received
+        if self.engine.follows and received is not None:  # it may have been received since
+            self.states.begin_to_follow(received)
+        self.models.ended_pass(place)
 
     def environment(self) -> dict[str, str]:
         """Return the variables that torchrun sets, for this rank."""

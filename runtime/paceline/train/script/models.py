@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from paceline.core.protocol.places import BEFORE, Spot
+from paceline.core.protocol.places import BEFORE, BufferTurns, Spot
 from paceline.core.protocol.records import BACKWARD
 from paceline.errors import UnsupportedError
 from paceline.train.script.backend import JobBackend, where
@@ -109,6 +109,7 @@ class Models:
         """Number of buckets of the model that is being made."""
         self.spans: dict[int, Spot] = {}
         """Operation that comes after the construction of each model."""
+        self.turns = BufferTurns()
         self._steps = 0
         """Steps of the script's optimizers, whatever they are of."""
         self._averaged_at: int | None = None
@@ -204,6 +205,44 @@ class Models:
             log.warning(text + "does: %s (docs/scripts.md)", where, why)
             self._has_warned = True
         return True
+
+    @property
+    def _sending(self) -> tuple[bool, ...]:
+        return tuple(ddp.require_forward_param_sync for ddp in self.adopted)
+
+    def set_sending(self, values: Sequence[bool]) -> None:
+        """Let the next forward pass of each model send its buffers, or not."""
+        for ddp, value in zip(self.adopted, values, strict=False):
+            ddp.require_forward_param_sync = value
+
+    def took_batch(self) -> None:
+        """Note that the script has come to where a rank that joins may begin."""
+        self.turns.at_batch = self._sending
+
+    def ended_pass(self, place: int) -> None:
+        """Note that a pass has ended.
+
+        A rank that has gone through it with one batch goes on as the others did.
+
+        Args:
+            place: Place of the pass.
+        """
+        self.turns.behind.setdefault(place, self._sending)
+        self.set_sending(self.turns.behind[place])
+
+    def read_turns(self) -> dict[str, Any]:
+        """Return `turns` as JSON, for a rank that joins."""
+        turns = self.turns
+        return {
+            "now": self._sending,
+            "at_batch": turns.at_batch,
+            "behind": sorted(turns.behind.items()),
+        }
+
+    def load_turns(self, told: dict[str, Any]) -> None:
+        """Set `turns` to those of another rank."""
+        behind = {int(place): tuple(values) for place, values in told["behind"]}
+        self.turns = BufferTurns(tuple(told["now"]), tuple(told["at_batch"]), behind)
 
     def averaged(self, number: int) -> None:
         """Note that a backward pass of a model was averaged."""

@@ -208,6 +208,12 @@ class Passes:
         """True once the script has ended: iterations that it has left open mean nothing more."""
         self.on_skipped: Callable[[], None] = lambda: None
         """Called after a pass that this rank has made alone."""
+        self.on_batch: Callable[[], None] = lambda: None
+        """Called where a rank that joins may begin: before the first operation of a step."""
+        self.on_begin: Callable[[], None] = lambda: None
+        """Called where this rank joins in this way, with the state loaded."""
+        self.on_end: Callable[[int], None] = lambda _: None
+        """Called with the place of a pass that has ended."""
         self.on_joined: Callable[[], None] = lambda: None
         """Called with the first batch of a pass that this rank has joined."""
         self.joined: Iteration | None = None
@@ -320,6 +326,7 @@ class Passes:
             self._pass = iteration
             return Batches(self, self._one(loader, iteration.number), iteration)
         self._engine.load()
+        self.on_begin()
         self._resumes = dict(self.cursors)
         self._pass = self.joined = iteration
         return Batches(self, self._resumed(loader, iteration), iteration)
@@ -338,7 +345,18 @@ class Passes:
         self._asked(iteration)
 
     def _asked(self, iteration: Iteration) -> None:
-        iteration.is_asked = self._is_first = True
+        iteration.is_asked = True
+        if self._pass in (None, iteration) or self._is_used_with_pass(iteration):
+            self._begin_step()  # no rank begins with a batch of an evaluation within a pass
+
+    def _is_used_with_pass(self, iteration: Iteration) -> bool:
+        """Return True for another training loader, as in zip(); False for an evaluation."""
+        of_pass = self._pass is not None and iteration.number == self._pass.number
+        return iteration.number in self.training and not of_pass
+
+    def _begin_step(self) -> None:
+        self._is_first = True
+        self.on_batch()
 
     def emptied(self, iteration: Iteration) -> None:
         """Note that an iteration has no batch left. The script may still hold some."""
@@ -358,12 +376,13 @@ class Passes:
     def ended(self, iteration: Iteration) -> None:
         """Note that all batches of an iteration are averaged, or that its loop was left."""
         if iteration is self._pass:
-            skipped = self._path.skips
+            skipped, place = self._path.skips, self._path.here.place
             self._path.end_pass()
             self._pass = self.joined = None
             if skipped:
                 self.on_skipped()
                 self._take_last_state()
+            self.on_end(place)
         if iteration in self._open:
             self._open.remove(iteration)
 
@@ -422,11 +441,13 @@ class Passes:
 
     def step(self) -> int:
         """Return the number of the step that the script makes next (`pl.step`)."""
-        self._counts = self._is_first = True
+        self._counts = True
+        self._begin_step()
         if self._path.follows:
             while self._path.state is None:
                 self._engine.ask()
             self._engine.load()
+            self.on_begin()
             if self._path.is_final:
                 self._path.repeat_from(self.step_at)
         self.step_at = self._path.here

@@ -72,6 +72,7 @@ class ScriptStates:
             "steps": passes.steps,
             "waits": self._engine.waits,
             "step_at": list(passes.step_at),
+            "buffer_turns": self._models.read_turns(),
             "spans": sorted((index, list(spot)) for index, spot in self._models.spans.items()),
         }
         return header, encoder.buffers
@@ -88,6 +89,7 @@ class ScriptStates:
         header, passes = received.header, self._passes
         passes.training = set(header["training"])
         passes.epochs = {int(place): int(epoch) for place, epoch in header["epochs"]}
+        self._models.load_turns(header["buffer_turns"])
         self._models.spans = {index: Spot(*spot) for index, spot in header["spans"]}
 
     def load_models(self, received: ScriptState) -> None:
@@ -113,6 +115,7 @@ class ScriptStates:
         self._passes.step_at = Spot(*header["step_at"])
         for index, model in enumerate(header["models"][: len(self._models.adopted)]):
             self._load_tensors(decoder, model, index)
+        self._models.set_sending(self._models.turns.now)
         own = self._find()
         for key, state in header["others"].items():
             if key not in own:

@@ -52,6 +52,7 @@ def main():
             optimizer.step()
             if (i + 1) % args.every == 0:
                 print(f"rank {rank} epoch {epoch} batch {i}: {exact(evaluate(model, val_loader))}")
+        print(f"rank {rank} epoch {epoch}: {exact(evaluate(model, val_loader))}")
     if rank == 0:
         torch.save(model.module.state_dict(), f"{args.out}/model.pt")
     # The statistics of a BatchNorm are each rank's own until they are sent.

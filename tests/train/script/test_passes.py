@@ -395,6 +395,63 @@ def test_a_rank_that_joins_skips_the_rest_up_to_the_cursor_behind_the_state_of_i
     assert [batch.tolist() for batch in stateful] == [[6, 7]]
 
 
+def joins(script: Script) -> None:
+    """Let the script join a pass of which two batches are averaged."""
+    passes, path = script.passes, script.path
+    passes.training = {0, 1}
+    passes.cursors = {0: 2, 1: 2}
+    path.follows, path.done, path.state = True, Spot(1, 1), Spot(1, 2)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda: enumerate(loader()),
+        lambda: (each for each in enumerate(loader())),
+        lambda: islice(enumerate(loader()), 4),
+        lambda: enumerate(islice(loader(), 4)),
+        lambda: enumerate(zip(loader(), loader(), strict=False)),
+        lambda: ((step, batch) for batch, step in zip(loader(), range(4), strict=False)),
+    ],
+)
+def test_a_loop_that_joins_counts_its_batches_as_the_others_do(
+    script: Script, loop: Callable[[], Iterator[tuple[int, Any]]]
+) -> None:
+    joins(script)
+    found = [(step, batch) for step, batch in loop()]
+    assert [step for step, _ in found] == [2, 3]
+    batches = [batch[0] if isinstance(batch, list | tuple) else batch for _, batch in found]
+    assert [batch.tolist() for batch in batches] == [[4, 5], [6, 7]]
+
+
+def test_a_limit_of_batches_holds_for_a_loop_that_joins(script: Script) -> None:
+    joins(script)
+    assert [batch.tolist() for batch in islice(loader(), 3)] == [[4, 5]]
+
+
+def test_a_count_of_a_generator_over_a_loader_is_named_with_its_line(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    def bar(data: Loader) -> Iterator[Any]:
+        yield from data
+
+    joins(script)
+    assert [step for step, _ in enumerate(bar(loader()))] == [0, 1]
+    assert f"{__file__}:" in caplog.text
+    assert "2 batches on" in caplog.text
+
+
+def test_a_count_within_a_generator_is_right_and_causes_no_warning(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    def bar(data: Iterator[Any]) -> Iterator[Any]:
+        yield from data
+
+    joins(script)
+    assert [step for step, _ in bar(enumerate(loader()))] == [2, 3]
+    assert not caplog.text
+
+
 def test_a_loop_without_a_loader_gets_the_number_of_its_step(script: Script) -> None:
     seen = []
     for _ in range(3):

@@ -23,12 +23,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
+from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core.protocol.places import BEFORE, Path, Spot, SpotAction
+from paceline.train.script.positions import outermost_reader, warn_of_counts
 from paceline.worker.script_engine import LeftBehindError, ScriptEngine
 
 log = logging.getLogger("paceline.rank")
@@ -120,6 +122,8 @@ class Iteration:
     """Batches that were averaged, of those that it has given."""
     rest: int | None = None
     """Batches that were not averaged when this rank joined; None if nobody knows their number."""
+    uncounted: int = 0
+    """Batches before these that a loop of another rank has counted."""
     handed: int = 0
     """Number of these that a Trainer of transformers has taken."""
 
@@ -218,6 +222,8 @@ class Passes:
         """Called with the first batch of a pass that this rank has joined."""
         self.joined: Iteration | None = None
         """The pass that this rank has joined, until it ends."""
+        self.moves_counts = False
+        """True while iterators that count batches are moved on: loaders give None then."""
         self._counts = False
         """True if the script asks for the number of its step."""
         self._is_first = False
@@ -279,12 +285,13 @@ class Passes:
         cursor = self._resumes.pop(iteration.number, 0)
         if iteration.number in self._unused:
             first, inner = self._unused.pop(iteration.number)
-            iteration.skipped = cursor
+            iteration.skipped = iteration.uncounted = cursor
             return chain(first, inner)
         inner = self._iterate(loader)
         # Not 0 if the script has loaded the state of its loader.
         begins = int(getattr(inner, "_num_yielded", 0))
         iteration.skipped = max(cursor, begins)
+        iteration.uncounted = iteration.skipped - begins
         if not rewinds(loader):
             return inner
         if cursor > begins and isinstance(loader.dataset, IterableDataset):
@@ -329,7 +336,8 @@ class Passes:
         self.on_begin()
         self._resumes = dict(self.cursors)
         self._pass = self.joined = iteration
-        return Batches(self, self._resumed(loader, iteration), iteration)
+        inner = self._resumed(loader, iteration)
+        return Batches(self, inner, iteration, behind=iteration.uncounted)
 
     def took(self, iteration: Iteration, batch: object) -> None:
         """Note that an iteration has given a batch."""
@@ -479,11 +487,20 @@ class Passes:
 class Batches(Iterator[Any]):
     """The iterator over one loader that the script gets."""
 
-    def __init__(self, passes: Passes, inner: Iterator[Any], iteration: Iteration) -> None:
+    def __init__(
+        self, passes: Passes, inner: Iterator[Any], iteration: Iteration, *, behind: int = 0
+    ) -> None:
         self._passes, self.inner, self._iteration = passes, inner, iteration
+        self._behind = behind
+        """Batches that the script is not given, and that its loop has not counted."""
 
     def __next__(self) -> Any:
-        """Return the next batch."""
+        """Return the next batch; None for one that this rank is not given and its loop counts."""
+        if self._passes.moves_counts:
+            self._behind = max(0, self._behind - 1)
+            return None
+        if self._behind:
+            self._move_counts(sys._getframe(1))  # noqa: SLF001
         try:
             batch = next(self.inner)
         except StopIteration:
@@ -491,6 +508,23 @@ class Batches(Iterator[Any]):
             raise
         self._passes.took(self._iteration, batch)
         return batch
+
+    def _move_counts(self, frame: FrameType) -> None:
+        """Let iterators that count batches count those that this rank is not given.
+
+        Args:
+            frame: Frame that reads from this iterator.
+        """
+        warn_of_counts(frame, self._behind)
+        reader = outermost_reader(self, is_loader=lambda each: isinstance(each, Batches))
+        self._passes.moves_counts = True
+        try:
+            while reader is not self and self._behind > 0:
+                next(reader)
+        except StopIteration:
+            pass  # its limit is reached, and the loop ends here
+        finally:
+            self._passes.moves_counts, self._behind = False, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -57,8 +57,10 @@ class Job:
         epochs: int = EPOCHS,
         long: bool = False,
         slow_ms: Mapping[str, float] | None = None,
+        change: Callable[[Json], object] = lambda _: None,
         **spec: Any,
     ) -> None:
+        """Create the job; `change` edits the spec of its pods first."""
         self.epochs = LONG_EPOCHS if long else epochs
         self.brake.touch()
         config: Json = {"seed": 1, "samples": SAMPLES, "batch": BATCH, "accumulate": 1}
@@ -86,7 +88,7 @@ class Job:
                 {"name": "PYTHONPATH", "value": str(CHECKOUT)},
             ],
         }
-        manifest = {
+        manifest: Json = {
             "apiVersion": "paceline.dev/v1alpha1",
             "kind": "TrainingJob",
             "metadata": {"name": self.name},
@@ -100,7 +102,9 @@ class Job:
                 **spec,
             },
         }
-        self.apply_file(on_these_nodes(manifest, self.folder))
+        manifest = on_these_nodes(manifest, self.folder)
+        change(manifest["spec"]["template"]["spec"])
+        self.apply_file(manifest)
 
     def apply_file(self, manifest: Json) -> None:
         self.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))

@@ -192,7 +192,8 @@ class ScriptEngine(Engine):
                 operations.path.made()
                 return Result([each.clone() for each in buffers], 1, 0)
             if act is SpotAction.LOST:
-                raise LeftBehindError(f"operation {spot} is over, and its result was not kept")
+                at = f" at {where}" if where else ""
+                raise LeftBehindError(f"the others are past its {name}{at}, and kept no result")
             if act is SpotAction.ASK:
                 self.ask()
                 continue

@@ -328,7 +328,8 @@ class Passes:
             self._engine.ask()
             act = self._path.in_pass()
         if act is SpotAction.LOST:
-            raise LeftBehindError(f"pass {self._path.here.place} began without this rank")
+            number = self._path.here.place // 2 + 1
+            raise LeftBehindError(f"pass {number} over the training loader began without this rank")
         if act is SpotAction.SKIP:
             self._pass = iteration
             return Batches(self, self._one(loader, iteration.number), iteration)

@@ -191,6 +191,8 @@ def _to_coordinators(sim: Simulation, fault: Fault) -> None:
 
 def _to_processes(sim: Simulation, fault: Fault, rank: SimRank, live: int) -> None:
     pod = sim.pods[pod_of(rank.me)]
+    if not pod.alive:
+        return  # lost already: it is replaced once
     match fault.kind:
         case Kind.KILL:
             sim.kill(rank.me, restart=True)

@@ -325,7 +325,7 @@ def test_a_crd_of_another_version_is_reported(paceline: Call, server: ScriptedSe
     error, hint = told(said)
     assert code == 2
     assert "has TrainingJobs of paceline.dev/v1alpha0" in error
-    assert "speaks v1alpha1" in error
+    assert "this paceline supports v1alpha1" in error
     assert "upgrade the charts" in hint
 
 

@@ -31,9 +31,6 @@ def names(found: list[tuple[Row, int]]) -> list[str]:
     return [f"{row.name}-{ranks}" for row, ranks in found]
 
 
-HOOK_BY_NAME = pytest.mark.xfail(
-    strict=True, reason="the refusal takes no arguments by name, so the error is a TypeError"
-)
 EQUAL, REFUSED = cases(Expectation.EQUAL), cases(Expectation.REFUSED)
 
 
@@ -43,18 +40,21 @@ def test_a_script_in_a_job_equals_a_plain_run(case: tuple[Row, int], tmp_path: P
     skip_if_lacking(row)
     for args in row.runs:
         plain = run_plain(row.path, ranks, args, tmp_path / "plain")
+        assert not any(plain.codes), plain.story
         job = run_paceline(row.path, ranks, args, tmp_path / "job")
         found = compare(plain, job.last, tolerance=row.tolerance_at(ranks))
         assert found == [], job.story
+    assert all("weights" in rank.stdout.splitlines()[-1] for rank in plain.ranks)
+    assert any((tmp_path / "plain").iterdir()), "the script wrote no file"
 
 
 @pytest.mark.parametrize("case", exhaustive_unless(is_short, REFUSED), ids=names(REFUSED))
 def test_a_refused_script_names_its_line_and_the_reason(
-    case: tuple[Row, int], tmp_path: Path, request: pytest.FixtureRequest
+    case: tuple[Row, int], tmp_path: Path
 ) -> None:
     row, ranks = case
-    if row.script == "comm_hook.py" and not row.runs[0]:
-        request.applymarker(HOOK_BY_NAME)
+    plain = run_plain(row.path, ranks, row.runs[0], tmp_path / "plain")
+    assert not any(plain.codes), plain.story
     job = run_paceline(row.path, ranks, row.runs[0], tmp_path / "job")
     assert any(job.last.codes), job.story
     error = re.search(

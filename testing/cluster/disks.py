@@ -49,18 +49,28 @@ def mount(path: Path, folder: Path) -> None:
 def wait_released(path: Path) -> None:
     """Wait until the disk has no mount; two mounts at once would destroy its contents."""
     deadline = time.monotonic() + TIMEOUT_S
-    while str(path) in _backing_files():
+    while str(path) in _backing_files().values():
         if time.monotonic() > deadline:
             raise DiskBusyError(f"{path} is still mounted after {TIMEOUT_S} s")
         time.sleep(0.02)
 
 
-def _backing_files() -> set[str]:
-    found = set()
-    for device in Path("/sys/block").glob("loop*/loop/backing_file"):
+def free(path: Path) -> None:
+    """Unmount a disk that a killed process has left mounted. The caller holds the disk's lock."""
+    for device, file in _backing_files().items():
+        if file == str(path):
+            command = ["umount", "--all-targets", "--recursive", "--lazy", f"/dev/{device}"]
+            subprocess.run(command, check=False, timeout=TIMEOUT_S)
+    wait_released(path)
+
+
+def _backing_files() -> dict[str, str]:
+    """Return the file of each loop device that has one, by the name of the device."""
+    files = {}
+    for listed in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
-            found.add(device.read_text().strip())
+            files[listed.parent.parent.name] = listed.read_text().strip()
         except OSError:
             # The device was released between the listing and the read.
             continue
-    return found
+    return files

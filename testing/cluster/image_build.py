@@ -90,7 +90,7 @@ def storage_disk(folder: Path) -> Iterator[Path]:
             yield folder / "disk.img"
             return
         if disk.exists():
-            disks.wait_released(disk)
+            disks.free(disk)
             if not ended_well.exists() or disk.stat().st_blocks * 512 > LAYERS_BYTES_MAX:
                 disk.unlink()
         ended_well.unlink(missing_ok=True)

@@ -41,3 +41,17 @@ def test_a_node_holds_the_disk_of_an_image_build_only_if_it_keeps_the_mount(
             node.kill()
             leftovers.unmount_below(tmp_path)
     disks.wait_released(disk)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts")
+def test_a_disk_that_a_killed_build_has_left_mounted_is_freed(tmp_path: Path) -> None:
+    disk = tmp_path / "layers.img"
+    disks.make(disk)
+    disks.mount(disk, tmp_path / "images")
+    disks.make(tmp_path / "inner.img")
+    disks.mount(tmp_path / "inner.img", tmp_path / "images" / "container")
+    try:
+        disks.free(disk)
+        assert not (tmp_path / "images/container").exists()
+    finally:
+        leftovers.unmount_below(tmp_path)

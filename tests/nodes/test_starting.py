@@ -60,4 +60,5 @@ def test_a_sidecar_whose_image_cannot_be_pulled_is_reported_while_the_job_trains
     assert job.condition("Ready")["status"] == "True"
     assert job.condition("Ready")["reason"] == "Training"
     job.wait_rounds(2)
-    job.finish()
+    job.patch({"suspend": True})
+    job.until(lambda: not job.workers(), CHANGE_S, "without workers")

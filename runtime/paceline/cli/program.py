@@ -2,7 +2,7 @@
 
 A word that ends in .yaml, .yml or .json, `-` and a device file name a job file. Everything else is
 a script. All words after a script belong to it, also those that look like options of Paceline. The
-only exception are options directly behind the script: the number of ranks, an image, GPUs, and
+only exceptions are options directly behind the script: the number of ranks, an image, GPUs, and
 those with a value that only Paceline knows, such as a mode.
 """
 

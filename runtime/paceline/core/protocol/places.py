@@ -168,7 +168,7 @@ class Path(Generic[T]):
 
 @dataclass(slots=True)
 class BufferTurns:
-    """Where the next forward pass of a model sends its buffers, for a rank that joins (S5).
+    """Tells a rank that joins whether the next forward pass of each model sends buffers (S5).
 
     DDP sends buffers, unless the forward pass before was one without gradients or in `no_sync()`.
     So whether a forward pass makes a call depends on what the script has done before. A rank that

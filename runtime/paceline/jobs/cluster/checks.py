@@ -99,8 +99,8 @@ def check_pods(
     try:
         quotas = server.get(f"{path}/resourcequotas")["items"]
     except NotAllowedError as error:
-        told = f"what all pods together take of the quotas: {error.message}"
-        unknown.append(ClusterFinding("", told, "have somebody with the right look"))
+        message = f"what all pods together take of the quotas: {error.message}"
+        unknown.append(ClusterFinding("", message, "have somebody with the right look"))
         return
     workers = pods[0][1]
     wrong += [_too_little(each, workers) for each in shortages(quotas, pods)]

@@ -239,10 +239,10 @@ class Models:
             "behind": sorted(turns.behind.items()),
         }
 
-    def load_turns(self, told: dict[str, Any]) -> None:
+    def load_turns(self, turns: dict[str, Any]) -> None:
         """Set `turns` to those of another rank."""
-        behind = {int(place): tuple(values) for place, values in told["behind"]}
-        self.turns = BufferTurns(tuple(told["now"]), tuple(told["at_batch"]), behind)
+        behind = {int(place): tuple(values) for place, values in turns["behind"]}
+        self.turns = BufferTurns(tuple(turns["now"]), tuple(turns["at_batch"]), behind)
 
     def averaged(self, number: int) -> None:
         """Note that a backward pass of a model was averaged."""

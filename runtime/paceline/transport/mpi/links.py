@@ -353,7 +353,7 @@ class LinkTable:
                 raise TransportError("the other end of a new link sends nothing")
             pause(0.0001)
         if not np.array_equal(mine, theirs):
-            raise TransportError("the other end of a fresh link is somebody else")
+            raise TransportError("the other end of a new link is somebody else")
 
     def forget_spares(self, in_use: set[str]) -> None:
         """Free the oldest links to processes outside the group, beyond SPARE_LINKS_MAX."""

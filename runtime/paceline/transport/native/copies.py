@@ -24,14 +24,14 @@ and 8.8 ms."""
 def library() -> ctypes.CDLL | None:
     """Return the native library, which is compiled if needed; None if it cannot be had."""
     try:
-        found = load(COPIES)
+        native = load(COPIES)
     except UnavailableError as error:
         log.info("torch copies large buckets, which takes longer: %s", error)
         return None
     pointer, count = ctypes.c_void_p, ctypes.c_int64
-    found.paceline_scale.argtypes = [pointer, pointer, count, ctypes.c_float]
-    found.paceline_copy.argtypes = [pointer, pointer, count]
-    return found
+    native.paceline_scale.argtypes = [pointer, pointer, count, ctypes.c_float]
+    native.paceline_copy.argtypes = [pointer, pointer, count]
+    return native
 
 
 def scale(source: torch.Tensor, target: torch.Tensor, factor: float) -> None:

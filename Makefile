@@ -3,8 +3,8 @@ SHELL := /bin/sh
 BIN := .venv/bin
 INSTALLED := .venv/.paceline
 PYTEST := $(BIN)/pytest
-# Tests side by side: one lane per core, and one for the tests on Kubernetes, which mostly wait.
-LANES ?= $(shell expr $$(nproc) + 1)
+# Tests side by side: one lane per core, and two for tests that mostly wait, as on Kubernetes.
+LANES ?= $(shell expr $$(nproc) + 2)
 
 # Of a release. The worker's is gigabytes; with none, `make release IMAGES=`.
 IMAGES ?= operator worker

@@ -37,8 +37,9 @@ EXAMPLES_PERCENT = "10"
 BUILD_TIMEOUT_S = 3600
 BUILD_NICE = -10
 CHECK_TIMEOUT_S = 900
-DEFAULT_LANES = (os.cpu_count() or 1) + 1
-"""One test process per core, and one for the tests on Kubernetes, which mostly wait."""
+DEFAULT_LANES = (os.cpu_count() or 1) + 2
+"""One test process per core, and two for the tests that mostly wait, such as those on Kubernetes.
+"""
 
 
 class Aside:

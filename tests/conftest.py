@@ -8,10 +8,11 @@ Tests without processes run first, so that a wrong decision does not first show 
 process. The others follow, the longest first, so that no long test is left alone at the end
 (tests/durations.json, written by `make durations`).
 
-In a parallel run (`pytest --numprocesses`) all tests on a Kubernetes cluster are one lane, which
-shares its clusters and mostly waits. The other lanes take the rest, test by test, or file by file
-where a file has a fixture of scope "module". While the programs of the test cluster are still being
-built (scripts/run_tests.py), tests with the mark `cluster_programs` wait.
+In a parallel run (`pytest --numprocesses`) the tests on a Kubernetes API server are one lane, and
+those on real nodes another: each shares its cluster and mostly waits. The other lanes take the
+rest, test by test, or file by file where a file has a fixture of scope "module". While the programs
+of the test cluster are still being built (scripts/run_tests.py), tests with the mark
+`cluster_programs` wait.
 
 Under CI=true a skip is a failure, since it would mean that CI has lost a prerequisite without
 anybody noticing. Exempt is only what a CI machine need not have: a GPU, a user other than root, the
@@ -21,6 +22,7 @@ right to mount, packages with which a script of the table is tried.
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import signal
@@ -53,6 +55,8 @@ STAGES = (
     *("cluster", "operator/real", "nodes"),
 )
 KUBERNETES = ("cluster", "operator/real", "nodes")
+ON_NODES = ("tests/nodes/", "tests/cluster/test_nodes.py", "tests/cluster/test_image_build.py")
+"""What the ids of tests on real nodes begin with."""
 READ_ALL_SOURCES = ("test_tidy.py", "test_promises.py")
 """Files whose tests parse the whole repository. They run in one lane, so it is parsed once."""
 SHARED_BY_A_FILE = 'scope="module"'
@@ -134,6 +138,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: stage_of(item.path) not in KUBERNETES)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Keep the collector of garbage from visiting what the collection has made, test after test."""
+    gc.collect()
+    gc.freeze()
+
+
 @cache
 def shares_a_fixture(path: Path) -> bool:
     return SHARED_BY_A_FILE in path.read_text()
@@ -148,7 +159,7 @@ class Lanes(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = HERE.parent / nodeid.partition("::")[0]
         if stage_of(path) in KUBERNETES:
-            return "kubernetes"
+            return "nodes" if nodeid.startswith(ON_NODES) else "kubernetes"
         if path.name in READ_ALL_SOURCES:
             return "sources"
         return str(path) if shares_a_fixture(path) else nodeid

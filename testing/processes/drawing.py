@@ -2,7 +2,8 @@
 
 There are two tables. `MATRIX` has single faults, in every mode and number of ranks. `TOGETHER` has
 faults that coincide with others, in fewer modes and sizes. `covering` chooses rows in which each
-pair of values of two factors occurs. `soak_history` visits all cells of both tables before it draws
+pair of values of two factors occurs, but for faults and modes, whose pairs the simulation covers
+(tests/sim). `soak_history` visits all cells of both tables before it draws
 any of them again.
 """
 
@@ -232,6 +233,9 @@ TOGETHER: Factors = (
     *(tuple(MEETING), (2, 3, 5), ("Full", "Quorum", "Solo")),
     *(CHANNELS, PACINGS, SPEEDS),
 )
+FAULT, MODE = 0, 2
+"""Positions of the factors whose pairs need no history of real processes: what a rank decides under
+a fault depends on the mode, and the simulation runs the same decisions."""
 CELL = 4
 """Number of leading factors that make a cell of the full matrix; the others are drawn."""
 
@@ -261,11 +265,15 @@ def pairs(row: Row) -> set[tuple[int, Any, int, Any]]:
 
 
 def covering(factors: Sequence[Sequence[Any]], seed: int) -> list[Row]:
-    """Return rows that contain each pair of values of two factors: greedy, the same for a seed."""
+    """Return rows that contain each pair of values of two factors: greedy, the same for a seed.
+
+    Pairs of a fault and a mode are not sought.
+    """
     draw = random.Random(seed)
     missing = {
         (i, a, j, b)
         for i, j in combinations(range(len(factors)), 2)
+        if (i, j) != (FAULT, MODE)
         for a, b in product(factors[i], factors[j])
     }
     rows: list[Row] = []

@@ -41,6 +41,7 @@ HUGE: Final = 2 << 20
 ORDER_BYTES_MAX: Final = 256 * 1024
 FDS_MAX: Final = 16
 ANSWER_S: Final = 20.0
+IMPORT_S: Final = 120.0
 PRELOADED: Final = (
     *("numpy", "torch", "torch._dynamo", "aiohttp", "zmq", "msgspec", "mpi4py"),
     *("paceline", "paceline.agent.__main__", "paceline.coordinator.__main__"),
@@ -73,6 +74,11 @@ def preload() -> None:
 
     # The first optimizer of a process imports much more of torch.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    settle()
+
+
+def settle() -> None:
+    """Prepare the memory for children after imports."""
     gc.collect()
     gc.freeze()  # a collection in a child must not copy all these pages
     for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
@@ -144,6 +150,25 @@ def ask(
     return int(answer)
 
 
+def import_in(name: str, modules: Sequence[str]) -> None:
+    """Make a fork server import modules, so that none of its later processes needs the time.
+
+    Args:
+        name: name of the fork server.
+        modules: names of modules, which must not import what Paceline replaces in a script's
+            process: a name that a module has taken before stays as it was.
+
+    Raises:
+        RuntimeError: the fork server could not import them.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        line.settimeout(IMPORT_S)
+        line.connect(f"\0{name}")
+        line.send(json.dumps({"import": list(modules)}).encode())
+        if not line.recv(64):
+            raise RuntimeError(f"the fork server did not import {', '.join(modules)}")
+
+
 def start_below(leader: bool = True, without: Sequence[int] = ()) -> str:
     """Fork a fork server below this process, which must have no threads.
 
@@ -181,18 +206,24 @@ def start_below(leader: bool = True, without: Sequence[int] = ()) -> str:
 
 
 def serve(listener: socket.socket) -> None:
-    """Fork what is requested, forever; raises Become in each new process."""
+    """Fork or import what is requested, forever; raises Become in each new process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     while True:
         line, _ = listener.accept()
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * ORDER_BYTES_MAX)
         data, fds, _, _ = socket.recv_fds(line, ORDER_BYTES_MAX, FDS_MAX)
-        if data:
+        order = json.loads(data or "{}")
+        if "import" in order:
+            for name in order["import"]:
+                importlib.import_module(name)
+            settle()
+            line.send(b"imported")
+        elif order:
             middle = os.fork()
             if middle == 0:
                 listener_fd = listener.detach()  # no object may close a descriptor that is reused
                 os.close(listener_fd)
-                _deliver(json.loads(data), fds, line.detach())
+                _deliver(order, fds, line.detach())
             os.waitpid(middle, 0)
         for fd in fds:
             os.close(fd)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import yaml
 
 from testing.processes.runs import forked_paceline
+from testing.scripts.imports import prepare_for
 from testing.scripts.plain import Rank, Result
 
 REDIRECTED: Final = Path(__file__).with_name("redirected.py")
@@ -62,6 +63,7 @@ def run_paceline(
     Returns:
         The result of the job. No process of it is left.
     """
+    prepare_for(script)
     out.mkdir(parents=True, exist_ok=True)
     folder = out.with_name(f"{out.name}.job-{len(list(out.parent.glob(f'{out.name}.job-*')))}")
     streams = folder / "streams"

@@ -21,6 +21,7 @@ from typing import Final
 from torch._C._distributed_c10d import TCPStore
 
 from testing.processes.forked_call import ForkedCall
+from testing.scripts.imports import prepare_for
 
 LIMIT_S: Final = 120.0
 POLL_S: Final = 0.01
@@ -130,6 +131,7 @@ def run_plain(
     Raises:
         NotOverError: the run was not over at the deadline.
     """
+    prepare_for(script)
     out.mkdir(parents=True, exist_ok=True)
     logs = out.with_name(f"{out.name}.logs")
     logs.mkdir(exist_ok=True)

@@ -123,3 +123,11 @@ def test_the_memory_benchmark_of_the_operator_runs(tmp_path: Path) -> None:
     result = json.loads(next(tmp_path.glob("*.json")).read_text())
     assert [row[0] for row in result["rows"]] == [0, 2, 4]
     assert all(row[3] > 30 for row in result["rows"]), "MiB of a Python process"
+
+
+def test_the_benchmark_of_ways_to_follow_pods_compares_all_of_them() -> None:
+    done = run("operator-watch", "--smoke", limit_s=LIMIT_S)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    for way in ("the operator's watch", "kopf's event handler", "kopf's index and event handler"):
+        assert f"| 16 | {way} |" in done.stdout
+    assert "BROKEN" not in done.stdout

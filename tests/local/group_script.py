@@ -19,7 +19,6 @@ import paceline as pl
 import torch
 from paceline_api.ids import parse_member
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -88,6 +87,8 @@ def main() -> None:
             model, pl.group(), {"0": ColwiseParallel(), "2": RowwiseParallel()}
         )
     elif kind == "pipeline":
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe  # imports much
+
         model = nn.Sequential(*(list(model)[:2] if SHARD == 0 else list(model)[2:]))
         stage = PipelineStage(model, SHARD, 2, torch.device("cpu"), group=pl.group().get_group())
         schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=loss_of)

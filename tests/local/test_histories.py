@@ -3,8 +3,8 @@
 After each history the job is complete, weights and optimizer have the same bits on all ranks, the
 weights themselves prove that each sample was applied exactly once per epoch (or the ledger says
 what became of it), and nothing is left over. The set covers each pair of (fault, ranks, mode, data
-channel, pacing, straggler); see `drawing`. `make test` runs one history per fault, `make test-all`
-the whole set.
+channel, pacing, straggler) but those of a fault and a mode (`drawing` says why). `make test` runs
+one history per fault, `make test-all` the whole set.
 
 `make soak` runs the full matrix, then random variations of it: SOAK_SECONDS=3600 sets how long,
 SOAK_SEED=n starts with history n. It does not stop at a failure but prints its seed.

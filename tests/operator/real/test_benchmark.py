@@ -1,15 +1,13 @@
-"""The benchmarks of the operator work at their smallest size; their figures are not judged."""
+"""The benchmark of the operator works at its smallest size; its figures are not judged."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from testing.cluster.control_plane import ControlPlane
-from testing.fake_cluster.beside import ROOT, Running, until
+from testing.fake_cluster.beside import Running, until
 
 pytestmark = pytest.mark.processes
 
@@ -35,14 +33,3 @@ def test_the_operator_benchmark_runs_at_its_smallest_size(
     assert 0 < ours.created_s < ours.ready_s
     assert ours.scaled_s > 0
     assert "TrainingJob" in report.markdown()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.timeout(900)
-def test_the_benchmark_of_ways_to_follow_pods_runs_at_its_smallest_size() -> None:
-    words = [sys.executable, "-m", "benchmarks", "operator-watch", "--smoke"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    for way in ("the operator's watch", "kopf's event handler", "kopf's index and event handler"):
-        assert f"| 16 | {way} |" in done.stdout
-    assert "BROKEN" not in done.stdout

@@ -38,7 +38,6 @@ from paceline.core.messages import (
     ToRank,
 )
 from paceline.core.protocol.composition import Weighing
-from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.protocol.rank_leases import RankLeases
 from paceline.core.protocol.records import DataPlan, Go
 from paceline.core.protocol.snapshot import Totals
@@ -51,6 +50,7 @@ from paceline_api.times import NS_PER_MS, NS_PER_S
 
 from benchmarks.rehearsal.meters import Account, Meter, RankRound
 from benchmarks.rehearsal.sums import NONE, LocalSums, Numbers, Seat, add
+from testing.rank_memory import MemoryEffect, RankMemory
 
 BATCH: Final = 4
 PLAN: Final = DataPlan(samples=BATCH * 10**8, batch=BATCH, epochs=1, seed=1)
@@ -78,7 +78,7 @@ class Surroundings:
     """Function that returns how long the next batch of a rank takes."""
 
 
-class RehearsedRank:
+class RehearsedRank(RankMemory[Numbers, Bytes]):
     """A rank on a thread of its own.
 
     The callback `told` is called when the rank knows how it ends, and `ended` when its process
@@ -102,7 +102,7 @@ class RehearsedRank:
         name = str(me).replace("#", "-")
         self._peers = PeerSockets(directory=around.sockets, name=name, host="", token="")
         where = Endpoints(self._peers.address, f"data-{me}")
-        self.machine = Rank(me, pid=os.getpid(), host="rehearsal", endpoints=where)
+        super().__init__(Rank(me, pid=os.getpid(), host="rehearsal", endpoints=where), NONE)
         self._around, self._told, self._ended = around, told, ended
         self._random = random.Random(str(me))
         # The communication thread.
@@ -113,12 +113,6 @@ class RehearsedRank:
         self._heard_go: tuple[GenerationId, int] | None = None
         self._commit: Commit | None = None
         self._seat: Seat | None = None
-        # Memory.
-        self._grad = self._late = self._result = NONE
-        self._accumulated = self._weights = NONE
-        self._queue: dict[int, Numbers] = {}
-        self._staged: dict[GenerationId, Bytes] = {}
-        self._part = NONE
         # The script.
         self._leases = RankLeases()
         self._next: tuple[int, Callable[[], None]] | None = None
@@ -186,7 +180,7 @@ class RehearsedRank:
             all_applied=total.applied,
             all_dropped=total.dropped,
             departed=gone.applied + gone.dropped,
-            weights=self._weights,
+            weights=self.weights,
         )
 
     # ---- the thread -----------------------------------------------------------------------
@@ -209,9 +203,9 @@ class RehearsedRank:
             self._take(self._posted.popleft())
         while not self._posted and not self.killed and (mail := self._peers.read()) is not None:
             if isinstance(mail.message, LogPart):
-                self._part = _numbers(mail.payload[0]) if mail.payload else NONE
+                self.part = _numbers(mail.payload[0]) if mail.payload else None
             elif isinstance(mail.message, StateTransfer):
-                self._staged[mail.message.generation] = mail.payload[0]
+                self.staged[mail.message.generation] = mail.payload[0]
             self._take(mail.message)
         if self._posted or self.killed:
             return
@@ -306,6 +300,12 @@ class RehearsedRank:
                 raise AssertionError("a rehearsal has no checkpoints")
 
     def _do(self, effect: ev.Prompt) -> None:
+        if isinstance(effect, MemoryEffect):
+            self.change_memory(effect)
+            if isinstance(effect, ev.Apply) and effect.hash:
+                value = zlib.crc32(msgspec.json.encode(self.weights))
+                self._posted.append(ev.Hashed(self.machine.state.log.version, value))
+            return
         match effect:
             case ev.ToPeer(member=member, message=message):
                 self.meter.contact(member)
@@ -314,39 +314,8 @@ class RehearsedRank:
                 self.meter.sent_ns += time.thread_time_ns() - begun_ns
             case ev.ToCoordinator(message=message):
                 self._say(message)
-            case ev.ChangeBuffers(op=op):
-                self._buffers(op)
             case ev.CloseChannel():
                 self._commit = None
-            case ev.Apply(go=go, weighing=weighing, hash=due):
-                self._apply(go, weighing, self._result)
-                if due:
-                    value = zlib.crc32(msgspec.json.encode(self._weights))
-                    self._posted.append(ev.Hashed(self.machine.state.log.version, value))
-            case ev.Queue(go=go):
-                self._queue[go.round] = self._result
-            case ev.DropQueue(generation=generation):
-                self._queue.clear()
-                self._staged = {g: s for g, s in self._staged.items() if g == generation}
-            case ev.InstallPart(go=go, weighing=weighing):
-                self._accumulated = self._part
-                self._step_optimizer(go, weighing)
-            case ev.InstallState(queued=queued):
-                state = _numbers(self._staged.pop(self.machine.state.gen_id))
-                half = len(state) // 2
-                self._weights, self._accumulated = state[:half], state[half:]
-                for go, weighing in queued:
-                    self._apply(go, weighing, self._queue[go.round])
-                self._queue.clear()
-            case ev.SendPart(to=to, part=part, with_result=with_result):
-                self.meter.change(part.generation).parts += 1
-                payload = [msgspec.json.encode(self._accumulated)] if with_result else []
-                self._peers.send_bulk(to, part, payload)
-            case ev.SendState(to=to, state=state_message):
-                both = msgspec.json.encode((*self._weights, *self._accumulated))
-                self._peers.send_bulk(to, state_message, [both])
-            case ev.PassState(to=to, state=state_message):
-                self._peers.send_bulk(to, state_message, [self._staged[state_message.generation]])
             case ev.Resume():
                 self._resume(effect)
             case ev.Held(leases=leases):
@@ -380,47 +349,45 @@ class RehearsedRank:
     def _sum(self, effect: ev.Reduce) -> ev.Event:
         """Join a reduction and block until it completes or fails."""
         assert self._commit is not None
-        gen, brought = self._commit.gen, NONE
-        if effect.source is not None:
-            brought = self._grad if effect.source is BufferName.GRAD else self._late
-            brought = add(NONE, brought, effect.factor)
+        gen = self._commit.gen
         self.meter.round(effect.go.round).go_ns = now_ns()
-        seat = self._seat = Seat(self.me, brought)
+        seat = self._seat = Seat(self.me, self.contribution(effect))
         if self._orders.outstanding or self.killed:
             seat.fail("an order came before")
         else:
             self._around.sums.join(seat, gen.id, effect.go.round, gen.members)
         answer = seat.wait()
-        self._result = seat.result
+        self.result = seat.result
         return answer
 
     # ---- memory ---------------------------------------------------------------------------
 
-    def _buffers(self, op: BufferOp) -> None:
-        match op:
-            case Swap():
-                assert self._late == NONE, f"LATE of {self.me} is swapped but not empty"
-                self._late, self._grad = self._grad, NONE
-            case Merge(late_factor=late, grad_factor=grad):
-                self._late = add(add(NONE, self._late, late), self._grad, grad)
-                self._grad = NONE
-            case Scale(which=BufferName.GRAD, factor=factor):
-                self._grad = add(NONE, self._grad, factor)
-            case Scale(factor=factor):
-                self._late = add(NONE, self._late, factor)
-            case Zero(which=BufferName.GRAD):
-                self._grad = NONE
-            case Zero():
-                self._late = NONE
+    def plus(self, one: Numbers, other: Numbers, factor: float) -> Numbers:
+        """Return `one + factor * other`."""
+        return add(one, other, factor)
 
-    def _apply(self, go: Go, weighing: Weighing, result: Numbers) -> None:
-        before = NONE if weighing.first else self._accumulated
-        self._accumulated = add(before, result, weighing.unit)
-        self._step_optimizer(go, weighing)
+    def send_part(self, to: MemberId, part: LogPart, result: Numbers | None) -> None:
+        """Send records that a rank lacks, with the last sum if it needs it."""
+        self.meter.change(part.generation).parts += 1
+        self._peers.send_bulk(to, part, [] if result is None else [msgspec.json.encode(result)])
 
-    def _step_optimizer(self, go: Go, weighing: Weighing) -> None:
-        if weighing.step:
-            self._weights = add(self._weights, self._accumulated)
+    def send_state(self, to: MemberId, state: StateTransfer, copied: Bytes) -> None:
+        """Send a state to a rank."""
+        self._peers.send_bulk(to, state, [copied])
+
+    def copy(self) -> Bytes:
+        """Return the committed state as it is sent."""
+        return msgspec.json.encode((*self.weights, *self.accumulated))
+
+    def load(self, copied: Bytes) -> None:
+        """Replace the committed state by one that a donor sent."""
+        state = _numbers(copied)
+        half = len(state) // 2
+        self.weights, self.accumulated = state[:half], state[half:]
+
+    def step_optimizer(self, go: Go, weighing: Weighing) -> None:
+        """Step the optimizer, and record the time of the round."""
+        super().step_optimizer(go, weighing)
         self.facts.applied(go, self.machine.state, None)
         meter = self.meter.round(go.round)
         meter.applied_ns, meter.generation = now_ns(), go.generation
@@ -448,7 +415,7 @@ class RehearsedRank:
         self._later(pause_s, lambda: self._finish_batch(lease))
 
     def _finish_batch(self, lease: int) -> None:
-        self._grad = add(self._grad, (1.0, float(lease)))
+        self.grad = add(self.grad, (1.0, float(lease)))
         self.facts.stepped(now_ns())
         self._take(ev.Step((lease,), BATCH, BATCH))
 

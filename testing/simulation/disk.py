@@ -48,7 +48,7 @@ class Disk:
 
     def save(self, rank: SimRank, order: ev.Save) -> None:
         """Copy a rank's state, and post Written to the rank after a delay."""
-        copy = Copy(order.log, order.finished, dict(rank.weights), dict(rank.accumulated))
+        copy = Copy(order.log, order.finished, rank.weights, rank.accumulated)
         problem = "no space left" if self._is_full() else ""
         if not problem:
             self.written[rank] = copy
@@ -72,7 +72,7 @@ class Disk:
     def load(self, rank: SimRank, kept: Kept) -> ev.Restored:
         """Restore a published checkpoint into a rank."""
         (copy,) = [c for c in self.published if c.kept == kept]
-        rank.weights, rank.accumulated = dict(copy.weights), dict(copy.accumulated)
+        rank.weights, rank.accumulated = copy.weights, copy.accumulated
         self.sim.tell(f"{rank.me} restores checkpoint {copy.log.version}")
         return ev.Restored(copy.log)
 

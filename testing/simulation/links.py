@@ -70,7 +70,7 @@ class Links:
         """Send a missing part of the log, with the accumulated sum if it is needed."""
 
         def arrive() -> None:
-            self.sim.ranks[dst].part_result = result
+            self.sim.ranks[dst].part = result
             self._deliver(src, dst, part)
 
         self._send((src, dst), part, arrive)

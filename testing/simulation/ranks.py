@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, assert_never
 
 from paceline.core import messages as m
 from paceline.core.protocol.composition import Weighing
-from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.protocol.rank_leases import RankLeases
 from paceline.core.protocol.records import GivenUp, Go, LoggedMetric
 from paceline.core.protocol.sampling import samples_of
@@ -21,8 +20,9 @@ from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
 from paceline_api.ids import MemberId
 
+from testing.rank_memory import MemoryEffect, RankMemory
 from testing.simulation.links import Copies
-from testing.simulation.sums import FLAG, Label, Sum, add, scaled
+from testing.simulation.sums import FLAG, Label, Sum, add
 from testing.simulation.world import MS
 
 if TYPE_CHECKING:
@@ -66,14 +66,15 @@ class Stream:
     """True while the current segment is being reduced."""
 
 
-class SimRank:
+class SimRank(RankMemory[Sum, Copies]):
     """One rank process."""
 
     def __init__(self, sim: Simulation, me: MemberId) -> None:
         self.sim, self.me = sim, me
         endpoints = m.Endpoints(f"trigger-{me}", f"data-{me}")
         every = sim.world.save_every
-        self.machine = Rank(me, pid=me.slot, host="sim", endpoints=endpoints, save_every=every)
+        machine = Rank(me, pid=me.slot, host="sim", endpoints=endpoints, save_every=every)
+        super().__init__(machine, {})
         self.machine.state.tree_above = sim.world.tree_above
         self.alive = True
         self.exit: ev.Exit | None = None
@@ -91,15 +92,6 @@ class SimRank:
         """True once the script has called `pl.init()`, so the line is read."""
         self.connections: dict[str, int] = {}
         """Coordinator -> number of the connection that the agent introduced last."""
-        # Memory.
-        self.grad: Sum = {}
-        self.late: Sum = {}
-        self.result: Sum = {}
-        self.queue: dict[int, Sum] = {}
-        self.weights: Sum = {}
-        self.accumulated: Sum = {}
-        self.staged: dict[object, Copies] = {}
-        self.part_result: Sum | None = None
         # The communication thread.
         self.group: m.Commit | None = None
         self.reducing: ev.Reduce | None = None
@@ -220,13 +212,14 @@ class SimRank:
 
     def _carry_out(self, effect: ev.Effect) -> ev.Event | None:
         sim = self.sim
+        if isinstance(effect, MemoryEffect):
+            self.change_memory(effect)
+            return None
         match effect:
             case ev.ToPeer(member=to, message=message):
                 sim.links.to_peer(self.me, to, message)
             case ev.ToCoordinator(message=message):
                 sim.links.to_coordinators(self.me, message)
-            case ev.ChangeBuffers(op=op):
-                self._buffers(op)
             case ev.OpenChannel(commit=commit):
                 self.group = commit
                 if sim.breaks_channel():
@@ -261,32 +254,6 @@ class SimRank:
             case ev.Exit():
                 self.exit = effect
                 sim.exited(self)
-            case ev.Apply(go=go, weighing=weighing):
-                self._apply(go, weighing, self.result)
-            case ev.Queue(go=go):
-                self.queue[go.round] = self.result
-            case ev.DropQueue(generation=generation):
-                self.queue.clear()
-                self.staged = {g: s for g, s in self.staged.items() if g == generation}
-            case ev.InstallPart(go=go, weighing=weighing):
-                assert self.part_result is not None
-                self.accumulated = dict(self.part_result)
-                self._step_optimizer(go, weighing)
-            case ev.InstallState(queued=queued):
-                assert self.reducing is None, "R15: the scratch of a reduction is in use"
-                weights, accumulated = self.staged.pop(self.state.gen_id)
-                self.weights, self.accumulated = dict(weights), dict(accumulated)
-                for go, weighing in queued:
-                    self._apply(go, weighing, self.queue[go.round])
-                self.queue.clear()
-            case ev.SendPart(to=to, part=part, with_result=with_result):
-                result = dict(self.accumulated) if with_result else None
-                sim.links.send_part(self.me, to, part, result)
-            case ev.SendState(to=to, state=state):
-                copied = dict(self.weights), dict(self.accumulated)
-                sim.links.send_state(self.me, to, state, copied)
-            case ev.PassState(to=to, state=state):
-                sim.links.send_state(self.me, to, state, self.staged[state.generation])
             case _:
                 assert_never(effect)
         return None
@@ -297,35 +264,36 @@ class SimRank:
 
     # ---- memory ---------------------------------------------------------------------------
 
-    def _buffers(self, op: BufferOp) -> None:
-        match op:
-            case Swap():
-                assert not self.late, f"R22: LATE of {self.me} is swapped but not empty"
-                self.late, self.grad = self.grad, {}
-            case Merge(late_factor=late, grad_factor=grad):
-                merged = scaled(self.late, Fraction(late))
-                add(merged, self.grad, Fraction(grad))
-                self.late, self.grad = merged, {}
-            case Scale(which=BufferName.GRAD, factor=factor):
-                self.grad = scaled(self.grad, Fraction(factor))
-            case Scale(factor=factor):
-                self.late = scaled(self.late, Fraction(factor))
-            case Zero(which=BufferName.GRAD):
-                self.grad = {}
-            case Zero():
-                self.late = {}
+    def plus(self, one: Sum, other: Sum, factor: float | Fraction) -> Sum:
+        """Return `one + factor * other`."""
+        total = dict(one)
+        add(total, other, Fraction(factor))
+        return total
 
-    def _apply(self, go: Go, weighing: Weighing, result: Sum) -> None:
-        self.accumulated = {} if weighing.first else dict(self.accumulated)
-        add(self.accumulated, result, Fraction(weighing.unit))
-        self._step_optimizer(go, weighing)
+    def send_part(self, to: MemberId, part: m.LogPart, result: Sum | None) -> None:
+        """Send records that a rank lacks, with the last sum if it needs it."""
+        self.sim.links.send_part(self.me, to, part, result)
 
-    def _step_optimizer(self, go: Go, weighing: Weighing) -> None:
-        if weighing.step:
-            taken = self.sim.checkers.taken(self)
-            self.weights = dict(self.weights) if taken is None else taken
-            if taken is None:
-                add(self.weights, self.accumulated)
+    def send_state(self, to: MemberId, state: m.StateTransfer, copied: Copies) -> None:
+        """Send a state to a rank."""
+        self.sim.links.send_state(self.me, to, state, copied)
+
+    def copy(self) -> Copies:
+        """Return the committed state as it is sent."""
+        return self.weights, self.accumulated
+
+    def load(self, copied: Copies) -> None:
+        """Replace the committed state by one that a donor sent."""
+        assert self.reducing is None, "R15: the scratch of a reduction is in use"
+        self.weights, self.accumulated = copied
+
+    def step_optimizer(self, go: Go, weighing: Weighing) -> None:
+        """Step the optimizer, or copy what another rank with the same log has."""
+        taken = self.sim.checkers.taken(self) if weighing.step else None
+        if taken is None:
+            super().step_optimizer(go, weighing)
+        else:
+            self.weights = taken
         self.sim.checkers.committed(self, go, weighing)
 
     # ---- reductions -----------------------------------------------------------------------
@@ -337,15 +305,9 @@ class SimRank:
             self.stream = Stream(effect, batch, GivenUp.DROPPED if effect.gives_up else None)
             self._go_on()
             return
-        own = self._own(effect)
+        own = self.contribution(effect)
         self.sim.checkers.joined(self, effect, own)
         self.sim.reductions.join(self, self.group.gen, effect.go.round, 0, own)
-
-    def _own(self, reduce: ev.Reduce) -> Sum:
-        if reduce.source is None:
-            return {}
-        source = self.grad if reduce.source is BufferName.GRAD else self.late
-        return scaled(source, Fraction(reduce.factor))
 
     def _go_on(self) -> None:
         """Run the data thread if it waits and the segment it waits for is ready (R30)."""
@@ -364,7 +326,7 @@ class SimRank:
         if self._flags(stream):
             own = {FLAG: Fraction(1)}
         elif batch is None:
-            own = self._own(reduce)
+            own = self.contribution(reduce)
         else:
             own = {batch.label: Fraction(reduce.factor) * batch.worth}
         if last and stream.given_up is None:
@@ -554,7 +516,7 @@ class SimRank:
         label, lease, samples = batch.label, batch.lease, batch.samples
         unit = self.state.pending.grad.unit if self.grad else samples
         if unit != samples:  # the training layer rescales what lies in GRAD before the backward
-            self.grad = scaled(self.grad, Fraction(unit, samples))
+            self.grad = self.plus({}, self.grad, Fraction(unit, samples))
         self.grad = {**self.grad, label: Fraction(1)}
         finite = batch.poisoned == self.sim.world.segments
         stream = self.stream

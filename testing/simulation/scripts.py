@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from msgspec.structs import replace
+from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.log import is_slot_0
 from paceline.core.protocol.places import BufferTurns, Path, Spot, SpotAction
 from paceline.core.protocol.records import BACKWARD, DataPlan, DropReason, Go, Operation
@@ -18,6 +19,7 @@ from paceline_api.ids import MemberId
 from paceline_api.types.enums import Mode
 
 from testing.simulation.faults import Fault, plant
+from testing.simulation.links import Copies
 from testing.simulation.ranks import Batch, SimRank
 from testing.simulation.simulation import Simulation
 from testing.simulation.sums import Label, Sum, add
@@ -180,7 +182,7 @@ class ScriptRank(SimRank):
             if act is not SpotAction.SKIP:
                 self.cursor = 0
                 if act is SpotAction.LOAD:
-                    self.load()
+                    self.load_copied()
                     self.begin_with_batch()
                 short = world.uneven and self.me.slot == 0 and place == len(world.program) - 1
                 for batch in range(self.cursor, length - short):
@@ -299,7 +301,7 @@ class ScriptRank(SimRank):
                 assert self.was_left_out, f"{self.me} is lost at {here}: {self.path}"
                 yield "lost", None
             if act is SpotAction.LOAD:
-                self.load()
+                self.load_copied()
             if act is SpotAction.REPEAT:
                 result = self.path.kept[here]
                 break
@@ -326,10 +328,10 @@ class ScriptRank(SimRank):
         while (act := self.path.behind_pass()) is SpotAction.ASK:
             yield "need", None
         if act is SpotAction.LOAD:
-            self.load()
+            self.load_copied()
             self.path.repeat_from(here)
 
-    def load(self) -> None:
+    def load_copied(self) -> None:
         """Load the donor's state at the spot where it was taken."""
         assert self.copied is not None
         self.model = dict(self.copied.model)
@@ -407,49 +409,50 @@ class ScriptRank(SimRank):
             self.path.completed(spot, result, keep=go.operation.is_call)
 
     def _carry_out(self, effect: ev.Effect) -> ev.Event | None:
-        match effect:
-            case ev.Apply(go=go, weighing=weighing, hash=hash_due):
-                if hash_due:
-                    self.values.check_hash(self.state.log.version, self.model, self)
-                if weighing.step:
-                    self.values.divisors.add(weighing.divisor)
-                self._take_result(go, self.result)
-                self.sim.checkers.committed(self, go, weighing)
-            case ev.InstallPart(go=go, weighing=weighing):
-                assert self.part_result is not None
-                self._take_result(go, self.part_result)
-                self.sim.checkers.committed(self, go, weighing)
-            case ev.InstallState(queued=queued):
-                copied = self.staged.pop(self.state.gen_id)
-                assert isinstance(copied, Copied)
-                if not self.state.follows:
-                    self.weights, self.copied = dict(copied.weights), copied
-                    self.path.state, self.path.is_final = copied.spot, copied.ended
-                else:
-                    self.path.follows, self.path.state = True, None
-                    self.model, self.turns = dict(copied.model), deepcopy(copied.turns)
-                self.path.kept.update(copied.kept)
-                self.path.done = copied.done
-                for go, _ in queued:
-                    self.note(go, self.queue[go.round])
-                self.queue.clear()
-            case ev.SendPart(to=to, part=part, with_result=with_result):
-                self.sim.links.send_part(self.me, to, part, self.last if with_result else None)
-            case ev.SendState(to=to, state=state):
-                self.sim.links.send_state(self.me, to, state, self.copy())
-            case _:
-                return super()._carry_out(effect)
-        return None
+        if isinstance(effect, ev.Apply):
+            if effect.hash:
+                self.values.check_hash(self.state.log.version, self.model, self)
+            if effect.weighing.step:
+                self.values.divisors.add(effect.weighing.divisor)
+        return super()._carry_out(effect)
 
-    def _own(self, reduce: ev.Reduce) -> Sum:
+    def apply(self, go: Go, weighing: Weighing, result: Sum) -> None:
+        """Take the sum of a round, with which the script makes its own step."""
+        self._take_result(go, result)
+        self.sim.checkers.committed(self, go, weighing)
+
+    install_part = apply
+
+    def apply_queued(self, go: Go, weighing: Weighing, result: Sum) -> None:  # noqa: ARG002
+        """Keep a sum that waited for the donor's state, if it is the result of a call."""
+        self.note(go, result)
+
+    def load(self, copied: Copies) -> None:
+        """Take over what a donor sent; the script loads it where it begins."""
+        assert isinstance(copied, Copied)
+        if not self.state.follows:
+            self.weights, self.copied = copied.weights, copied
+            self.path.state, self.path.is_final = copied.spot, copied.ended
+        else:
+            self.path.follows, self.path.state = True, None
+            self.model, self.turns = dict(copied.model), deepcopy(copied.turns)
+        self.path.kept.update(copied.kept)
+        self.path.done = copied.done
+
+    def contribution(self, reduce: ev.Reduce) -> Sum:
+        """Return what this rank adds to a reduction: what it brings to a call, or a gradient."""
         operation = reduce.go.operation
         if operation is not None and operation.is_call and reduce.source is not None:
             return dict(self.call)
-        own = super()._own(reduce)
+        own = super().contribution(reduce)
         if operation is not None:
             models = {self.values.model_of[label] for label in own} - {operation.model}
             assert not models, f"{self.me} adds gradients of {models} to those of {operation}"
         return own
+
+    def last_sum(self) -> Sum:
+        """Return the sum that a rank needs if it lacks the last round."""
+        return self.last
 
     def _take_result(self, go: Go, result: Sum) -> None:
         self.last = result
@@ -457,8 +460,7 @@ class ScriptRank(SimRank):
         if is_step and go.operation is not None:
             self.average = Spot(*go.operation.spot), result
         if is_step and not self.state.follows:
-            self.weights = dict(self.weights)
-            add(self.weights, result)
+            self.weights = self.plus(self.weights, result, 1)
         self.value = result
         self.note(go, result)
 

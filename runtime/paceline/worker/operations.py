@@ -281,9 +281,9 @@ class ScriptThread(CommThread):
                 if go.operation is not None and go.operation.is_call:
                     # The log is not known yet, and so neither is who was missing.
                     self._results[go.round] = Result([x.clone() for x in self._scratch], 0, 0)
-            case ev.DropQueue(generation=generation):
+            case ev.DropQueue():
                 self._results.clear()
-                self._staged = {g: s for g, s in self._staged.items() if g == generation}
+                return super()._do(effect)
             case ev.InstallPart(go=go, weighing=weighing):
                 self._install_part(go, weighing)
             case ev.InstallState(queued=queued):

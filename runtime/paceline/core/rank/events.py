@@ -15,7 +15,8 @@ streamed round, Save, Publish, SendPart, SendState and PassState go on in the ba
 
 There are three drivers: the rank of a job (`worker.comm_thread`), of a simulation and of a
 rehearsal. Each has a `match` over the effects, which mypy reports as incomplete as long as it lacks
-a new one.
+a new one. The last two hold numbers in place of tensors, and share the effects on a rank's memory
+(`testing.rank_memory`).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from struct import Struct
 from typing import Any, Final
 
 from paceline_api.ids import MemberId
@@ -65,6 +66,11 @@ FRESH: Final = 2
 _LOCAL_BITS: Final = 16
 """Bits of the process number in the word that stores a place."""
 _NOTHING: Final = memoryview(bytes(SEGMENTS_MAX * WORD_BYTES)).cast("Q")
+_STEP_FIELDS: Final = Struct(f"@{STEP_WORDS - 1}Q")
+"""Packs all words of a step but the sequence number in one call, which is three times as fast as
+storing them one by one."""
+_ROUND_FIELDS: Final = Struct(f"@{ROUND_HEAD - 1}Q")
+"""Packs the words of a round between its sequence number and the columns of its segments."""
 
 
 class _Ring:
@@ -82,10 +88,10 @@ class _Ring:
     def store(self) -> None:
         """Store the scratch as the next entry."""
         place, self._count = self._count % len(self._entries), self._count + 1
-        self._heads[place][0] = 2 * self._count - 1
-        self.scratch[0] = 2 * self._count - 1
-        self._entries[place][:] = self.scratch
-        self._heads[place][0] = 2 * self._count
+        head, scratch, number = self._heads[place], self.scratch, 2 * self._count
+        head[0] = scratch[0] = number - 1
+        self._entries[place][:] = scratch
+        head[0] = number
 
     def release(self) -> None:
         """Release the views of the shared memory."""
@@ -123,11 +129,20 @@ class StepRing:
             fresh: True if the gradient was applied in its own round.
             samples: Number of samples in the gradient.
         """
-        scratch = self._ring.scratch
-        scratch[1], scratch[2], scratch[3] = began_ns, announced_ns, resumed_ns
-        _, scratch[4], scratch[5], scratch[6] = spent_ns
-        scratch[7], scratch[8], scratch[9], scratch[10] = lease_ns, version, fresh, samples
-        self._ring.store()
+        ring, (_, *phases_ns) = self._ring, spent_ns
+        _STEP_FIELDS.pack_into(
+            ring.scratch,
+            WORD_BYTES,
+            began_ns,
+            announced_ns,
+            resumed_ns,
+            *phases_ns,
+            lease_ns,
+            version,
+            fresh,
+            samples,
+        )
+        ring.store()
 
     def release(self) -> None:
         """Release the shared memory; the ring must not be used afterwards."""
@@ -150,7 +165,11 @@ class RoundRing:
             scratch[at : at + SEGMENTS_MAX] for at in columns
         )
         self._segments, self._together = 1, 1
+        self._round, self._flags, self._arrived_ns, self._go_ns = 0, 0, 0, 0
+        self._copy_begun_ns, self._copy_ended_ns = 0, 0
         self._carried = 0
+        self._has_ready = False
+        """True if the scratch holds times of `_ready_now` of this round or an earlier one."""
         self._ready_next: array[int] = array("Q")
         """Times of the batch that was announced last."""
         self._ready_now = self._ready_next
@@ -177,16 +196,13 @@ class RoundRing:
             go_ns: When GO reached this rank.
             streamed: True if the round is streamed.
         """
-        scratch = self._scratch
-        scratch[_ROUND], scratch[_FLAGS], scratch[_GO] = number, STREAMED if streamed else 0, go_ns
-        scratch[_ARRIVED] = scratch[_LAST] = scratch[_LAST_ARRIVED] = 0
-        scratch[_COPY_BEGUN] = scratch[_COPY_ENDED] = 0
-        self._carried = 0
+        self._round, self._flags, self._go_ns = number, STREAMED if streamed else 0, go_ns
+        self._arrived_ns = self._copy_begun_ns = self._copy_ended_ns = self._carried = 0
 
     def arrived(self, at_ns: int) -> None:
         """Record that this rank's gradient arrived in time, at `at_ns`."""
-        self._scratch[_FLAGS] |= FRESH
-        self._scratch[_ARRIVED] = at_ns
+        self._flags |= FRESH
+        self._arrived_ns = at_ns
 
     def opened(self, segment: int, at_ns: int) -> None:
         """Record that this rank's contribution to a segment of a streamed round was ready."""
@@ -226,7 +242,7 @@ class RoundRing:
 
     def copied(self, begun_ns: int, ended_ns: int) -> None:
         """Record when weights were copied into the model."""
-        self._scratch[_COPY_BEGUN], self._scratch[_COPY_ENDED] = begun_ns, ended_ns
+        self._copy_begun_ns, self._copy_ended_ns = begun_ns, ended_ns
 
     def end(self, last: MemberId | None, last_ns: int, begun_ns: int, ended_ns: int) -> None:
         """Complete the entry of the round and store it.
@@ -237,20 +253,35 @@ class RoundRing:
             begun_ns: When the update began.
             ended_ns: When the update ended.
         """
-        scratch, together = self._scratch, self._together
-        if last is not None:
-            scratch[_LAST] = 1 + (last.slot << _LOCAL_BITS) + last.local
-            scratch[_LAST_ARRIVED] = last_ns
-        scratch[_UPDATE_BEGUN], scratch[_UPDATE_ENDED] = begun_ns, ended_ns
-        carried = min(self._carried, self._segments)
-        scratch[_SEGMENTS], scratch[_TOGETHER] = -(-carried // together), together
-        ready_ns = self._ready_now if scratch[_FLAGS] & FRESH else None
-        if ready_ns and together == 1:
-            self._ready[: self._segments] = memoryview(ready_ns)
-        elif ready_ns:
-            for place, first in enumerate(range(0, self._segments, together)):
-                self._ready[place] = max(ready_ns[first : first + together])
-        else:
+        together, carried = self._together, self._carried
+        if carried > self._segments:
+            carried = self._segments
+        _ROUND_FIELDS.pack_into(
+            self._scratch,
+            WORD_BYTES,
+            self._round,
+            self._flags,
+            self._arrived_ns,
+            0 if last is None else 1 + (last.slot << _LOCAL_BITS) + last.local,
+            0 if last is None else last_ns,
+            self._go_ns,
+            begun_ns,
+            ended_ns,
+            self._copy_begun_ns,
+            self._copy_ended_ns,
+            -(-carried // together),
+            together,
+        )
+        ready_ns = self._ready_now if self._flags & FRESH else None
+        if ready_ns:
+            self._has_ready = True
+            if together == 1:
+                self._ready[: self._segments] = memoryview(ready_ns)
+            else:
+                for place, first in enumerate(range(0, self._segments, together)):
+                    self._ready[place] = max(ready_ns[first : first + together])
+        elif self._has_ready:
+            self._has_ready = False
             self._ready[:] = _NOTHING
         self._ring.store()
 

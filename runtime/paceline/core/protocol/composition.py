@@ -355,10 +355,8 @@ class Composition:
 
     def fresh_at(self, us: int) -> MemberId:
         """Return a fresh rank whose arrival offset is `us`, in microseconds."""
-        for share in self.listed:
-            if share.offset_us == us and share.fresh:
-                return share.member
-        return self.ordinary[self.offsets_us.index(us)]
+        heard = self.heard
+        return heard.fresh[heard.fresh_us.index(us)]
 
     def share_of(self, member: MemberId) -> Share | None:
         """Return the share of `member` in the round; None if GO does not name it."""

@@ -356,8 +356,11 @@ class Go(Struct, frozen=True, tag="go", omit_defaults=True):
     @property
     def contributing(self) -> int:
         """Number of ranks with something in the sum."""
-        ordinary = int.from_bytes(self.ordinary, "little").bit_count()
-        return ordinary + sum(1 for share in self.listed if share.count)
+        ranks = int.from_bytes(self.ordinary, "little").bit_count()
+        for share in self.listed:
+            if share.count:
+                ranks += 1
+        return ranks
 
     @property
     def degraded(self) -> bool:

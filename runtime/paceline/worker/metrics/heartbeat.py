@@ -32,6 +32,8 @@ REFRESH_NS: Final = 150 * NS_PER_MS
 """Shortest interval between two computations of the facts, in nanoseconds."""
 RECENT: Final = 32
 """Number of recent steps and arrivals of which medians are taken."""
+_NO_SUMS: Final[dict[str, tuple[float, float]]] = {}
+"""The script's figures where it logs none, shared by all rounds. Never changed."""
 
 
 class HeartbeatFacts:
@@ -114,7 +116,7 @@ class HeartbeatFacts:
         if log.active is not self._active_now or log.ledger is not self._ledger:
             self._follow_anew(log, go)
         self._active_rounds += 1
-        self._sums.append(dict(log.ledger.metrics))
+        self._sums.append(dict(log.ledger.metrics) if log.ledger.metrics else _NO_SUMS)
 
     def _follow_anew(self, log: Log, go: Go) -> None:
         """Begin a new count: other ranks are active now, or the log was replaced (by a donor's)."""
@@ -274,7 +276,7 @@ def _means(sums: dict[str, tuple[float, float]]) -> dict[str, float]:
 
 def reports_the_log(rank: RankState) -> bool:
     """Return True on the one rank that reports the log's figures: the lowest active one."""
-    return rank.me == min(rank.log.active, default=None)
+    return rank.log.active[:1] == (rank.me,)
 
 
 def epochs_done(log: Log) -> float | None:

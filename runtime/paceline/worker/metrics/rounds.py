@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Final
 
 from paceline_api.ids import MemberId
 from paceline_api.times import NS_PER_S, NS_PER_US, US_PER_S
@@ -36,6 +37,10 @@ from paceline.worker.metrics.heartbeat import (
 from paceline.worker.metrics.job import JobMetrics
 from paceline.worker.metrics.membership import MembershipMetrics
 from paceline.worker.metrics.waits import AvoidedWaiting
+
+# A member of an enum is looked up through Python code in 3.11, so the round's path uses these.
+_PARKED: Final = Main.PARKED
+_SHADOW: Final = Mode.SHADOW
 
 
 class RoundMetrics:
@@ -68,7 +73,8 @@ class RoundMetrics:
         self._arrived_ns = 0
         """This rank's arrival for the round in flight; 0 = none."""
         self._shadow: ShadowMetrics | None = None
-        self._last_kind: tuple[Mode, Trigger] | None = None
+        self._last_mode: Mode | None = None
+        self._last_trigger: Trigger | None = None
         """Mode and trigger of the last round, to which `_rounds` belongs."""
         self._carrier: Method | None = None
         """The method to which `_carried` belongs."""
@@ -125,7 +131,7 @@ class RoundMetrics:
         """Note an event that the state machine has handled; its effects are still to come."""
         if isinstance(event, ev.Step):
             self.facts.stepped(now_ns)
-            if rank.main is Main.PARKED and rank.under_way == rank.log.version:
+            if rank.main is _PARKED and rank.under_way == rank.log.version:
                 self._behind_ns = now_ns
             else:
                 self._stepped_ns, self._behind_ns = now_ns, 0
@@ -255,24 +261,26 @@ class RoundMetrics:
             now_ns: When the update was complete.
             spent_ns: How long the update took, in nanoseconds.
         """
-        if self._last_kind != (self._mode, go.trigger):
-            self._last_kind = self._mode, go.trigger
-            self._rounds = self._rounds_of(*self._last_kind)
+        mode, trigger, log = self._mode, go.trigger, rank.log
+        if trigger is not self._last_trigger or mode is not self._last_mode:
+            self._last_mode, self._last_trigger = mode, trigger
+            self._rounds = self._rounds_of(mode, trigger)
         self._rounds.add()
-        if self._mode is Mode.SHADOW:
+        if mode is _SHADOW:
             self._shadow = self._shadow or ShadowMetrics(self._record)
-            self._shadow.follow(rank.log.shadow)
+            self._shadow.follow(log.shadow)
         if self._applied_ns:
             self._round_s.observe((now_ns - self._applied_ns) / NS_PER_S)
         self._applied_ns = now_ns
         self._update_s.add(spent_ns / NS_PER_S)
-        active = len(rank.log.active) - len(go.admitted) + len(go.benched)
+        active = len(log.active) - len(go.admitted) + len(go.benched)
         self._participation.observe(go.contributing / active)
-        own, lag_us = self._own_of(go, rank), None
+        own = self._own if go is self._go else log.read(go).share_of(rank.me)
+        lag_us = None
         last, last_ns = None, 0
         if own is not None:
             if own.fresh:
-                made = rank.log.read(go)
+                made = log.read(go)
                 lag_us, last_us = self._arrivals(made, own)
                 if last_us > own.offset_us and self._arrived_ns:
                     last = made.fresh_at(last_us)
@@ -282,7 +290,8 @@ class RoundMetrics:
             for drop in own.drops:
                 self._dropped(drop.reason).add(drop.samples)
             self._samples(rank)
-            self._count_absent(go, rank)
+            if log.ledger.dropped or self._absent != 0:
+                self._count_absent(go, rank)
         if go is self._go:
             self.ring.end(last, last_ns, now_ns - spent_ns, now_ns)
         self._membership.applied(go, rank, now_ns)
@@ -301,10 +310,6 @@ class RoundMetrics:
         if rank.log.read(go).contributors[:1] == (rank.me,):
             self._dropped(DropReason.ABSENT).add(total - before)
 
-    def _own_of(self, go: Go, rank: RankState) -> Share | None:
-        """Return this rank's share; it is known already if the round was reduced here."""
-        return self._own if go is self._go else rank.log.read(go).share_of(rank.me)
-
     def _arrivals(self, made: Composition, own: Share) -> tuple[int, int]:
         """Count this rank's arrival compared to the others', on the starter's clock.
 
@@ -316,13 +321,13 @@ class RoundMetrics:
             How long after the first rank this one arrived, and when the last one arrived, in
             microseconds.
         """
-        own_us = own.offset_us
-        fresh_us = sorted(made.heard.fresh_us)
+        heard, own_us = made.heard, own.offset_us
+        fresh_us = sorted(heard.fresh_us)
         lag_us = own_us - fresh_us[0]
         self._lag_s.observe(lag_us / US_PER_S)
         if len(fresh_us) > 1 and own_us > fresh_us[-2]:
             self._last.add()
-            before_us = max([fresh_us[-2], *made.heard.idle_us])
+            before_us = max([fresh_us[-2], *heard.idle_us])
             waited_us = max(0, own_us - before_us) * (len(fresh_us) - 1)
             self._blamed_s.add(waited_us / US_PER_S)
         return lag_us, fresh_us[-1]

@@ -97,7 +97,7 @@ def test_every_slot_goes_through_every_step_and_takes_its_average(
     assert sim.values.divisors <= {slots}, "each gradient has the weight of one slot"
 
 
-@bounded(150)
+@bounded(60)
 @given(worlds(), seeds, faults(*KINDS, most=3))
 def test_partial_rounds_keep_their_promises_under_any_faults(
     world: ScriptWorld, seed: int, what: list[Fault]

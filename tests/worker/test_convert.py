@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from testing.processes.runs import forked_paceline
 from tests.worker.test_checkpoint import ANSWER_S, Rank, Saver
 
 NAMES = {
@@ -208,10 +207,10 @@ def test_a_target_that_would_delete_the_source_is_refused(tmp_path: Path, target
 @pytest.mark.processes
 def test_the_verb_converts_and_refuses_by_name(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "new.pt")
-    words = [sys.executable, "-m", "paceline", "checkpoint", "convert", "new.pt", "new.safetensors"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "new.pt (state-dict) -> new.safetensors (safetensors): 1 tensors" in done.stdout
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: new.safetensors exists\nhint: ")
+    words = ("checkpoint", "convert", "new.pt", "new.safetensors")
+    code, printed = forked_paceline(tmp_path, *words)
+    assert code == 0, printed
+    assert printed.startswith("new.pt (state-dict) -> new.safetensors (safetensors): 1 tensors")
+    code, printed = forked_paceline(tmp_path, *words)
+    assert code == 2, printed
+    assert printed.startswith("error: new.safetensors exists\nhint: ")

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline_api import crdgen
-from paceline_operator import reference
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from benchmarks import tables
@@ -25,6 +24,7 @@ from scripts import (
     entry_points,
     field_reference,
     metrics_reference,
+    operator_reference,
     pictures,
     pins,
     promises,
@@ -78,7 +78,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/reference/entry-points.md": entry_points.markdown,
     "docs/reference/metrics.md": metrics_reference.markdown,
     "docs/reference/python.md": python_reference.markdown,
-    "docs/reference/operator.md": lambda: reference.markdown(VALUES.read_text()),
+    "docs/reference/operator.md": lambda: operator_reference.markdown(VALUES.read_text()),
     "docs/reference/trainingjob.md": field_reference.markdown,
     "docs/scripts.md": script_table.markdown,
     "docs/testing.md": promises.markdown,

@@ -8,6 +8,7 @@ takes long is not in the fast layer. A test that is exhaustive, or all of whose 
 from __future__ import annotations
 
 import ast
+import gc
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,13 @@ OUTSIDE: Final = ("tests/benchmarks/",)
 @cache
 def tree_of(path: Path) -> ast.Module:
     """Return the syntax tree of a file, which must not change while this process lives."""
-    return ast.parse(path.read_text())
+    was_on = gc.isenabled()
+    gc.disable()  # it would search the many nodes of all trees again and again
+    try:
+        return ast.parse(path.read_text())
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Layer(StrEnum):

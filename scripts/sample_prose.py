@@ -20,14 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+from scripts.layers import ROOT
+
 FOLDERS: Final = (
     *("benchmarks", "crds", "examples", "operator"),
     *("runtime", "scripts", "testing", "tests"),
 )
 KINDS: Final = ("docstring", "comment", "test name", "error text")
-FRAGMENT: Final = re.compile(r"(Of|By|As|So long|Likewise|Whether|Whose|Of whom)\b")
+FRAGMENT: Final = re.compile(r"(Of|By|As|So|So long|Likewise|Whether|Whose|Of whom)\b")
 """How a docstring begins that makes sense only to whoever wrote it."""
+COMMENT_FRAGMENT: Final = re.compile(
+    r"^(?!\s*#).*\n\s*# ((?:As|What|So that|Of|By|Whose|Whether|Likewise)\b.*)", re.M | re.I
+)
+"""First line of a comment that continues no sentence and begins as if it did."""
 _NO_SENTENCE: Final = re.compile(r"#\s*(noqa|type:|pragma|fmt:|ruff:|mypy:|!|-{3,}|={3,})")
 _ERROR: Final = re.compile(r"(Error|Failed|Unusable|Lost|Aborted|Exception)$")
 _LETTERS_MIN: Final = 12
@@ -56,9 +61,14 @@ def sources(root: Path = ROOT) -> list[Path]:
 
 def texts(path: Path, root: Path = ROOT) -> Iterator[Prose]:
     """Return all texts of one file."""
-    source, name = path.read_text(), str(path.relative_to(root))
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    yield from without_comments(path, root)
+    yield from _comments(path.read_text(), str(path.relative_to(root)))
+
+
+def without_comments(path: Path, root: Path = ROOT) -> Iterator[Prose]:
+    """Return all texts of one file but its comments, which take as long as all others."""
+    name = str(path.relative_to(root))
+    for node in ast.walk(ast.parse(path.read_text())):
         for line, text in _docstrings(node):
             yield Prose("docstring", name, line, text)
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
@@ -67,7 +77,6 @@ def texts(path: Path, root: Path = ROOT) -> Iterator[Prose]:
             for argument in node.args[:1]:
                 if text := _literal(argument):
                     yield Prose("error text", name, argument.lineno, text)
-    yield from _comments(source, name)
 
 
 def _docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:

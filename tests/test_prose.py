@@ -20,7 +20,7 @@ CLUMSY = re.compile(
 
 @pytest.fixture(scope="module")
 def everything() -> list[sample_prose.Prose]:
-    return [text for path in sample_prose.sources() for text in sample_prose.texts(path)]
+    return [text for path in sample_prose.sources() for text in sample_prose.without_comments(path)]
 
 
 def test_no_docstring_begins_as_a_fragment(everything: list[sample_prose.Prose]) -> None:
@@ -30,6 +30,15 @@ def test_no_docstring_begins_as_a_fragment(everything: list[sample_prose.Prose])
         if text.kind == "docstring" and sample_prose.FRAGMENT.match(text.text)
     ]
     assert not wrong, "\n".join([f"{len(wrong)} fragments", *wrong[:40]])
+
+
+def test_no_comment_begins_as_a_fragment() -> None:
+    wrong = [
+        f"{path}: {comment[1]}"
+        for path in sample_prose.sources()
+        for comment in sample_prose.COMMENT_FRAGMENT.finditer(path.read_text())
+    ]
+    assert not wrong, "\n".join([f"{len(wrong)} comments", *wrong[:40]])
 
 
 def test_names_of_tests_say_the_behavior(everything: list[sample_prose.Prose]) -> None:

@@ -1,6 +1,6 @@
 """Golden scenarios: commands in plain words, then the trace that they give.
 
-    # what it is about, and the rule
+    # its subject, and the rule
     world replicas=2 mode=Solo leases=12
     when "0.0#0 commits 3": cut 1
     at 900: crash

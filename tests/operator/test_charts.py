@@ -14,8 +14,8 @@ import yaml
 from paceline_api.crdgen import DEFINITIONS
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.runtimes.reading import problems_of, runtime_from_mapping
-from paceline_operator.reference import JOBS, OWN, RIGHTS, values_of
 
+from scripts.operator_reference import JOBS, OWN, RIGHTS, values_of
 from testing.cluster import programs
 from testing.cluster.fixtures import or_skip
 from tests.layers import exhaustive_except

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from paceline_api.reasons import ConditionType, Reason
 from paceline_operator.core.refusals import RULES
-from paceline_operator.reference import CONDITIONS, EVENTS, OF_COORDINATOR, markdown, values_of
+
+from scripts.operator_reference import CONDITIONS, EVENTS, OF_COORDINATOR, markdown, values_of
 
 ROOT = Path(__file__).parent.parent.parent
 CORE = ROOT / "operator/paceline_operator/core"

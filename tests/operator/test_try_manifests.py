@@ -82,7 +82,7 @@ def filled(kind: str, path: tuple[str, ...] = ()) -> Any:
 def whole_template() -> dict[str, Any]:
     """Return a template with every field of a pod, except what the rules of jobs do not allow."""
     body: dict[str, Any] = filled("V1PodTemplateSpec")
-    # As in a Job, a template has labels, annotations and finalizers only.
+    # A template has labels, annotations and finalizers only, like in a Job.
     kept = ("labels", "annotations", "finalizers")
     body["metadata"] = {key: body["metadata"][key] for key in kept}
     spec = body["spec"]

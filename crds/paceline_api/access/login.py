@@ -120,7 +120,7 @@ def _files(kubeconfig: Path | None) -> list[str]:
         return [str(kubeconfig)]
     named = [file for file in os.environ.get("KUBECONFIG", "").split(os.pathsep) if file]
     files = named or ["~/.kube/config"]
-    # As in kubectl, some of several files may be missing. A single one must exist.
+    # Some of several files may be missing, like with kubectl. A single one must exist.
     there = [file for file in files if Path(file).expanduser().exists()]
     return there or (named if len(named) == 1 else [])
 
@@ -151,7 +151,7 @@ def _from_files(files: list[str], context: str | None) -> Login:
     with _told(text, hint):
         merged = KubeConfigMerger(os.pathsep.join(files))
         known = [item["name"] for item in merged.config["contexts"].value]
-        # As in kubectl, the first file with a current-context decides.
+        # The first file with a current-context decides, like with kubectl.
         currents = (config.get("current-context") for config in merged.config_files.values())
         name = context or next(filter(None, currents), "")
     if name not in known:

@@ -13,6 +13,14 @@ NO_DRY_RUN: Final = "does not support dry run"
 """Words of the API server if a webhook with side effects has to be asked, so nothing is known."""
 QUOTA: Final = "exceeded quota"
 _RESOURCES: Final = ("must specify", "per Container", "per Pod", "limit", "requests.", "memory")
+_OF_QUOTA: Final = (
+    "spec.replicas or the resources of spec.template",
+    "spec.coordinator.resources",
+)
+_OTHERWISE: Final = (
+    "spec.template",
+    "spec.coordinator, or what it has from spec.template: image, user, labels",
+)
 FIELDS: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (
         ("service account", "serviceaccount"),
@@ -43,17 +51,19 @@ FIELDS: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
 """Words of a refusal, and the field that they are about, in a worker and in the coordinator."""
 
 
-def worker_field(message: str) -> str:
-    """Return the field of a job that the refusal of a worker's pod is about."""
-    if QUOTA in message:
-        return "spec.replicas or the resources of spec.template"
-    fields = (field for words, field, _ in FIELDS if any(word in message for word in words))
-    return next(fields, "spec.template")
+def refused_field(message: str, *, of_worker: bool) -> str:
+    """Return the field of a job that the refusal of a pod is about.
 
+    Args:
+        message: Words of the API server.
+        of_worker: True for a worker's pod, False for the coordinator's.
 
-def coordinator_field(message: str) -> str:
-    """Return the field of a job that the refusal of the coordinator's pod is about."""
+    Returns:
+        The field, or what to look at if the words name none.
+    """
     if QUOTA in message:
-        return "spec.coordinator.resources"
-    fields = (field for words, _, field in FIELDS if any(word in message for word in words))
-    return next(fields, "spec.coordinator, or what it has from spec.template: image, user, labels")
+        worker, coordinator = _OF_QUOTA
+    else:
+        fits = ((w, c) for words, w, c in FIELDS if any(word in message for word in words))
+        worker, coordinator = next(fits, _OTHERWISE)
+    return worker if of_worker else coordinator

@@ -412,7 +412,7 @@ RULES: Final = (
         hint="set spec.scheduling.provider to Native, Kueue, Volcano, Coscheduling or KAI, give "
         "the job Kueue's queue label, or remove gang",
         check=_gang_has_a_provider,
-        # As above, only the operator knows whether Auto means Kueue.
+        # Only the operator knows whether Auto means Kueue.
         cel="!has(self.scheduling) || !has(self.scheduling.gang) || "
         "!has(self.scheduling.provider) || self.scheduling.provider != 'None'",
     ),

@@ -16,8 +16,7 @@ from paceline_api.pods.advice import (
     NO_RIGHT,
     POD_SECURITY,
     QUOTA,
-    coordinator_field,
-    worker_field,
+    refused_field,
 )
 from paceline_api.reasons import Reason
 
@@ -243,8 +242,7 @@ def remedy(refusal: CreationRefusal) -> str:
         return f"raise the quota or {less.get(subject, 'delete what nothing uses')}"
     if subject not in (Subject.WORKER, Subject.COORDINATOR):
         return _ALLOWED
-    field_of = worker_field if of_worker else coordinator_field
-    return f"correct {field_of(refusal.message)}"
+    return f"correct {refused_field(refusal.message, of_worker=of_worker)}"
 
 
 def retry_at(refusal: CreationRefusal | None, generation: int) -> float:

@@ -92,8 +92,8 @@ def _fit(load: Load) -> Curve:
         """Return log(sd / mean) after truncation, at the mu that gives the wanted mean."""
         return _log_deviation(_mu(sigma, math.log(mean), top), sigma, top)
 
-    # As sigma grows, the curve approaches a power law with this exponent - 1. Its cut then lies
-    # exponent x sigma below the middle, and its deviation is the largest possible.
+    # With a growing sigma the curve approaches a power law with this exponent - 1. Its cut then
+    # lies exponent x sigma below the middle, and its deviation is the largest possible.
     exponent = mean / (load.max_ns - load.mean_ns)
     most = min(_FARTHEST / exponent, _SIGMA_MOST)
     if deviation(most) <= wanted:

@@ -258,7 +258,7 @@ class ScriptThread(CommThread):
         match op:
             case Swap():
                 self._late = [
-                    # As in the sums, half precision becomes float32.
+                    # Half precision becomes float32, like in the sums.
                     each.to(HOST, torch.promote_types(each.dtype, torch.float32), copy=True)
                     for each in source
                 ]

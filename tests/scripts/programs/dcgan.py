@@ -32,7 +32,7 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(999)
-    # As in DCGAN, no bias before BatchNorm: its gradient is rounding, which Adam makes large.
+    # DCGAN has no bias before BatchNorm: its gradient is rounding, which Adam makes large.
     net_g = nn.Sequential(
         nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh()
     )

@@ -24,7 +24,7 @@ def main():
     torch.manual_seed(67)
     data = TensorDataset(torch.randn(72, 4), torch.randn(72, 1))
     if args.uneven:
-        # As many batches everywhere, of 6 samples on rank 0 and of 4 elsewhere.
+        # All ranks have equally many batches, of 6 samples on rank 0 and of 4 elsewhere.
         size = 6 if rank == 0 else 4
         mine = Subset(data, range(rank * 6, rank * 6 + 3 * size))
         loader = DataLoader(mine, size)

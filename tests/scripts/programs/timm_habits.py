@@ -135,7 +135,7 @@ def main():
     val_loader = PrefetchLoader(
         DataLoader(val_set, 4, sampler=OrderedDistributedSampler(val_set)), 1.0, 3.0
     )
-    # As in timm, no bias before BatchNorm: its gradient is rounding, which RMSprop makes large.
+    # timm has no bias before BatchNorm: its gradient is rounding, which RMSprop makes large.
     body = [nn.Linear(10, 12, bias=False), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2)]
     model = nn.Sequential(*body, nn.Linear(12, 2))
     optimizer = torch.optim.RMSprop(model.parameters(), lr=2e-3, alpha=0.9, momentum=0.9)

@@ -295,7 +295,7 @@ def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
         benched.append(Benched(member, back))
     listed = []
     operation = arrivals.operation
-    # What is late goes into steps only, and into none of another kind (S17.1, S17.5).
+    # Late gradients go into steps only, and into none of another kind (S17.1, S17.5).
     takes_late = not log.plan.script or (operation is not None and not operation.needs_everybody)
     usual: dict[MemberId, tuple[AnnounceKind, int]] = {}
     for member, (kind, at_ns, share) in named.items():
@@ -360,7 +360,7 @@ def join(rank: RankState) -> None:
         return
     share = None if rank.passive else rank.log.read(go).share_of(rank.me)
     if share is not None and share.count and rank.main is Main.DONE and not _has(rank, share):
-        # What was late here is dropped, because no step was to come (S17.12).
+        # The late gradients here are dropped, because no step was to come (S17.12).
         _fail_for_uneven_passes(rank, go.operation, (rank.me,))
         return
     rank.reducing = go

@@ -15,8 +15,7 @@ from paceline_api.pods.advice import (
     NO_DRY_RUN,
     NO_RIGHT,
     QUOTA,
-    coordinator_field,
-    worker_field,
+    refused_field,
 )
 from paceline_api.pods.coordinator import COORDINATOR, coordinator_spec
 from paceline_api.pods.hardening import harden
@@ -80,16 +79,16 @@ def check_pods(
     """
     path = f"/api/v1/namespaces/{namespace}"
     pods = []
-    for what, pod, field_of, count in (
-        ("a worker's pod", worker_pod(job), worker_field, job.spec.replicas or 1),
-        ("the coordinator's pod", coordinator_pod(job), coordinator_field, 1),
+    for what, pod, of_worker, count in (
+        ("a worker's pod", worker_pod(job), True, job.spec.replicas or 1),
+        ("the coordinator's pod", coordinator_pod(job), False, 1),
     ):
         try:
             pods.append((server.create(f"{path}/pods", pod, DRY_RUN), count))
         except NameTakenError:
             return
         except JobsError as error:
-            field = field_of(error.message)
+            field = refused_field(error.message, of_worker=of_worker)
             finding = ClusterFinding(field, f"{what}: {error.message}", _hint(error, field))
             if _is_unknown(error):
                 unknown.append(finding)
@@ -126,7 +125,7 @@ def _too_little(short: Shortage, workers: int) -> ClusterFinding:
     )
     several = "1 worker" if workers == 1 else f"{workers:,} workers"
     return ClusterFinding(
-        worker_field(QUOTA),
+        refused_field(QUOTA, of_worker=True),
         f"the pods of {several} and of the coordinator together: exceeded quota: {short.quota}, "
         f"requested: {short.resource}={asked}, used: {short.resource}={used}, "
         f"limited: {short.resource}={hard}",

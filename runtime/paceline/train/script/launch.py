@@ -353,7 +353,7 @@ def main(command: Sequence[str]) -> int:
     except BaseException as error:
         if isinstance(error, SystemExit | KeyboardInterrupt):
             raise  # the interpreter ends by SIGINT after the latter
-        # As the interpreter does it, so that the hook of the script or of torch sees the error too.
+        # The interpreter does so too: the hook of the script or of torch then sees the error.
         sys.excepthook(type(error), error, error.__traceback__)
         return EXIT_FAILURE
     finally:

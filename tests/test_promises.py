@@ -85,7 +85,7 @@ def test_missing_and_unknown_rows_are_reported(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_test_of_a_reason_names_the_reason() -> None:
-    """So no row can name a test that never sees it."""
+    """A row can therefore not name a test that never sees its reason."""
     wrong = [
         f"{value}: no test of {tests} has the word"
         for value, tests in promises.held()["reasons"].items()

@@ -57,7 +57,7 @@ def test_all_settings_of_the_membership_are_taken_over_and_reported() -> None:
 
 
 def test_a_new_coordinator_reports_the_settings_of_its_file() -> None:
-    """So the operator sends them only where they differ."""
+    """The operator therefore sends settings only where they differ."""
     job = resolved(("minReplicas=3", "elasticity.settleSeconds=9"))
     config = config_of(job)
     assert config.membership_settings == MembershipSettings.of(job).id

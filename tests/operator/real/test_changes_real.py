@@ -120,7 +120,7 @@ def test_a_suspended_job_is_resumed_with_what_was_changed(
 
 
 def test_a_right_to_delete_secrets_would_read_them(plane: ControlPlane, namespace: str) -> None:
-    """So the operator has none, and a Secret of before a suspension stays as long as its job."""
+    """The operator has no such right; a Secret from before a suspension stays with its job."""
     path = f"/api/v1/namespaces/{namespace}/secrets"
     plane.api.create(path, {"metadata": {"name": "of-a-user"}, "stringData": {"word": "secret"}})
     answer = plane.api.request("DELETE", f"{path}/of-a-user?propagationPolicy=Foreground")

@@ -195,13 +195,13 @@ def test_a_state_is_sent_in_pieces_and_arrives_unchanged(
     for rank in pair:
         monkeypatch.setattr(rank, "_piece_bytes", (1000, 1000))
     sizes: list[int] = []
-    send = zmq.Socket.send_multipart
+    send = zmq.Socket.send
 
-    def spy(socket: zmq.Socket, frames: list[bytes], **options: Any) -> object:  # type: ignore[type-arg]
-        sizes.extend(len(frame) for frame in frames)
-        return send(socket, frames, **options)
+    def spy(socket: zmq.Socket, frame: bytes, *flags: Any, **options: Any) -> object:  # type: ignore[type-arg]
+        sizes.append(len(frame))
+        return send(socket, frame, *flags, **options)
 
-    monkeypatch.setattr(zmq.Socket, "send_multipart", spy)
+    monkeypatch.setattr(zmq.Socket, "send", spy)
     payload: list[bytes | memoryview] = [
         b"{}",
         bytes(range(256)) * 40,
@@ -238,6 +238,21 @@ def test_a_large_state_is_read_in_slices_and_holds_up_no_other_message(
         assert joiner.wait(10_000)
     assert [bytes(part) for part in mail.payload] == [state, *small]
     assert reads >= 4
+
+
+def test_a_state_is_put_together_while_it_arrives(pair: tuple[PeerSockets, ...]) -> None:
+    """Send half of a state: pieces used to be joined only after the last one had arrived."""
+    donor, joiner = pair
+    state = b"x" * (64 << 20)
+    donor.send_bulk(member(1), NOTE, [state])
+    missing = len(state)
+    while missing > len(state) // 2:
+        assert joiner.wait(10_000)
+        assert joiner.read() is None
+        missing = min((each._missing for each in joiner._arriving.values()), default=missing)
+    [arriving] = joiner._arriving.values()
+    assert bytes(arriving.payload[0][: len(state) - missing]) == state[missing:]
+    assert receive(joiner).payload == (state,)
 
 
 class State(bytearray):

@@ -23,10 +23,12 @@ from paceline.core.messages import AskState
 from paceline.limits import MIB, own_bytes
 from paceline.refusals import Entry, RefusalReason
 from paceline.worker.peer_sockets import (
+    ARRIVING_MAX,
     FRAME_MORE_BYTES,
     MESSAGE_BYTES_MAX,
     PARTS_MAX,
     PIECE_BYTES,
+    SENDER_BYTES,
     Lanes,
     PeerSockets,
     ReceivedMessage,
@@ -91,12 +93,19 @@ def sender_to(pair: Pair, lane: str) -> zmq.Socket[bytes]:
     return there
 
 
+KEY: Final = b"stranger" + bytes(8)
+LATER: Final = b"stranger" + bytes(7) + b"\1"
+"""Key of a transfer that the stranger begins after that of KEY."""
+
+
 def sizes(*numbers: int) -> bytes:
     return msgspec.msgpack.encode(numbers)
 
 
-def whole(*parts: bytes) -> list[bytes]:
-    return [sizes(len(PACKED), *map(len, parts)), PACKED, *parts]
+def whole(*parts: bytes, key: bytes = KEY) -> list[list[bytes]]:
+    """Return the messages of zmq that are one message of the bulk lane."""
+    begin = [key, sizes(len(PACKED), *map(len, parts)), PACKED]
+    return [begin, *([key, part] for part in parts)]
 
 
 DICE: Final = random.Random(3)
@@ -117,38 +126,48 @@ NO_MESSAGES: Final[dict[str, list[bytes]]] = {
     "many frames": [b"x" * 1000] * 300,
 }
 NO_FAST: Final = NO_MESSAGES | {"a message and a frame": [PACKED, b"more"]}
-NO_BULK: Final = NO_MESSAGES | {
-    "a message of the other lane": [PACKED],
-    "sizes that are none": [b"\x91\xa1x", PACKED],
-    "no sizes": [sizes(), PACKED],
-    "negative sizes": [sizes(len(PACKED), -1), PACKED],
-    "sizes beyond any memory": [sizes(len(PACKED), 1 << 62), PACKED, bytes(PIECE_BYTES)],
-    "sizes of a terabyte": [sizes(len(PACKED), 1 << 40), PACKED, bytes(PIECE_BYTES)],
-    "a message beyond its bound": [sizes(MESSAGE_BYTES_MAX + 1), bytes(PIECE_BYTES)],
-    "too many parts": [sizes(len(PACKED), *[0] * PARTS_MAX), PACKED],
-    "no message": [sizes(len(PACKED))],
-    "fewer frames than named": whole(b"x", bytes(PIECE_BYTES + 1))[:-1],
-    "more frames than named": [*whole(b"x"), b"y"],
-    "a shorter frame": [sizes(len(PACKED), 2 * PIECE_BYTES), PACKED, b"x", bytes(PIECE_BYTES)],
-    "a longer frame": [sizes(len(PACKED), 10), PACKED, bytes(11)],
-    "nested sizes": [b"\x91" * 60_000, PACKED],
+NO_BULK: Final = {name: [frames] for name, frames in NO_MESSAGES.items()} | {
+    "a message of the other lane": [[PACKED]],
+    "a short key": [[KEY[1:], *whole()[0][1:]]],
+    "a key alone": [[KEY]],
+    "sizes that are none": [[KEY, b"\x91\xa1x", PACKED]],
+    "no sizes": [[KEY, sizes(), PACKED]],
+    "negative sizes": [[KEY, sizes(len(PACKED), -1), PACKED]],
+    "sizes beyond any memory": [[KEY, sizes(len(PACKED), 1 << 62), PACKED]],
+    "a message beyond its bound": [[KEY, sizes(MESSAGE_BYTES_MAX + 1), bytes(PIECE_BYTES)]],
+    "too many parts": [[KEY, sizes(len(PACKED), *[0] * PARTS_MAX), PACKED]],
+    "a message without its bytes": [[KEY, sizes(len(PACKED)), b""]],
+    "a message that is cut": [[KEY, sizes(len(PACKED)), PACKED[:-1]]],
+    "a message and more frames": [[*whole()[0], b"y"]],
+    "a message that is none": [[KEY, sizes(5), b"hello"]],
+    "a piece of nothing": [[KEY, b"x"]],
+    "more pieces than named": [*whole(), [KEY, b"y"]],
+    "an empty piece": [whole(b"x")[0], [KEY, b""]],
+    "a longer piece": [whole(bytes(10))[0], [KEY, bytes(11)]],
+    "nested sizes": [[KEY, b"\x91" * 60_000, PACKED]],
 }
 CASES: Final = [
-    pytest.param(lane, frames, id=f"{lane}: {name}")
-    for lane, cases in (("fast", NO_FAST), ("bulk", NO_BULK))
-    for name, frames in cases.items()
+    *(pytest.param("fast", [frames], id=f"fast: {name}") for name, frames in NO_FAST.items()),
+    *(pytest.param("bulk", messages, id=f"bulk: {name}") for name, messages in NO_BULK.items()),
 ]
 
 
-@pytest.mark.parametrize(("lane", "frames"), CASES)
+def send_all(stranger: zmq.Socket[bytes], messages: list[list[bytes]]) -> None:
+    for frames in messages:
+        stranger.send_multipart(frames)
+
+
+@pytest.mark.parametrize(("lane", "messages"), CASES)
 def test_an_invalid_message_is_dropped_and_counted(
-    pair: Pair, lane: str, frames: list[bytes]
+    pair: Pair, lane: str, messages: list[list[bytes]]
 ) -> None:
     before = refused(RefusalReason.MALFORMED, RefusalReason.TOO_LARGE)
     stranger = sender_to(pair, lane)
-    stranger.send_multipart(frames)
-    stranger.send_multipart([PACKED] if lane == "fast" else whole(b"after it"))
+    send_all(stranger, messages)
+    send_all(stranger, [[PACKED]] if lane == "fast" else whole(b"after it", key=LATER))
     mail = receive(pair[1])
+    if messages == NO_BULK["more pieces than named"]:
+        mail = receive(pair[1])
     assert mail.message == NOTE
     assert [bytes(part) for part in mail.payload] == ([] if lane == "fast" else [b"after it"])
     assert refused(RefusalReason.MALFORMED, RefusalReason.TOO_LARGE) == before + 1
@@ -164,8 +183,9 @@ def test_random_frames_never_end_a_rank(pair: Pair, lane: str, seed: int) -> Non
     for _ in range(sent):
         cut = bytearray(dice.choice([PACKED, sizes(len(PACKED), 3), dice.randbytes(20)]))
         cut[dice.randrange(len(cut))] ^= 0xC1
-        stranger.send_multipart([bytes(cut), *[dice.randbytes(3)] * dice.randrange(4)])
-    stranger.send_multipart([PACKED] if lane == "fast" else whole(b"last"))
+        key = [KEY] if lane == "bulk" else []
+        stranger.send_multipart([*key, bytes(cut), *[dice.randbytes(3)] * dice.randrange(4)])
+    send_all(stranger, [[PACKED]] if lane == "fast" else whole(b"last"))
     read = 0
     while read + refused() - before <= sent:
         read += pair[1].read() is not None or not pair[1].wait(int(WAIT_S * 1000))
@@ -182,6 +202,48 @@ def test_a_message_of_many_frames_arrives_whole(pair: Pair) -> None:
     mail = receive(pair[1])
     assert mail.message == long
     assert [len(part) for part in mail.payload] == [2 * PIECE_BYTES, 0, 1]
+
+
+def test_an_unfinished_message_takes_the_memory_of_what_has_come(pair: Pair) -> None:
+    """Name a gigabyte, and send a piece of it.
+
+    The sender's next message takes the place of the unfinished one, which may be read later.
+    """
+    before = own_bytes()
+    stranger = sender_to(pair, "bulk")
+    stranger.send_multipart([KEY, sizes(len(PACKED), 1 << 30), PACKED])
+    stranger.send_multipart([KEY, bytes(PIECE_BYTES)])
+    while not any(each.payload for each in pair[1]._arriving.values()):
+        assert pair[1].wait(int(WAIT_S * 1000))
+        assert pair[1].read() is None
+    counted = refused()
+    send_all(stranger, whole(b"state", key=LATER))
+    assert receive(pair[1]).payload == (b"state",)
+    assert not pair[1]._arriving
+    assert own_bytes() - before < RSS_BYTES_MAX
+    send_all(stranger, [[KEY, b"late"], whole()[0]])
+    send_all(stranger, whole(b"last", key=b"another!" + bytes(8)))
+    assert receive(pair[1]).payload == (b"last",)
+    assert refused() == counted
+    stranger.close(linger=0)
+
+
+def test_unfinished_messages_are_few_and_end_with_their_generation(pair: Pair) -> None:
+    stranger = sender_to(pair, "bulk")
+    keys = [bytes([number]) * SENDER_BYTES + bytes(8) for number in range(ARRIVING_MAX + 3)]
+    for key in keys:
+        stranger.send_multipart([key, sizes(len(PACKED), 100), PACKED])
+    while keys[-1] not in pair[1]._arriving:
+        assert pair[1].wait(int(WAIT_S * 1000))
+        assert pair[1].read() is None
+    assert list(pair[1]._arriving) == keys[3:]
+    pair[1].keep_only([])
+    stranger.send_multipart([keys[-1], b"x"])
+    assert pair[1].wait(int(WAIT_S * 1000))
+    assert pair[1].read() is None
+    pair[1].keep_only([])
+    assert list(pair[1]._arriving) == keys[-1:]
+    stranger.close(linger=0)
 
 
 def test_a_flood_of_garbage_does_not_block_a_peer(pair: Pair) -> None:
@@ -289,15 +351,16 @@ def test_unread_messages_stay_with_their_sender(pair: Pair) -> None:
     before = own_bytes()
     stranger = sender_to(pair, "bulk")
     stranger.set(zmq.SNDHWM, 1)
-    state = bytes(8 * MIB)
-    pieces = [state[:PIECE_BYTES]] * (len(state) // PIECE_BYTES)
+    piece = bytes(pair[1]._piece_bytes[1])
+    stranger.send_multipart([KEY, sizes(len(PACKED), 320 * MIB), PACKED])
+    pieces = 320 * MIB // len(piece)
     sent = 0
-    for _ in range(40):
+    for _ in range(pieces):
         if not stranger.poll(500, zmq.POLLOUT):
             break
-        stranger.send_multipart([sizes(len(PACKED), len(state)), PACKED, *pieces])
+        stranger.send_multipart([KEY, piece])
         sent += 1
-    assert sent < 40
+    assert sent < pieces
     assert own_bytes() - before < 2 * RSS_BYTES_MAX  # both ends are in this process
     stranger.close(linger=0)
 

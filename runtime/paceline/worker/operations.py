@@ -17,15 +17,17 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
-from paceline_api.ids import MemberId
+from paceline_api.ids import GenerationId, MemberId
 
 from paceline.clock import now_ns
-from paceline.core.messages import StateTransfer
+from paceline.core.messages import PeerMessage, StateTransfer
 from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.protocol.places import Path, Spot
 from paceline.core.protocol.records import Go, Operation
 from paceline.core.rank import events as ev
+from paceline.core.rank.membership import expects
+from paceline.errors import StateError
 from paceline.transport.base import HOST, Transport
 from paceline.transport.native import copies
 from paceline.worker.bucket_sums import BucketSums, fill
@@ -69,6 +71,8 @@ class ScriptState:
     header: Any
     """JSON of `train.script.state`."""
     buffers: list[Bytes]
+    is_own: bool = False
+    """True if whoever loads the state may keep the memory of the buffers."""
 
 
 @dataclass
@@ -92,6 +96,12 @@ class Operations:
     read_state: Callable[[], tuple[Any, list[torch.Tensor]]] = lambda: (None, [])
     """Returns the script's state, as JSON and tensors. Called while the main thread waits in an
     operation."""
+    places: Callable[[Any], dict[int, torch.Tensor]] = lambda _: {}
+    """Returns the tensors of the script in which buffers of a state can be received, by the index
+    of the buffer, given the header."""
+    loads: Callable[[Spot], bool] | None = None
+    """Set while the main thread asks for the state: returns True if it loads that of a donor that
+    waits at a spot before it does anything else."""
     weights: Callable[[], list[torch.Tensor]] = list
     """Returns the trained parameters, for the hash that ranks compare."""
 
@@ -119,11 +129,18 @@ class ScriptThread(CommThread):
     bucket_sums: BucketSums
     is_begun = False
     """True once the main thread has begun the job."""
+    _copying: tuple[_Copying, ...] = ()
+    """States that are copied while the script waits in an operation."""
 
     def begin_with(self, operations: Operations, transport: Transport) -> None:
         """Give the thread what it needs. Main thread, before the first event."""
         self.operations, self.transport = operations, transport
         self.bucket_sums = BucketSums(self._channel, self._peers.wake)
+        self._peers.place = self._place
+        self._placed: tuple[StateTransfer | None, dict[int, torch.Tensor]] = None, {}
+        """The state that arrives in tensors of the script, and these by the index of their part."""
+        self._passed: GenerationId | None = None
+        """Generation of the state that this rank has forwarded last."""
         copies.library()  # compiled now if it has to be, so that no round waits for it
         self._scratch: list[torch.Tensor] = []
         self._last: list[torch.Tensor] = []
@@ -281,6 +298,8 @@ class ScriptThread(CommThread):
                 if go.operation is not None and go.operation.is_call:
                     # The log is not known yet, and so neither is who was missing.
                     self._results[go.round] = Result([x.clone() for x in self._scratch], 0, 0)
+                self._give_back(self._scratch)
+                self._scratch = []
             case ev.DropQueue():
                 self._results.clear()
                 return super()._do(effect)
@@ -288,13 +307,20 @@ class ScriptThread(CommThread):
                 self._install_part(go, weighing)
             case ev.InstallState(queued=queued):
                 self._install(queued)
+            case ev.PassState(state=state):
+                self._passed = state.generation
+                return super()._do(effect)
             case ev.SendPart(to=to, part=part, with_result=with_result):
                 sums = [bytes_of(as_tensor(x)) for x in self._last] if with_result else []
                 self._peers.send_bulk(to, part, sums)
+            case ev.SendState(to=to, state=state):
+                self._send_state(to, state)
             case ev.Resume(late=late):
+                self._send_copies()
                 self._hand_over(late=late)
                 self._main.resumed(effect)
             case ev.Exit():
+                self._send_copies()
                 self._main.exited(effect)
             case _:
                 return super()._do(effect)
@@ -306,23 +332,50 @@ class ScriptThread(CommThread):
             fill_from_bytes(each, data)
         self._took(go, sums, weighing)
 
-    def _state_for_joiners(self, to: MemberId, state: StateTransfer) -> list[Bytes]:
-        """Return the state of the script, which waits in an operation or has ended.
+    def _send_state(self, to: MemberId, state: StateTransfer) -> None:
+        """Send the state of the script, which waits in an operation or has ended.
 
         A rank that is active already has to receive the state before the operation can end, so the
         script's tensors stay as they are until then, and are sent without a copy. If a new
         generation lets the script go on earlier, the receiver drops what comes of this one (R4).
 
+        Any other rank gets a copy. If no active rank waits for it, the operation goes on meanwhile,
+        and only the script waits for the copy.
+
         Args:
             to: Receiver of the state.
             state: The message that the state goes with, and to whom `to` forwards it.
-
-        Returns:
-            The header and the buffers.
         """
+        header, tensors = self._read_state()
+        receivers, active = {to, *state.onward}, set(self.machine.state.log.active)
+        if receivers <= active:
+            self._peers.send_bulk(to, state, [header, *(bytes_of(as_is(x)) for x in tensors)])
+            return
+        self._copying += (_Copying(to, state, header, tensors, self._peers.wake),)
+        if receivers & active or self.machine.state.operation is None:
+            self._send_copies()
+
+    def _send_copies(self, *, wait: bool = True) -> None:
+        """Send the states that are copied.
+
+        Args:
+            wait: True to wait for all of them, before the script goes on.
+        """
+        ready = [each for each in self._copying if wait or each.is_ready]
+        self._copying = tuple(each for each in self._copying if each not in ready)
+        for copying in ready:
+            parts = copying.result()
+            if copying.state.generation == self.machine.state.gen_id:
+                self._peers.send_bulk(copying.to, copying.state, parts)
+
+    def _take_outcome(self) -> None:
+        if self._copying:
+            self._send_copies(wait=False)
+        super()._take_outcome()
+
+    def _read_state(self) -> tuple[bytes, list[torch.Tensor]]:
+        """Return the header of the state, and its tensors in the memory of the script."""
         operations, operation = self.operations, self.machine.state.operation
-        is_awaited = {to, *state.onward} <= set(self.machine.state.log.active)
-        take = as_is if is_awaited else as_tensor
         encoder: Encoder[torch.Tensor] = Encoder(as_tensor)
         with operations.lock:
             kept = [
@@ -339,12 +392,52 @@ class ScriptThread(CommThread):
             "first": len(encoder.buffers),
             "script": script,
         }
-        buffers = [*encoder.buffers, *(take(each) for each in tensors)]
-        return [json.dumps(header).encode(), *(bytes_of(each) for each in buffers)]
+        return json.dumps(header).encode(), [*encoder.buffers, *tensors]
+
+    def _place(self, message: PeerMessage, parts: Sequence[Bytes], size: int) -> Bytes | None:
+        """Return the memory in which the next part of an arriving state is loaded.
+
+        The others wait for this rank. So where the script loads a state as soon as it is here, the
+        weights are received in the model. If the state is not installed after all, the script
+        still waits for one, which replaces all of these weights.
+
+        Args:
+            message: What arrives.
+            parts: Its parts before.
+            size: Number of bytes of the next one.
+
+        Returns:
+            Memory of a tensor of the script; None for new memory.
+        """
+        if not isinstance(message, StateTransfer) or not parts:
+            return None
+        if len(parts) == 1:
+            self._placed = message, self._places_of(message, parts[0])
+        if self._placed[0] is not message:
+            return None
+        tensor = self._placed[1].get(len(parts) - 1)
+        return bytes_of(tensor) if tensor is not None and tensor.nbytes == size else None
+
+    def _places_of(self, message: StateTransfer, header: Bytes) -> dict[int, torch.Tensor]:
+        rank, loads = self.machine.state, self.operations.loads
+        # Only the last state is loaded, and what is forwarded has to stay as it is.
+        if loads is None or message.onward or not expects(rank, message):
+            return {}
+        try:
+            told = read_header(bytes(header))
+            if told["ended"] or not loads(Spot(*told["spot"])):
+                return {}
+            places = self.operations.places(told["script"])
+            return {int(told["first"]) + at: tensor for at, tensor in places.items()}
+        except (StateError, LookupError, TypeError, ValueError):
+            return {}  # it cannot be installed either, which says why
 
     def _install(self, queued: tuple[tuple[Go, Weighing], ...]) -> None:
-        header, *buffers = self._staged.pop(self.machine.state.gen_id)
+        generation = self.machine.state.gen_id
+        header, *buffers = self._staged.pop(generation)
         self._staged.clear()
+        self._placed = None, {}
+        self._peers.drop_placed()  # the script goes on, and its tensors are its own again
         told = read_header(bytes(header))
         decoder = Decoder(buffers)
         with self.operations.lock:
@@ -357,7 +450,9 @@ class ScriptThread(CommThread):
                 found = decoder.decode(sums, HOST)
                 path.kept[Spot(*at)] = Result(found, contributors, missing, name)
             path.done = Spot(*told["done"])
-            self.operations.received = ScriptState(told["script"], buffers[told["first"] :])
+            is_own = generation != self._passed
+            received = ScriptState(told["script"], buffers[told["first"] :], is_own=is_own)
+            self.operations.received = received
             wanted = self.machine.state.log.wanted_slots
             for go, weighing in queued:
                 result = self._results.get(go.round)
@@ -368,6 +463,51 @@ class ScriptThread(CommThread):
                 elif go.operation is not None:
                     path.done = Spot(go.operation.place, go.operation.number)
         self._results.clear()
+
+
+class _Copying:
+    """A copy of a state, made by a thread of its own while the script waits in an operation."""
+
+    def __init__(
+        self,
+        to: MemberId,
+        state: StateTransfer,
+        header: bytes,
+        tensors: Sequence[torch.Tensor],
+        wake: Callable[[], None],
+    ) -> None:
+        """Begin to copy.
+
+        Args:
+            to: Receiver of the state.
+            state: The message that the state goes with.
+            header: Header of the state.
+            tensors: Tensors of the script, which must not change before `result` has returned.
+            wake: Called by the thread when the copy is ready.
+        """
+        self.to, self.state = to, state
+        self._parts: list[Bytes] = [header]
+        self._error: BaseException | None = None
+        self._wake, self.is_ready = wake, False
+        self._thread = threading.Thread(
+            target=self._run, args=(tensors,), name="paceline-copy", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> None:
+        try:
+            self._parts.extend(bytes_of(as_tensor(each)) for each in tensors)
+        except BaseException as error:  # raised again in the communication thread
+            self._error = error
+        self.is_ready = True
+        self._wake()
+
+    def result(self) -> list[Bytes]:
+        """Wait for the copy, and return the header and the buffers."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._parts
 
 
 def is_call(go: Go) -> bool:

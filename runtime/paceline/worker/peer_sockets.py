@@ -4,6 +4,10 @@ Each rank binds two sockets. The fast lane carries announcements and GO. The bul
 states and missing parts, so that a hundred megabytes for a joiner never delay a GO. Messages are in
 order per pair of ranks and lane. Waiting is done in the kernel; `wake` ends a wait from any thread.
 
+On the bulk lane a message goes first, and each piece of its payload follows as a message of zmq of
+its own, since zmq shows a message only when all of it has arrived. So the receiver puts a state
+together while it arrives, in the memory in which it is loaded.
+
 Everything is sent in frames of at most PIECE_BYTES, and no socket takes a larger one. So a stranger
 that has not shown the job's key yet makes a rank hold no more than that per connection. Only the
 bulk lane over a socket file, which the kernel closes to other users, takes frames of
@@ -17,7 +21,8 @@ import hashlib
 import os
 import struct
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +58,8 @@ LOCAL_PIECE_BYTES: Final = 1024 * 1024
 by a message to a thread of pyzmq: 0.4 GB cost 1.3 to 1.8 s of CPU time in frames of 64 KiB, and 0.5
 to 0.9 s in these (measured)."""
 SLICE_BYTES: Final = 4 * 1024 * 1024
-"""Number of bytes of a message on the bulk lane that one call of `read` puts together. The rounds
-of this rank wait for no more than that."""
+"""Number of bytes of the bulk lane that one call of `read` takes. The rounds of this rank wait for
+no more than that."""
 FRAME_MORE_BYTES: Final = 1024
 """Number of bytes by which a frame that a socket accepts may be longer than a piece, since
 encryption adds some."""
@@ -64,8 +69,16 @@ PARTS_MAX: Final = 4096
 """Upper bound on the number of parts of one payload."""
 UNREAD_FAST_MAX: Final = 1000
 """Number of unread messages of one peer on the fast lane; the rest waits on the peer's side."""
-UNREAD_BULK_MAX: Final = 2
-"""Number of unread messages of one peer on the bulk lane; the rest waits on the peer's side."""
+UNREAD_BULK_MAX: Final = 16
+"""Number of unread pieces of one peer on the bulk lane; the rest waits on the peer's side."""
+SENDER_BYTES: Final = 8
+"""Number of random bytes that name the sender of a transfer on the bulk lane."""
+KEY_BYTES: Final = SENDER_BYTES + 8
+"""Length of the first frame on the bulk lane: the sender, and the number of its transfer."""
+ARRIVING_MAX: Final = 8
+"""Upper bound on the transfers that are put together at a time. More drop the oldest."""
+DROPPED_MAX: Final = 64
+"""Number of dropped transfers that are remembered. What still comes of them is no error."""
 EVENTS_MAX: Final = 256
 """Number of connection events that are handled before messages are read again."""
 EVENT: Final = struct.Struct("=HI")
@@ -78,8 +91,8 @@ Sizes = Annotated[
     list[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]],
     msgspec.Meta(min_length=1, max_length=PARTS_MAX),
 ]
-"""First frame of a message on the bulk lane: the length of the message and of each part of the
-payload behind it, in bytes."""
+"""Second frame of a message on the bulk lane: the length of the message and of each part of the
+payload that follows, in bytes. A piece of the payload has a single frame behind its key."""
 
 
 class Lanes(msgspec.Struct, frozen=True):
@@ -87,6 +100,11 @@ class Lanes(msgspec.Struct, frozen=True):
 
     fast: str
     bulk: str
+
+
+Place = Callable[[PeerMessage, Sequence[Bytes], int], Bytes | None]
+"""Returns the memory in which the next part of a payload is received, or None for new memory. It
+gets the message, the parts before, and the number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +162,15 @@ class PeerSockets:
         """The last message of the fast lane and its bytes, since a GO goes to many."""
         self._has_fast = self._has_bulk = False
         """True if `wait` has reported a message on the lane that was not read yet."""
-        self._arriving: Generator[int, None, ReceivedMessage] | None = None
-        """The message of the bulk lane that is being put together."""
+        self._sender = os.urandom(SENDER_BYTES)
+        self._transfers = 0
+        """Number of transfers that were begun on the bulk lane."""
+        self._arriving: dict[bytes, _Arriving] = {}
+        """Messages of the bulk lane whose payload is being put together, by key."""
+        self.place: Place = lambda *_: None
+        """Called for each part of a payload before its first byte is read."""
+        self._dropped: deque[bytes] = deque(maxlen=DROPPED_MAX)
+        """Keys of transfers that are not put together any more."""
         self._lock = threading.Lock()
         self._closed = False
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -205,7 +230,8 @@ class PeerSockets:
         These are the connections to ranks that are no members, and those that the generation before
         did not use. Whatever still waits in them is of an older generation, which is no longer read
         (R4). Otherwise, since a rank has other peers after each change, it would end up linked to
-        all ranks.
+        all ranks. A transfer of which nothing came in the generation before is dropped as well: its
+        sender has ended.
 
         Args:
             members: The members of the generation, and the holder (R7).
@@ -215,6 +241,10 @@ class PeerSockets:
         for key in [k for k in self._out if k[0] not in live or k not in self._used]:
             self._give_up(key)
         self._used.clear()
+        for transfer, arriving in list(self._arriving.items()):
+            if not arriving.is_used:
+                self._drop(transfer)
+            arriving.is_used = False
 
     def send(self, member: MemberId, message: PeerMessage) -> None:
         """Send a message on the fast lane. Never blocks.
@@ -251,11 +281,17 @@ class PeerSockets:
         parts = [memoryview(part).cast("B") for part in payload]
         packed = wire.pack_peer(message)
         sizes = msgspec.msgpack.encode([len(packed), *(part.nbytes for part in parts)])
-        frames: list[Bytes] = [sizes, *_pieces([packed, *parts], self._piece_bytes[1])]
-        socket = self._socket(member, 1)
+        self._transfers += 1
+        key = self._sender + self._transfers.to_bytes(KEY_BYTES - SENDER_BYTES)
+        socket, length = self._socket(member, 1), self._piece_bytes[1]
+        frames: list[Bytes] = [key, sizes, *_pieces([packed], length)]
         tracker = socket.send_multipart(frames, copy=False, track=True)
+        pieces = _pieces(parts, length)
+        for at, piece in enumerate(pieces, 1):
+            socket.send(key, zmq.SNDMORE, copy=True)
+            tracker = socket.send(piece, copy=False, track=at == len(pieces))
         assert tracker is not None, "asked for"
-        self._under_way[address] = tracker
+        self._under_way[address] = tracker  # pieces leave in order, so the last one shows it
 
     def _give_up(self, key: tuple[str, int]) -> None:
         self._out.pop(key).close(linger=0)
@@ -271,7 +307,7 @@ class PeerSockets:
             socket.set(zmq.LINGER, 0)
             socket.set(zmq.SNDHWM, 0)
             socket.set(zmq.MAXMSGSIZE, self._piece_bytes[lane] + FRAME_MORE_BYTES)
-            socket.copy_threshold = 0  # nothing is copied, so the tracker covers all pieces
+            socket.copy_threshold = 0  # nothing is copied, so the tracker covers small pieces too
             if self._key is not None:
                 public, secret = self._key
                 socket.set(zmq.CURVE_SERVERKEY, public)
@@ -291,12 +327,8 @@ class PeerSockets:
             timeout_ms: Upper bound on the wait, in milliseconds; None for no bound.
 
         Returns:
-            False if the time ran out. True at once while `read` puts a message together.
+            False if the time ran out.
         """
-        if self._arriving is not None:
-            for source, _ in self._poller.poll(0):
-                self._is_ready(source)
-            return True
         end_ns = None if timeout_ms is None else now_ns() + timeout_ms * NS_PER_MS
         while ready := self._poller.poll(timeout_ms):
             came = [self._is_ready(source) for source, _ in ready]
@@ -324,19 +356,17 @@ class PeerSockets:
         """Return the next message, without waiting.
 
         Returns:
-            The message. None if there is no message, or the next one was refused or is put together
-            only in part (SLICE_BYTES). A flood of refused messages, or a large state, then holds up
+            The message. None if there is no message, or the next one was refused or has come only
+            in part (SLICE_BYTES). A flood of refused messages, or a large state, then holds up
             nothing: the caller goes back to `wait`, which returns at once if there is more.
         """
         # Ask whether a message is there first: zmq's exception for an empty lane costs more.
         lanes = (self._fast,) * self._has_fast + (self._bulk,) * self._has_bulk
         for socket in lanes:
-            is_bulk = socket is self._bulk
-            goes_on = is_bulk and self._arriving is not None
-            if not (goes_on or int(socket.get(zmq.EVENTS)) & POLLIN):
+            if not int(socket.get(zmq.EVENTS)) & POLLIN:
                 continue
             try:
-                return self._read_slice() if is_bulk else _read_fast(socket)
+                return self._read_slice() if socket is self._bulk else _read_fast(socket)
             except _TooLargeError:
                 self._refuse(socket, RefusalReason.TOO_LARGE)
             except WireError:
@@ -346,20 +376,79 @@ class PeerSockets:
         return None
 
     def _read_slice(self) -> ReceivedMessage | None:
-        """Read a slice of the present message on the bulk lane. It raises what `_read_bulk` raises.
+        """Read from the bulk lane until a message is complete, or for SLICE_BYTES.
+
+        It also raises what `_open` raises.
 
         Returns:
-            The message, or None if it is not complete yet.
+            The message, or None if none is complete yet.
+
+        Raises:
+            WireError: The frames are not those that were named.
         """
-        arriving, self._arriving, taken = self._arriving or _read_bulk(self._bulk), None, 0
-        try:
-            while taken < SLICE_BYTES:
-                taken += next(arriving)
-        except StopIteration as end:
-            message: ReceivedMessage = end.value
-            return message
-        self._arriving = arriving
+        taken = 0
+        while taken < SLICE_BYTES and int(self._bulk.get(zmq.EVENTS)) & POLLIN:
+            key = self._bulk.recv(zmq.NOBLOCK)
+            frames = _rest(self._bulk)
+            second = next(frames, None)
+            if second is None or len(key) != KEY_BYTES:
+                raise WireError("no key, or nothing behind it")
+            taken += len(second)
+            if self._bulk.get(zmq.RCVMORE):
+                self._open(key, second, frames)
+            elif key in self._arriving:
+                try:
+                    self._arriving[key].add(second)
+                except WireError:
+                    self._drop(key)
+                    raise
+            elif key not in self._dropped:
+                raise WireError("a piece of a message that was not begun")
+            arriving = self._arriving.get(key)
+            if arriving is not None and arriving.is_complete:
+                del self._arriving[key]
+                return ReceivedMessage(arriving.message, tuple(arriving.payload))
         return None
+
+    def _open(self, key: bytes, sizes: Bytes, frames: Iterator[Bytes]) -> None:
+        """Begin to put a message together; its sender has given up those before.
+
+        Args:
+            key: Key of the transfer.
+            sizes: Frame with the sizes.
+            frames: Frames of the message, without its payload.
+
+        Raises:
+            WireError: The bytes are not a message, or there is no memory for its payload.
+            _TooLargeError: The message is longer than MESSAGE_BYTES_MAX.
+        """
+        try:
+            length, *parts = msgspec.msgpack.decode(sizes, type=Sizes)
+        except UNDECODABLE as error:
+            raise WireError(f"no sizes: {error}") from None
+        if length > MESSAGE_BYTES_MAX:
+            raise _TooLargeError
+        message = wire.unpack_peer(_join(frames, length))
+        # Two connections of a sender may be read in any order.
+        own = [other for other in self._arriving if other.startswith(key[:SENDER_BYTES])]
+        if key in self._dropped or any(other >= key for other in own):
+            self._dropped.append(key)
+            return
+        arriving = _Arriving(message, parts, self.place)
+        for other in own:
+            self._drop(other)
+        while len(self._arriving) >= ARRIVING_MAX:
+            self._drop(next(iter(self._arriving)))
+        self._arriving[key] = arriving
+
+    def drop_placed(self) -> None:
+        """Drop unfinished transfers that are received in memory of `place`, which changes now."""
+        for key in [key for key, each in self._arriving.items() if each.is_placed]:
+            self._drop(key)
+
+    def _drop(self, key: bytes) -> None:
+        del self._arriving[key]
+        self._dropped.append(key)
 
     def _note_connections(self, events: zmq.Socket[bytes]) -> None:
         """Count the connections that zmq has refused by itself."""
@@ -435,42 +524,8 @@ def _read_fast(socket: zmq.Socket[bytes]) -> ReceivedMessage:
     return ReceivedMessage(wire.unpack_peer(data), ())
 
 
-def _read_bulk(socket: zmq.Socket[bytes]) -> Generator[int, None, ReceivedMessage]:
-    """Read a message of the bulk lane with its payload, piece by piece.
-
-    Yields:
-        The number of bytes of each piece.
-
-    Returns:
-        The message and its payload.
-
-    Raises:
-        WireError: The bytes are not a message, or the frames do not have the announced sizes.
-        _TooLargeError: The message without its payload is longer than MESSAGE_BYTES_MAX.
-    """
-    try:
-        length, *sizes = msgspec.msgpack.decode(socket.recv(zmq.NOBLOCK), type=Sizes)
-    except UNDECODABLE as error:
-        raise WireError(f"no sizes: {error}") from None
-    if length > MESSAGE_BYTES_MAX:
-        raise _TooLargeError
-    pieces = _rest(socket)
-    message = wire.unpack_peer((yield from _put_together(pieces, length)))
-    payload: list[Bytes] = []
-    for size in sizes:
-        part = yield from _put_together(pieces, size)
-        payload.append(part)
-    if next(pieces, None) is not None:
-        raise WireError("more frames than were named")
-    return ReceivedMessage(message, tuple(payload))
-
-
 def _rest(socket: zmq.Socket[bytes]) -> Iterator[Bytes]:
-    """Yield the frames behind the one that was read.
-
-    They are all here: zmq shows a message when it is complete, so there is nothing to wait for, and
-    a message that never ends is never shown. Each frame is freed once it is copied, so a state is
-    in memory once. The interpreter lock is held for one piece at a time.
+    """Yield the frames behind the one that was read, which are all here.
 
     Yields:
         The bytes of the next frame.
@@ -479,48 +534,102 @@ def _rest(socket: zmq.Socket[bytes]) -> Iterator[Bytes]:
         yield socket.recv(zmq.NOBLOCK, copy=False).buffer
 
 
-def _put_together(pieces: Iterator[Bytes], size: int) -> Generator[int, None, Bytes]:
-    """Join the next pieces to a buffer of a given size.
+def _join(frames: Iterator[Bytes], length: int) -> bytes:
+    """Join frames, which have to be so many bytes together.
 
     Args:
-        pieces: The frames that are still to be read.
-        size: Number of bytes.
-
-    Yields:
-        The number of bytes of each piece.
+        frames: The frames.
+        length: Number of bytes.
 
     Returns:
-        The bytes, in fresh memory.
+        The bytes.
 
     Raises:
-        WireError: The pieces have another length, or there is no memory for them.
+        WireError: The frames have another length.
     """
-    if size <= PIECE_BYTES:
-        parts = []
-        while size:
-            parts.append(bytes(_piece(pieces, size)))
-            size -= len(parts[-1])
-            yield len(parts[-1])
-        return b"".join(parts)
-    try:
-        whole = memoryview(fresh_memory(size))
-    except OSError as error:
-        raise WireError(f"no room for {size} bytes: {error}") from None
-    at = 0
-    while at < size:
-        piece = _piece(pieces, size - at)
-        whole[at : at + len(piece)] = piece
-        at += len(piece)
-        yield len(piece)
-    return whole
+    whole = bytearray()
+    for frame in frames:
+        whole += frame
+        if len(whole) > length:
+            break
+    if len(whole) != length:
+        raise WireError("the frames of a message have another length than was named")
+    return bytes(whole)
 
 
-def _piece(pieces: Iterator[Bytes], left: int) -> Bytes:
-    """Return the next piece of a part of which so many bytes are missing."""
-    piece = next(pieces, None)
-    if piece is None or not 0 < len(piece) <= left:
-        raise WireError("the frames are not those that were named")
-    return piece
+class _Arriving:
+    """A message of the bulk lane whose payload is put together while it arrives.
+
+    Each frame is freed once it is copied, so a state is in memory once. The interpreter lock is
+    held for one piece at a time.
+    """
+
+    __slots__ = ("_missing", "_place", "_sizes", "is_placed", "is_used", "message", "payload")
+
+    def __init__(self, message: PeerMessage, sizes: Sequence[int], place: Place) -> None:
+        """Begin without a piece.
+
+        Args:
+            message: The message, which is complete.
+            sizes: Number of bytes of each part of its payload.
+            place: Returns memory for a part.
+        """
+        self.message, self._sizes, self._place = message, sizes, place
+        self.is_placed = False
+        """True if `place` has given memory for a part."""
+        self.payload: list[Bytes] = []
+        """Parts of the payload; the last one may lack bytes."""
+        self._missing = 0
+        """Number of bytes that the last part lacks."""
+        self.is_used = True
+        """True if something came of it in the present generation."""
+        self._begin_part()
+
+    @property
+    def is_complete(self) -> bool:
+        """Return True if all of the payload has arrived."""
+        return not self._missing and len(self.payload) == len(self._sizes)
+
+    def add(self, piece: Bytes) -> None:
+        """Copy the next piece to where it belongs.
+
+        Args:
+            piece: Bytes of one part of the payload.
+
+        Raises:
+            WireError: It is empty or longer than what the part lacks, or there is no memory for the
+                next part.
+        """
+        if not 0 < len(piece) <= self._missing:
+            raise WireError("a piece has another length than was named")
+        part = self.payload[-1]
+        at = len(part) - self._missing
+        memoryview(part)[at : at + len(piece)] = piece
+        self._missing -= len(piece)
+        self.is_used = True
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        """Get memory for the next part that is not empty, if the present one is complete.
+
+        Raises:
+            WireError: There is no memory for it.
+        """
+        while not self._missing and len(self.payload) < len(self._sizes):
+            size = self._sizes[len(self.payload)]
+            placed = self._place(self.message, self.payload, size) if size else None
+            self._missing = size
+            if placed is not None:
+                self.is_placed = True
+                self.payload.append(placed)
+                continue
+            if size <= PIECE_BYTES:
+                self.payload.append(bytearray(size))
+                continue
+            try:
+                self.payload.append(memoryview(fresh_memory(size)))
+            except OSError as error:
+                raise WireError(f"no room for {size} bytes: {error}") from None
 
 
 def _curve_key(token: str) -> tuple[bytes, bytes]:

@@ -195,7 +195,7 @@ class ScriptEngine(Engine):
                 at = f" at {where}" if where else ""
                 raise LeftBehindError(f"the others are past its {name}{at}, and kept no result")
             if act is SpotAction.ASK:
-                self.ask()
+                self.ask(spot.__eq__)
                 continue
             if act is SpotAction.LOAD:
                 self.load()
@@ -278,9 +278,18 @@ class ScriptEngine(Engine):
             )
         return result
 
-    def ask(self) -> None:
-        """Ask for the state, and block until it has been received (S3)."""
-        self._call(ev.Need())
+    def ask(self, loads: Callable[[Spot], bool]) -> None:
+        """Ask for the state, and block until it has been received (S3).
+
+        Args:
+            loads: Returns True if the caller loads the state of a donor that waits at a spot before
+                it does anything else. Then it is received in the tensors of the script.
+        """
+        self.operations.loads = loads
+        try:
+            self._call(ev.Need())
+        finally:
+            self.operations.loads = None
 
     def load(self) -> None:
         """Load the donor's state into the script, which goes on where the donor was.
@@ -288,7 +297,7 @@ class ScriptEngine(Engine):
         If the script of the donor has ended, the caller says where this one goes on.
         """
         with self.operations.lock:
-            received = self.operations.received
+            received, self.operations.received = self.operations.received, None
             self.operations.path.load()
         assert received is not None
         self.on_load(received)

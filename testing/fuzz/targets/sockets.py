@@ -24,7 +24,7 @@ from paceline.transport.base import Abort, Group, Peer, TransportError
 from paceline.transport.rendezvous import Deadline, PeerClosedError, PeerConnection
 from paceline.transport.shm.rendezvous import LocalRendezvous, machine_place
 from paceline.worker.agent_pipe import AgentPipe
-from paceline.worker.peer_sockets import Lanes, PeerSockets
+from paceline.worker.peer_sockets import KEY_BYTES, Lanes, PeerSockets
 from paceline_api.ids import MemberId
 from paceline_api.settings import ResolvedJob
 
@@ -335,7 +335,7 @@ TARGETS: Final = (
         errors=(),
         seeds=(
             b"\0" + _ASK,
-            b"\1" + _NEXT_FRAME.join([msgspec.msgpack.encode([len(_ASK), 3]), _ASK, b"abc"]),
+            b"\1" + _NEXT_FRAME.join([b"k" * KEY_BYTES, msgspec.msgpack.encode([len(_ASK)]), _ASK]),
         ),
         words=(_NEXT_FRAME, _NEXT_FRAME * 2, b"\xcf" + b"\xff" * 8, b"\x92\xce\x7f\xff\xff\xff"),
         bytes_max=PACKET_BYTES_MAX,

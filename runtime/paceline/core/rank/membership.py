@@ -424,10 +424,26 @@ def _install_last(rank: RankState, state: StateTransfer) -> None:
     The donor waits in the operation that comes next, and so will the script of this rank. Any other
     state is a first copy that came twice.
     """
-    if rank.is_active and state.log.digest == rank.log.digest:
+    if _is_present(rank, state):
         rank.follows, rank.has_state = False, True
         rank.emit(InstallState(()))
         rank.tell(_started(rank, has_state=True))
+
+
+def expects(rank: RankState, state: StateTransfer) -> bool:
+    """Return True if an arriving state is installed once it is here, unless a change follows (S3).
+
+    Args:
+        rank: State of this rank, whose script follows.
+        state: The state, which is still arriving.
+    """
+    if not rank.follows or rank.frozen or state.generation != rank.gen_id:
+        return False
+    return _is_present(rank, state)
+
+
+def _is_present(rank: RankState, state: StateTransfer) -> bool:
+    return rank.is_active and state.log.digest == rank.log.digest
 
 
 def _donor(rank: RankState) -> MemberId:

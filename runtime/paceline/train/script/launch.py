@@ -59,6 +59,7 @@ class Launched:
         engine.opens_here = self.passes.opens
         engine.on_load = self.states.load
         engine.operations.read_state = self.states.read
+        engine.operations.places = self.states.places
         engine.operations.weights = self.models.parameters
         self.models.on_adopted = self._adopted
         self.passes.on_skipped = self._skipped

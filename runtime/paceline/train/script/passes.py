@@ -325,7 +325,7 @@ class Passes:
             self._path.here = Spot(places[-1] - 1, 0)  # the script resumes from its own snapshot
         act = self._path.begin_pass()
         while act is SpotAction.ASK:
-            self._engine.ask()
+            self._engine.ask(lambda spot: spot.place == self._path.here.place)
             act = self._path.in_pass()
         if act is SpotAction.LOST:
             number = self._path.here.place // 2 + 1
@@ -399,7 +399,7 @@ class Passes:
         """Load the last state behind the last pass: what the script saves has to be that (S14)."""
         here = self._path.here
         while (act := self._path.behind_pass()) is SpotAction.ASK and not self.is_over:
-            self._engine.ask()
+            self._engine.ask(lambda _: False)
         if act is SpotAction.LOAD:
             self._engine.load()
             self._path.repeat_from(here)
@@ -454,7 +454,7 @@ class Passes:
         self._begin_step()
         if self._path.follows:
             while self._path.state is None:
-                self._engine.ask()
+                self._engine.ask(lambda _: True)
             self._engine.load()
             self.on_begin()
             if self._path.is_final:

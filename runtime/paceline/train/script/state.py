@@ -97,6 +97,19 @@ class ScriptStates:
         for index in range(len(self._models.adopted)):
             self.load_model(received, index)
 
+    def places(self, header: Any) -> dict[int, torch.Tensor]:
+        """Return the tensors of models in which a state can be received, by buffer.
+
+        The main thread waits in an operation. StateError is raised if the header is torn.
+
+        Args:
+            header: The JSON of the state that is about to arrive.
+        """
+        found: dict[int, torch.Tensor] = {}
+        for ddp, model in zip(self._models.adopted, header["models"], strict=False):
+            found |= Decoder.places(model, dict(_tensors(ddp.module)))
+        return found
+
     @torch.inference_mode(mode=False)
     def load_model(self, received: ScriptState, index: int) -> None:
         """Load the weights of one model, if the state has them."""
@@ -108,7 +121,7 @@ class ScriptStates:
     def load(self, received: ScriptState) -> None:
         """Load the whole state. Main thread, at the spot where the donor's was read."""
         self.begin_to_follow(received)
-        header, decoder = received.header, Decoder(received.buffers)
+        header, decoder = received.header, Decoder(received.buffers, adopts=received.is_own)
         self._passes.cursors = {int(number): int(n) for number, n in header["cursors"]}
         self._passes.steps = header["steps"]
         self._engine.set_waits(header["waits"])

@@ -129,8 +129,17 @@ def read_header(data: bytes) -> dict[str, Json]:
 class Decoder:
     """Inverse of `Encoder`; puts tensors that were on a device on the device asked for."""
 
-    def __init__(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
-        self._buffers = buffers
+    def __init__(
+        self, buffers: Sequence[bytes | bytearray | memoryview], *, adopts: bool = False
+    ) -> None:
+        """Create a decoder.
+
+        Args:
+            buffers: The tensors of the encoder, as bytes.
+            adopts: True to make tensors of large buffers in their memory, which nobody else may
+                use any more. False to copy all of them.
+        """
+        self._buffers, self._adopts = buffers, adopts
 
     def decode(self, data: Json, device: torch.device) -> Any:
         """Return the value that was encoded.
@@ -140,7 +149,7 @@ class Decoder:
             device: Where to put tensors that were not on the host.
 
         Returns:
-            The value, in memory of its own.
+            The value, in memory of its own, or in that of adopted buffers.
 
         Raises:
             StateError: No `Encoder` makes such JSON, or a buffer has the wrong size.
@@ -167,11 +176,38 @@ class Decoder:
                 target = targets.get(self._value(key, HOST))
                 if target is None or list(target.shape) != value["shape"]:
                     continue
-                own, dtype = target.detach(), str(target.dtype).removeprefix("torch.")
-                if own.device == HOST and own.is_contiguous() and dtype == value["dtype"]:
+                own = target.detach()
+                if _is_alike(own, value):
                     fill_from_bytes(own, memoryview(self._buffers[value["tensor"]]).cast("B"))
                 else:
                     own.copy_(self._tensor(value, own.device))
+        except _TORN as error:
+            raise StateError(f"a torn state: {type(error).__name__}: {error}") from None
+
+    @staticmethod
+    def places(data: Json, targets: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return the tensors that `fill` would fill by a copy of the bytes alone.
+
+        Their memory may be the buffers from the start.
+
+        Args:
+            data: The JSON of the dict.
+            targets: Tensors by name.
+
+        Returns:
+            Tensors by the index of their buffer.
+
+        Raises:
+            StateError: No `Encoder` makes such JSON.
+        """
+        try:
+            return {
+                value["tensor"]: own
+                for key, value in data["dict"]
+                if (own := targets.get(key)) is not None
+                and list(own.shape) == value["shape"]
+                and _is_alike(own, value)
+            }
         except _TORN as error:
             raise StateError(f"a torn state: {type(error).__name__}: {error}") from None
 
@@ -201,6 +237,15 @@ class Decoder:
         # Check before the tensor is made: a shape of a few bytes may exceed the memory.
         if prod(shape) * dtype.itemsize != len(buffer):
             raise StateError(f"a torn state: {len(buffer)} bytes for a tensor of shape {shape}")
-        tensor = torch.empty(shape, dtype=dtype)
-        fill_from_bytes(tensor, buffer)
+        if self._adopts and len(buffer) >= PAGE_BYTES and not buffer.readonly:
+            tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
+        else:
+            tensor = torch.empty(shape, dtype=dtype)
+            fill_from_bytes(tensor, buffer)
         return tensor if data["host"] else tensor.to(device)
+
+
+def _is_alike(own: torch.Tensor, value: Json) -> bool:
+    """Return True if a tensor has the bytes of an encoded one of its shape."""
+    alike: bool = str(own.dtype).removeprefix("torch.") == value["dtype"]
+    return own.device == HOST and own.is_contiguous() and alike

@@ -219,7 +219,7 @@ def fill_from_bytes(tensor: torch.Tensor, data: bytes | bytearray | memoryview) 
 
     Args:
         tensor: A contiguous tensor.
-        data: The bytes.
+        data: The bytes. If they are the tensor's own memory, nothing is copied.
 
     Raises:
         ValueError: The number of bytes is not that of the tensor.
@@ -230,6 +230,8 @@ def fill_from_bytes(tensor: torch.Tensor, data: bytes | bytearray | memoryview) 
     target = bytes_of(host)
     if source.nbytes != target.nbytes:
         raise ValueError(f"{source.nbytes} bytes for a tensor of {target.nbytes}")
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))  # without the GIL
+    into, values = np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8)
+    if into.ctypes.data != values.ctypes.data:
+        np.copyto(into, values)  # without the GIL
     if host is not tensor:
         tensor.copy_(host)

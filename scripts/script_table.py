@@ -38,7 +38,9 @@ def markdown() -> str:
 
 def _line(row: Row) -> str:
     words = row.runs[0] if len(row.runs) == 1 else ()
-    tried = ("", "") if row.expect is Expectation.REFUSED else (row.elastic.value, row.late.value)
+    columns = {"elastic": row.elastic.value, "late": row.late.value}
+    said = (f"{value} (once)" if name in row.once else value for name, value in columns.items())
+    tried = ("", "") if row.expect is Expectation.REFUSED else tuple(said)
     cells = (f"`{' '.join([row.script, *words])}`", row.habit, "0", _result(row), *tried)
     return f"| {' | '.join(cells)} |"
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import yaml
@@ -49,6 +49,10 @@ class Late(StrEnum):
     """Each step waits for all ranks, because calls do."""
     KIND = "waits: several passes per step"
     """Each step waits for all ranks, because backward passes cannot be late (S17.5)."""
+    SCALER = "waits: a GradScaler"
+    """Each step waits for all ranks, because a late gradient has another scale (S17.5)."""
+    PARTLY = "waits from some step on"
+    """Each step waits for all ranks once the script makes several passes or models (S17.5)."""
     UNTRIED = "not tried"
     """No test makes a rank of this script late."""
 
@@ -73,10 +77,14 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounding: str = ""
     """Why results at more than 2 ranks differ by more than `TOLERANCE`."""
     elastic: Elastic = Elastic.UNTRIED
+    kill_ranks: int = 3
+    """Number of ranks of the job in which a rank is killed."""
     kill_round: int = 2
     """Operation before which the rank is killed."""
     late: Late = Late.UNTRIED
     """While random ranks are late, one is killed too: all ranks end with equal weights."""
+    once: frozenset[Literal["elastic", "late"]] = frozenset()
+    """Fields that say what a run by hand showed, and that no test repeats."""
     needs: tuple[str, ...] = ()
     """Packages that the script imports and that are no dependencies of Paceline or its tests."""
     compiles: bool = False

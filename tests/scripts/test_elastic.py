@@ -6,17 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from testing.scripts.compare import HASH
-from testing.scripts.job import run_paceline
 from testing.scripts.table import Elastic, Row, rows
+from testing.scripts.trials import try_kill
 from tests.layers import exhaustive_unless
 from tests.scripts.rows import skip_if_lacking
 
 pytestmark = pytest.mark.processes
 
-ELASTIC = [row for row in rows() if row.elastic is Elastic.YES]
-RANKS = 3
-PAUSE_S = 0.3
+ELASTIC = [row for row in rows() if row.elastic is Elastic.YES and "elastic" not in row.once]
 IN_SHORT = ("imagenet.py", "evaluate_in_pass.py")
 
 
@@ -27,12 +24,4 @@ IN_SHORT = ("imagenet.py", "evaluate_in_pass.py")
 )
 def test_a_killed_rank_is_replaced_and_all_ranks_end_equal(row: Row, tmp_path: Path) -> None:
     skip_if_lacking(row)
-    kill = f"kill:rank=1,at=round:{row.kill_round}"
-    job = run_paceline(
-        row.path, RANKS, row.runs[0], tmp_path / "job", "--inject", kill, pause_s=PAUSE_S
-    )
-    assert not any(job.last.codes), job.story
-    assert f"injected {kill}" in job.report, "the job was over before the kill"
-    assert job.attempts[1] > 1, job.story
-    last = [HASH.findall(rank.stdout)[-1] for rank in job.last.ranks]
-    assert len(set(last)) == 1, job.story
+    try_kill(row, tmp_path / "job")

@@ -9,9 +9,9 @@ from typing import Any, Final
 import pytest
 import torch
 
-from testing.scripts.compare import HASH
 from testing.scripts.job import JobResult, run_paceline
 from testing.scripts.table import Late, Row, rows
+from testing.scripts.trials import Books, try_late
 from tests.layers import exhaustive_unless
 
 pytestmark = pytest.mark.processes
@@ -36,17 +36,6 @@ def sums(job: JobResult, ranks: int) -> list[list[str]]:
     return [(job.last.out / f"steps.{rank}").read_text().splitlines() for rank in range(ranks)]
 
 
-def books(job: JobResult) -> tuple[int, int, int]:
-    """Return the samples that the report counts as applied, as late and as dropped."""
-    found = re.search(r"samples applied +([\d,]+), of these ([\d,]+) late", job.report)
-    dropped = re.search(r"samples dropped +(.*)", job.report)
-    assert found is not None, job.story
-    assert dropped is not None, job.story
-    applied, late = (int(x.replace(",", "")) for x in found.groups())
-    given_up = re.findall(r"\d+(?:,\d{3})*", dropped.group(1))
-    return applied, late, sum(int(x.replace(",", "")) for x in given_up)
-
-
 def absent(job: JobResult) -> int:
     """Return the samples that the report counts as dropped while their slot had no rank (S14)."""
     found = re.search(r"samples dropped .*\babsent ([\d,]+)", job.report)
@@ -67,7 +56,8 @@ def test_late_ranks_have_equal_weights_at_equal_steps(mode: str, tmp_path: Path)
     first, *others = sums(job, 4)
     assert len(first) == 2 * SAMPLES // (4 * BATCH)
     assert all(other == first for other in others), job.story
-    applied, late, dropped = books(job)
+    books = Books.of(job)
+    applied, late, dropped = books.applied, books.late, books.dropped
     assert late > 0, job.story
     assert applied + dropped == 2 * SAMPLES, "taken = applied + dropped at the end"
     assert dropped <= 3 * BATCH, "at most one gradient of each late rank"
@@ -96,7 +86,8 @@ def test_a_killed_rank_is_replaced_while_others_are_late(
     assert first == other
     assert len(first) == 8 * SAMPLES // (3 * BATCH)
     assert replaced[-1] == first[-1], job.story
-    applied, _, dropped = books(job)
+    books = Books.of(job)
+    applied, dropped = books.applied, books.dropped
     for rank in range(3):
         weights = weights_of_samples(job, rank)
         assert sum(weight > 0 for weight in weights) == applied
@@ -124,16 +115,15 @@ def test_late_gradients_less_than_double_the_final_loss(
     at_once = (*six, "--work-ms", "0", "--late-ms", "0")
     full = final_loss(run_paceline(SCRIPT, 4, at_once, tmp_path / "full"))
     job = run_paceline(SCRIPT, 4, six, tmp_path / "quorum", late_s=0.02, collective=QUORUM)
-    applied, late, _ = books(job)
-    assert late > applied / 20, "nobody was late: this run tells nothing"
+    books = Books.of(job)
+    assert books.late > books.applied / 20, "nobody was late: this run tells nothing"
     # Three seeds had 1.0 to 1.4 times the loss of Full, of which 0.01 is noise.
     assert full < 2 * 0.01, job.story
     assert final_loss(job) < 2 * full, job.story
 
 
-TRIED = [row for row in rows() if row.late is not Late.UNTRIED]
+TRIED = [row for row in rows() if row.late is not Late.UNTRIED and "late" not in row.once]
 SHORT: Final = ("horovod_style.py",)
-KILL: Final = "kill:rank=1,at=round:2"
 
 
 @pytest.mark.parametrize(
@@ -144,18 +134,5 @@ KILL: Final = "kill:rank=1,at=round:2"
 def test_a_script_of_the_table_keeps_its_books_with_late_ranks_and_a_kill(
     row: Row, tmp_path: Path
 ) -> None:
-    job = run_paceline(
-        *(row.path, 4, row.runs[0], tmp_path / "job", "--inject", KILL),
-        pause_s=0.2,
-        late_s=0.2,
-        collective=QUORUM,
-    )
-    assert not any(job.last.codes), job.story
-    assert f"injected {KILL}" in job.report, "the job was over before the kill"
-    assert job.attempts[1] > 1, job.story
-    last = [HASH.findall(rank.stdout)[-1] for rank in job.last.ranks]
-    assert len(set(last)) == 1, job.story
-    applied, late, dropped = books(job)
-    lost = sum(job.taken) - applied - dropped
-    assert 0 <= lost <= 2 * max(job.taken, default=0), "what the killed rank had in hand and late"
-    assert (late > 0) == (row.late is Late.GAINS), job.story
+    books = try_late(row, tmp_path / "job")
+    assert (books.late > 0) == (row.late is Late.GAINS), books

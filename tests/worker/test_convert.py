@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import save_torch_state_dict
 from paceline.worker.checkpoint import convert
 from paceline.worker.checkpoint.convert import KINDS, ConvertError, alone
 from paceline_api.errors import PacelineError
@@ -31,12 +33,17 @@ def model() -> nn.Module:
     torch.manual_seed(0)
     made = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2).bfloat16())
     made.register_buffer("count", torch.tensor(7))
+    made.register_buffer("mask", torch.tensor([True, False]))
+    made.register_buffer("scale", torch.tensor(1.5, dtype=torch.bfloat16))
+    made.register_buffer("empty", torch.empty(0, 3, dtype=torch.float8_e4m3fn))
     return made
 
 
 def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
     return sorted(one) == sorted(two) and all(
-        a.dtype == two[name].dtype and torch.equal(a, two[name]) for name, a in one.items()
+        (a.dtype, a.shape) == (two[name].dtype, two[name].shape)
+        and torch.equal(a.reshape(-1).view(torch.uint8), two[name].reshape(-1).view(torch.uint8))
+        for name, a in one.items()
     )
 
 
@@ -100,6 +107,36 @@ def test_the_newest_version_of_a_job_is_converted_and_a_changed_byte_is_noticed(
         run(kept, tmp_path / "again.pt")
 
 
+def test_a_model_in_several_parts_is_read_whole(tmp_path: Path) -> None:
+    weights = dict(model().state_dict())
+    (tmp_path / "model").mkdir()
+    save_torch_state_dict(weights, tmp_path / "model", max_shard_size=80)
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2
+    run(tmp_path / "model", tmp_path / "whole.pt")
+    assert same(torch.load(tmp_path / "whole.pt", weights_only=True), weights)
+
+
+@pytest.mark.filterwarnings("ignore:.*sparse tensor invariants")
+@pytest.mark.parametrize(
+    ("tensor", "kinds", "says"),
+    [
+        (torch.ones(2, dtype=torch.complex128), ("safetensors", "transformers"), "complex128"),
+        (torch.eye(3).to_sparse(), ("safetensors", "transformers", "dcp"), "sparse_coo"),
+        (torch.empty(3, device="meta"), KINDS, "no numbers"),
+        (torch.zeros(1).expand(1 << 40), ("safetensors", "transformers", "dcp"), "repeats"),
+    ],
+    ids=["complex128", "sparse", "meta", "expanded"],
+)
+def test_a_tensor_that_a_kind_has_no_place_for_is_refused_by_name(
+    tmp_path: Path, tensor: torch.Tensor, kinds: tuple[str, ...], says: str
+) -> None:
+    torch.save({"a": torch.ones(1), "b.odd": tensor}, tmp_path / "odd.pt")
+    for kind in kinds:
+        with pytest.raises(ConvertError, match=rf"b\.odd .*{says}"):
+            run(tmp_path / "odd.pt", tmp_path / "out", asked=kind)
+        assert not (tmp_path / "out").exists()
+
+
 def test_tied_weights_are_written_for_each_of_their_names(tmp_path: Path) -> None:
     shared = torch.arange(6.0).reshape(2, 3)
     torch.save({"a": shared, "b": shared, "turned": shared.t()}, tmp_path / "tied.pt")
@@ -129,6 +166,8 @@ class Bomb:
 def test_a_program_in_a_file_is_never_run(tmp_path: Path) -> None:
     mark = tmp_path / "was-run"
     torch.save({"w": torch.ones(1), "x": Bomb(mark)}, tmp_path / "bad.pt")
+    with pytest.raises(ConvertError, match=r"it names .*mkdir"):
+        run(tmp_path / "bad.pt", tmp_path / "out.pt")
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(Bomb(mark)))
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared/.metadata").write_bytes(pickle.dumps(Bomb(mark)))
@@ -139,12 +178,30 @@ def test_a_program_in_a_file_is_never_run(tmp_path: Path) -> None:
     assert not (tmp_path / "out.pt").exists()
 
 
+def packed(path: Path) -> None:
+    """Write a file that is 1000 times as large once it is unpacked."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data.pkl", bytes(1 << 20))
+
+
+def cut(path: Path, kind: str) -> None:
+    """Write weights of a kind, and cut each of the files in the middle."""
+    convert.write(path, kind, {"w": torch.ones(100)})
+    for file in [path] if path.is_file() else path.iterdir():
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda _: None, "does not exist"),
         (lambda p: p.mkdir(), "holds no weights that are known"),
         (lambda p: p.write_text("x"), "cannot be read as tensors alone"),
+        (os.mkfifo, "neither a file nor a folder"),
+        (packed, "is compressed"),
+        (lambda p: cut(p, "state-dict"), "source cannot be read as tensors alone"),
+        (lambda p: cut(p, "transformers"), "not a safetensors file"),
+        (lambda p: cut(p, "dcp"), "source cannot be read: "),
         (lambda p: torch.save([1, 2], p), "holds a list"),
         (lambda p: torch.save({"epoch": 1, "net": {}}, p), "holds epoch, net"),
         (lambda p: (p.mkdir(), (p / "model.safetensors").write_text("x")), "not a safetensors"),
@@ -152,6 +209,15 @@ def test_a_program_in_a_file_is_never_run(tmp_path: Path) -> None:
         (
             lambda p: (p.mkdir(), (p / convert.INDEX).write_text('{"weight_map": {"a": "../b"}}')),
             "outside of it",
+        ),
+        (lambda p: (p.mkdir(), (p / convert.INDEX).write_text("[" * 9999)), "is not an index"),
+        (
+            lambda p: (p.mkdir(), (p / convert.INDEX).write_text('{"weight_map": {"a": "b"}}')),
+            "lacks 'b'",
+        ),
+        (
+            lambda p: (p.mkdir(), (p / convert.INDEX).write_text('{"weight_map": {}}')),
+            "holds no tensor",
         ),
         (
             lambda p: (
@@ -165,13 +231,14 @@ def test_a_program_in_a_file_is_never_run(tmp_path: Path) -> None:
     ],
 )
 def test_a_source_that_is_no_weights_is_refused_by_name(
-    tmp_path: Path, make: Any, says: str
+    tmp_path: Path, make: Any, says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "source"
     make(source)
     with pytest.raises(PacelineError, match=says) as raised:
         run(source, tmp_path / "out.pt")
     assert raised.value.hint
+    assert capfd.readouterr() == ("", ""), "torch logs a traceback"
     assert not (tmp_path / "out.pt").exists()
 
 

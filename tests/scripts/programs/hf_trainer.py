@@ -17,6 +17,9 @@ from transformers import (
     TrainingArguments,
 )
 
+LONGEST = 8
+"""Length of the longest sentence, in words."""
+
 
 class Config(PretrainedConfig):
     model_type = "tiny"
@@ -43,7 +46,7 @@ class Sentences(Dataset):
 
     def __init__(self, size, seed):
         generator = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(3, 9, (size,), generator=generator).tolist()
+        lengths = torch.randint(3, LONGEST + 1, (size,), generator=generator).tolist()
         self.words = [torch.randint(0, 32, (n,), generator=generator) for n in lengths]
 
     def __len__(self):
@@ -65,13 +68,21 @@ class Stream(IterableDataset):
 
 
 def collate(samples):
-    longest = max(len(sample["input_ids"]) for sample in samples)
-    padded = {"input_ids": 0, "labels": -100}
+    return padded(samples, max(len(sample["input_ids"]) for sample in samples))
+
+
+def collate_stream(samples):
+    """Pad to one length: rank 0 reads a stream for all ranks, and joins their batches."""
+    return padded(samples, LONGEST)
+
+
+def padded(samples, longest):
+    fillers = {"input_ids": 0, "labels": -100}
     return {
         name: torch.stack(
             [nn.functional.pad(s[name], (0, longest - len(s[name])), value=fill) for s in samples]
         )
-        for name, fill in padded.items()
+        for name, fill in fillers.items()
     }
 
 
@@ -132,7 +143,7 @@ def main():
         ),
         train_dataset=Stream(training) if args.stream else training,
         eval_dataset=Sentences(11, 2),
-        data_collator=collate,
+        data_collator=collate_stream if args.stream else collate,
         compute_metrics=accuracy,
         optimizers=optimizers,
         callbacks=[EarlyStoppingCallback(args.patience)] if args.patience else [],

@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import pickle
 import shutil
 import sys
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +30,8 @@ import torch
 from paceline_api.bounded import TooLargeError, read_file
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, PacelineError, printable
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
+from torch.distributed.checkpoint.api import CheckpointException
 
 from paceline.worker.checkpoint import format as disk
 
@@ -36,6 +40,8 @@ INDEX: Final = "model.safetensors.index.json"
 DCP_METADATA: Final = ".metadata"
 INDEX_BYTES_MAX: Final = 64 << 20
 """Upper bound on the size of an index of parts, in bytes."""
+EXPANDED_BYTES_MAX: Final = 1 << 30
+"""Upper bound on what all tensors together take more when expanded ones are written in full."""
 DCP_KEY: Final = "model"
 """Key of the weights in a folder of torch.distributed.checkpoint: `dcp.load({"model": ...})`."""
 WRAPPERS: Final = ("model", "state_dict", "model_state_dict")
@@ -79,10 +85,11 @@ def read(source: Path, *, trust_pickle: bool) -> tuple[str, Weights]:
     if source.is_dir():
         return _read_folder(source, trust_pickle=trust_pickle)
     if not source.is_file():
-        raise ConvertError(f"{source} does not exist", hint="name a file or a folder of weights")
+        what = "is neither a file nor a folder" if source.exists() else "does not exist"
+        raise ConvertError(f"{source} {what}", hint="name a file or a folder of weights")
     if source.suffix == ".safetensors":
         return "safetensors", _tensors(source)
-    return "state-dict", _state_dict(source)
+    return "state-dict", _state_dict(source, source)
 
 
 def _read_folder(source: Path, *, trust_pickle: bool) -> tuple[str, Weights]:
@@ -135,28 +142,46 @@ def _parts(folder: Path) -> Weights:
     try:
         where = json.loads(read_file(folder / INDEX, INDEX_BYTES_MAX))["weight_map"]
         names = {name: str(part) for name, part in where.items()}
-    except (OSError, TooLargeError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (
+        *(OSError, TooLargeError, ValueError, KeyError, AttributeError, TypeError),
+        RecursionError,  # brackets in brackets, as deep as the file is long
+    ) as error:
         raise ConvertError(f"{folder / INDEX} is not an index: {error!r}", hint=hint) from None
     found: Weights = {}
     for part in sorted(set(names.values())):
-        if Path(part).name != part:
+        if Path(part).name != part or part == "..":
             raise ConvertError(f"{folder / INDEX} names {part!r}, outside of it", hint=hint)
+        if not (folder / part).is_file():
+            raise ConvertError(f"{folder} lacks {part!r}, which {INDEX} names", hint=hint)
         found |= _tensors(folder / part)
     if lacking := sorted(names.keys() - found.keys()):
         raise ConvertError(f"the parts in {folder} lack {lacking[0]}", hint=hint)
     return {name: found[name] for name in names}
 
 
-def _state_dict(path: Path) -> Weights:
+def _state_dict(path: Path, source: Path) -> Weights:
+    """Read a file of torch.save.
+
+    Args:
+        path: The file.
+        source: What the user has named, for errors.
+
+    Returns:
+        Tensors on the host by name.
+
+    Raises:
+        ConvertError: The file is damaged, or holds something else.
+    """
+    hint = "save model.state_dict() with torch.save, without objects of your own"
+    if any(part.file_size > part.compress_size for part in _members(path)):
+        # A few bytes may unpack to more than there is memory for.
+        raise ConvertError(f"{source} is compressed, which torch.save never does", hint=hint)
     try:
         # Never as a program: whoever wrote the file could have this process run it.
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no common class for damaged files
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConvertError(
-            f"{path} cannot be read as tensors alone: {first}",
-            hint="save model.state_dict() with torch.save, without objects of your own",
-        ) from None
+        why = _foreign(path) or _first_sentence(error)
+        raise ConvertError(f"{source} cannot be read as tensors alone: {why}", hint=hint) from None
     if (flat := _flat(found)) is not None:
         return flat
     if isinstance(found, Mapping):
@@ -165,12 +190,38 @@ def _state_dict(path: Path) -> Weights:
                 return flat
         keys = ", ".join(map(str, list(found)[:8]))
         raise ConvertError(
-            f"{path} holds {keys}, and none of {', '.join(WRAPPERS)} is a state_dict",
+            f"{source} holds {keys}, and none of {', '.join(WRAPPERS)} is a state_dict",
             hint="save the weights under one of these keys, or alone",
         )
     raise ConvertError(
-        f"{path} holds a {type(found).__name__}", hint="save model.state_dict() with torch.save"
+        f"{source} holds a {type(found).__name__}", hint="save model.state_dict() with torch.save"
     )
+
+
+def _members(path: Path) -> list[zipfile.ZipInfo]:
+    """Return the files in a zip file, as torch.save writes one; [] for any other file."""
+    try:
+        with zipfile.ZipFile(path) as packed:
+            return packed.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return []
+
+
+def _foreign(path: Path) -> str:
+    """Return which classes and functions a file of torch.save names beside tensors, or ""."""
+    try:
+        found = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # the file is damaged, or of another kind
+        return ""
+    return f"it names {', '.join(sorted(found)[:4])}" if found else ""
+
+
+def _first_sentence(error: BaseException) -> str:
+    """Return what is wrong, without advice to run what is in a file as a program."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "it is damaged, or of another kind"
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0].split(". ")[0]
 
 
 def _flat(found: object) -> Weights | None:
@@ -196,12 +247,18 @@ def _dcp(folder: Path, *, trust_pickle: bool) -> Weights:
         try:
             with alone():
                 dcp_to_torch_save(folder, flat)
-        except Exception as error:  # torch has no common class for them
+        except (Exception, CheckpointException) as error:  # torch has no common class for them
             raise ConvertError(
-                f"{folder} cannot be read: {type(error).__name__}: {error}",
-                hint="see that the folder is whole",
+                f"{folder} cannot be read: {_cause(error)}", hint="see that the folder is whole"
             ) from None
-        return _state_dict(flat)
+        return _state_dict(flat, folder)
+
+
+def _cause(error: BaseException) -> str:
+    """Return why torch.distributed.checkpoint failed on this, its only rank."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    return f"{type(error).__name__}: {_first_sentence(error)}"
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -213,13 +270,62 @@ def write(target: Path, kind: str, weights: Weights) -> None:
     Args:
         target: File or folder, which does not exist.
         kind: One of KINDS.
-        weights: Tensors on the host by name.
+        weights: Tensors on the host by name. A ConvertError says if the kind has no place for one.
     """
+    _check(weights, kind)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as scratch:
         draft = Path(scratch) / "weights"
         _WRITERS[kind](draft, weights)
         draft.replace(target)
+
+
+def _check(weights: Weights, kind: str) -> None:
+    """Refuse tensors that a kind of file has no place for, each by its name.
+
+    Args:
+        weights: Tensors by name.
+        kind: One of KINDS.
+
+    Raises:
+        ConvertError: There is such a tensor.
+    """
+    known: dict[torch.dtype, bool] = {}
+    expanded = 0
+    for name, tensor in weights.items():
+        if tensor.is_meta:
+            raise ConvertError(
+                f"{name} is on the device meta and has no numbers",
+                hint="save the weights after they were loaded",
+            )
+        if kind == "state-dict":
+            continue
+        if tensor.layout is not torch.strided:
+            raise ConvertError(
+                f"{name} is {tensor.layout}, and kind {kind} has dense tensors only",
+                hint="convert to state-dict, or save tensor.to_dense()",
+            )
+        expanded += max(0, tensor.nbytes - tensor.untyped_storage().nbytes())
+        if expanded > EXPANDED_BYTES_MAX:
+            raise ConvertError(
+                f"{name} of shape {tuple(tensor.shape)} repeats a few numbers, which kind {kind} "
+                "would write each time",
+                hint="convert to state-dict, or save it without expand()",
+            )
+        if kind != "dcp" and not known.setdefault(tensor.dtype, _has_place(tensor.dtype)):
+            raise ConvertError(
+                f"{name} is {tensor.dtype}, which safetensors does not know",
+                hint="convert to state-dict or dcp, or save it as another type",
+            )
+
+
+def _has_place(dtype: torch.dtype) -> bool:
+    """Return True if the format of safetensors has a type of numbers."""
+    try:
+        save({"x": torch.empty(0, dtype=dtype)})
+    except Exception:  # of which kind depends on the type
+        return False
+    return True
 
 
 def _write_safetensors(draft: Path, weights: Weights) -> None:
@@ -248,18 +354,26 @@ def _write_transformers(draft: Path, weights: Weights) -> None:
 
 
 def _write_dcp(draft: Path, weights: Weights) -> None:
-    from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.checkpoint.state_dict_saver import save as save_folder
 
     with alone():
-        save({DCP_KEY: weights}, checkpoint_id=draft, no_dist=True)
+        save_folder({DCP_KEY: weights}, checkpoint_id=draft, no_dist=True)
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Use torch.distributed.checkpoint in one process, without its warning that it is one."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
-        yield
+    """Use torch.distributed.checkpoint in one process, without its warning that it is one.
+
+    It logs errors with their traceback before it raises them, so logs are off meanwhile.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
+            yield
+    finally:
+        logging.disable(before)
 
 
 _WRITERS: Final[Mapping[str, Callable[[Path, Weights], None]]] = {
@@ -321,6 +435,8 @@ def convert(
             hint="write to another place",
         )
     read_kind, weights = read(source, trust_pickle=trust_pickle)
+    if not weights:
+        raise ConvertError(f"{source} holds no tensor", hint="see that it is whole")
     if exists:
         aside = target.with_name(f".replaced-{target.name}")
         target.replace(aside)

@@ -57,6 +57,8 @@ class ScriptWorld(World):
     stray: int = 0
     """Slot whose script calls `barrier` where the others call `all_reduce` the third
     backward(); 0 for none."""
+    outside: int = 0
+    """Slot whose script goes through no loader, since slot 0 reads for it; 0 for none."""
 
     @property
     def plan(self) -> DataPlan:
@@ -173,6 +175,10 @@ class ScriptRank(SimRank):
                     stray = world.stray > 0 and self.me.slot == world.stray
                     yield from self.operation("barrier" if stray else "all_reduce", samples=0)
                 yield from self.forward(world, opens=True, trains=False)
+                continue
+            if world.outside and self.me.slot == world.outside:
+                for _ in range(length):
+                    yield from self.backward(world, 0, opens=True)
                 continue
             act = self.path.begin_pass()
             while act is SpotAction.ASK:

@@ -175,6 +175,18 @@ def test_ranks_in_different_calls_fail_the_job_with_both_lines(tree_above: int) 
         assert text in ended.message
 
 
+def test_a_rank_that_goes_through_no_loader_fails_the_job_and_is_named() -> None:
+    """The ranks make the same calls, so only their passes over the loader tell them apart."""
+    sim = run_script(ScriptWorld(replicas=3, program=(0, 4), outside=1), 0, [])
+    assert sim.outcomes == {"CallsDiffer"}
+    ended = next(c.outcome for c in sim.all_coordinators if c.outcome is not None)
+    for text in (
+        *("rank 1.0#0", "in pass 1 over its data loader", "in no pass over its data loader"),
+        *("go through their data loaders alike", "dispatch_batches", "train.py:1"),
+    ):
+        assert text in ended.message
+
+
 def test_the_first_generation_waits_for_all_ranks() -> None:
     """Ranks know the number of slots before they start, and divide their data by it (S1)."""
     sim = run_script(ScriptWorld(replicas=3, procs=2), 3, [Fault(30, Kind.KILL, 100, 4)])

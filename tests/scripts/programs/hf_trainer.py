@@ -17,9 +17,6 @@ from transformers import (
     TrainingArguments,
 )
 
-LONGEST = 8
-"""Length of the longest sentence, in words."""
-
 
 class Config(PretrainedConfig):
     model_type = "tiny"
@@ -46,7 +43,7 @@ class Sentences(Dataset):
 
     def __init__(self, size, seed):
         generator = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(3, LONGEST + 1, (size,), generator=generator).tolist()
+        lengths = torch.randint(3, 9, (size,), generator=generator).tolist()
         self.words = [torch.randint(0, 32, (n,), generator=generator) for n in lengths]
 
     def __len__(self):
@@ -68,21 +65,13 @@ class Stream(IterableDataset):
 
 
 def collate(samples):
-    return padded(samples, max(len(sample["input_ids"]) for sample in samples))
-
-
-def collate_stream(samples):
-    """Pad to one length: rank 0 reads a stream for all ranks, and joins their batches."""
-    return padded(samples, LONGEST)
-
-
-def padded(samples, longest):
-    fillers = {"input_ids": 0, "labels": -100}
+    longest = max(len(sample["input_ids"]) for sample in samples)
+    padded = {"input_ids": 0, "labels": -100}
     return {
         name: torch.stack(
             [nn.functional.pad(s[name], (0, longest - len(s[name])), value=fill) for s in samples]
         )
-        for name, fill in fillers.items()
+        for name, fill in padded.items()
     }
 
 
@@ -140,10 +129,12 @@ def main():
             use_cpu=True,
             report_to=[],
             disable_tqdm=True,
+            # Else rank 0 reads a stream for all ranks, and the others go through no loader.
+            accelerator_config={"dispatch_batches": False},
         ),
         train_dataset=Stream(training) if args.stream else training,
         eval_dataset=Sentences(11, 2),
-        data_collator=collate_stream if args.stream else collate,
+        data_collator=collate,
         compute_metrics=accuracy,
         optimizers=optimizers,
         callbacks=[EarlyStoppingCallback(args.patience)] if args.patience else [],

@@ -228,13 +228,28 @@ def consider_start(rank: RankState) -> None:
 
 def _fail_for_different_calls(rank: RankState, one: Share, other: Share) -> None:
     """End the job, because two ranks wait in different operations of their scripts (S3)."""
-    if rank.fatal is None:
-        rank.fail(
-            "CallsDiffer",
-            f"rank {one.member} is in {one.operation} at {one.where}, and rank {other.member} in "
-            f"{other.operation} at {other.where}: all ranks must make the same calls in the same "
-            "order",
+    if rank.fatal is not None or one.operation is None or other.operation is None:
+        return
+    spots, rule = ("", ""), "make the same calls in the same order"
+    if str(one.operation) == str(other.operation) and one.operation.place != other.operation.place:
+        # Without their passes, the two calls would look the same.
+        spots = _pass_of(one.operation), _pass_of(other.operation)
+        rule = (
+            "go through their data loaders alike. A library that reads on one rank for all of them "
+            "(accelerate's dispatch_batches, the default for an IterableDataset) has to read on "
+            "each rank"
         )
+    rank.fail(
+        "CallsDiffer",
+        f"rank {one.member} is in {one.operation} at {one.where}{spots[0]}, and rank "
+        f"{other.member} in {other.operation} at {other.where}{spots[1]}: all ranks must {rule}",
+    )
+
+
+def _pass_of(operation: Operation) -> str:
+    if operation.place % 2:
+        return f" in pass {operation.place // 2 + 1} over its data loader"
+    return " in no pass over its data loader"
 
 
 def _fail_for_uneven_passes(

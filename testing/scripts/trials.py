@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Final
 from testing.scripts.compare import HASH
 from testing.scripts.job import JobResult, run_paceline
 from testing.scripts.table import Late, Row, rows
+from testing.temporary import temporary_folder
 
 KINDS: Final = ("killed", "late")
 LATE_RANKS: Final = 4
@@ -109,8 +109,8 @@ def main(words: Sequence[str]) -> int:
         return 2
     failed = 0
     for name in names:
-        with tempfile.TemporaryDirectory(prefix="paceline-trial-") as folder:
-            out = Path(folder) / "job"
+        with temporary_folder() as folder:
+            out = folder / "job"
             try:
                 if kind == "late":
                     books = try_late(by_name[name], out)

@@ -137,7 +137,7 @@ def run_pytest(folder: Path, *words: str, **env: str) -> subprocess.CompletedPro
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=120,
+        timeout=280,
     )
 
 

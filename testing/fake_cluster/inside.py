@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -131,6 +132,9 @@ class Inside(Cluster):
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
         self._cleared.close()
+        # Tasks of kopf whose error nobody has read are reported once they are collected. The report
+        # parses source; inside another `ast.parse` that raises SystemError (python/cpython#106905).
+        gc.collect()
 
     # ---- the operator ---------------------------------------------------------------------------
 

@@ -35,6 +35,9 @@ class Books:
     late: int
     """Those of the applied ones that came one step late."""
     dropped: int
+    """Those that a rank has taken and that are not applied."""
+    absent: int
+    """Those that no rank has taken, since the slot had none (S14)."""
 
     @classmethod
     def of(cls, job: JobResult) -> Books:
@@ -44,8 +47,10 @@ class Books:
         assert found is not None, job.story
         assert dropped is not None, job.story
         applied, late = (int(x.replace(",", "")) for x in found.groups())
-        given_up = re.findall(r"\d+(?:,\d{3})*", dropped.group(1))
-        return cls(applied, late, sum(int(x.replace(",", "")) for x in given_up))
+        causes = re.findall(r"(\w+) (\d+(?:,\d{3})*)", dropped.group(1))
+        given_up = {cause: int(count.replace(",", "")) for cause, count in causes}
+        absent = given_up.pop("absent", 0)
+        return cls(applied, late, sum(given_up.values()), absent)
 
 
 def try_kill(row: Row, out: Path) -> None:

@@ -36,12 +36,6 @@ def sums(job: JobResult, ranks: int) -> list[list[str]]:
     return [(job.last.out / f"steps.{rank}").read_text().splitlines() for rank in range(ranks)]
 
 
-def absent(job: JobResult) -> int:
-    """Return the samples that the report counts as dropped while their slot had no rank (S14)."""
-    found = re.search(r"samples dropped .*\babsent ([\d,]+)", job.report)
-    return int(found.group(1).replace(",", "")) if found else 0
-
-
 def weights_of_samples(job: JobResult, rank: int) -> list[float]:
     """Return the weight with which each sample was applied, in its order; 0 if it was not."""
     counts = torch.load(job.last.out / f"counts.{rank}.pt", weights_only=True)
@@ -87,13 +81,12 @@ def test_a_killed_rank_is_replaced_while_others_are_late(
     assert len(first) == 8 * SAMPLES // (3 * BATCH)
     assert replaced[-1] == first[-1], job.story
     books = Books.of(job)
-    applied, dropped = books.applied, books.dropped
     for rank in range(3):
         weights = weights_of_samples(job, rank)
-        assert sum(weight > 0 for weight in weights) == applied
+        assert sum(weight > 0 for weight in weights) == books.applied
         assert all(min(abs(x - w) for w in (0, 1 / 2, 1 / 3)) < 1e-12 for x in weights), weights
-    assert dropped - absent(job) <= 3 * BATCH, "at most one gradient of each late rank"
-    lost = 8 * SAMPLES - applied - dropped
+    assert books.dropped <= 3 * BATCH, "at most one gradient of each late rank"
+    lost = 8 * SAMPLES - books.applied - books.dropped - books.absent
     assert 0 <= lost <= BATCH, "what the killed rank had late is lost, and in no book"
 
 

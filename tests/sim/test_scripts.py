@@ -40,6 +40,8 @@ def worlds(draw: st.DrawFn) -> ScriptWorld:
         program=tuple(program),
         calls_in_pass=draw(st.sampled_from([0, 0, 1, 2])),
         evaluates=draw(st.sampled_from([0, 0, 1, 2, 3])),
+        backwards=draw(st.sampled_from([1, 1, 2, 3])),
+        kinds=draw(st.booleans()),
         uneven=draw(st.booleans()),
         segments=draw(st.sampled_from([1, 1, 2, 4])),
         call_in_backward=draw(st.sampled_from([False, False, True])),

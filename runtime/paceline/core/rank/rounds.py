@@ -228,12 +228,13 @@ def consider_start(rank: RankState) -> None:
 
 def _fail_for_different_calls(rank: RankState, one: Share, other: Share) -> None:
     """End the job, because two ranks wait in different operations of their scripts (S3)."""
-    if rank.fatal is not None or one.operation is None or other.operation is None:
+    if rank.fatal is not None:
         return
+    mine, its = one.operation, other.operation
     spots, rule = ("", ""), "make the same calls in the same order"
-    if str(one.operation) == str(other.operation) and one.operation.place != other.operation.place:
+    if mine is not None and its is not None and str(mine) == str(its) and mine.place != its.place:
         # Without their passes, the two calls would look the same.
-        spots = _pass_of(one.operation), _pass_of(other.operation)
+        spots = _pass_of(mine), _pass_of(its)
         rule = (
             "go through their data loaders alike. A library that reads on one rank for all of them "
             "(accelerate's dispatch_batches, the default for an IterableDataset) has to read on "
@@ -241,8 +242,8 @@ def _fail_for_different_calls(rank: RankState, one: Share, other: Share) -> None
         )
     rank.fail(
         "CallsDiffer",
-        f"rank {one.member} is in {one.operation} at {one.where}{spots[0]}, and rank "
-        f"{other.member} in {other.operation} at {other.where}{spots[1]}: all ranks must {rule}",
+        f"rank {one.member} is in {mine} at {one.where}{spots[0]}, and rank "
+        f"{other.member} in {its} at {other.where}{spots[1]}: all ranks must {rule}",
     )
 
 

@@ -21,11 +21,13 @@ right to mount, packages with which a script of the table is tried.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import json
 import os
 import signal
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator
 from functools import cache
@@ -138,11 +140,48 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: stage_of(item.path) not in KUBERNETES)
 
 
+class Imported:
+    """Keep the collector of garbage from visiting what lasts until the end, test after test.
+
+    A worker holds a million such objects: the tests, and the modules that they have imported.
+    """
+
+    MODULES = 150
+    """Modules imported since the last time from which on it is worth the time."""
+
+    def __init__(self) -> None:
+        self._modules = 0
+
+    def keep(self) -> None:
+        """Take all present objects out of the collector's sight."""
+        gc.collect()
+        gc.freeze()
+        self._modules = len(sys.modules)
+
+    def look(self) -> None:
+        """Do so if many modules were imported."""
+        if len(sys.modules) - self._modules >= self.MODULES:
+            self.keep()
+
+
+IMPORTED = Imported()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Keep the collector of garbage from visiting what the collection has made, test after test."""
-    gc.collect()
-    gc.freeze()
+    IMPORTED.keep()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish() -> None:
+    IMPORTED.look()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """Collect once; pytest itself does it twice again, and need not visit the same objects."""
+    IMPORTED.keep()
+    atexit.register(gc.unfreeze)  # some libraries report what is left at the interpreter's end
 
 
 @cache

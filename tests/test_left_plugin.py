@@ -15,6 +15,7 @@ import pytest
 
 from testing.left_plugin import ENV_RUN, LeftOvers
 from testing.temporary import PREFIX, sweep
+from tests.layers import exhaustive
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,6 +54,7 @@ def test_a_process_that_is_left_is_found_even_without_its_parent(
     assert look.look() == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.processes
 def test_the_next_run_removes_the_folder_of_a_killed_run(tmp_path: Path) -> None:
     """Files of a Paceline run inside that folder are removed too."""
@@ -75,7 +77,7 @@ def test_the_next_run_removes_the_folder_of_a_killed_run(tmp_path: Path) -> None
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("ends", "closed"), [("assert False", "begun"), ("pass", "")])
+@pytest.mark.parametrize(("ends", "closed"), [("assert False", "begun"), exhaustive("pass", "")])
 def test_processes_started_by_a_failed_test_are_closed(
     tmp_path: Path, ends: str, closed: str
 ) -> None:
@@ -98,6 +100,7 @@ def test_processes_started_by_a_failed_test_are_closed(
     assert (told.read_text() if told.exists() else "") == closed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.processes
 def test_a_test_that_starts_mpi_in_the_process_of_pytest_fails(tmp_path: Path) -> None:
     """The next tests of the process would find MPI started in another way than Paceline's."""

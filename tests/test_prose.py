@@ -23,6 +23,7 @@ def everything() -> list[sample_prose.Prose]:
     return [text for path in sample_prose.sources() for text in sample_prose.without_comments(path)]
 
 
+@pytest.mark.long
 def test_no_docstring_begins_as_a_fragment(everything: list[sample_prose.Prose]) -> None:
     wrong = [
         f"{text.path}:{text.line}: {text.text.splitlines()[0]}"

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/architecture.md"
 OUTSIDE = ("tests", "testing", "build", "dist", "runs", "site")
@@ -75,6 +77,7 @@ def sources() -> Iterator[Path]:
             yield from folder.rglob("*.py")
 
 
+@pytest.mark.long
 def test_the_table_of_sizes_agrees_with_the_files() -> None:
     sums = {room.name: Lines() for room in rooms()}
     for path in sources():

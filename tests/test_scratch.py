@@ -208,6 +208,7 @@ def test_a_tmpdir_that_does_not_exist_is_reported_with_a_hint(
     assert "TMPDIR" in error.value.hint  # type: ignore[attr-defined]
 
 
+@pytest.mark.exhaustive
 def test_concurrent_removals_of_one_folder_do_not_fail(
     tmp_path: Path,
 ) -> None:

@@ -2,9 +2,9 @@
 
 There are two tables. `MATRIX` has single faults, in every mode and number of ranks. `TOGETHER` has
 faults that coincide with others, in fewer modes and sizes. `covering` chooses rows in which each
-pair of values of two factors occurs, but for faults and modes, whose pairs the simulation covers
-(tests/sim). `soak_history` visits all cells of both tables before it draws
-any of them again.
+pair of values of two factors occurs, but for those of a fault with a mode or a number of ranks,
+which the simulation covers (tests/sim). `soak_history` visits all cells of both tables before it
+draws any of them again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def _kill_in_a_change(draw: random.Random, ranks: int) -> dict[str, Any]:
 
 def _inside(draw: random.Random, ranks: int, what: str) -> dict[str, Any]:
     """Let something happen between two segments of a rank's gradient, some steps in."""
-    inside = {str(draw.randrange(ranks)): (what, draw.randrange(3, 40), draw.randrange(PIECES))}
+    step = draw.randrange(3, 26)  # a straggler makes fewer steps than there are rounds
+    inside = {str(draw.randrange(ranks)): (what, step, draw.randrange(PIECES))}
     return {"steps": (), "inside": inside, "pieces": PIECES}
 
 
@@ -233,9 +234,14 @@ TOGETHER: Factors = (
     *(tuple(MEETING), (2, 3, 5), ("Full", "Quorum", "Solo")),
     *(CHANNELS, PACINGS, SPEEDS),
 )
-FAULT, MODE = 0, 2
-"""Positions of the factors whose pairs need no history of real processes: what a rank decides under
-a fault depends on the mode, and the simulation runs the same decisions."""
+FAULT, RANK_COUNT, MODE = range(3)
+"""Positions of factors."""
+SIMULATED = ((FAULT, MODE), (FAULT, RANK_COUNT))
+"""Factors whose pairs need no history of real processes: what a rank decides under a fault depends
+on the mode and on who else is there, and the simulation runs the same decisions."""
+COSTLY_RANKS = 8
+"""Number of ranks that a row has only if it adds a pair: such a history takes four times the CPU
+time of one of three ranks."""
 CELL = 4
 """Number of leading factors that make a cell of the full matrix; the others are drawn."""
 
@@ -267,24 +273,24 @@ def pairs(row: Row) -> set[tuple[int, Any, int, Any]]:
 def covering(factors: Sequence[Sequence[Any]], seed: int) -> list[Row]:
     """Return rows that contain each pair of values of two factors: greedy, the same for a seed.
 
-    Pairs of a fault and a mode are not sought.
+    Pairs of the factors in SIMULATED are not sought.
     """
     draw = random.Random(seed)
     missing = {
         (i, a, j, b)
         for i, j in combinations(range(len(factors)), 2)
-        if (i, j) != (FAULT, MODE)
+        if (i, j) not in SIMULATED
         for a, b in product(factors[i], factors[j])
     }
     rows: list[Row] = []
     while missing:
         i, a, j, b = min(missing, key=repr)
         best: Row = ()
-        gained = -1
+        gained = (-1, False)
         for _ in range(40):
             row = [draw.choice(values) for values in factors]
             row[i], row[j] = a, b
-            gain = len(pairs(tuple(row)) & missing)
+            gain = len(pairs(tuple(row)) & missing), row[RANK_COUNT] != COSTLY_RANKS
             if gain > gained:
                 best, gained = tuple(row), gain
         missing -= pairs(best)

@@ -74,7 +74,7 @@ class History:
     batch: int = 2
     accumulate: int = 1
     epochs: int = 2
-    rounds: int = 60
+    rounds: int = 40
     """Rounds of an epoch if every rank took part in each."""
     step_ms: float = 15.0
     freeze_ms: int = 15_000

@@ -178,7 +178,7 @@ def pause(draw: random.Random, epoch: int, step: int) -> None:
     if BRAKE.exists():
         harder = 1.0
         if epoch == CONFIG["epochs"] - 1:  # the job must not end too early
-            harder = 4.0 if step < CONFIG["rounds"] // 2 else 20.0
+            harder = 4.0 if step < CONFIG["rounds"] // 2 else 30.0
         pause_ms = CONFIG["step_ms"] * harder * draw.uniform(0.5, 1.5) + slow
     elif slow:
         pause_ms = slow / 4

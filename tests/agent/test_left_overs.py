@@ -14,6 +14,7 @@ import pytest
 from paceline.scratch import PREFIX
 
 from testing.agent_harness import dead, gone, lives, pod, started, until
+from tests.layers import exhaustive_except
 
 pytestmark = pytest.mark.processes
 
@@ -180,7 +181,7 @@ def shown(out: bytes) -> list[str]:
     return said[1].decode().split()
 
 
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@pytest.mark.parametrize("backend", exhaustive_except(["mpi"], ["gloo", "mpi"]))
 @pytest.mark.parametrize("detached", [False, True])
 def test_shared_memory_of_multiprocessing_is_removed_after_a_rank_is_killed(
     tmp_path: Path, tmpdir: Path, backend: str, *, detached: bool
@@ -210,6 +211,7 @@ def test_shared_memory_of_multiprocessing_is_removed_after_a_rank_is_killed(
     asyncio.run(scenario())
 
 
+@pytest.mark.exhaustive
 def test_files_of_torchs_file_system_sharing_are_removed_after_a_rank_is_killed(
     tmp_path: Path, tmpdir: Path
 ) -> None:

@@ -28,6 +28,7 @@ for step in pl.steps(8):
 """
 
 
+@pytest.mark.exhaustive
 def test_chromium_renders_the_report_page(tmp_path: Path) -> None:
     browser = shutil.which("chromium")
     if browser is None:

@@ -109,6 +109,7 @@ def told(run: Path, rank: int | str, kind: str) -> list[float]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_the_report_measures_how_long_data_is_read_from_a_slow_disk(run: Path) -> None:
     job = analyse(places.local(run).samples("disk").pods)
     for rank in job.ranks:

@@ -73,6 +73,7 @@ def test_a_run_ends_when_its_active_deadline_expires(tmp_path: Path) -> None:
 IGNORABLE = (signal.SIGHUP, signal.SIGINT)
 
 
+@pytest.mark.exhaustive
 def test_processes_of_a_run_keep_ignoring_signals_that_its_parent_ignores(tmp_path: Path) -> None:
     """A closed terminal must not end the runner, the coordinator or an agent."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORABLE}
@@ -145,6 +146,7 @@ def test_the_last_agent_removes_the_temporary_files_of_a_killed_runner(tmp_path:
         assert list(Path(tmpdir).iterdir()) == []
 
 
+@pytest.mark.exhaustive
 def test_the_next_run_removes_the_temporary_files_of_a_killed_run(tmp_path: Path) -> None:
     """Runner and agents are killed, so no process of the run is left to clean up."""
     sleep = "[sleep, '1000']"

@@ -314,7 +314,8 @@ def test_options_given_before_the_script_are_the_scripts_behind_it() -> None:
         assert program._with_own_options_first(words + behind, "train.py", known) == words + behind
 
 
-@pytest.mark.parametrize("size", ["cpu", pytest.param("auto", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("size", ["cpu", "auto"])
 def test_a_size_in_the_words_of_torchrun_is_counted_on_this_machine(size: str) -> None:
     ranks = torch._utils.cpu_count()
     if size == "auto" and torch.accelerator.is_available():
@@ -322,6 +323,7 @@ def test_a_size_in_the_words_of_torchrun_is_counted_on_this_machine(size: str) -
     assert run.replicas_of(size, None, None) == ranks
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_size_by_gpus_is_refused_where_there_is_none(paceline: Call) -> None:
     code, said = paceline("run", "--nproc-per-node", "gpu", "train.py")

@@ -187,6 +187,7 @@ def test_a_killed_runner_is_detected(terminal: Terminal) -> None:
     assert "was killed" in terminal.call("status", "elastic")[1]
 
 
+@pytest.mark.exhaustive
 def test_status_reports_a_stopped_runner_the_transport_and_the_end_of_a_watch(
     terminal: Terminal,
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_job_trains_again_after_its_agent_is_killed(place: Here) -> None:
     assert place.jobs.wait(NAME, Until.TRAINING, timeout_s=LIMIT_S).ready == 2
 
 
+@pytest.mark.exhaustive
 def test_paths_of_a_submitted_job_are_relative_to_its_folder(
     place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,7 @@ def test_kubectl_and_helm_work_with_the_api_server(
         kubectl(api_server.kubeconfig, "get", "configmap", "mine")
 
 
+@pytest.mark.exhaustive
 def test_the_api_server_keeps_its_objects_over_an_outage(
     api_server: ControlPlane, namespace: str
 ) -> None:
@@ -132,6 +133,7 @@ def test_the_api_server_keeps_its_objects_over_an_outage(
         )
 
 
+@pytest.mark.exhaustive
 def test_teardown_leaves_nothing() -> None:
     """No process, file or network device is left that the next run would trip over."""
     with running.control_plane(controllers=None) as plane:

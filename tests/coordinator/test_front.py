@@ -244,6 +244,7 @@ def test_one_address_cannot_exhaust_the_connections() -> None:
     run(go())
 
 
+@pytest.mark.long
 def test_a_client_that_does_not_read_its_answers_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

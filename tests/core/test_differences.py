@@ -64,6 +64,7 @@ commits = st.builds(
 )
 
 
+@pytest.mark.long
 @given(commits, commits)
 def test_the_previous_commit_plus_the_change_gives_the_commit(
     before: Commit, after: Commit

@@ -88,6 +88,7 @@ def wheel(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.exhaustive
 @pytest.mark.processes
 @pytest.mark.timeout(SLOW_S)
 def test_ranks_of_one_pod_install_packages_once(tmp_path: Path) -> None:

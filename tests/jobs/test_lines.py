@@ -92,6 +92,7 @@ def test_a_clock_set_back_does_not_reorder_lines() -> None:
 HOLD_NS = 10
 
 
+@pytest.mark.long
 @given(replicas, st.data())
 def test_the_shuffle_loses_and_swaps_no_lines_of_a_replica(
     times: list[list[int]], data: st.DataObject

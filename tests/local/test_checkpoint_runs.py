@@ -165,6 +165,7 @@ def disk_at(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.exhaustive
 def test_a_full_disk_is_reported_and_training_continues(tmp_path: Path, disk_at: Path) -> None:
     code, said = Job(tmp_path, path=str(disk_at / "saved"), every=50).wait()
     assert code == 0, said

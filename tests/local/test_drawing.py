@@ -13,11 +13,10 @@ from testing.processes.drawing import (
     CELL,
     CELLS,
     CHANNELS,
-    FAULT,
     FAULTS,
     MATRIX,
-    MODE,
     ROUNDING,
+    SIMULATED,
     TOGETHER,
     Factors,
     covering,
@@ -33,7 +32,7 @@ from tests.local.test_histories import HISTORIES
 def test_each_pair_of_factor_values_occurs(factors: Factors) -> None:
     rows = covering(factors, 1)
     for i, j in combinations(range(len(factors)), 2):
-        if (i, j) == (FAULT, MODE):  # the simulation covers these pairs
+        if (i, j) in SIMULATED:
             continue
         seen = {(row[i], row[j]) for row in rows}
         assert seen == set(product(factors[i], factors[j])), (i, j)
@@ -62,6 +61,7 @@ print(repr([*HISTORIES, soak_history(17)]))
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.processes
 def test_a_seed_determines_the_history() -> None:
     """Draw in another process, with another hash seed: several processes share the tests."""

@@ -97,6 +97,7 @@ for step in pl.steps(10**9):
 """
 
 
+@pytest.mark.exhaustive
 def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path: Path) -> None:
     """Send SIGHUP, which is handled like SIGTERM; a second one does not cut the drain short."""
     (tmp_path / "train.py").write_text(ENDLESS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import combinations
+from itertools import combinations, cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, total_leases
 
 from testing.processes.history import ForkServer
-from tests.layers import exhaustive, exhaustive_except
+from tests.layers import exhaustive
 from tests.local import group_script
 
 pytestmark = pytest.mark.processes
@@ -142,11 +142,17 @@ FAULTS: dict[str, tuple[list[list[Any]], dict[str, str]]] = {
 }
 
 
-IN_MAKE_TEST = ("a shard is killed in a reduction",)
+MODES = cycle(("Quorum", "Full"))
+"""The modes of the faults, in turn: one fault in both modes costs as much as two faults."""
 
 
-@pytest.mark.parametrize("mode", exhaustive_except(["Quorum"], ["Full", "Quorum"]))
-@pytest.mark.parametrize("fault", exhaustive_except(IN_MAKE_TEST, FAULTS))
+@pytest.mark.parametrize(
+    ("fault", "mode"),
+    [
+        pytest.param(fault, mode, marks=[pytest.mark.exhaustive] if number else [])
+        for number, (fault, mode) in enumerate(zip(FAULTS, MODES, strict=False))
+    ],
+)
 def test_a_group_fails_and_restarts_as_one(
     fork_server: ForkServer, mode: str, fault: str, tmp_path: Path
 ) -> None:
@@ -189,8 +195,10 @@ TWO: dict[str, tuple[list[list[Any]], dict[str, Any]]] = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("mode", ["Full", "Quorum"])
-@pytest.mark.parametrize(("first", "second"), [*combinations(TWO, 2)])
+@pytest.mark.parametrize(
+    ("first", "second", "mode"),
+    [(*pair, mode) for pair, mode in zip(combinations(TWO, 2), MODES, strict=False)],
+)
 def test_groups_survive_two_faults(
     fork_server: ForkServer, mode: str, first: str, second: str, tmp_path: Path
 ) -> None:
@@ -212,6 +220,7 @@ def test_a_job_whose_groups_all_died_resumes_from_its_checkpoint(
     assert result["log"]["applied"] == 40 * group_script.SAMPLES, result["log"]
 
 
+@pytest.mark.exhaustive
 def test_shards_are_restored_by_another_number_of_groups(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:

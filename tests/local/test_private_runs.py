@@ -74,6 +74,7 @@ def test_only_its_user_can_read_the_files_of_a_run(tmp_path: Path) -> None:
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o644 for path in own)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.processes
 @pytest.mark.usefixtures("usual_umask")
 def test_a_script_keeps_the_umask_of_its_user(tmp_path: Path) -> None:

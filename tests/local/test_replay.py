@@ -92,6 +92,7 @@ def record(folder: Path, *words: str, backend: str = "mpi", dropout: str = "0", 
     return said
 
 
+@pytest.mark.exhaustive
 def test_a_run_ended_by_its_script_is_replayed_to_its_end(tmp_path: Path) -> None:
     """End the run by a count in the script.
 
@@ -268,6 +269,7 @@ def test_an_unsupported_replay_is_refused_before_the_script_starts(tmp_path: Pat
         assert "started" not in said
 
 
+@pytest.mark.exhaustive
 def test_an_error_of_the_script_is_one_line_in_the_replay_output(tmp_path: Path) -> None:
     """Change the environment of the script, or let it fail before it calls `init()`."""
     record(tmp_path, backend="gloo", STOP="40")

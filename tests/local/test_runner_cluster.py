@@ -163,6 +163,7 @@ def test_scaling_up_starts_agents_and_scaling_down_asks_the_coordinator(
     with_cluster(tmp_path, act)
 
 
+@pytest.mark.exhaustive
 def test_many_replicas_are_started_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_many_replicas_are_started_a_few_at_a_time(
     with_cluster(tmp_path, act)
 
 
+@pytest.mark.exhaustive
 def test_an_agent_that_never_comes_up_does_not_block_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +205,7 @@ def test_all_processes_end_with_the_block_even_right_after_the_start(tmp_path: P
     with_cluster(tmp_path, act)
 
 
+@pytest.mark.exhaustive
 def test_processes_of_an_ended_agent_are_not_reported_as_left_over(tmp_path: Path) -> None:
     """End the run while the processes of an agent are being reaped."""
 

@@ -41,6 +41,7 @@ def test_a_job_shrinks_to_its_survivors_and_grows_to_an_allowed_size(tmp_path: P
     assert grown == [3], sizes
 
 
+@pytest.mark.exhaustive
 def test_replicas_that_died_together_rejoin_together(tmp_path: Path) -> None:
     status = finished(
         tmp_path,

@@ -78,6 +78,7 @@ def test_a_job_makes_its_number_of_steps_despite_a_kill_and_a_join(
         assert len(first) <= 4  # a joiner may still be receiving the state at the last step
 
 
+@pytest.mark.exhaustive
 def test_a_loop_without_pl_steps_starts_over_and_is_reported(tmp_path: Path) -> None:
     code, said, _ = run(tmp_path, UNCOUNTED, "Full")
     assert code == 0, said

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from paceline_api.reasons import ConditionType, Reason
 from paceline_operator.core.refusals import RULES
 
@@ -83,6 +84,7 @@ def reasons_in(name: str, argument: int) -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_the_runtime_fails_jobs_only_with_documented_reasons() -> None:
     """They become the reason of Failed; an Event of another one would be JobFailed."""
     found = reasons_in("Broken", 0) | reasons_in("Fatal", 1)

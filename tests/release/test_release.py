@@ -166,6 +166,7 @@ def test_provenance_is_stated_and_signed(made: Path) -> None:
     assert made_from[0]["digest"] == {"gitCommit": release.of_commit("%H")}
 
 
+@pytest.mark.exhaustive
 def test_the_same_commit_gives_the_same_files(made: Path, tmp_path: Path) -> None:
     release.release(tmp_path / "again", None, images=())
     for path in (tmp_path / "again").iterdir():

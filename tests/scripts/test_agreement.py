@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from testing.scripts.job import run_paceline
+from tests.layers import exhaustive
 
 pytestmark = pytest.mark.processes
 
@@ -51,7 +52,7 @@ def line_of(script: str, mark: str) -> int:
 
 @pytest.mark.parametrize(
     ("ends", "other"),
-    [(CALLS_DIFFER, "here"), (UNEVEN, "backward")],
+    [(CALLS_DIFFER, "here"), exhaustive(UNEVEN, "backward")],
     ids=["other calls", "more batches"],
 )
 def test_ranks_that_disagree_fail_the_job_with_both_lines(

@@ -54,6 +54,7 @@ def test_start_and_membership_change_of_a_large_job_stay_within_their_limits() -
     assert took.still_s <= 1
 
 
+@pytest.mark.long
 @bounded(60)
 @given(st.integers(3, 9).flatmap(lambda n: worlds(replicas=n, procs=1)), seeds, faults())
 def test_the_invariants_hold_in_small_jobs_with_heads_under_any_faults(

@@ -29,6 +29,7 @@ def kill_slot_0() -> list[ScriptSimulation]:
     ]
 
 
+@pytest.mark.long
 def test_a_job_is_complete_only_when_the_script_of_slot_0_has_ended_with_the_last_weights() -> None:
     """`ScriptSimulation.check_slot_0` holds, and in some histories slot 0 came after the others."""
     sims = kill_slot_0()

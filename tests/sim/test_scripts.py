@@ -255,6 +255,7 @@ def test_a_call_on_one_rank_beside_segments_of_the_others_fails_the_job() -> Non
         assert not any(record.void for record in history if isinstance(record, Go))
 
 
+@pytest.mark.long
 def test_a_backward_pass_that_is_summed_after_another_operation_began_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_complete_job_stays_complete_under_faults_at_the_end(
     assert sim.outcomes <= {"Complete", *TRUE_VERDICTS}, sim.story()
 
 
+@pytest.mark.long
 @bounded(100)
 @given(
     worlds(),
@@ -286,6 +287,7 @@ def test_a_fatal_error_reported_between_coordinators_ends_the_job_with_its_reaso
     assert sim.outcomes == {"CheckpointUnusable"}
 
 
+@pytest.mark.long
 def test_evaluation_pauses_all_ranks_in_full_mode() -> None:
     """Each rank evaluates after a third of its steps, for a different time.
 
@@ -588,6 +590,7 @@ def test_a_self_fed_job_does_not_end_while_all_ranks_evaluate() -> None:
         assert [r.steps for r in sim.finished] == [12, 12]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", Mode)
 def test_a_self_fed_job_with_a_step_quota_ends_at_that_step_on_all_ranks(mode: Mode) -> None:
     """The end does not depend on the mode or on ranks that die and come back."""

@@ -257,6 +257,7 @@ def test_r32_no_rank_announces_early_in_the_round_after_an_aborted_one(
     assert said_after_void() > 0
 
 
+@pytest.mark.long
 def test_r33_without_a_patience_limit_a_hang_in_backward_breaks_invariants(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

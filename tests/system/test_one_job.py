@@ -98,6 +98,7 @@ def pages(job: tuple[Path, int, str]) -> list[Page]:
     return [Page((job[0] / f"page-{rank}").read_text()) for rank in range(2)]
 
 
+@pytest.mark.exhaustive
 def test_a_coordinator_restarted_after_the_release_learns_that_the_job_is_complete(
     job: tuple[Path, int, str],
 ) -> None:

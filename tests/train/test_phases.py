@@ -6,6 +6,7 @@ import copy
 import io
 
 import paceline as pl
+import pytest
 import torch
 from paceline.core.anatomy.samples import StepPhase
 from paceline.train import context
@@ -39,6 +40,7 @@ def test_loader_and_model_report_the_phases_of_a_step() -> None:
     assert not model._forward_pre_hooks
 
 
+@pytest.mark.long
 def test_the_phase_hooks_do_not_break_the_graph_of_a_compiled_model() -> None:
     session = LoneSession()
     context.install(context.Context(session))

@@ -496,6 +496,7 @@ def test_optimizers_that_need_whole_tensors_are_refused_on_shards(kind: Any, spr
         optimizer.step()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiled_first", [True, False])
 def test_a_compiled_model_trains_like_a_plain_one(compiled_first: bool) -> None:
     """Check that the plain names are kept, so that ranks and checkpoints need not compile alike."""

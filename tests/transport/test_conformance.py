@@ -140,7 +140,7 @@ def linked(crew: Crew) -> list[Rank]:
     return [rank for row in zip_longest(*machines.values()) for rank in row if rank is not None]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", exhaustive_except([1, 3], [1, 2, 3, 5]))
 def test_sums_are_exact(crew: Crew, size: int) -> None:
     members = crew.ranks[:size]
     crew.open(members)
@@ -149,7 +149,7 @@ def test_sums_are_exact(crew: Crew, size: int) -> None:
         check_sum(crew, members, Payload(seed, SMALL, dtype))
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", exhaustive_except([2, 5], [2, 3, 5]))
 def test_all_ranks_get_the_same_bits(crew: Crew, size: int) -> None:
     """Sum arbitrary floats, whose sum depends on the order of additions (R23)."""
     members = crew.ranks[:size]

@@ -64,6 +64,7 @@ def made(backend: str, provider: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.exhaustive
 def test_the_transport_reports_its_provider() -> None:
     done = made("mpi", "tcp;ofi_rxm")
     assert done.returncode == 0, done.stderr

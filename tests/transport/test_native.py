@@ -33,6 +33,7 @@ def test_a_library_is_built_once_and_cached(cache: Path, monkeypatch: pytest.Mon
     assert list(cache.iterdir()) == [built]
 
 
+@pytest.mark.long
 def test_a_changed_source_or_header_is_built_again(cache: Path) -> None:
     load(REDUCE)
     changed, header = cache / "reduce.c", cache / HEADER
@@ -44,6 +45,7 @@ def test_a_changed_source_or_header_is_built_again(cache: Path) -> None:
         assert len(list(cache.glob("*.so"))) == number
 
 
+@pytest.mark.long
 def test_a_library_installed_beside_its_source_is_used(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,6 +251,7 @@ def test_a_refused_mapping_is_an_error_and_auto_continues_without_it(
     assert open_files() == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.long
 def test_a_rank_that_cannot_map_the_others_blocks_nobody_and_leaks_nothing(
     made: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch

@@ -119,6 +119,7 @@ def saver(tmp_path: Path, rank: Rank) -> Iterator[Saver]:
     made.writer.close(ANSWER_S)
 
 
+@pytest.mark.long
 def test_the_shards_of_a_group_form_one_checkpoint(tmp_path: Path) -> None:
     """Let each rank write its own part into one folder, which the first rank publishes (R53)."""
     path, ranks = tmp_path / "saved", [Rank(), Rank()]

@@ -21,6 +21,7 @@ from paceline.worker.peer_sockets import PeerSockets, ReceivedMessage
 from testing.makers import GEN_1, member
 
 
+@pytest.mark.long
 def test_connections_to_all_peers_open_as_many_files_as_are_planned(tmp_path: Path) -> None:
     """Count files in one process, which holds both the outgoing and the incoming connections."""
     # The library opens some files once per process for zero-copy sends; they belong to no peer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.collectives.same_bits import PROBE_BYTES, PROBE_NAMES, differing, vote
@@ -14,6 +15,7 @@ def greatest(ranks: list[list[int]]) -> list[int]:
     return [max(entries) for entries in zip(*map(vote, ranks), strict=True)]
 
 
+@pytest.mark.long
 @given(st.lists(DIGESTS, min_size=1, max_size=5))
 def test_differing_returns_exactly_the_sizes_at_which_a_digest_differs(
     ranks: list[list[int]],

@@ -565,6 +565,7 @@ def test_repeated_complaints_of_the_same_membership_fail_the_job() -> None:
     )
 
 
+@pytest.mark.long
 def test_a_completed_round_resets_the_complaint_count() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
@@ -844,6 +845,7 @@ def pass_s(desk: Desk, at: GenerationId, seconds: int, *, done: bool) -> None:
         desk.post(coord.Tick(), 0)
 
 
+@pytest.mark.long
 def test_a_job_without_rank_0_says_that_it_waits_and_fails_when_nobody_comes() -> None:
     """The other scripts have ended, and nothing is saved: this must not wait for ever (S14)."""
     desk, at = without_rank_0()

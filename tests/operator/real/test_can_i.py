@@ -14,6 +14,7 @@ import pytest
 from testing.cluster.commands import CommandError, helm, kubectl
 from testing.cluster.control_plane import ControlPlane
 from testing.fake_cluster.beside import ROOT, until
+from tests.layers import exhaustive_except
 
 pytestmark = pytest.mark.processes
 
@@ -28,7 +29,7 @@ def elsewhere(plane: ControlPlane) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(params=[True, False], ids=["cluster-wide", "namespaced"])
+@pytest.fixture(params=exhaustive_except([True], [True, False]), ids=["cluster-wide", "namespaced"])
 def wide(plane: ControlPlane, namespace: str, request: pytest.FixtureRequest) -> Iterator[bool]:
     """Install the chart in `namespace`, where the tenant has the role `edit`."""
     words = ["create", "rolebinding", "tenant", "--clusterrole=edit", f"--user={TENANT}"]
@@ -83,6 +84,7 @@ def test_operator_permissions_match_the_golden_file(
     compared(f"operator-{install}-{place}-namespace", found)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("wide")
 def test_worker_permissions_match_the_golden_file(plane: ControlPlane, namespace: str) -> None:
     """A worker's pod has the namespace's default account, and not even its token."""

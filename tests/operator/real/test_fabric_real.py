@@ -195,6 +195,7 @@ def test_a_job_gets_the_profile_that_its_nodes_offer_or_that_it_names(
             plane.api.delete(f"{PROFILES}/mine")
 
 
+@pytest.mark.exhaustive
 def test_a_restricted_namespace_gets_plain_pods_unless_rdma_is_required(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:

@@ -48,6 +48,7 @@ def create(plane: ControlPlane, text: str) -> str:
     return kubectl(plane.kubeconfig, *words, stdin=text)
 
 
+@pytest.mark.exhaustive
 def test_monitors_rules_and_certificates_conform_to_their_definitions(served: ControlPlane) -> None:
     for kind, text in monitors().items():
         assert "created (server dry run)" in create(served, text), kind

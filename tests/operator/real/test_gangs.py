@@ -126,6 +126,7 @@ def minimum(plane: ControlPlane, namespace: str) -> int:
     return int(group["spec"]["minMember"])
 
 
+@pytest.mark.exhaustive
 def test_a_missing_provider_is_reported_and_found_once_installed(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_missing_provider_is_reported_and_found_once_installed(
     assert running.process.poll() is None
 
 
+@pytest.mark.exhaustive
 def test_native_gangs_need_kubernetes_1_37(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:

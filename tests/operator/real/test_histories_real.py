@@ -43,6 +43,9 @@ HISTORIES = int(os.environ.get("PACELINE_HISTORIES", "30"))
 FIRST_SEED = int(os.environ.get("PACELINE_HISTORIES_SEED", "0"))
 STEPS = 12
 CONVERGED_S = 90.0
+DRAIN_GRACE_S = 5
+"""Drain grace of each job. A worker that does not hear of the end, as no pod of a stub does, is
+deleted only after this time and a margin; with the default of 60 s, that is nearly CONVERGED_S."""
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -69,6 +72,7 @@ class History:
             self.name,
             replicas=self.replicas,
             backoffLimit=100,
+            elasticity={"drainGraceSeconds": DRAIN_GRACE_S},
             **extra,
         )
         self.deleted = self.suspended = self.finished = False

@@ -37,6 +37,7 @@ from testing.fake_cluster.beside import (
     until,
 )
 from testing.fake_cluster.stub import Fleet
+from tests.layers import exhaustive_except
 
 pytestmark = pytest.mark.processes
 
@@ -114,7 +115,7 @@ def replaced(release: Release, ready: str = "3/3") -> None:
     until(lambda: job(plane, namespace)["status"]["ready"] == ready, ready)
 
 
-@pytest.mark.parametrize("gangs", [True, False])
+@pytest.mark.parametrize("gangs", exhaustive_except([True], [True, False]))
 def test_rbac_gangs_grants_the_right_to_pod_groups(release: Release, gangs: bool) -> None:
     """Volcano is not installed here; the right to its groups decides the message."""
     plane, namespace = release.plane, release.namespace
@@ -132,7 +133,9 @@ def test_rbac_gangs_grants_the_right_to_pod_groups(release: Release, gangs: bool
     until(lambda: not plane.api.items(path), "none again")
 
 
-@pytest.mark.parametrize("wide", [True, False], ids=["cluster-wide", "namespaced"])
+@pytest.mark.parametrize(
+    "wide", exhaustive_except([True], [True, False]), ids=["cluster-wide", "namespaced"]
+)
 def test_the_rights_of_the_chart_are_sufficient(release: Release, wide: bool) -> None:
     """A job lives its whole life under the service account that the chart makes."""
     plane, namespace = release.plane, release.namespace
@@ -184,6 +187,7 @@ def test_the_chart_grants_no_unintended_rights(release: Release) -> None:
     assert not may("writer", "patch", "trainingjobs.paceline.dev", namespace, "status")
 
 
+@pytest.mark.exhaustive
 def test_uninstalling_and_installing_again_keeps_everything(release: Release) -> None:
     plane, namespace = release.plane, release.namespace
     # The definition exists already, as after `kubectl apply`; helm has to take it over.
@@ -265,6 +269,7 @@ def test_an_upgrade_does_not_touch_a_running_job(release: Release) -> None:
         assert after["status"]["restarts"]["failures"] == 0
 
 
+@pytest.mark.exhaustive
 def test_a_rollback_does_not_touch_a_running_job(release: Release) -> None:
     """Only the operator's chart is rolled back; definitions stay new (docs/upgrade.md)."""
     release.install(EARLIER / f"paceline-{LAST}.tgz")
@@ -322,6 +327,7 @@ def test_secure_metrics_are_served_to_authorized_accounts_only(release: Release)
 # ---- the next version of the API, rehearsed ------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_v1beta1_with_the_same_schema_needs_no_webhook(release: Release) -> None:
     """Version v1beta1 is served, then stored, then the only stored one, and all is reverted.
 

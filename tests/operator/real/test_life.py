@@ -139,6 +139,7 @@ def test_an_exceeded_quota_is_reported_and_retried(
         until(lambda: not holds(job(plane, namespace), "Degraded"), "no longer degraded")
 
 
+@pytest.mark.exhaustive
 def test_an_unreachable_coordinator_is_reported_and_the_job_completes(
     plane: ControlPlane, namespace: str, running: Running, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_expiring_tokens_do_not_disturb_a_job(
         assert token not in operator.log.read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_token_gives_one_error_and_one_hint(
     plane: ControlPlane, operator: Running, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_each_recipe_works_as_documented(
         assert shell.types(END[1])[0] == 0
 
 
+@pytest.mark.exhaustive
 def test_a_failed_job_ends_the_wait_too(
     plane: ControlPlane, namespace: str, running: Running, shell: Shell
 ) -> None:
@@ -110,6 +111,7 @@ OWNED = (
 SHARED = ("/api/v1/namespaces/{}/services", "/api/v1/namespaces/{}/configmaps")
 
 
+@pytest.mark.exhaustive
 def test_owner_references_cover_everything_of_a_job(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:

@@ -165,6 +165,7 @@ def test_one_condition_names_all_that_a_namespace_refuses_and_lacks(
         assert made["create", "pods"] == 0
 
 
+@pytest.mark.exhaustive
 def test_a_missing_secret_is_reported_by_an_operator_that_may_not_read_it(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
@@ -185,6 +186,7 @@ def test_a_missing_secret_is_reported_by_an_operator_that_may_not_read_it(
     assert "absent" not in names
 
 
+@pytest.mark.exhaustive
 def test_a_namespace_that_demands_limits_and_labels_gets_all_pods(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:

@@ -210,6 +210,7 @@ def test_a_job_waits_for_a_runtime_that_is_missing_and_gets_no_pod_before(
         assert worker(plane, namespace, "digits-0-1")["image"] == "base:1"
 
 
+@pytest.mark.exhaustive
 def test_an_override_that_the_runtime_does_not_allow_makes_no_pod_until_it_is_allowed(
     plane: ControlPlane, namespace: str, running: Running, torch: str
 ) -> None:

@@ -54,6 +54,7 @@ class Model(nn.Module):
         return {"loss": self.layer(x).mean()}
 
 
+@pytest.mark.long
 def test_a_trainer_that_joins_makes_the_last_step_of_fewer_batches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_trainer_that_joins_makes_the_last_step_of_fewer_batches(
     assert steps == [ACCUMULATED] * 4
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of Lightning about its own code
 def test_the_counts_of_lightning_go_on_on_a_rank_that_joins(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -101,6 +101,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_goes_on_with_the_same_bits(name: str) -> None:
     donor = Process(1)
@@ -160,6 +161,7 @@ def test_a_grad_scaler_is_part_of_the_state() -> None:
     assert theirs.get_scale() == 4.0
 
 
+@pytest.mark.long
 @pytest.mark.xfail(strict=True, reason="objects are numbered in the order of the collector")
 def test_two_objects_of_one_class_are_not_exchanged_after_a_collection() -> None:
     donor, first = Process(1), scalers(2.0)
@@ -173,6 +175,7 @@ def test_two_objects_of_one_class_are_not_exchanged_after_a_collection() -> None
     assert [scaler.get_scale() for scaler in both] == [2.0, 4.0]
 
 
+@pytest.mark.long
 def test_a_state_that_is_loaded_during_an_evaluation_can_be_trained_further() -> None:
     donor, joiner = Process(1), Process(2)
     ours, theirs = (SGD(p.model.parameters(), lr=0.1, momentum=0.9) for p in (donor, joiner))
@@ -183,6 +186,7 @@ def test_a_state_that_is_loaded_during_an_evaluation_can_be_trained_further() ->
     joiner.train(theirs)
 
 
+@pytest.mark.long
 def test_a_model_sends_its_buffers_next_where_that_of_the_donor_does() -> None:
     """The donor has made its forward pass, without sending, since it took its batch (S5)."""
     donor, joiner = Process(1), Process(2)

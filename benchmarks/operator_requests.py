@@ -61,7 +61,6 @@ class Figures:
     peak_mib: float = 0.0
     replaced_s: list[float] = field(default_factory=list)
     scaled_s: float = 0.0
-    doubled: int = 0
 
 
 def plain(b: Bench, jobs: int, workers: int) -> Figures:

@@ -27,7 +27,7 @@ FOLDERS: Final = (
     *("runtime", "scripts", "testing", "tests"),
 )
 KINDS: Final = ("docstring", "comment", "test name", "error text")
-FRAGMENT: Final = re.compile(r"(Of|By|As|So|So long|Likewise|Whether|Whose|Of whom)\b")
+FRAGMENT: Final = re.compile(r"(Of|By|As|So|So long|Likewise|Whether|Whose|Of whom|Its|Their)\b")
 """How a docstring begins that makes sense only to whoever wrote it."""
 COMMENT_FRAGMENT: Final = re.compile(
     r"^(?!\s*#).*\n\s*# ((?:As|What|So that|Of|By|Whose|Whether|Likewise)\b.*)", re.M | re.I

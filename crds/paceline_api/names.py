@@ -54,7 +54,6 @@ ENV_TOKEN: Final = "PACELINE_TOKEN"
 ENV_OPERATOR_TOKEN: Final = "PACELINE_OPERATOR_TOKEN"
 """Token of the operator, given to the coordinator's process only, so that no rank can act as the
 operator."""
-ENV_SETTINGS: Final = "PACELINE_SETTINGS"
 ENV_RUN_DIR: Final = "PACELINE_RUN_DIR"
 ENV_PROCS: Final = "PACELINE_PROCS"
 ENV_SPEC: Final = "PACELINE_SPEC"

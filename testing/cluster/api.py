@@ -21,7 +21,6 @@ from kubernetes import client, config
 REQUEST_TIMEOUT_S = 30.0
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
 Json = dict[str, Any]
 Found = TypeVar("Found")
 

@@ -124,13 +124,6 @@ class Daemon:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
-    def memory_peak_bytes(self) -> int:
-        """Return the peak resident memory since the last start."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        raise DaemonError(f"{self.name} has no memory: it has ended")
-
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None, f"{self.name} was not started"
         if not self._forks:

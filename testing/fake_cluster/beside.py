@@ -225,12 +225,6 @@ def own_key(plane: Plane, namespace: str) -> bytes:
     return base64.b64decode(secret["data"]["key"])
 
 
-def coordinator_uid(plane: ControlPlane, namespace: str) -> str:
-    """Wait for a coordinator pod and return its uid."""
-    found = until(lambda: pods(plane, namespace, "coordinator"), "a coordinator")
-    return str(found[-1]["metadata"]["uid"])
-
-
 def holder(plane: ControlPlane, namespace: str) -> str:
     """Return the identity that holds the operator's Lease, or "" if none does."""
     try:

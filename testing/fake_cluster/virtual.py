@@ -13,7 +13,7 @@ import asyncio
 import selectors
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, Final, TypeVar
 
@@ -55,10 +55,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def spend(self, seconds: float) -> None:
         """Run the loop for this virtual time."""
         self.run_until_complete(asyncio.sleep(seconds))
-
-    def until_done(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine to its end and return its result."""
-        return self.run_until_complete(work)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., Any], *args: Any

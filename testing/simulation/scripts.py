@@ -46,8 +46,6 @@ class ScriptWorld(World):
     lag: float = 0.0
     """Share of the backward passes that take `lag_ms` longer."""
     lag_ms: float = 60.0
-    start_ms: tuple[float, float] = (0, 60)
-    """Time that a script needs before its first operation."""
     call_in_backward: bool = False
     """True if each backward pass makes a call after its first segment, as SyncBatchNorm does."""
     abandoned: float = 0.0

@@ -67,7 +67,7 @@ class Series:
 
     kind: str
     labels: Mapping[str, tuple[str, ...]]
-    """Its own labels, with the values that each may have."""
+    """Labels of the series itself, with the values that each may have."""
     target: Mapping[str, str]
 
     def names(self) -> set[str]:

@@ -19,7 +19,7 @@ gives up a node (20 s), and at least as long as this many rounds."""
 
 
 def test_a_job_scales_after_its_operator_was_killed(platform: Platform, new_job: NewJob) -> None:
-    """Its successor continues where it was: nothing is created twice, nothing is restarted."""
+    """The successor continues where it was: nothing is created twice, nothing is restarted."""
     job = new_job()
     job.apply(2)
     job.wait_trains(2)

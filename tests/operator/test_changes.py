@@ -111,7 +111,7 @@ def test_the_number_of_ranks_follows_the_gpus_of_the_template() -> None:
 
 
 def test_pods_of_a_running_job_share_its_first_job_file() -> None:
-    """Its ranks agree on what is in it, such as the number of slots of a script."""
+    """The ranks of a job agree on what is in it, such as the number of slots of a script."""
     started = job_of(dict(RUNNING), replicas=2)
     scaled = job_of(stored(started), replicas=4, collective={"mode": "Full"})
     assert file_id(scaled) != file_id(started)

@@ -145,7 +145,7 @@ def test_a_pod_killed_after_the_last_round_does_not_fail_the_job() -> None:
 
 
 def test_a_coordinator_restarted_at_the_end_causes_no_new_workers() -> None:
-    """Its container restarted after the release, and no rank has reported to it yet."""
+    """The container restarted after the release, and no rank has reported to it yet."""
     job = job_of(RUNNING, replicas=3)
     before = decided(job, at_the_end(), NOW + 1)
     ranks = tuple(rank_status(slot, 1, RankPhase.STARTING) for slot in range(2))

@@ -140,7 +140,7 @@ def test_the_nodes_of_an_environment_say_which_profile_it_is(env: Environment) -
 
 
 def test_coreweave_gives_its_shared_resource_unasked_and_once() -> None:
-    """Its pods need no privileges, and 1 of the 1,000 gives a pod all adapters."""
+    """The pods need no privileges, and 1 of the 1,000 gives a pod all adapters."""
     for env in ENVIRONMENTS:
         if env.profile.startswith("coreweave"):
             found = fabric_of(gpu_job(), seen(env.nodes()))

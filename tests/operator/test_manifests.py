@@ -134,7 +134,6 @@ def test_environment_names_match_those_of_the_runtime() -> None:
         "ENV_NAMESPACE",
         "ENV_OPERATOR_IDENTITY",
         "ENV_OPERATOR_NAMESPACE",
-        "ENV_SETTINGS",
         "ENV_VERSION",
     }
 

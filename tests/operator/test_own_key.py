@@ -98,7 +98,7 @@ def keyed(found: Observed, key: str) -> Observed:
 
 
 def test_a_job_keeps_the_key_of_its_pods() -> None:
-    """Its pods trust each other; the Secret of another key has another token and certificate."""
+    """The pods trust each other; the Secret of another key has another token and certificate."""
     seen = replace(keyed(training(2), "0ld0ld00"), key_id="new0new0")
     changes = reconcile(job_of(RUNNING, replicas=3), seen, NOW)
     assert changes.needs_secret is not None

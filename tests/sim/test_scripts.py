@@ -130,7 +130,7 @@ def evaluations() -> tuple[list[Spot], set[str]]:
 
 
 def test_a_replacement_sends_buffers_where_the_others_do() -> None:
-    """Its donor waits where the forward pass, after an evaluation, has sent none."""
+    """The donor waits where the forward pass, after an evaluation, has sent none."""
     spots, outcomes = evaluations()
     assert spots
     assert outcomes <= ENDS

@@ -63,7 +63,7 @@ class Runtime:
     kind: str
     name: str
     spec: Mapping[str, Any]
-    """Its spec as data, without nulls."""
+    """spec of the runtime as data, without nulls."""
 
     @property
     def title(self) -> str:

@@ -57,7 +57,7 @@ class NamedPart(OpenModel):
     """One part of a pod that has a name."""
 
     name: Name
-    """Its name; a part of that name in the template is kept."""
+    """Name of the part; a part of that name in the template is kept."""
 
 
 class MountPart(OpenModel):
@@ -192,7 +192,7 @@ class FabricProfile(Model):
     """FabricProfile"""
 
     metadata: FabricMetadata
-    """Its name."""
+    """Name of the profile."""
 
     spec: FabricSpec
     """The network and what pods need."""

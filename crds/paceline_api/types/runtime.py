@@ -70,7 +70,7 @@ class TrainingRuntime(Model):
     """TrainingRuntime, or ClusterTrainingRuntime for all namespaces."""
 
     metadata: RuntimeMetadata
-    """Its name."""
+    """Name of the runtime."""
 
     spec: RuntimeSpec
     """What the jobs have in common, and what they may override."""

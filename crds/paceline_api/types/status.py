@@ -103,13 +103,13 @@ class RuntimeStatus(StatusModel):
     """Name of the runtime."""
 
     uid: str = ""
-    """Its identity, which a runtime that is made anew under the same name does not have."""
+    """uid of the runtime; one that is made anew under the same name has another."""
 
     generation: int | None = None
-    """Its metadata.generation at that time."""
+    """metadata.generation of the runtime when the job was admitted."""
 
     spec: dict[str, Any]
-    """Its spec at that time, which stays in force for all attempts of this job."""
+    """spec of the runtime at that time, which stays in force for all attempts of this job."""
 
 
 class CollectiveStatus(StatusModel):
@@ -132,7 +132,7 @@ class StragglerRow(StatusModel):
     """One rank that is slow for long."""
 
     rank: int
-    """Its rank number when it was detected."""
+    """Rank number when the slowness was detected."""
 
     replica: str = ""
     """Name of its pod."""
@@ -141,7 +141,7 @@ class StragglerRow(StatusModel):
     """The node on which it runs."""
 
     slowdown_percent: int
-    """Its median step in percent of the median of all ranks; 200 is twice as slow."""
+    """Median step of the rank in percent of the median of all ranks; 200 is twice as slow."""
 
     since: datetime
     """When it was detected."""
@@ -161,7 +161,7 @@ class RankRow(StatusModel):
     job that has ended or is suspended: finished, or dead."""
 
     pid: int = 0
-    """Its process, in its pod."""
+    """Process ID of the rank in its pod."""
 
     step_microseconds: int | None = None
     """Median of its recent steps: batch in hand until the gradient is announced."""

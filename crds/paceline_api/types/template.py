@@ -31,7 +31,7 @@ class EnvVar(OpenModel):
     """Name of the environment variable."""
 
     value: str | None = None
-    """Its value; $(NAME) stands for a variable defined above it."""
+    """Value of the variable; $(NAME) stands for a variable defined above it."""
 
     value_from: dict[str, Any] | None = None
     """Source of the value in the cluster. Without meaning on a laptop."""

@@ -143,7 +143,7 @@ def test_an_exceeded_quota_is_reported_and_retried(
 def test_an_unreachable_coordinator_is_reported_and_the_job_completes(
     plane: ControlPlane, namespace: str, running: Running, tmp_path: Path
 ) -> None:
-    """Its ranks may still reach it; here nothing listens at its address."""
+    """The ranks may still reach the coordinator; here nothing listens at its address."""
     released = {"exitCode": 0, "reason": "Completed", "message": "finished"}
     ended = {
         "phase": "Succeeded",

@@ -205,7 +205,7 @@ def test_the_policy_passes_the_type_check_of_the_api_server(
 def test_an_older_job_can_be_suspended_scaled_and_deleted(
     plane: ControlPlane, tenant: str, namespace: str
 ) -> None:
-    """Its template cannot be changed, unless it then satisfies the policy."""
+    """The template of an old job cannot be changed, unless it then satisfies the policy."""
     body = pod(hostNetwork=True)
     body["spec"]["suspend"] = True
     body["metadata"]["finalizers"] = ["example.com/wait"]

@@ -70,7 +70,7 @@ class KnownRank:
     promise: GenerationId = NO_GENERATION
     """Highest generation that it has promised, from its last heartbeat (R3)."""
     beat: Heartbeat = field(init=False)
-    """Its last heartbeat that was listed in a beat of its pod; its `version`, `promise` and `last`
+    """Last heartbeat of the rank that was listed in a beat of its pod; `version`, `promise`, `last`
     may be older than those here."""
     away_told: bool = False
     """True once an Event has named its stuck script."""

@@ -113,7 +113,6 @@ class Facts:
     """Number of times that the main thread went on without its gradient applied in its round."""
     steps: int = 0
     """Number of steps of the script."""
-    rounds_by_trigger: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

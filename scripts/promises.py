@@ -299,10 +299,10 @@ when you take a test out.
 | command | runs | took, on two cores |
 |---|---|---|
 | `make test-fast` | tests without the marks below, with a tenth of the examples of each property \
-| 2 minutes |
+| 2 to 3 minutes |
 | `make test` | the checks of `make check`, and tests without the mark `exhaustive`, with a \
-tenth of the examples | 12 to 16 minutes; 23 the first time, when it builds a Kubernetes |
-| `make test-all` | the checks, and all tests | about an hour: 93 % of them took 54 minutes |
+tenth of the examples | 12 to 16 minutes; 30 the first time, when it builds a Kubernetes |
+| `make test-all` | the checks, and all tests | about an hour |
 
 The layer of a test follows from its marks. `processes` is for whatever starts a process: a rank, an
 agent, an operator, a Kubernetes; `cluster_programs` is for what `make cluster-programs` builds;

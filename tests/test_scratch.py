@@ -129,6 +129,30 @@ def test_a_folder_swept_before_it_is_locked_is_created_again(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_a_folder_that_is_being_swept_before_it_is_locked_is_created_again(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs start at once: the other one has just locked the new folder, to remove it."""
+    make = tempfile.mkdtemp
+    locks: list[int] = []
+
+    def taken(**how: Any) -> str:
+        path: str = make(**how)
+        if not locks:
+            locks.append(os.open(Path(path, LOCK), os.O_RDWR | os.O_CREAT))
+            fcntl.flock(locks[0], fcntl.LOCK_EX)
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", taken)
+    with Scratch.make() as own:
+        other, mine = sorted(base.iterdir(), key=lambda path: path == own.temporary)
+        assert mine == own.temporary
+        assert (other / LOCK).read_text() == "", "it is left to the one that sweeps"
+    os.close(locks[0])
+    sweep([base])
+    assert list(base.iterdir()) == []
+
+
 @pytest.mark.parametrize("length", [4, 20, 33, 34, 90, 200])
 def test_socket_paths_fit_below_any_tmpdir(
     base: Path, length: int, monkeypatch: pytest.MonkeyPatch

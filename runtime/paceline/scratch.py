@@ -117,6 +117,8 @@ class _Owned:
             path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
             try:
                 lock = _lock(path)
+            except BlockingIOError:
+                continue  # somebody who sweeps holds the lock, and removes the folder
             except OSError as error:
                 if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                     shutil.rmtree(path, ignore_errors=True)

@@ -21,6 +21,12 @@ ACCURACY = 0.95
 """Lower bound on the accuracy. examples/digits reaches 0.96 to 0.98 after 30 epochs in every mode;
 its own check allows a difference of 0.02 between two runs."""
 RUN_S = 1200
+"""Bound on a test that executes the notebook."""
+CELL_S = 500
+"""Bound on one cell; it is then interrupted, so that the error shows the line at which it was."""
+OUTPUTS_S = 120
+"""Bound on the time between the end of a cell and the last of its outputs. On a busy machine they
+come seconds later; by default, those that take more than 4 s are left out without an error."""
 NO_CELLS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -40,12 +46,11 @@ def executed(folder: Path, after: Mapping[str, Any] = NO_CELLS, **env: str) -> d
         notebook.cells.insert([one["id"] for one in notebook.cells].index(name) + 1, cell)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns about the event loop that it makes
-        # On a busy machine the outputs of a cell come seconds after its reply; by default those
-        # that take more than 4 s are left out without an error.
         NotebookClient(
             notebook,
-            timeout=RUN_S,
-            iopub_timeout=RUN_S,
+            timeout=CELL_S,
+            interrupt_on_timeout=True,
+            iopub_timeout=OUTPUTS_S,
             raise_on_iopub_timeout=True,
             resources={"metadata": {"path": str(folder)}},
         ).execute(env={**os.environ, "XDG_RUNTIME_DIR": str(folder), **env})

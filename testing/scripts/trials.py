@@ -100,8 +100,9 @@ def _ends_well(row: Row, job: JobResult, kill: str) -> None:
     assert not any(job.last.codes), job.story
     assert f"injected {kill}" in job.report, "the job was over before the kill"
     assert job.attempts[1] > 1, job.story
-    last = [HASH.findall(rank.stdout)[-1] for rank in job.last.ranks]
-    assert len(set(last)) == 1, job.story
+    hashes = [HASH.findall(rank.stdout) for rank in job.last.ranks]
+    assert all(hashes), f"a rank printed no weights, as one that comes after the end\n{job.story}"
+    assert len({of_rank[-1] for of_rank in hashes}) == 1, job.story
 
 
 def main(words: Sequence[str]) -> int:

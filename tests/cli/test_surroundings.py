@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,7 @@ def test_two_jobs_complete_with_foreign_variables_and_a_port_in_use(job: Path) -
     other = {"PACELINE_MEMBER": "me", "PACELINE_COORDINATOR": "ftp://x", "PACELINE_PROCS": "0"}
     terminal = {"LANG": "C", "LC_ALL": "C", "COLUMNS": "wide", "TERM": ""}
     env = {**torchrun, **mpiexec, **other, **terminal, "XDG_RUNTIME_DIR": "/none"}
+    env["TMPDIR"] = tempfile.gettempdir()  # torch.compile's cache in it is kept
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = ["--set", f"spec.metrics.port={used.getsockname()[1]}"]
         sets = [[*port, "--set", f"spec.collective.backend={kind}"] for kind in ("mpi", "gloo")]

@@ -87,8 +87,9 @@ rank.know(me, rank.address)
 
 def state(word: str) -> None:
     rank.send_bulk(me, AskState(GenerationId(1, "a", 1), me, at_least=3), [word.encode()])
-    rank.wait(10_000)
-    print(bytes(rank.read().payload[0]).decode())
+    while (received := rank.read()) is None:  # a part of it is no message yet
+        rank.wait(10_000)
+    print(bytes(received.payload[0]).decode())
 
 atexit.register(lambda: state("while the script ends"))
 state("before")

@@ -146,7 +146,7 @@ def test_a_leader_paused_during_its_writes_duplicates_nothing(
         pair["one"].send(signal.SIGSTOP)
         made = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods(plane, namespace)}
         assert len(made) < count, "too late to be in the middle"
-        until(lambda: len(living(plane, namespace)) == count, "all workers", 120)
+        until(lambda: len(living(plane, namespace)) == count, "all workers", 240)
         pair["one"].send(signal.SIGCONT)
         process = pair["one"].process
         assert process is not None

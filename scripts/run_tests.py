@@ -113,7 +113,8 @@ def main() -> int:
     with temporary_folder() as folder:
         lock = folder / "build.lock"
         lock.touch()
-        module = [sys.executable, "-m", "testing.cluster", "programs-for-tests"]
+        programs = "programs-for-all-tests" if options.all else "programs-for-tests"
+        module = [sys.executable, "-m", "testing.cluster", programs]
         with lock.open() as held:  # the builder inherits the lock and releases it by ending
             fcntl.flock(held, fcntl.LOCK_EX)
             build = Aside("build", module, keep_fds=(held.fileno(),))

@@ -1,10 +1,12 @@
 """Command line of the test cluster: build its programs, start it and stop it by hand.
 
 `programs` builds and installs what is missing. `programs-without-nodes` builds only what the tests
-of the API server need. `prometheus` extracts Prometheus from Debian's package, unless one is
-present. `images` builds Paceline's own images, for a registry or to check that they build. `up`
-leaves a background process that owns the cluster and tears it down when it ends. `down` ends that
-process. Both are idempotent. The last line that `up` prints sets the environment for kubectl.
+of the API server need. `programs-for-tests` is for `make test`, which has no real nodes, and
+`programs-for-all-tests` for `make test-all`; outside CI, both only report what they cannot build.
+`prometheus` extracts Prometheus from Debian's package, unless one is present. `images` builds
+Paceline's own images, for a registry or to check that they build. `up` leaves a background process
+that owns the cluster and tears it down when it ends. `down` ends that process. Both are idempotent.
+The last line that `up` prints sets the environment for kubectl.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from testing.cluster import (
@@ -30,6 +33,7 @@ from testing.cluster import (
 
 UP_TIMEOUT_S = 180.0
 DOWN_TIMEOUT_S = 60.0
+WITHOUT_NODES = programs.CONTROL_PLANE | programs.TOOLS
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -54,9 +58,9 @@ def owner() -> int | None:
     return pid if ours else None
 
 
-def build() -> None:
-    """Build all programs and fetch Prometheus; as root also install packages and the image base."""
-    programs.build(list(programs.PROGRAMS), say)
+def build(names: Iterable[str] = programs.PROGRAMS) -> None:
+    """Build programs and fetch Prometheus; as root also install packages and the image base."""
+    programs.build(list(names), say)
     prometheus.fetch(say)
     if os.geteuid() != 0:
         say("not root: the API server will run, real nodes and image builds will not")
@@ -70,13 +74,13 @@ def build() -> None:
 
 def build_without_nodes() -> None:
     """Build the control plane and the command-line tools, but no program of a node."""
-    programs.build(list(programs.CONTROL_PLANE | programs.TOOLS), say)
+    programs.build(list(WITHOUT_NODES), say)
 
 
-def build_for_tests() -> None:
-    """Build everything; outside CI only print what is missing, and its tests are skipped."""
+def build_for_tests(names: Iterable[str]) -> None:
+    """Build; outside CI only print what is missing, and its tests are skipped."""
     try:
-        build()
+        build(names)
     except prerequisites.MissingPrerequisiteError as error:
         if os.environ.get("CI") == "true":
             raise
@@ -147,7 +151,8 @@ def images() -> None:
 
 COMMANDS = {
     "programs": build,
-    "programs-for-tests": build_for_tests,
+    "programs-for-tests": lambda: build_for_tests(WITHOUT_NODES),
+    "programs-for-all-tests": lambda: build_for_tests(programs.PROGRAMS),
     "programs-without-nodes": build_without_nodes,
     "images": images,
     "prometheus": lambda: prometheus.fetch(say),

@@ -240,8 +240,8 @@ SIMULATED = ((FAULT, MODE), (FAULT, RANK_COUNT))
 """Factors whose pairs need no history of real processes: what a rank decides under a fault depends
 on the mode and on who else is there, and the simulation runs the same decisions."""
 COSTLY_RANKS = 8
-"""Number of ranks that a row has only if it adds a pair: such a history takes four times the CPU
-time of one of three ranks."""
+"""Number of ranks that a row has only if it adds a pair: such a history takes nearly three times
+the CPU time of one of three ranks."""
 CELL = 4
 """Number of leading factors that make a cell of the full matrix; the others are drawn."""
 

@@ -142,7 +142,7 @@ FAULTS: dict[str, tuple[list[list[Any]], dict[str, str]]] = {
 }
 
 
-MODES = cycle(("Quorum", "Full"))
+MODES = ("Quorum", "Full")
 """The modes of the faults, in turn: one fault in both modes costs as much as two faults."""
 
 
@@ -150,7 +150,7 @@ MODES = cycle(("Quorum", "Full"))
     ("fault", "mode"),
     [
         pytest.param(fault, mode, marks=[pytest.mark.exhaustive] if number else [])
-        for number, (fault, mode) in enumerate(zip(FAULTS, MODES, strict=False))
+        for number, (fault, mode) in enumerate(zip(FAULTS, cycle(MODES), strict=False))
     ],
 )
 def test_a_group_fails_and_restarts_as_one(
@@ -197,7 +197,7 @@ TWO: dict[str, tuple[list[list[Any]], dict[str, Any]]] = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("first", "second", "mode"),
-    [(*pair, mode) for pair, mode in zip(combinations(TWO, 2), MODES, strict=False)],
+    [(*pair, mode) for pair, mode in zip(combinations(TWO, 2), cycle(MODES), strict=False)],
 )
 def test_groups_survive_two_faults(
     fork_server: ForkServer, mode: str, first: str, second: str, tmp_path: Path

@@ -24,6 +24,7 @@ from testing.cluster.control_plane import RAISED, ControlPlane
 from testing.fake_cluster.beside import (
     JOBS,
     KINDS,
+    OPERATOR,
     WRITES,
     Running,
     holds,
@@ -164,7 +165,7 @@ def bench(log: Path) -> Iterator[Bench]:
         ):
             operator = Running(plane, own, log)
             try:
-                operator.started()
+                operator.started(program=OPERATOR)
                 made = Bench(plane, operator, own)
                 meter = threading.Thread(target=made.sample, daemon=True)
                 meter.start()

@@ -18,7 +18,7 @@ from contextlib import closing
 from typing import Final
 
 from benchmarks.harness import Report, benchmark
-from testing.fake_cluster.beside import Running, submit, until
+from testing.fake_cluster.beside import OPERATOR, Running, submit, until
 from testing.fake_cluster.loopback import Loopback
 from testing.fake_cluster.stub import Fleet
 from testing.temporary import temporary_folder
@@ -57,7 +57,7 @@ def run(out: Report) -> None:
     with temporary_folder() as folder, Loopback(folder) as plane:
         operator = Running(plane, OWN, folder / "operator.log")
         try:
-            operator.started(f"--lease-duration={LEASE_S}")
+            operator.started(f"--lease-duration={LEASE_S}", program=OPERATOR)
             time.sleep(SMOKE_S)
             before = (0, operator.memory_mib())
             out.rows.append((0, 0, 0, before[1], operator.memory_mib("VmHWM"), "-", "-", "-"))

@@ -26,6 +26,7 @@ from testing.cluster.api import Api, ApiError
 from testing.cluster.audit import entries
 from testing.cluster.control_plane import ControlPlane
 from testing.cluster.instance import Instance
+from testing.fake_cluster.forked_operator import ForkedOperator
 from testing.fake_cluster.parts import job_body
 from testing.temporary import temporary_folder
 
@@ -35,6 +36,10 @@ DEFINITIONS = sorted(CRD.parent.glob("*.yaml"))
 JOBS = "/apis/paceline.dev/v1alpha1/namespaces/{}/trainingjobs"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 USER = "paceline-operator"
+OPERATOR = (sys.executable, "-m", "paceline_operator")
+"""Command that executes the operator, for measurements of its memory and start."""
+POLL_LEAST_S, POLL_PART, POLL_MOST_S = 0.02, 0.1, 0.2
+"""Interval between two polls: a part of the time waited so far, within limits in seconds."""
 WRITES = ("create", "patch", "update", "delete", "deletecollection")
 
 
@@ -55,11 +60,12 @@ class Plane(Protocol):
 
 def until(check: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     """Poll until `check` returns something true, and return that; `what` names it in the error."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    started = time.monotonic()
+    while (waited := time.monotonic() - started) < seconds:
         if found := check():
             return found
-        time.sleep(0.02)
+        # Most checks ask the API server, which needs the cores more than a quick answer.
+        time.sleep(min(max(POLL_LEAST_S, waited * POLL_PART), POLL_MOST_S))
     raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
@@ -107,7 +113,7 @@ class Running:
 
     def __init__(self, plane: Plane, namespace: str, log: Path, *, user: str = USER) -> None:
         self.plane, self.namespace, self.log, self.user = plane, namespace, log, user
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedOperator | None = None
         self.port = 0
         """Port of its health and metrics while it runs."""
 
@@ -116,19 +122,31 @@ class Running:
         *options: str,
         identity: str = "one",
         kubeconfig: Path | None = None,
-        program: tuple[str, ...] = (sys.executable, "-m", "paceline_operator"),
+        program: tuple[str, ...] | None = None,
     ) -> None:
-        """Start the process without waiting until it acts."""
+        """Start the process without waiting until it acts.
+
+        Args:
+            options: more options of the operator.
+            identity: its name in the Lease.
+            kubeconfig: file to use instead of an administrator's.
+            program: command to execute. By default the operator is forked, which saves its imports
+                but shares memory with other processes.
+        """
+        self._release()
         self.port = self.plane.instance.free_port()
         kubeconfig = kubeconfig or self.plane.kubeconfig_of(self.user, "system:masters")
-        command = [*program, f"--kubeconfig={kubeconfig}"]
+        command = [*(program or ()), f"--kubeconfig={kubeconfig}"]
         command += [f"--own-namespace={self.namespace}", f"--identity={identity}"]
         command += [f"--listen=127.0.0.1:{self.port}", "--log-format=text", *options]
         paths = os.pathsep.join(str(ROOT / part) for part in ("crds", "operator", "tests"))
+        env = os.environ | {"PYTHONPATH": paths}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stderr=log, env=os.environ | {"PYTHONPATH": paths}
-            )
+            if program:
+                self.process = subprocess.Popen(command, stderr=log, env=env)
+            else:
+                files = (1, log.fileno())
+                self.process = ForkedOperator(command, ROOT, env, "operator", files)
 
     def started(self, *options: str, times: int = 1, **more: Any) -> None:
         """Start it and wait until its log has reported `times` times that it acts."""
@@ -150,6 +168,12 @@ class Running:
         """Kill the process if it runs."""
         if self.process is not None and self.process.poll() is None:
             self.stop(signal.SIGKILL)
+        self._release()
+
+    def _release(self) -> None:
+        """Close the descriptors of a forked process that has ended."""
+        if isinstance(self.process, ForkedOperator):
+            self.process.close()
 
     def memory_mib(self, figure: str = "VmRSS") -> float:
         """Return a memory figure of /proc: VmRSS is the present size, VmHWM the peak."""

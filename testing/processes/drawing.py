@@ -75,7 +75,7 @@ def _kill_in_a_change(draw: random.Random, ranks: int) -> dict[str, Any]:
 
 def _inside(draw: random.Random, ranks: int, what: str) -> dict[str, Any]:
     """Let something happen between two segments of a rank's gradient, some steps in."""
-    step = draw.randrange(3, 26)  # a straggler makes fewer steps than there are rounds
+    step = draw.randrange(3, 14)  # a straggler makes fewer steps than there are rounds
     inside = {str(draw.randrange(ranks)): (what, step, draw.randrange(PIECES))}
     return {"steps": (), "inside": inside, "pieces": PIECES}
 
@@ -99,8 +99,8 @@ def _kill_in_a_reduction(draw: random.Random, ranks: int) -> dict[str, Any]:
     """Kill a rank in a reduction of one segment, or of one of many."""
     place, delay_ms = draw.randrange(ranks), draw.uniform(0, 4)
     if draw.random() < 0.5:
-        return _dies("allreduce", draw.randrange(8, 60), delay_ms, place, pieces=2 * PIECES)
-    ballast = {"ballast": 400_000, "rounds": 40, "pieces": 1}
+        return _dies("allreduce", draw.randrange(8, 40), delay_ms, place, pieces=2 * PIECES)
+    ballast = {"ballast": 400_000, "pieces": 1}
     return _dies("allreduce", draw.randrange(8, 20), delay_ms, place, **ballast)
 
 

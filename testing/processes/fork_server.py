@@ -66,14 +66,13 @@ class Become(BaseException):
         self.order = order
 
 
-def preload() -> None:
+def preload(modules: Sequence[str]) -> None:
     """Import everything, and prepare the memory so that children copy little of it."""
-    for name in PRELOADED:
+    for name in modules:
         importlib.import_module(name)
-    import torch
-
-    # The first optimizer of a process imports much more of torch.
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    if torch := sys.modules.get("torch"):
+        # The first optimizer of a process imports much more of torch.
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     settle()
 
 
@@ -297,8 +296,11 @@ def run(work: Callable[[], object]) -> NoReturn:
 
 
 def main() -> None:
-    """Run the first fork server; arguments: descriptor of its socket, pid of the parent."""
-    preload()
+    """Run the first fork server.
+
+    Its arguments are the descriptor of its socket, the pid of its parent, and modules to import.
+    """
+    preload(sys.argv[3:])
     die_with(int(sys.argv[2]))
     # Processes that a runner leaves behind become children of this process.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -41,10 +41,9 @@ from paceline_api.rules.launchers import launched_script
 from testing.processes import fork_server
 from testing.processes.fork_server_shim import ENV_FORK_SERVER
 from testing.processes.history import START_S
+from testing.processes.keeper import READY_FD, STATUS_FD
 
 SHIM = Path(__file__).with_name("fork_server_shim.py")
-STATUS_FD = 3
-READY_FD = 4
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 PR_SET_NAME = 15
 ENV_DETACHED = "TEST_FORK_SERVER_OF_DETACHED_RUNS"
@@ -126,7 +125,7 @@ class DetachedRun:
         words = ["run", "--ready-fd", str(READY_FD), *argv[at + 2 :]]
         fork_server.ask(
             server,
-            "testing.processes.forked:keep",
+            "testing.processes.keeper:keep",
             arguments=["testing.processes.forked:call", words],
             env=os.environ,
             cwd=str(cwd.absolute()),
@@ -262,39 +261,6 @@ def python(*words: str) -> int:
     numpy.random.seed()
     torch.seed()
     return script(["python", *words])
-
-
-def keep(function: str, words: Sequence[str]) -> int:
-    """Run one call of `paceline`, or of a script, as its parent, and never return.
-
-    Report the pid of the call and, as soon as it has ended, its status as of `waitpid`. The keeper
-    lives as long as any process of the call.
-
-    Args:
-        function: "module:function" that the call runs.
-        words: its arguments.
-
-    Raises:
-        Become: in the process of the call.
-    """
-    ctypes.CDLL(None).prctl(fork_server.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    called = os.fork()
-    if called == 0:
-        os.close(STATUS_FD)
-        os.setsid()
-        raise fork_server.Become({"call": function, "arguments": list(words)})
-    for fd in (*range(STATUS_FD), READY_FD):
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    with os.fdopen(STATUS_FD, "wb", buffering=0) as told:
-        told.write(b"%d\n" % called)
-        while True:
-            try:
-                pid, status = os.waitpid(-1, 0)
-            except ChildProcessError:
-                os._exit(0)
-            if pid == called:
-                told.write(b"%d\n" % status)
 
 
 def call(*words: str) -> int:

@@ -1,4 +1,4 @@
-"""A call of `paceline`, or of a script, whose processes are all forked, as the test sees it."""
+"""A call of a program, or of a script, whose processes are all forked, as the test sees it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from testing.processes import fork_server
 from testing.processes.history import START_S, ForkServer, command_of, descendants
@@ -22,18 +22,21 @@ SERVERS: Final[dict[str, ForkServer]] = {}
 """Fork servers of this process, by their purpose."""
 
 
-def the_fork_server(purpose: str = "calls") -> ForkServer:
+def the_fork_server(
+    purpose: str = "calls", modules: Sequence[str] = fork_server.PRELOADED
+) -> ForkServer:
     """Return a fork server of this process, which ends with it; the first call starts it.
 
     Args:
         purpose: A history counts and kills all processes of its fork server when it has ended. So
             processes that live longer than one test need a fork server of their own.
+        modules: what it imports before it forks.
 
     Returns:
         The only fork server of this process for this purpose.
     """
     if purpose not in SERVERS:
-        server = ForkServer()
+        server = ForkServer(modules)
         server.__enter__()
         atexit.register(server.__exit__)
         SERVERS[purpose] = server
@@ -53,6 +56,12 @@ OPEN: Final[set[ForkedCall]] = set()
 class ForkedCall:
     """A call with an interface like `Popen`, and one text pipe for its output."""
 
+    MODULE: ClassVar = "testing.processes.forked"
+    """Module of the programs."""
+    PURPOSE: ClassVar = "calls"
+    PRELOADED: ClassVar[Sequence[str]] = fork_server.PRELOADED
+    """What the fork server of this purpose has imported."""
+
     def __init__(
         self,
         words: Sequence[str],
@@ -67,7 +76,7 @@ class ForkedCall:
             words: its arguments.
             folder: working directory.
             env: its whole environment.
-            program: function of `processes.forked` that it runs; `call` is `paceline`.
+            program: function of `MODULE` that it runs; `call` is `paceline`.
             files: open descriptors that become stdout and stderr instead of the pipe. The caller
                 closes them.
         """
@@ -75,9 +84,9 @@ class ForkedCall:
         stdout, stderr = files or (out_write, out_write)
         told_read, told_write = os.pipe()
         self._keeper = fork_server.ask(
-            the_fork_server().name,
-            "testing.processes.forked:keep",
-            arguments=[f"testing.processes.forked:{program}", list(words)],
+            the_fork_server(self.PURPOSE, self.PRELOADED).name,
+            "testing.processes.keeper:keep",
+            arguments=[f"{self.MODULE}:{program}", list(words)],
             env=env,
             cwd=str(folder),
             fds={1: stdout, 2: stderr, 3: told_write},

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +26,7 @@ from typing import Any, Self
 from paceline.core.collectives.select import HIERARCHICAL
 
 from testing import left_files
-from testing.processes import fork_server, two_levels
+from testing.processes import fork_server
 
 SCRIPT = Path(__file__).with_name("history_script.py")
 ROOT = Path(__file__).parent.parent.parent
@@ -74,7 +74,7 @@ class History:
     batch: int = 2
     accumulate: int = 1
     epochs: int = 2
-    rounds: int = 40
+    rounds: int = 24
     """Rounds of an epoch if every rank took part in each."""
     step_ms: float = 15.0
     freeze_ms: int = 15_000
@@ -120,7 +120,7 @@ class History:
         # No sample may be dropped for its age: the test shows that each is applied exactly once.
         collective: dict[str, Any] = {"maxAge": 0, "hashEveryRounds": 20}
         collective["freezeTimeout"] = f"{self.freeze_ms}ms"
-        collective |= {"backend": two_levels.backend_of(self.channel), "mode": self.mode}
+        collective |= {"backend": self.channel.removeprefix(HIERARCHICAL), "mode": self.mode}
         collective |= self.collective
         if self.mode == "Quorum":
             collective |= {"quorum": self.ranks // 2 + 1}
@@ -150,6 +150,10 @@ class History:
 class ForkServer:
     """The process that has imported everything; it runs one history at a time."""
 
+    def __init__(self, modules: Sequence[str] = fork_server.PRELOADED) -> None:
+        """Name the modules that it imports before it forks the first process."""
+        self._modules = modules
+
     def __enter__(self) -> Self:
         self.name = f"paceline-fork-server-{os.getpid()}-{random.randbytes(4).hex()}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -161,7 +165,10 @@ class ForkServer:
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         env["PYTHONUNBUFFERED"] = "1"  # the runner sets this for its processes
         self.process = subprocess.Popen(
-            [sys.executable, fork_server.__file__, str(listener.fileno()), str(os.getpid())],
+            [
+                *(sys.executable, fork_server.__file__, str(listener.fileno()), str(os.getpid())),
+                *self._modules,
+            ],
             env=env,
             pass_fds=[listener.fileno()],
             start_new_session=True,

@@ -26,11 +26,6 @@ class OnlyTransport(HierTransport):
         return ""
 
 
-def backend_of(channel: str) -> str:
-    """Return the backend that a job names to have a channel such as "hier:mpi"."""
-    return channel.removeprefix(HIERARCHICAL)
-
-
 def play(slot: int) -> None:
     """Put neighboring slots on different machines from now on; call it before `pl.init()`."""
     place = f"machine-{slot % 2}"

@@ -29,7 +29,7 @@ def main() -> None:
     name, *words = sys.argv[1:]
     keeper = os.pidfd_open(
         fork_server.ask(
-            *(name, "testing.processes.forked:keep"),
+            *(name, "testing.processes.keeper:keep"),
             arguments=["tests.transport.rank_main:main", words],
             env=os.environ,
             limit_s=START_S,

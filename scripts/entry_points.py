@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 import yaml
 
-from scripts.layers import NoSuchTestError, layer_of
+from scripts.layers import NoSuchTestError, layer_of, tree_of
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DATA: Final = ROOT / "docs/security/entry_points.yaml"
@@ -95,15 +95,15 @@ def parsing_modules() -> frozenset[str]:
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
-        if parses(path.read_text())
+        if parses(tree_of(path))
     )
 
 
-def parses(source: str) -> bool:
-    """Return True if the source of a module calls a parser or reads from a socket."""
+def parses(tree: ast.Module) -> bool:
+    """Return True if a module calls a parser or reads from a socket."""
     return any(
         name in PARSERS or (last and method in READS)
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         for name in [ast.unparse(node.func).partition("[")[0]]
         for last, _, method in [name.rpartition(".")]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from scripts.layers import ROOT
+from scripts.layers import ROOT, tree_of
 
 FOLDERS: Final = (
     *("benchmarks", "crds", "examples", "operator"),
@@ -68,7 +68,7 @@ def texts(path: Path, root: Path = ROOT) -> Iterator[Prose]:
 def without_comments(path: Path, root: Path = ROOT) -> Iterator[Prose]:
     """Return all texts of one file but its comments, which take as long as all others."""
     name = str(path.relative_to(root))
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         for line, text in _docstrings(node):
             yield Prose("docstring", name, line, text)
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):

@@ -24,7 +24,7 @@ from paceline import scratch
 PATIENCE_S = 5.0
 """Upper bound on the time between a file's creation and its first use, and between its last use and
 its removal."""
-PERIOD_S = 0.1
+PERIOD_S = 0.25
 """Interval between two looks. A rank holds the files of MPI for longer."""
 LOOKS_MAX = 50
 """Number of looks at a file's holders after which it counts as another job's."""

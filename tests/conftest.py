@@ -59,7 +59,10 @@ STAGES = (
 KUBERNETES = ("cluster", "operator/real", "nodes")
 ON_NODES = ("tests/nodes/", "tests/cluster/test_nodes.py", "tests/cluster/test_image_build.py")
 """What the ids of tests on real nodes begin with."""
-READ_ALL_SOURCES = ("test_tidy.py", "test_promises.py")
+READ_ALL_SOURCES = (
+    *("test_tidy.py", "test_promises.py", "test_prose.py", "test_rooms.py"),
+    *("test_entry_points.py", "test_reference.py"),
+)
 """Files whose tests parse the whole repository. They run in one lane, so it is parsed once."""
 SHARED_BY_A_FILE = 'scope="module"'
 """Text in the source of a file that has a fixture shared by all its tests."""

@@ -111,7 +111,9 @@ def source_of(test: str) -> str:
     text = (ROOT / file).read_text()
     name = rest.partition("[")[0]
     node = next(
-        n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef) and n.name == name
+        n
+        for n in ast.walk(layers.tree_of(ROOT / file))
+        if isinstance(n, ast.FunctionDef) and n.name == name
     )
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     return "\n".join(text.splitlines()[first - 1 : node.end_lineno])

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from scripts.layers import tree_of
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/architecture.md"
 OUTSIDE = ("tests", "testing", "build", "dist", "runs", "site")
@@ -55,7 +57,7 @@ def count(path: Path) -> Lines:
     source = path.read_text()
     lines = source.splitlines()
     left_out = {n for n, line in enumerate(lines, 1) if not line.strip() or line.strip()[0] == "#"}
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(path)):
         body: object = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else ():
             match statement:

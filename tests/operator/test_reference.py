@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from paceline_api.reasons import ConditionType, Reason
 from paceline_operator.core.refusals import RULES
 
+from scripts.layers import tree_of
 from scripts.operator_reference import CONDITIONS, EVENTS, OF_COORDINATOR, markdown, values_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -21,7 +24,7 @@ VALUES = (ROOT / "charts/paceline/values.yaml").read_text()
 
 def calls(name: str) -> Iterator[ast.Call]:
     for path in CORE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(name):
                 yield node
 
@@ -42,7 +45,7 @@ def test_conditions_are_written_only_with_documented_reasons() -> None:
                 assert Reason[reason] in CONDITIONS[ConditionType[kind]], (kind, reason)
     worst = next(
         node
-        for node in ast.walk(ast.parse((CORE / "report/conditions.py").read_text()))
+        for node in ast.walk(tree_of(CORE / "report/conditions.py"))
         if isinstance(node, ast.FunctionDef) and node.name == "_worst"
     )
     told = set(CONDITIONS[ConditionType.DEGRADED])
@@ -73,14 +76,21 @@ def test_every_documented_reason_exists() -> None:
 
 def reasons_in(name: str, argument: int) -> set[str]:
     """Return the reasons that the runtime passes to a function as this argument, as text."""
-    found = set()
+    given = (call.args[argument : argument + 1] for call in calls_of_runtime()[name])
+    return {str(a.value) for words in given for a in words if isinstance(a, ast.Constant)}
+
+
+@cache
+def calls_of_runtime() -> dict[str, list[ast.Call]]:
+    """Return the calls of each function or method in the runtime, by its last name."""
+    found: defaultdict[str, list[ast.Call]] = defaultdict(list)
     for path in (ROOT / "runtime/paceline").rglob("*.py"):
         if path.is_relative_to(ROOT / "runtime/paceline/local"):
             continue  # a run on one machine has no conditions
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name:
-                given = node.args[argument : argument + 1]
-                found |= {str(a.value) for a in given if isinstance(a, ast.Constant)}
+        for node in ast.walk(tree_of(path)):
+            match node:
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                    found[name].append(node)
     return found
 
 
@@ -96,7 +106,7 @@ def test_the_runtime_fails_jobs_only_with_documented_reasons() -> None:
 
 def test_the_coordinator_reports_only_documented_reasons_of_degraded() -> None:
     found = set()
-    for node in ast.walk(ast.parse((ROOT / REPORT).read_text())):
+    for node in ast.walk(tree_of(ROOT / REPORT)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "LiveCondition":
             kind, reason = (a.value for a in node.args[:2] if isinstance(a, ast.Constant))
             found |= {reason} if kind == "Degraded" else set()

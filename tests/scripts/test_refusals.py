@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts import script_table
+from scripts.layers import tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "runtime/paceline/train/script").glob("*.py"))
@@ -19,7 +20,7 @@ LETTERS_MIN = 6
 def refusals() -> Iterator[list[str]]:
     """Return the constant parts of each text of UnsupportedError in the package."""
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "UnsupportedError":
                 yield list(constants(node.args[0]))
 

@@ -19,6 +19,7 @@ from paceline.core.rank.state import NOTHING, RankState
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
 
+from testing.examples import examples, some
 from testing.simulation.checkers import composed
 from testing.simulation.faults import Fault, Kind
 from testing.simulation.histories import run
@@ -26,7 +27,7 @@ from testing.simulation.simulation import BrokenPromiseError, Simulation
 from testing.simulation.world import MS, World
 from tests.sim.test_simulation import event_times, kill_at
 
-SEEDS = 20
+SEEDS = examples(20)
 """Number of histories within which a switched-off rule must break an invariant."""
 FULL = RoundSettings(pipeline=1, bench_after_ns=300 * MS)
 QUORUM = replace(FULL, mode=Mode.QUORUM, quorum=2)
@@ -117,7 +118,7 @@ def test_a_main_thread_that_hangs_forever_blocks_no_other_rank() -> None:
 
 @pytest.mark.long
 def test_the_invariants_hold_in_jobs_with_random_faults() -> None:
-    for seed in range(4 * SEEDS):
+    for seed in range(examples(80)):
         world, faults = troubled(seed)
         sim = run(world, seed, faults)
         assert sim.finished or sim.outcomes & {"StateLost", "Interrupted"}, sim.story()
@@ -129,7 +130,7 @@ def test_a_job_finishes_after_a_death_at_every_step_of_a_round(rules: RoundSetti
     world = World(replicas=3, settings=rules, leases=12)
     times = event_times(world, 11, [], 165, 195)
     assert len(times) > 20
-    for at_ns in times:
+    for at_ns in some(times):
         for slot in range(3):
             sim = kill_at(world, 11, [], at_ns, slot)
             total = sim.finished[0].state.log.ledger.total()
@@ -139,7 +140,7 @@ def test_a_job_finishes_after_a_death_at_every_step_of_a_round(rules: RoundSetti
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [Kind.JOIN, Kind.DRAIN, Kind.CRASH])
 def test_a_membership_change_at_every_step_of_a_round_loses_no_samples(kind: Kind) -> None:
-    for at_ns in event_times(CLEAN, 11, [], 165, 195):
+    for at_ns in some(event_times(CLEAN, 11, [], 165, 195)):
         sim = run(CLEAN, 11, [Fault(at_ns / MS, kind, 30, 2)])
         assert sim.finished[0].state.log.ledger.total().applied == CLEAN.plan.samples
 

@@ -12,6 +12,8 @@ import contextlib
 import importlib.metadata
 import io
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -220,6 +222,12 @@ add(_checkpoint, convert)
 app.add_typer(_checkpoint, name="checkpoint")
 
 
+@cache
+def _command_line() -> Callable[[], object]:
+    """Return the command line as built from the signatures of all commands."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line; print a PacelineError and exit with its code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -228,7 +236,7 @@ def main() -> None:
         with contextlib.suppress(OSError):
             sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        _command_line()()
     except PacelineError as error:
         print(error.render(), file=sys.stderr)
         sys.exit(error.exit_code)

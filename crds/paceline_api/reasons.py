@@ -211,7 +211,7 @@ class Reason(_Told):
     FAILURE_POLICY = "FailurePolicy", "A rule of spec.failurePolicy says that the job has failed."
     SCRIPT_FAILED = (
         "ScriptFailed",
-        "The script failed on ranks alike, before the first round, or on a slot that stays empty.",
+        "The script failed on ranks alike, before a round, with exit code 2, or on an empty slot.",
     )
     SCRIPT_TOOK_NO_PART = (
         "ScriptTookNoPart",

@@ -151,7 +151,14 @@ def test_exit_code_2_fails_the_job_at_once() -> None:
     """The rank's agent reports it as well, but a small job may be complete by then."""
     desk = trained()
     dies(desk, A, None, None, EXIT_BAD_INPUT, restarts=False)
-    assert end(desk) == ("RankFailed", f"rank {A}: exit code 2")
+    assert end(desk) == ("ScriptFailed", f"rank {A}: exit code 2")
+
+
+def test_a_rank_that_cannot_be_started_fails_the_job_as_its_agent_says() -> None:
+    """No script ran, so none is blamed."""
+    desk = trained()
+    desk.post(coord.FromAgent(m.AgentDone(0, 0, "failed", f"rank {A}: no such file: train")))
+    assert end(desk) == ("RankFailed", f"rank {A}: no such file: train")
 
 
 def test_state_lost_by_script_failures_is_reported_as_script_failed() -> None:

@@ -164,9 +164,10 @@ def last_end(death: Death) -> PlaceEnd | None:
         holds_work = death.outcome is not None and not death.over
         lost = EXIT_FAILURE if holds_work else 0
         return PlaceEnd(EndKind.DRAINED, f"rank {death.member}: {death.leaving}; {why}", lost)
-    mistake = death.code == EXIT_BAD_INPUT and not death.again
-    if mistake or death.outcome is RankOutcome.UNSTARTABLE:
+    if death.outcome is RankOutcome.UNSTARTABLE:
         return failed(death.member, why, EXIT_BAD_INPUT)
+    if death.code == EXIT_BAD_INPUT and not death.again:
+        return failed(death.member, why, EXIT_BAD_INPUT, "ScriptFailed")
     if death.code == 0:
         # A new process would end early again.
         early = ENDED_EARLY if death.outcome is not None else TOOK_NO_PART

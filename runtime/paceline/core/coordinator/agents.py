@@ -197,9 +197,8 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
         # then the other ranks may have used up the data.
         why = f"rank {message.member}: {message.why}"
         if before := scripts.before_in_slot(c, message.member):
-            ending.fail(c, "ScriptFailed", f"{scripts.told(c, before)}; in its place {why}")
-        else:
-            ending.fail(c, "RankFailed", why)
+            why = f"{scripts.told(c, before)}; in its place {why}"
+        ending.fail(c, "ScriptFailed", why)
         return
     # If a rule of the user restarts such processes, the script is not blamed for it (R55).
     script = scripts.repeated(c, message) if fails and action is None else ""

@@ -67,8 +67,8 @@ bench-smoke: install ## the benchmarks at their smallest sizes, which only shows
 	@PACELINE_BENCHMARKS=1 $(PYTEST) tests/benchmarks
 
 # Each lane rewrites the asserts of 300 files, unless it may keep what the last run has rewritten.
-test-fast: install ## the tests that start no processes, with a tenth of the examples of each property
-	@env -u PYTHONDONTWRITEBYTECODE PACELINE_TEST_EXAMPLES_PERCENT=10 $(PYTEST) -m "not processes and not cluster_programs and not long and not exhaustive" \
+test-fast: install ## the tests that start no processes, with a twentieth of the examples of each property
+	@env -u PYTHONDONTWRITEBYTECODE PACELINE_TEST_EXAMPLES_PERCENT=5 $(PYTEST) -m "not processes and not cluster_programs and not long and not exhaustive" \
 		--numprocesses $(shell nproc)
 
 check: install ## read-only: format, lint, types, imports, generated files, citations

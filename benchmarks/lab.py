@@ -171,7 +171,7 @@ class Lab:
     @property
     def pid(self) -> int:
         """Process id of the fork server, the ancestor of all other processes of the lab."""
-        return self._started().process.pid
+        return self._started().pid
 
     def call(self, function: str, order: object, folder: Path, *, limit_s: float) -> Any:
         """Call a function in a new forked process and return its result.

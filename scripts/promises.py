@@ -298,15 +298,15 @@ when you take a test out.
 
 | command | runs | took, on two cores |
 |---|---|---|
-| `make test-fast` | tests without the marks below, with a tenth of the examples of each property \
-| 2 to 3 minutes |
+| `make test-fast` | tests without the marks below, with a twentieth of the examples of each \
+property | 2 to 3 minutes |
 | `make test` | the checks of `make check`, and tests without the mark `exhaustive`, with a \
 tenth of the examples | 12 to 16 minutes; 30 the first time, when it builds a Kubernetes |
 | `make test-all` | the checks, and all tests | about an hour |
 
 The layer of a test follows from its marks. `processes` is for whatever starts a process: a rank, an
 agent, an operator, a Kubernetes; `cluster_programs` is for what `make cluster-programs` builds;
-`long` is for other tests of more than a second and a half.
+`long` is for other tests of more than a quarter of a second.
 `exhaustive` is for a test or a case that widens what another test shows: more channels, sizes,
 modes or nodes, or a whole life of a job whose parts other tests show.
 

@@ -22,9 +22,8 @@ import pytest
 
 from testing import left_files
 from testing.processes import forked_call
-from testing.temporary import PREFIX, OwnFolder
+from testing.temporary import ENV_RUN, PREFIX, OwnFolder
 
-ENV_RUN: Final = "TEST_RUN_OF_PACELINE"
 OURS: Final = ("paceline-*", "hydra_*", "mpich_*", f"{PREFIX}*")
 PATIENCE_S: Final = 10.0
 """How long to wait for the end of what the last tests have stopped."""

@@ -22,6 +22,8 @@ from testing import left_files
 
 PREFIX: Final = "plt-"
 """Prefix of each name. It is short, since paths of sockets begin with it."""
+ENV_RUN: Final = "TEST_RUN_OF_PACELINE"
+"""Environment variable of all processes of a test run, with a mark that no other run has."""
 
 
 class OwnFolder:

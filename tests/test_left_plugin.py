@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from testing.left_plugin import ENV_RUN, LeftOvers
-from testing.temporary import PREFIX, sweep
+from testing.left_plugin import LeftOvers
+from testing.temporary import ENV_RUN, PREFIX, sweep
 from tests.layers import exhaustive
 
 ROOT = Path(__file__).parent.parent

@@ -30,6 +30,7 @@ UNKNOWN = "R" + "99"
 """A rule that does not exist, built so that the check of citations does not find it here."""
 
 
+@pytest.mark.long
 def test_every_promise_has_a_row_and_every_row_has_existing_tests() -> None:
     found = "\n  ".join(promises.problems())
     assert not found, f"docs/testing/promises.yaml:\n  {found}"

@@ -11,6 +11,8 @@ from typing import Any
 import yaml
 
 TOKEN = "secret-token"
+POLL_S = 0.01
+"""Interval at which the server looks for its end."""
 JOBS = "/apis/paceline.dev/v1alpha1/namespaces/team/trainingjobs"
 Answers = dict[tuple[str, str], tuple[int, Any] | list[tuple[int, Any]]]
 
@@ -62,7 +64,8 @@ class ScriptedServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        serve = self._server.serve_forever
+        self._thread = threading.Thread(target=serve, args=(POLL_S,), daemon=True)
         self._thread.start()
 
     def kubeconfig(self, folder: Path) -> Path:

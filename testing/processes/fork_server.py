@@ -22,6 +22,7 @@ import importlib
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -38,6 +39,7 @@ PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 MADV_COLLAPSE: Final = 25
 HUGE: Final = 2 << 20
+LISTENER_FD: Final = 3
 ORDER_BYTES_MAX: Final = 256 * 1024
 FDS_MAX: Final = 16
 ANSWER_S: Final = 20.0
@@ -204,10 +206,27 @@ def start_below(leader: bool = True, without: Sequence[int] = ()) -> str:
     return name
 
 
-def serve(listener: socket.socket) -> None:
-    """Fork or import what is requested, forever; raises Become in each new process."""
+def stay(owner: int) -> NoReturn:
+    """Be the fork server of a process until that ends; descriptor `LISTENER_FD` is its socket.
+
+    Args:
+        owner: pid of that process.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    serve(socket.socket(fileno=LISTENER_FD), os.pidfd_open(owner))
+
+
+def serve(listener: socket.socket, owner: int = -1) -> NoReturn:
+    """Fork or import what is requested; raises Become in each new process.
+
+    Args:
+        listener: socket for the requests.
+        owner: pidfd of a process with whose end this one exits; -1 if there is none.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     while True:
+        if owner >= 0 and owner in select.select([listener.fileno(), owner], [], [])[0]:
+            os._exit(0)
         line, _ = listener.accept()
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * ORDER_BYTES_MAX)
         data, fds, _, _ = socket.recv_fds(line, ORDER_BYTES_MAX, FDS_MAX)

@@ -8,6 +8,8 @@ memory, named or not.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import random
@@ -27,11 +29,14 @@ from paceline.core.collectives.select import HIERARCHICAL
 
 from testing import left_files
 from testing.processes import fork_server
+from testing.temporary import ENV_RUN
 
 SCRIPT = Path(__file__).with_name("history_script.py")
 ROOT = Path(__file__).parent.parent.parent
 PIECE = 16_384
 """Floats of a piece of ballast that is a segment by itself."""
+NAME = "paceline-fork-server"
+"""What the names of the sockets of fork servers begin with."""
 LIMIT_S = 240.0
 START_S = 120.0
 ENDS_S = 30.0
@@ -153,33 +158,67 @@ class ForkServer:
     def __init__(self, modules: Sequence[str] = fork_server.PRELOADED) -> None:
         """Name the modules that it imports before it forks the first process."""
         self._modules = modules
+        self._executed: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        self.name = f"paceline-fork-server-{os.getpid()}-{random.randbytes(4).hex()}"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(f"\0{self.name}")
-        listener.listen(8)
+        self.name = f"{NAME}-{os.getpid()}-{random.randbytes(4).hex()}"
         env = {n: v for n, v in os.environ.items() if not n.startswith("PACELINE_")}
         paths = [str(ROOT), *env.get("PYTHONPATH", "").split(os.pathsep)]
         env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         env["PYTHONUNBUFFERED"] = "1"  # the runner sets this for its processes
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, fork_server.__file__, str(listener.fileno()), str(os.getpid())),
-                *self._modules,
-            ],
-            env=env,
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
-        )
-        listener.close()
         self.env = env
+        with _listener(self.name) as listener:
+            if self._is_shared:
+                self.pid = self._fork(listener)
+            else:
+                self.pid = self._execute(listener)
+        self._gone = os.pidfd_open(self.pid)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._gone, signal.SIGKILL)
+        select.select([self._gone], [], [], ENDS_S)
+        os.close(self._gone)
+        for process in self._executed:
+            process.kill()
+            process.wait()
+
+    @property
+    def _is_shared(self) -> bool:
+        """True if it is forked from one that all processes of this test run share."""
+        return self._modules is fork_server.PRELOADED and ENV_RUN in os.environ
+
+    def _execute(self, listener: socket.socket) -> int:
+        """Start a fork server that imports the modules, and return its pid."""
+        words = (fork_server.__file__, str(listener.fileno()), str(os.getpid()), *self._modules)
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            env=self.env,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+        self._executed.append(process)
+        return process.pid
+
+    def _fork(self, listener: socket.socket) -> int:
+        """Fork a fork server from the shared one, which the first caller of the run starts."""
+        shared = f"{NAME}-of-{os.environ[ENV_RUN]}"
+        try:
+            with _listener(shared) as first:
+                self._execute(first)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        return fork_server.ask(
+            shared,
+            "testing.processes.fork_server:stay",
+            arguments=[os.getpid()],
+            env=self.env,
+            fds={fork_server.LISTENER_FD: listener.fileno()},
+            limit_s=START_S,
+        )
 
     def run(self, history: History, folder: Path) -> dict[str, Any]:
         """Run a history and return its result; none of its processes lives afterwards."""
@@ -189,14 +228,14 @@ class ForkServer:
         order: dict[str, Any] = {"job": history.job(), "steps": history.steps}
         order |= {"inject": history.inject, "at_the_end": history.at_the_end}
         order |= {"slow_log": slow_log, "small_disk": history.small_disk}
-        with left_files.OwnFiles(lambda: descendants(self.process.pid), folder) as own:
+        with left_files.OwnFiles(lambda: descendants(self.pid), folder) as own:
             result: dict[str, Any] = self.call(
                 "testing.processes.history_run:history", order, folder
             )
         result["files left"] = left_files.folders_of(folder) + own.left()
         result["processes left"] = left_files.processes_of(folder)
         result["sockets left"] = sorted(self._listening() - listened)
-        result["memory left"] = left_files.memory_of(self.process.pid)
+        result["memory left"] = left_files.memory_of(self.pid)
         return result
 
     def call(self, function: str, order: object, folder: Path, *, limit_s: float = LIMIT_S) -> Any:
@@ -224,18 +263,18 @@ class ForkServer:
 
     def _listening(self) -> set[str]:
         """Return what the processes that are left listen on."""
-        return left_files.listening(self.process.pid, os.getpid(), *descendants(self.process.pid))
+        return left_files.listening(self.pid, os.getpid(), *descendants(self.pid))
 
     def _tree(self) -> list[str]:
-        return [command_of(pid) for pid in descendants(self.process.pid)]
+        return [command_of(pid) for pid in descendants(self.pid)]
 
     def end_all(self, patience_s: float) -> list[str]:
         """Kill the history's processes that have not ended by themselves, and return them."""
         until = time.monotonic() + patience_s
-        while (pids := descendants(self.process.pid)) and time.monotonic() < until:
+        while (pids := descendants(self.pid)) and time.monotonic() < until:
             time.sleep(0.02)
         left = [command_of(pid) for pid in pids]
-        while pids := descendants(self.process.pid):
+        while pids := descendants(self.pid):
             for pid in pids:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -243,6 +282,18 @@ class ForkServer:
                     continue
             time.sleep(0.05)
         return left
+
+
+def _listener(name: str) -> socket.socket:
+    """Return a socket for the requests to a fork server of this name."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(64)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -> None:

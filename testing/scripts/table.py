@@ -116,4 +116,4 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def rows() -> tuple[Row, ...]:
     """Return all rows of the table in its order."""
-    return msgspec.convert(yaml.safe_load(ROWS.read_text()), tuple[Row, ...])
+    return msgspec.convert(yaml.load(ROWS.read_text(), yaml.CSafeLoader), tuple[Row, ...])

@@ -99,6 +99,7 @@ def test_an_invalid_message_is_refused_and_the_pipe_stays_open(data: bytes) -> N
     records.close()
 
 
+@pytest.mark.long
 def test_thousands_of_random_packets_use_no_memory_and_end_no_pipe() -> None:
     dice = random.Random(1)
     whole = json.dumps({"kind": "failed", "message": "m", "error": None, "released": None}).encode()

@@ -121,6 +121,7 @@ def test_each_validation_rule_has_a_cel_counterpart_in_the_crd(
         assert f"spec{twin['fieldPath']}" == rule.path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.path)
 def test_each_validation_rule_is_violated_by_some_example_of_a_bad_spec(rule: Rule) -> None:
     def broken() -> Iterator[str]:

@@ -95,6 +95,7 @@ def test_random_text_is_rejected_with_an_error_and_a_hint(text: str) -> None:
     assert shown.hint
 
 
+@pytest.mark.long
 @given(st.text(max_size=20) | st.text(alphabet="spec.relica[0]=:{}", max_size=20))
 def test_a_random_override_is_applied_or_rejected_with_a_hint(text: str) -> None:
     try:

@@ -117,6 +117,7 @@ def covers(may_override: list[str], path: tuple[str, ...]) -> bool:
     return any(path[: len(parts)] == parts for parts in map(parts_of, may_override))
 
 
+@pytest.mark.long
 @given(SPEC, SPEC, OVERRIDES)
 def test_a_value_of_the_merge_is_the_jobs_only_where_the_runtime_is_silent_or_allows_it(
     below: dict[str, Any], above: dict[str, Any], may_override: list[str]
@@ -140,6 +141,7 @@ def test_a_value_of_the_merge_is_the_jobs_only_where_the_runtime_is_silent_or_al
     assert all(path[-1] == "args" for path in missing), "only arguments go, with their command"
 
 
+@pytest.mark.long
 @given(SPEC, SPEC, OVERRIDES)
 def test_merging_again_changes_nothing_and_refuses_nothing(
     below: dict[str, Any], above: dict[str, Any], may_override: list[str]
@@ -151,6 +153,7 @@ def test_merging_again_changes_nothing_and_refuses_nothing(
     assert again.refused == ()
 
 
+@pytest.mark.long
 @given(SPEC, SPEC, OVERRIDES)
 def test_an_empty_job_gives_the_runtime_and_an_empty_runtime_gives_the_job(
     below: dict[str, Any], above: dict[str, Any], may_override: list[str]

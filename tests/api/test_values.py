@@ -86,6 +86,7 @@ def test_parse_percent_rejects_text_that_is_not_a_percentage(text: str) -> None:
         parse_percent(text)
 
 
+@pytest.mark.long
 @given(st.one_of(st.integers(), st.integers(-5, 105).map(lambda n: f"{n}%"), st.text(), st.none()))
 def test_a_quorum_is_a_count_or_a_percentage_or_rejected(value: int | str | None) -> None:
     mapping = job("spec.replicas=1000").to_mapping()
@@ -139,6 +140,7 @@ OVERRIDES = (
 )
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from(OVERRIDES), unique=True))
 def test_with_defaults_is_idempotent_and_keeps_given_values(overrides: list[str]) -> None:
     if {"spec.minReplicas=2", "spec.scheduling.provider=Kueue"} <= set(overrides):

@@ -147,6 +147,7 @@ def test_watching_requests_frequent_metrics_once(
     assert list(asked["metadata"]["annotations"]) == ["paceline.dev/watched-until"]
 
 
+@pytest.mark.long
 def test_wait_times_out_with_exit_code_3(paceline: Call, server: ScriptedServer) -> None:
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Starting", "5")
     server.answers["GET", JOBS] = lists(body("Starting", "5"))
@@ -158,6 +159,7 @@ def test_wait_times_out_with_exit_code_3(paceline: Call, server: ScriptedServer)
     assert "paceline explain digits" in hint
 
 
+@pytest.mark.long
 def test_waiting_for_suspended_ends_when_the_last_pod_is_gone(
     paceline: Call, server: ScriptedServer
 ) -> None:

@@ -59,7 +59,7 @@ class Here(conformance.Place):
         os.kill(self.terminal.status(NAME)["detail"]["ranks"][rank]["pid"], signal.SIGKILL)
 
     def left(self) -> object:
-        return called("rank", descendants(the_fork_server().process.pid))
+        return called("rank", descendants(the_fork_server().pid))
 
     def agents(self) -> dict[int, int]:
         """Return the pid of the agent of each active rank, by the rank's pid."""

@@ -58,6 +58,7 @@ def test_submit_validates_the_typed_model_before_sending_it() -> None:
         JobClient(jobs).submit(TrainingJob(metadata=Metadata(name="job"), spec=wrong))
 
 
+@pytest.mark.long
 def test_wait_returns_the_final_status_and_records_the_rounds() -> None:
     statuses = [at(0, "Starting"), at(3, loss=0.5), at(3, loss=0.4), at(10, "Complete", loss=0.1)]
     job = JobClient(FakeJobs(statuses)).get_job("job")

@@ -85,6 +85,7 @@ def test_a_template_without_a_trainer_container_is_refused() -> None:
         made(template={"spec": {"containers": [{"name": "main"}]}})
 
 
+@pytest.mark.long
 @given(function=st.text(min_size=1), suffix=st.text("0123456789abcdef", min_size=5, max_size=5))
 def test_every_function_name_gives_a_valid_job_name(function: str, suffix: str) -> None:
     name = job_name(function, suffix)

@@ -225,6 +225,7 @@ def test_a_client_that_disconnects_before_the_answer_is_not_logged_as_an_error(
     assert "has gone before it was answered" in caplog.text
 
 
+@pytest.mark.long
 def test_an_agent_that_does_not_read_is_disconnected_and_blocks_no_other() -> None:
     async def go() -> None:
         async with served() as at:

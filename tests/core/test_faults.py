@@ -82,6 +82,7 @@ faults = st.one_of(
 )
 
 
+@pytest.mark.long
 @given(st.lists(faults))
 def test_parse_faults_inverts_format_faults(given_faults: list[Fault]) -> None:
     assert parse_faults(format_faults(given_faults)) == given_faults

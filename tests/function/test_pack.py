@@ -246,6 +246,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(value=json_values)
 def test_an_argument_arrives_unchanged(value: Any) -> None:
     program = pack(plain, {"sizes": value})[PROGRAM]

@@ -48,6 +48,7 @@ def test_a_correct_parser_has_no_findings() -> None:
     assert report.accepted
 
 
+@pytest.mark.long
 def test_excessive_memory_is_a_finding() -> None:
     def read(data: bytes) -> object:
         return bytearray(driver.MEMORY_BYTES_MAX * 2) if data == SEEDS[0] else None

@@ -200,6 +200,7 @@ ranks = st.lists(phases, max_size=5).map(
 )
 
 
+@pytest.mark.long
 @given(
     st.sampled_from([*STATES, "Failed", "QuotaExceeded"]),
     st.text(max_size=40),

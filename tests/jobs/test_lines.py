@@ -130,6 +130,7 @@ def test_the_shuffle_loses_and_swaps_no_lines_of_a_replica(
         assert said == [str(n) for n in range(len(own))]
 
 
+@pytest.mark.long
 @given(replicas, st.data())
 def test_lines_delayed_less_than_the_hold_come_in_order_of_time(
     times: list[list[int]], data: st.DataObject

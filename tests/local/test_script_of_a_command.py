@@ -109,6 +109,7 @@ def test_a_launcher_in_a_command_is_found(command: list[str], launcher: str) -> 
     assert launcher_in(command) == launcher
 
 
+@pytest.mark.long
 def test_a_long_command_takes_linear_time() -> None:
     """Nest 100,000 wrappers: a copy of the words for each would move 80 GB."""
     assert launcher_in(["nohup"] * 100_000 + ["torchrun"]) == "torchrun"

@@ -112,6 +112,7 @@ def test_a_hostile_answer_is_refused_with_little_memory(name: str) -> None:
     assert most < 8 * len(raw) + 2**20
 
 
+@pytest.mark.long
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists))
 def test_any_value_of_a_field_is_read_or_refused(value: Any) -> None:
     for field in ("seq", "ranks", "log", "settings", "happenings", "outcome", "generation", "new"):
@@ -207,6 +208,7 @@ def test_a_phase_of_a_newer_release_counts_as_joining(state: str) -> None:
     assert (found.ranks[0].state, found.ranks[0].carrier) == (RankPhase.JOINING, Network.UNKNOWN)
 
 
+@pytest.mark.long
 def test_history_and_texts_are_truncated() -> None:
     reason = "ResumedFromCheckpoint"
     happened = [{"seq": n, "reason": reason, "message": "m" * 10**5} for n in range(1000)]

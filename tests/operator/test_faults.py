@@ -93,6 +93,7 @@ def test_a_link_is_closed_with_its_job(world: Inside) -> None:
     assert world.operator._links._links == {}
 
 
+@pytest.mark.long
 def test_a_job_deleted_while_its_watch_was_away_is_forgotten(world: Inside) -> None:
     world.server.change(PLURAL, NAMESPACE, JOB, spec={"suspend": True})
     world.settle(60)

@@ -94,6 +94,7 @@ anything = st.recursive(
 FIELDS = ["securityContext", "initContainers", "volumes"]
 
 
+@pytest.mark.long
 @given(
     st.dictionaries(st.sampled_from(FIELDS), anything),
     st.dictionaries(st.sampled_from(["securityContext", "ports", "volumeMounts"]), anything),

@@ -254,6 +254,7 @@ def refusals(metrics: OperatorMetrics) -> dict[str, float]:
     return {each.labels["reason"]: each.value for each in found if each.name == name}
 
 
+@pytest.mark.long
 def test_refused_answers_are_counted_by_reason_and_logged_in_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ anything = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(st.dictionaries(st.sampled_from(["volumes", "securityContext", "initContainers"]), anything))
 def test_a_template_of_any_shape_raises_no_exception(spec: dict[str, Any]) -> None:
     violations({"metadata": {}, "spec": {**pod()["spec"], **spec}}, RESTRICTED)

@@ -85,6 +85,7 @@ def test_without_a_right_on_jobs_the_operator_exits_with_the_reason(world: Insid
     assert len(world.pods()) == 2
 
 
+@pytest.mark.long
 def test_without_a_right_on_pods_the_operator_is_not_ready(world: Inside) -> None:
     take_right(world, "pods")
     world.settle(10)

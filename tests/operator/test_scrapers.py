@@ -81,6 +81,7 @@ def test_a_verdict_is_cached_for_a_minute() -> None:
     assert len(server.asked) == 6
 
 
+@pytest.mark.long
 def test_unknown_tokens_are_rate_limited_and_known_ones_are_served() -> None:
     server = Server()
     assert server.verdict("Bearer good") == HTTPStatus.OK

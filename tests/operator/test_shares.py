@@ -35,6 +35,7 @@ def played(steps: list[tuple[float, Key, float, bool]]) -> list[tuple[float, Key
     return taken
 
 
+@pytest.mark.long
 @given(STEPS)
 def test_over_any_window_no_job_and_no_namespace_gets_more_than_its_share(
     steps: list[tuple[float, Key, float, bool]],
@@ -51,6 +52,7 @@ def test_over_any_window_no_job_and_no_namespace_gets_more_than_its_share(
             assert namespaces[key[0]] <= NAMESPACE.burst + NAMESPACE.per_s * span_s + EPSILON
 
 
+@pytest.mark.long
 @given(STEPS)
 def test_a_job_within_its_rate_is_not_refused_because_of_another_namespace(
     steps: list[tuple[float, Key, float, bool]],
@@ -69,6 +71,7 @@ def test_a_job_within_its_rate_is_not_refused_because_of_another_namespace(
             assert shares.take(good, JOB, min(due, JOB.burst), now_s) == 0.0
 
 
+@pytest.mark.long
 @given(STEPS)
 def test_a_refused_amount_is_granted_after_the_returned_wait(
     steps: list[tuple[float, Key, float, bool]],

@@ -85,6 +85,7 @@ CONDITIONS = st.builds(
 )
 
 
+@pytest.mark.long
 @given(st.lists(CONDITIONS, unique_by=lambda c: c.type))
 def test_ready_and_stalled_give_exactly_one_verdict(conditions: list[WantedCondition]) -> None:
     found, ready, stalled = of(*conditions)
@@ -100,6 +101,7 @@ def test_ready_and_stalled_give_exactly_one_verdict(conditions: list[WantedCondi
         assert stalled.reason in NEEDS_SOMEBODY
 
 
+@pytest.mark.long
 @given(st.lists(CONDITIONS, unique_by=lambda c: c.type), st.data())
 def test_stored_conditions_count_until_newer_ones_replace_them(
     conditions: list[WantedCondition], data: st.DataObject

@@ -113,6 +113,7 @@ def test_the_status_lists_the_64_ranks_with_the_largest_lag() -> None:
 hostile = st.floats() | st.integers() | st.text(max_size=300) | st.none() | st.lists(st.integers())
 
 
+@pytest.mark.long
 @given(st.lists(st.dictionaries(st.sampled_from(["state", "pid", "version"]), hostile)), hostile)
 def test_hostile_figures_do_not_make_an_invalid_status(
     rows: list[dict[str, Any]], figure: Any

@@ -47,6 +47,7 @@ def test_a_template_is_carried_whole_or_refused_with_a_reason(template: Template
         assert "(" in verdict.problems, "it says what to do"
 
 
+@pytest.mark.long
 def test_most_templates_run_as_they_are() -> None:
     words = [tried(template).word for template in all_templates()]
     assert len(words) >= 50

@@ -85,6 +85,7 @@ def test_each_requirement_is_one_version_with_its_hashes(name: str) -> None:
         assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", line), line
 
 
+@pytest.mark.long
 def test_requirements_match_uv_lock() -> None:
     assert (ROOT / "scripts/build.txt").read_text() == pins.build()
     assert (ROOT / "examples/digits/requirements.txt").read_text() == pins.digits()

@@ -45,6 +45,7 @@ def test_a_new_version_is_written_to_every_place(copy: Path) -> None:
         assert (copy / path).read_bytes() == (version.ROOT / path).read_bytes(), path
 
 
+@pytest.mark.long
 def test_no_other_file_names_the_version() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=version.ROOT, capture_output=True, text=True, check=True

@@ -218,6 +218,7 @@ def test_r37_arrive_announces_only_the_gradient_in_flight(
     assert most_ahead(world) > 1
 
 
+@pytest.mark.long
 def test_r37_a_rank_that_evaluates_has_no_gradient_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -234,6 +235,7 @@ def test_r37_a_rank_that_evaluates_has_no_gradient_in_flight(
     assert breaks(world)
 
 
+@pytest.mark.long
 def test_r38_the_next_batch_of_a_fresh_rank_uses_the_version_of_its_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -59,6 +59,7 @@ def all_agents_stop(seed: int = 1) -> Simulation:
     return sim
 
 
+@pytest.mark.long
 def test_agents_that_were_stopped_kill_no_rank_when_they_continue() -> None:
     for seed in range(5):
         sim = run(all_agents_stop(seed))
@@ -102,6 +103,7 @@ def test_without_the_list_of_live_ranks_only_a_stuck_round_reveals_a_frozen_one(
     assert happened(run(one_rank_stops()), "RoundStuck")
 
 
+@pytest.mark.long
 def test_a_pod_whose_agent_dies_is_replaced_as_a_whole() -> None:
     for seed in range(5):
         sim = run(pods(Fault(200, Kind.ORPHAN, 50, 2), seed=seed))
@@ -109,6 +111,7 @@ def test_a_pod_whose_agent_dies_is_replaced_as_a_whole() -> None:
         assert sim.now < 3000 * MS
 
 
+@pytest.mark.long
 def test_a_reconnect_of_an_agent_causes_no_membership_change() -> None:
     """The greeting lists all ranks.
 

@@ -49,6 +49,7 @@ def worlds(draw: st.DrawFn) -> ScriptWorld:
     )
 
 
+@pytest.mark.long
 @bounded(100)
 @given(worlds(), seeds)
 def test_a_script_without_faults_takes_every_batch_on_every_slot(
@@ -83,6 +84,7 @@ def all_loads() -> list[Spot]:
     return [spot for seed, fault in WITH_A_KILL for spot in loads(seed, fault)]
 
 
+@pytest.mark.long
 def test_a_replacement_repeats_what_is_over_and_loads_the_state_where_the_others_are() -> None:
     spots = all_loads()
     assert any(spot.is_at_point and spot.place for spot in spots)
@@ -129,6 +131,7 @@ def evaluations() -> tuple[list[Spot], set[str]]:
     return [spot for spot in spots if not spot.is_at_point], outcomes
 
 
+@pytest.mark.long
 def test_a_replacement_sends_buffers_where_the_others_do() -> None:
     """The donor waits where the forward pass, after an evaluation, has sent none."""
     spots, outcomes = evaluations()
@@ -136,6 +139,7 @@ def test_a_replacement_sends_buffers_where_the_others_do() -> None:
     assert outcomes <= ENDS
 
 
+@pytest.mark.long
 def test_a_replacement_that_sends_buffers_with_its_first_batch_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -227,6 +231,7 @@ def troubled(seed: int, **world: Any) -> Simulation:
     return run_script(replace(TROUBLED, **world), seed, [fault])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [{"call_in_backward": True}, {"abandoned": 0.3}])
 def test_a_round_is_void_if_its_backward_pass_does_not_end_and_is_made_again(
     world: dict[str, Any],

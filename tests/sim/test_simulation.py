@@ -48,6 +48,7 @@ def rounds(sim: Simulation) -> list[Go]:
 # ---- any history ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @bounded(150)
 @given(worlds(), seeds)
 def test_a_job_without_faults_completes_on_all_ranks(world: World, seed: int) -> None:
@@ -194,6 +195,7 @@ def test_without_r56_a_bad_batch_kills_one_rank_after_another(
     assert not sim.finished
 
 
+@pytest.mark.long
 @bounded(200)
 @given(worlds(), seeds, faults())
 def test_a_script_that_stops_the_job_stops_it_on_all_ranks(
@@ -206,6 +208,7 @@ def test_a_script_that_stops_the_job_stops_it_on_all_ranks(
     assert len({(log.version, log.digest, log.publisher) for log in logs}) <= 1, sim.story()
 
 
+@pytest.mark.long
 def test_without_a_coordinator_rounds_continue_and_changes_wait() -> None:
     """A new coordinator admits a joiner that has waited for it (R10)."""
     sim = Simulation(World(replicas=2, leases=400), 2)
@@ -346,6 +349,7 @@ def test_the_invariants_hold_under_repeated_faults_of_one_kind(kind: Kind) -> No
     history()
 
 
+@pytest.mark.long
 @bounded(60)
 @given(worlds(3), seeds, faults(Kind.CRASH, Kind.TWIN, Kind.SLEEP, Kind.CUT, Kind.JOIN, Kind.LOSE))
 def test_the_invariants_hold_with_coordinators_that_restart_and_compete(
@@ -355,6 +359,7 @@ def test_the_invariants_hold_with_coordinators_that_restart_and_compete(
     assert sim.finished or "StateLost" in sim.outcomes, sim.story()
 
 
+@pytest.mark.long
 @bounded(40)
 @given(worlds(3), seeds, faults(Kind.JOIN, Kind.SHRINK, Kind.DRAIN, Kind.MODE))
 def test_the_invariants_hold_while_scaling_and_changing_the_mode(
@@ -364,6 +369,7 @@ def test_the_invariants_hold_while_scaling_and_changing_the_mode(
     assert sim.finished or "Interrupted" in sim.outcomes, sim.story()
 
 
+@pytest.mark.long
 @bounded(60)
 @given(worlds(3), seeds, faults(Kind.KILL, Kind.LOSE, Kind.DRAIN, Kind.JOIN, Kind.SHRINK))
 def test_the_invariants_hold_with_allowed_sizes(world: World, seed: int, what: list[Fault]) -> None:
@@ -447,6 +453,7 @@ def test_a_job_finishes_after_a_death_at_every_step_of_a_membership_change(kind:
 # ---- single promises -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("late", MaxAgePolicy)
 @pytest.mark.parametrize("normalisation", Normalisation)
 @pytest.mark.parametrize("pacing", [Pacing.ROUND, Pacing.SAMPLES])
@@ -499,6 +506,7 @@ def stuck_for_ever(seed: int) -> Simulation:
     return sim
 
 
+@pytest.mark.long
 def test_a_rank_with_a_stuck_communication_thread_is_replaced() -> None:
     """The bound is the longest work, an answer to PREPARE, and the rounds left (R35, I8)."""
     for seed in range(20):
@@ -560,6 +568,7 @@ def test_a_benched_rank_returns_and_contributes() -> None:
     assert benched in {s.member for shares in later for s in shares if s.count}
 
 
+@pytest.mark.long
 def test_a_quorum_of_all_ranks_equals_full_mode() -> None:
     """The rounds and their contributions are the same (I10)."""
     for seed in range(8):
@@ -570,6 +579,7 @@ def test_a_quorum_of_all_ranks_equals_full_mode() -> None:
         assert one.finished[0].weights == two.finished[0].weights
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_a_slow_rank_contributes_in_proportion_to_its_speed(factor: int) -> None:
     """A rank slower by a factor f contributes about 1/f of what another one does (I16)."""
@@ -581,6 +591,7 @@ def test_a_slow_rank_contributes_in_proportion_to_its_speed(factor: int) -> None
     assert 0.6 * others / factor <= applied[3] < others, applied
 
 
+@pytest.mark.long
 def test_a_self_fed_job_does_not_end_while_all_ranks_evaluate() -> None:
     """All ranks evaluate at the same time; the job ends only when all loops have ended."""
     world = World(
@@ -670,6 +681,7 @@ def test_random_initiator_rounds_are_never_triggered_by_a_quorum() -> None:
     assert Trigger.QUORUM not in triggers
 
 
+@pytest.mark.long
 @bounded(30)
 @given(worlds(2), seeds, st.integers(0, 400))
 def test_the_same_seed_gives_the_same_history(world: World, seed: int, at_ms: int) -> None:
@@ -678,6 +690,7 @@ def test_the_same_seed_gives_the_same_history(world: World, seed: int, at_ms: in
     assert one.lines == two.lines
 
 
+@pytest.mark.long
 def test_per_round_memory_of_a_rank_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that a rank stores per round outlives the round (R7, R15)."""
     world = World(replicas=3, leases=300, settings=RoundSettings(mode=Mode.SOLO), slow={2: 5.0})

@@ -210,6 +210,7 @@ def test_r31_without_flags_a_gradient_unlike_its_announcement_breaks_invariants(
     assert breaks(world) or trouble == "rewrite"
 
 
+@pytest.mark.long
 def test_r32_an_aborted_round_makes_no_gradient_late(monkeypatch: pytest.MonkeyPatch) -> None:
     world = dataclasses.replace(CLEAN, rewrite=0.5)
 

@@ -97,6 +97,7 @@ def only_by_time(self: Collector) -> int | None:
     return self._since_ns + self._patience_ns if self._held else None
 
 
+@pytest.mark.long
 def test_a_job_stalls_if_heads_do_not_forward_a_complete_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -161,6 +161,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_a_reader_never_sees_a_partial_update() -> None:
     """Every update adds 1 to one bucket and 1 to the sum, so a torn read would differ.
 

@@ -91,6 +91,7 @@ def test_every_sample_is_dealt_once_per_epoch(workers: int, accumulate: int) -> 
     job.check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_revoked_leases_are_not_trained(workers: int, accumulate: int) -> None:

@@ -25,6 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "paceline"
 
 
+@pytest.mark.long
 def test_a_library_is_built_once_and_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(REDUCE).paceline_reduce
     (built,) = cache.iterdir()  # and no temporary file

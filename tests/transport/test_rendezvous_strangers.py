@@ -301,6 +301,7 @@ def test_incomplete_frames_use_no_memory(
         stranger.close()
 
 
+@pytest.mark.long
 def test_the_number_of_silent_callers_is_bounded(
     meetings: Meetings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +337,7 @@ def test_a_caller_that_does_not_finish_its_hello_in_time_is_closed(
     assert refused(RefusalReason.TOO_SLOW) == before + 1
 
 
+@pytest.mark.long
 def test_peers_meet_while_strangers_keep_calling(meetings: Meetings) -> None:
     stop = threading.Event()
 

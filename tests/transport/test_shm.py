@@ -106,6 +106,7 @@ def summed(
 PER_RANK = ((True, True, True), (False, False, False), (True, False, True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("native", "in_place"),
     [
@@ -126,6 +127,7 @@ def test_native_and_python_loops_add_in_member_order(
                 assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
 
 
+@pytest.mark.long
 def test_two_levels_sum_exactly_on_machines_of_unequal_size() -> None:
     """Put two ranks on one machine and three on the other: two slices, and one rank only copies."""
     hub = Hub()

@@ -150,6 +150,7 @@ def test_the_shards_of_a_group_form_one_checkpoint(tmp_path: Path) -> None:
         disk.find(path, ranks[0].identity)
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_lacks_a_shard_is_not_published(tmp_path: Path) -> None:
     path, rank = tmp_path / "saved", Rank()
     rank.identity = dataclasses.replace(rank.identity, shard=0, shards=2)

@@ -483,6 +483,7 @@ def equal(one: object, other: object) -> bool:
     return one == other
 
 
+@pytest.mark.long
 @given(value=plain_values)
 @settings(deadline=None)
 def test_an_encoded_state_decodes_to_the_same_value(value: object) -> None:

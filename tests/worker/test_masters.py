@@ -76,6 +76,7 @@ def test_half_precision_steps_like_plain_torch_with_float32_masters(
         assert torch.equal(kept[parameter_name], master)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", HALVES)
 def test_updates_below_half_precision_accumulate(dtype: torch.dtype) -> None:
     """Take 4,000 steps of 2^-16 on a weight of 1, where the next bfloat16 is 2^-7 away."""

@@ -96,6 +96,7 @@ state("before")
 """
 
 
+@pytest.mark.long
 def test_a_state_can_be_sent_while_the_script_exits(tmp_path: Path) -> None:
     """Send a state from an atexit handler, as a donor does whose script failed.
 
@@ -242,6 +243,7 @@ def test_a_large_state_is_read_in_slices_and_holds_up_no_other_message(
     assert reads >= 4
 
 
+@pytest.mark.long
 def test_a_state_is_put_together_while_it_arrives(pair: tuple[PeerSockets, ...]) -> None:
     """Send half of a state: pieces used to be joined only after the last one had arrived."""
     donor, joiner = pair

@@ -111,6 +111,7 @@ ROUNDS = st.tuples(
 )
 
 
+@pytest.mark.long
 @given(st.sampled_from(ALGORITHMS), st.integers(1, 5), st.lists(ROUNDS, max_size=12))
 @settings(deadline=None)
 def test_applied_sums_and_residuals_add_up_to_all_gradients(

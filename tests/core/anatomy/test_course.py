@@ -63,6 +63,7 @@ SUMS = st.tuples(st.floats(), st.floats())
 MOMENTS = st.builds(Moment, NUMBERS, NUMBERS, st.dictionaries(st.sampled_from("ab"), SUMS))
 
 
+@pytest.mark.long
 @given(st.lists(st.lists(MOMENTS, max_size=20), max_size=3))
 def test_a_course_of_any_moments_is_finite_and_in_order_of_time(each: list[list[Moment]]) -> None:
     for line in course([pod(slot, tuple(own)) for slot, own in enumerate(each)]):

@@ -118,6 +118,7 @@ def histories(draw: st.DrawFn) -> tuple[list[StepSample], list[RoundSample]]:
     return steps, rounds
 
 
+@pytest.mark.long
 @given(histories())
 def test_the_parts_sum_to_the_step(history: tuple[list[StepSample], list[RoundSample]]) -> None:
     steps, rounds = history
@@ -131,6 +132,7 @@ def test_the_parts_sum_to_the_step(history: tuple[list[StepSample], list[RoundSa
         assert all(a.end_ns <= b.begin_ns for a, b in pairwise(found.held))
 
 
+@pytest.mark.long
 @given(histories())
 def test_exposed_and_hidden_sum_to_the_reduction(
     history: tuple[list[StepSample], list[RoundSample]],

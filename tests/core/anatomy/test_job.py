@@ -72,6 +72,7 @@ def test_a_job_without_late_ranks_gets_no_advice_about_them() -> None:
     assert all("last rank" not in advice.what for advice in job.advice)
 
 
+@pytest.mark.long
 @given(st.integers(-900, 10**6))
 def test_clock_shifts_of_hosts_do_not_change_the_analysis(shift_ms: int) -> None:
     shifted, plain = analyse(pods(shift_ms)), analyse(pods())

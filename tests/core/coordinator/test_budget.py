@@ -34,6 +34,7 @@ def per_rank(counts: dict[int, int]) -> list[float]:
     return [counts[ranks] / ranks for ranks in SIZES]
 
 
+@pytest.mark.long
 def test_the_cost_of_a_pod_heartbeat_is_independent_of_the_number_of_pods(
     crowds: dict[int, Crowd],
 ) -> None:
@@ -84,6 +85,7 @@ def test_the_cost_of_a_status_per_rank_is_bounded(crowds: dict[int, Crowd]) -> N
     assert cost[2] < LINEAR * cost[1], counts
 
 
+@pytest.mark.long
 def test_the_cost_of_a_membership_change_per_rank_is_bounded(
     crowds: dict[int, Crowd],
 ) -> None:
@@ -110,6 +112,7 @@ def test_the_cost_of_a_start_per_rank_is_bounded() -> None:
     assert cost[2] < LINEAR * cost[1], counts
 
 
+@pytest.mark.long
 def test_1024_ranks_send_less_than_100_kb_per_second() -> None:
     crowd = Crowd(1024)
     crowd.start()

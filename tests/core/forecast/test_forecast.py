@@ -49,6 +49,7 @@ def at_least(a: float, b: float) -> bool:
 # ---- properties ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(model=models(), setting=settings(), factor=st.floats(1, 10))
 def test_a_slower_link_never_makes_a_forecast_faster(
     model: FittedModel, setting: Setting, factor: float
@@ -59,6 +60,7 @@ def test_a_slower_link_never_makes_a_forecast_faster(
     assert at_least(quick.gradients_per_s, slow.gradients_per_s)
 
 
+@pytest.mark.long
 @given(model=models(), setting=settings())
 def test_full_mode_is_never_faster_than_a_quorum(model: FittedModel, setting: Setting) -> None:
     full, quorum = model.forecast(replace(setting, quorum=setting.members)), model.forecast(setting)
@@ -67,6 +69,7 @@ def test_full_mode_is_never_faster_than_a_quorum(model: FittedModel, setting: Se
     assert at_least(setting.members / quorum.step_s, quorum.gradients_per_s), "none out of nothing"
 
 
+@pytest.mark.long
 @given(model=models(), batch=st.floats(1, 256))
 def test_the_forecast_for_one_member_ignores_the_link(model: FittedModel, batch: float) -> None:
     found = model.forecast(Setting(1, 1, batch))
@@ -75,6 +78,7 @@ def test_the_forecast_for_one_member_ignores_the_link(model: FittedModel, batch:
     assert found.gradients_per_s == pytest.approx(1 / found.step_s)
 
 
+@pytest.mark.long
 @given(model=models(), setting=settings())
 def test_the_gain_of_groups_of_one_is_1(model: FittedModel, setting: Setting) -> None:
     assert model.gain(setting.members, 1, setting.batch) == pytest.approx(1.0)

@@ -49,6 +49,7 @@ def all_leases(log: Log, gone: set[int]) -> list[int]:
     return sorted([*gone, *held, *log.deal.pool, *range(log.deal.next, total_leases(log.plan))])
 
 
+@pytest.mark.long
 @CI
 @given(st.data())
 def test_a_lease_is_in_exactly_one_place(data: st.DataObject) -> None:

@@ -26,6 +26,7 @@ def test_a_state_reaches_every_joiner_once_in_few_hops(joiners: int) -> None:
     assert hops <= (joiners + 1).bit_length()
 
 
+@pytest.mark.long
 @given(st.integers(1, 200), st.integers(0, 500), st.data())
 def test_every_rank_receives_go_exactly_once(ranks: int, round_: int, data: st.DataObject) -> None:
     everybody = members(*range(ranks))

@@ -119,6 +119,7 @@ def test_an_optimizer_goes_on_with_the_same_bits(name: str) -> None:
     assert same(expected, [joiner.model.state_dict(), theirs.state_dict()])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_scheduler_goes_on_with_the_same_rates(name: str) -> None:
     donor, joiner = Process(1), Process(2)

@@ -6,8 +6,8 @@ forked from it or from each other. This replaces only exec: every process is a r
 pid, parent, session, descriptors, environment and signals. A rank is a child of its agent, started
 below its own mpiexec with PMI's environment, and ends as any interpreter does.
 
-    fork server -> runner of a history -> its fork server -> coordinator, agents
-        -> their fork servers -> ranks
+    fork server of a test run -> fork server of a test process -> runner of a history
+        -> its fork server -> coordinator, agents -> their fork servers -> ranks
 
 A fork server forks the processes that are requested over its socket. It forks twice, so that the
 new process becomes a child of the nearest subreaper above: the runner, or the agent.

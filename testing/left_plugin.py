@@ -1,10 +1,11 @@
 """pytest plugin that fails a run which leaves processes, temporary folders or files of MPI.
 
 The run gets its own TMPDIR, so anything in it at the end with a name of Paceline's or MPI's is its
-own. It also gets a mark in the environment, which each process below it inherits. Other jobs and
-test runs of this user at the same time do not matter. If the run is killed, the next one removes
-its TMPDIR (`testing.temporary`). With `pytest --numprocesses` the controller looks when its workers
-have ended.
+own. What programs keep for their user goes there as well: notes of jobs, caches of kubectl. The run
+also gets a mark in the environment, which each process below it inherits. Other jobs and test runs
+of this user at the same time do not matter. If the run is killed, the next one removes its TMPDIR
+(`testing.temporary`). With `pytest --numprocesses` the controller looks when its workers have
+ended.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from testing.processes import forked_call
 from testing.temporary import ENV_RUN, PREFIX, OwnFolder
 
 OURS: Final = ("paceline-*", "hydra_*", "mpich_*", f"{PREFIX}*")
+KEPT: Final = {"XDG_STATE_HOME": "state", "KUBECACHEDIR": "kube", "IPYTHONDIR": "ipython"}
+"""Variables that say where programs keep something for their user -> folder of the run for it."""
 PATIENCE_S: Final = 10.0
 """How long to wait for the end of what the last tests have stopped."""
 
@@ -34,13 +37,15 @@ class LeftOvers:
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
-        self._outer = {name: os.environ.get(name) for name in ("TMPDIR", "PYTEST_DEBUG_TEMPROOT")}
+        own = ("TMPDIR", "PYTEST_DEBUG_TEMPROOT", *KEPT)
+        self._outer = {name: os.environ.get(name) for name in own}
         # Folders of single tests stay where pytest puts them, so that people can inspect them.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         self._own_folder = OwnFolder()
         self.folder = self._own_folder.path
         self.mark = f"{ENV_RUN}={self.folder.name}-{os.getpid()}"
         os.environ["TMPDIR"] = str(self.folder)
+        os.environ |= {name: str(self.folder / place) for name, place in KEPT.items()}
         os.environ[ENV_RUN] = self.mark.partition("=")[2]
         tempfile.tempdir = None
         self.found: list[str] = []

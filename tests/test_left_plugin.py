@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from paceline.local.index import folders
 
-from testing.left_plugin import LeftOvers
+from testing.left_plugin import KEPT, LeftOvers
 from testing.temporary import ENV_RUN, PREFIX, sweep
 from tests.layers import exhaustive
 
@@ -23,12 +24,22 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture
 def look() -> Iterator[LeftOvers]:
     """Yield the plugin of a test run inside this one."""
-    outer = {name: os.environ.get(name) for name in (ENV_RUN, "TMPDIR")}
+    outer = {name: os.environ.get(name) for name in (ENV_RUN, "TMPDIR", *KEPT)}
     left = LeftOvers(patience_s=0.5)
     yield left
     left.pytest_unconfigure()
     os.environ.update({name: text for name, text in outer.items() if text is not None})
     tempfile.tempdir = None
+
+
+def test_programs_keep_nothing_for_their_user_outside_the_folder_of_the_run(
+    look: LeftOvers,
+) -> None:
+    """A runner that was killed, and kubectl, have left files in the home of whoever ran tests."""
+    state = folders(os.environ | {"XDG_RUNTIME_DIR": ""})[0]
+    assert state == look.folder / "state/paceline"
+    assert Path(os.environ["KUBECACHEDIR"]).parent == look.folder
+    assert Path(os.environ["IPYTHONDIR"]).parent == look.folder
 
 
 @pytest.mark.parametrize("prefix", ["paceline-run-", "paceline-", "hydra_", PREFIX])

@@ -42,7 +42,8 @@ def definitions() -> list[dict[str, Any]]:
 def _definition(file: Path) -> dict[str, Any]:
     """Return one definition, without the labels and annotations that Helm would fill in."""
     lines = file.read_text().splitlines(keepends=True)
-    found: dict[str, Any] = yaml.safe_load("".join(line for line in lines if "{{" not in line))
+    text = "".join(line for line in lines if "{{" not in line)
+    found: dict[str, Any] = yaml.load(text, yaml.CSafeLoader)
     return {**found, "metadata": {"name": found["metadata"]["name"]}}
 
 

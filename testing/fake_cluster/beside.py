@@ -92,7 +92,7 @@ def until_quiet(
 def install_crd(plane: ControlPlane) -> None:
     """Install the CRDs and wait until the API server accepts jobs."""
     for file in DEFINITIONS:
-        crd = yaml.safe_load(file.read_text())
+        crd = yaml.load(file.read_text(), yaml.CSafeLoader)
         name = crd["metadata"]["name"]
         plane.api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", crd)
 

@@ -35,7 +35,7 @@ def helm(*words: str) -> str:
 
 def rendered(*options: str) -> list[dict[str, Any]]:
     text = helm("template", "x", str(CHARTS / "paceline"), "-n", "sys", *options)
-    return [found for found in yaml.safe_load_all(text) if found]
+    return [found for found in yaml.load_all(text, yaml.CSafeLoader) if found]
 
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -75,7 +75,9 @@ def test_helm_lint_finds_no_fault(chart: str) -> None:
 def test_the_chart_ships_the_generated_definitions() -> None:
     found = {
         crd["spec"]["names"]["plural"]: crd
-        for crd in yaml.safe_load_all(helm("template", "x", str(CHARTS / "paceline-crds")))
+        for crd in yaml.load_all(
+            helm("template", "x", str(CHARTS / "paceline-crds")), yaml.CSafeLoader
+        )
     }
     assert set(found) == set(DEFINITIONS)
     for plural, crd in found.items():
@@ -83,7 +85,7 @@ def test_the_chart_ships_the_generated_definitions() -> None:
         file = CHARTS / f"paceline-crds/files/{plural}.yaml"
         assert file.read_text() == generated, f"copy crds/manifests/{plural}.yaml over it"
         assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-        assert crd["spec"] == yaml.safe_load(generated)["spec"]
+        assert crd["spec"] == yaml.load(generated, yaml.CSafeLoader)["spec"]
 
 
 @pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
@@ -255,7 +257,7 @@ def names_in(found: Any) -> Iterator[str]:
 def test_names_are_valid_for_release_names_of_any_length(length: int) -> None:
     """Helm admits release names of 53 characters; the name of a Service has 63 at most."""
     text = helm("template", "r" * length, str(CHARTS / "paceline"), "-n", "sys", *ALL)
-    for found in yaml.safe_load_all(text):
+    for found in yaml.load_all(text, yaml.CSafeLoader):
         for name in names_in(found):
             assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name), name
         assert len(found["metadata"]["name"]) <= (63 if found["kind"] == "Service" else 253)

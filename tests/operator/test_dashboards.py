@@ -69,7 +69,7 @@ def helm(*options: str) -> list[dict[str, Any]]:
     words = [str(program), "template", "x", str(CHART), "-n", "sys", *options]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    return [found for found in yaml.safe_load_all(done.stdout) if found]
+    return [found for found in yaml.load_all(done.stdout, yaml.CSafeLoader) if found]
 
 
 def test_all_three_dashboards_exist() -> None:

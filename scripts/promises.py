@@ -299,9 +299,9 @@ when you take a test out.
 | command | runs | took, on two cores |
 |---|---|---|
 | `make test-fast` | tests without the marks below, with a twentieth of the examples of each \
-property | 2 to 3 minutes |
+property | about 2 minutes |
 | `make test` | the checks of `make check`, and tests without the mark `exhaustive`, with a \
-tenth of the examples | 12 to 16 minutes; 30 the first time, when it builds a Kubernetes |
+tenth of the examples | 11 to 14 minutes; 23 the first time, when it builds a Kubernetes |
 | `make test-all` | the checks, and all tests | about an hour |
 
 The layer of a test follows from its marks. `processes` is for whatever starts a process: a rank, an

@@ -556,3 +556,17 @@ def test_output_before_a_sigkill_is_not_given_as_the_reason() -> None:
     killed = why_it_ended(death(code=-9, text="UserWarning: a warning from the first epoch"))
     assert "SIGKILL" in killed
     assert "UserWarning" not in killed
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"code": 2}, "ScriptFailed"),
+        ({"code": 127, "outcome": RankOutcome.UNSTARTABLE}, "RankFailed"),
+    ],
+)
+def test_a_script_is_blamed_only_if_it_ran(facts: dict[str, object], reason: str) -> None:
+    """The coordinator gives the same reason, whichever of the two is heard of first."""
+    ended = last_end(death(**facts))
+    assert ended is not None
+    assert ended.reason == reason

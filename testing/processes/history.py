@@ -159,6 +159,7 @@ class ForkServer:
         """Name the modules that it imports before it forks the first process."""
         self._modules = modules
         self._executed: list[subprocess.Popen[bytes]] = []
+        self._gone = -1
 
     def __enter__(self) -> Self:
         self.name = f"{NAME}-{os.getpid()}-{random.randbytes(4).hex()}"
@@ -177,10 +178,13 @@ class ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._gone < 0:
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._gone, signal.SIGKILL)
         select.select([self._gone], [], [], ENDS_S)
         os.close(self._gone)
+        self._gone = -1
         for process in self._executed:
             process.kill()
             process.wait()

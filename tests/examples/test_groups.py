@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from testing.processes.runs import forked_paceline
-from tests.layers import exhaustive_except
 
 pytestmark = pytest.mark.processes
 
@@ -15,9 +14,8 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 EPOCHS = "3"
 
 
-@pytest.mark.parametrize(
-    "example", exhaustive_except(["two-stages"], ["tensor-parallel", "two-stages"])
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("example", ["tensor-parallel", "two-stages"])
 def test_an_example_with_replica_groups_trains(tmp_path: Path, example: str) -> None:
     job, folder = str(EXAMPLES / example / "job.yaml"), str(tmp_path / "run")
     words = ["run", job, "--run-dir", folder, "--quiet"]

@@ -29,7 +29,7 @@ def test_samples_count_once_under_two_kills_a_join_and_a_straggler(
         collective={"pacing": pacing},
         accumulate=2,
         epochs=3,
-        rounds=100,
+        rounds=50,
     )
     result = fork_server.run(history, tmp_path / "run")
     check(history, result)

@@ -23,10 +23,14 @@ def examples(count: int) -> int:
     Returns:
         a share of `count` for this run, but at least as many as it has percent.
     """
-    percent = int(os.environ.get(ENV_SHARE, "100"))
+    percent = _percent()
     return max(min(count, percent), count * percent // 100)
 
 
 def some(cases: Sequence[T]) -> Sequence[T]:
     """Return all cases in `make test-all`, and in faster runs every fourth one."""
-    return cases if int(os.environ.get(ENV_SHARE, "100")) == 100 else cases[::4]
+    return cases if _percent() == 100 else cases[::4]
+
+
+def _percent() -> int:
+    return int(os.environ.get(ENV_SHARE, "100"))

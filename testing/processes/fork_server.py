@@ -39,6 +39,8 @@ PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 MADV_COLLAPSE: Final = 25
 HUGE: Final = 2 << 20
+NAME: Final = "paceline-fork-server"
+"""What the names of the sockets of fork servers begin with."""
 LISTENER_FD: Final = 3
 ORDER_BYTES_MAX: Final = 256 * 1024
 FDS_MAX: Final = 16
@@ -170,6 +172,18 @@ def import_in(name: str, modules: Sequence[str]) -> None:
             raise RuntimeError(f"the fork server did not import {', '.join(modules)}")
 
 
+def listener_of(name: str) -> socket.socket:
+    """Return a new socket for the requests to the fork server of this name."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(64)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 def start_below(leader: bool = True, without: Sequence[int] = ()) -> str:
     """Fork a fork server below this process, which must have no threads.
 
@@ -185,10 +199,8 @@ def start_below(leader: bool = True, without: Sequence[int] = ()) -> str:
     Raises:
         Become: in each process that the fork server forks.
     """
-    name = f"paceline-fork-server-{secrets.token_hex(8)}"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(f"\0{name}")
-    listener.listen(64)
+    name = f"{NAME}-{secrets.token_hex(8)}"
+    listener = listener_of(name)
     parent = os.getpid()
     if os.fork() == 0:
         try:

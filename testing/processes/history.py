@@ -35,8 +35,6 @@ SCRIPT = Path(__file__).with_name("history_script.py")
 ROOT = Path(__file__).parent.parent.parent
 PIECE = 16_384
 """Floats of a piece of ballast that is a segment by itself."""
-NAME = "paceline-fork-server"
-"""What the names of the sockets of fork servers begin with."""
 LIMIT_S = 240.0
 START_S = 120.0
 ENDS_S = 30.0
@@ -156,20 +154,20 @@ class ForkServer:
     """The process that has imported everything; it runs one history at a time."""
 
     def __init__(self, modules: Sequence[str] = fork_server.PRELOADED) -> None:
-        """Name the modules that it imports before it forks the first process."""
+        """Prepare a fork server that imports these modules before it forks the first process."""
         self._modules = modules
         self._executed: list[subprocess.Popen[bytes]] = []
         self._gone = -1
 
     def __enter__(self) -> Self:
-        self.name = f"{NAME}-{os.getpid()}-{random.randbytes(4).hex()}"
+        self.name = f"{fork_server.NAME}-{os.getpid()}-{random.randbytes(4).hex()}"
         env = {n: v for n, v in os.environ.items() if not n.startswith("PACELINE_")}
         paths = [str(ROOT), *env.get("PYTHONPATH", "").split(os.pathsep)]
         env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         env["PYTHONUNBUFFERED"] = "1"  # the runner sets this for its processes
         self.env = env
-        with _listener(self.name) as listener:
+        with fork_server.listener_of(self.name) as listener:
             if self._is_shared:
                 self.pid = self._fork(listener)
             else:
@@ -191,7 +189,7 @@ class ForkServer:
 
     @property
     def _is_shared(self) -> bool:
-        """True if it is forked from one that all processes of this test run share."""
+        """Return True if it is forked from one that all processes of this test run share."""
         return self._modules is fork_server.PRELOADED and ENV_RUN in os.environ
 
     def _execute(self, listener: socket.socket) -> int:
@@ -208,9 +206,9 @@ class ForkServer:
 
     def _fork(self, listener: socket.socket) -> int:
         """Fork a fork server from the shared one, which the first caller of the run starts."""
-        shared = f"{NAME}-of-{os.environ[ENV_RUN]}"
+        shared = f"{fork_server.NAME}-of-{os.environ[ENV_RUN]}"
         try:
-            with _listener(shared) as first:
+            with fork_server.listener_of(shared) as first:
                 self._execute(first)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
@@ -286,18 +284,6 @@ class ForkServer:
                     continue
             time.sleep(0.05)
         return left
-
-
-def _listener(name: str) -> socket.socket:
-    """Return a socket for the requests to a fork server of this name."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        listener.bind(f"\0{name}")
-        listener.listen(64)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -> None:

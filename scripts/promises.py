@@ -299,7 +299,7 @@ when you take a test out.
 | command | runs | took, on two cores |
 |---|---|---|
 | `make test-fast` | tests without the marks below, with a twentieth of the examples of each \
-property | about 2 minutes |
+property | about 75 seconds |
 | `make test` | the checks of `make check`, and tests without the mark `exhaustive`, with a \
 tenth of the examples | 11 to 14 minutes; 23 the first time, when it builds a Kubernetes |
 | `make test-all` | the checks, and all tests | about an hour |

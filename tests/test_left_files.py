@@ -46,6 +46,7 @@ def test_a_file_that_was_open_or_mapped_and_still_exists_counts_as_left(
     assert own.left(patience_s=0) == [str(made)]
 
 
+@pytest.mark.long
 def test_open_files_are_tracked_during_a_with_block(own: left_files.OwnFiles, made: Path) -> None:
     with made.open("r+b"), own:
         until_s = time.monotonic() + 60

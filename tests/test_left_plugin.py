@@ -42,6 +42,7 @@ def test_programs_keep_nothing_for_their_user_outside_the_folder_of_the_run(
     assert Path(os.environ["IPYTHONDIR"]).parent == look.folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prefix", ["paceline-run-", "paceline-", "hydra_", PREFIX])
 def test_a_temporary_folder_that_is_left_is_found(look: LeftOvers, prefix: str) -> None:
     assert look.look() == []
@@ -51,6 +52,7 @@ def test_a_temporary_folder_that_is_left_is_found(look: LeftOvers, prefix: str) 
     assert look.look() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["exec sleep 77", "setsid sleep 78 & exit"])
 def test_a_process_that_is_left_is_found_even_without_its_parent(
     look: LeftOvers, command: str

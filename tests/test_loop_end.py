@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import socket
 
+import pytest
+
 from testing.fake_cluster.proxy import Proxy
 
 
+@pytest.mark.long
 def test_a_proxy_closes_connections_that_arrive_while_it_stops() -> None:
     """A socket left open would be an error here: `filterwarnings = error`."""
     for _ in range(20):

@@ -61,6 +61,7 @@ def test_every_kind_of_promise_is_found_in_the_code() -> None:
         )
 
 
+@pytest.mark.long
 def test_missing_and_unknown_rows_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {key: dict(row) for key, row in promises.held().items()}
     del rows["rules"]["R7"]

@@ -42,6 +42,7 @@ def test_no_comment_begins_as_a_fragment() -> None:
     assert not wrong, "\n".join([f"{len(wrong)} comments", *wrong[:40]])
 
 
+@pytest.mark.long
 def test_names_of_tests_say_the_behavior(everything: list[sample_prose.Prose]) -> None:
     wrong = [
         f"{text.path}:{text.line}: {text.text}"

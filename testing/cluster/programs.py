@@ -68,7 +68,8 @@ class Program:
 
     def command(self, target: Path) -> list[str]:
         """Return the Go command that builds the program at `target`."""
-        build = ["go", "build", "-trimpath", "-buildvcs=false", "-ldflags"]
+        # Without inlining the compiler takes a third less time.
+        build = ["go", "build", "-trimpath", "-buildvcs=false", "-gcflags=all=-l", "-ldflags"]
         if self.version:
             build[1] = "install"
             return [*build, "-s -w", f"{self.package}@{self.version}"]

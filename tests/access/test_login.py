@@ -241,6 +241,7 @@ def test_a_missing_exec_plugin_is_reported_with_its_install_hint(tmp_path: Path)
     assert told.hint == "get the cloud"
 
 
+@pytest.mark.long
 def test_an_exec_plugin_that_hangs_times_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

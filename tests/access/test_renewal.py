@@ -133,6 +133,7 @@ def server() -> Iterator[tuple[str, list[Any]]]:
     served.server_close()
 
 
+@pytest.mark.long
 def test_the_kubernetes_client_uses_the_renewed_login(server: tuple[str, list[Any]]) -> None:
     url, heard = server
     desk = Desk(url)

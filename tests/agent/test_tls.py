@@ -85,6 +85,7 @@ def test_an_agent_reaches_its_own_coordinator(tmp_path: Path) -> None:
     assert asyncio.run(tells("mine", "mine", tmp_path))
 
 
+@pytest.mark.long
 def test_an_agent_sends_nothing_to_another_coordinator(tmp_path: Path) -> None:
     assert not asyncio.run(tells("other", "mine", tmp_path))
 

@@ -164,6 +164,7 @@ def test_progress_is_shown_as_a_bar_on_a_terminal_and_as_one_line_elsewhere() ->
     assert words(at(3, loss=0.51234)) == "4/4 replicas  round 3  2.0/s  loss 0.5123  ETA 0:04"
 
 
+@pytest.mark.long
 def test_the_table_of_rounds_is_bounded_and_keeps_the_latest_row() -> None:
     figures = Figures()
     for number in range(ROWS_MAX + 10):

@@ -206,6 +206,7 @@ def test_a_cancellation_that_coincides_with_a_failure_is_not_lost(
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_an_unknown_message_of_the_coordinator_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         pod = Pod()
@@ -222,6 +223,7 @@ def test_an_unknown_message_of_the_coordinator_is_skipped(caplog: pytest.LogCapt
     assert "the coordinator sent something that is not a message" in caplog.text
 
 
+@pytest.mark.long
 def test_heartbeats_and_metrics_follow_the_interval_of_the_coordinator() -> None:
     """A new connection starts with the default interval of a small job (R42)."""
 
@@ -255,6 +257,7 @@ def test_heartbeats_and_metrics_follow_the_interval_of_the_coordinator() -> None
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_heartbeat_that_cannot_be_built_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with coordinator() as mine, speaking(Pod({"beat": 2}), mine.url):
@@ -265,6 +268,7 @@ def test_a_heartbeat_that_cannot_be_built_is_skipped(caplog: pytest.LogCaptureFi
     assert caplog.text.count("a heartbeat could not be made: RuntimeError") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["greet", "obey"])
 def test_a_failing_callback_only_costs_the_connection(
     what: str, caplog: pytest.LogCaptureFixture
@@ -289,6 +293,7 @@ def closed_port() -> Iterator[str]:
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
+@pytest.mark.long
 def test_addresses_are_tried_in_turn_and_failures_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -314,6 +319,7 @@ def test_a_refused_token_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.text.count("refuses the token: it belongs to another job") == 1
 
 
+@pytest.mark.long
 def test_the_connection_timeout_grows_with_each_attempt(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -344,6 +350,7 @@ def test_finish_returns_once_the_coordinator_has_read_the_final_message() -> Non
 # ---- relaying for ranks (R43) --------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_new_connection_resends_evidence_and_drops_messages_of_ranks() -> None:
     """Evidence of a death is kept, since only the agent has it.
 
@@ -360,6 +367,7 @@ def test_a_new_connection_resends_evidence_and_drops_messages_of_ranks() -> None
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_new_connection_registers_all_responsive_ranks_in_one_hello() -> None:
     async def scenario() -> None:
         pod = Pod()
@@ -383,6 +391,7 @@ def test_a_new_connection_registers_all_responsive_ranks_in_one_hello() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_multicast_orders_reach_each_rank_and_stale_messages_are_dropped() -> None:
     async def scenario() -> None:
         pod = Pod()

@@ -129,6 +129,7 @@ def test_a_flood_of_malformed_requests_is_counted_and_logged_once(
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.long
 def test_an_incomplete_request_times_out_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow trickles of bytes and a second request on the same connection time out too."""
     monkeypatch.setattr(front, "HEADER_S", 0.5)
@@ -170,6 +171,7 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     run(go())
 
 
+@pytest.mark.long
 def test_an_incomplete_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "BODY_S", 0.2)
 

@@ -99,6 +99,7 @@ def test_a_heartbeat_of_the_revoked_pod_itself_closes_its_connection(file: Path)
     run(go())
 
 
+@pytest.mark.long
 def test_an_agent_reconnects_with_the_new_token(file: Path, tmp_path: Path) -> None:
     """The kubelet may update the agent's token file later than the coordinator's."""
     mine = tmp_path / "of-the-agent"

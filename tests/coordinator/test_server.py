@@ -335,6 +335,7 @@ def test_a_heartbeat_is_an_event_only_if_it_reports_a_new_round() -> None:
     run(go())
 
 
+@pytest.mark.long
 def test_status_updates_of_a_large_job_are_limited_to_its_heartbeat_interval() -> None:
     """A status covers all ranks, and some rank is always the first to report a round (R42).
 

@@ -192,6 +192,7 @@ RULES: dict[str, tuple[Patch, str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("found", SCENARIOS.values(), ids=by_name)
 def test_a_scenario_breaks_an_invariant_without_its_rule(
     found: Scenario, monkeypatch: pytest.MonkeyPatch

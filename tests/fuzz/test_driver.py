@@ -24,6 +24,7 @@ def target(read: Reader, *errors: type[Exception]) -> Target:
     return Target("small", pure(read), errors, SEEDS, Form.JSON)
 
 
+@pytest.mark.long
 def test_an_unexpected_error_is_a_finding_with_a_minimized_input() -> None:
     def read(data: bytes) -> object:
         return dict(json.loads(data))
@@ -34,6 +35,7 @@ def test_an_unexpected_error_is_a_finding_with_a_minimized_input() -> None:
     assert len(found.data) == 1
 
 
+@pytest.mark.long
 def test_a_recursion_error_is_a_finding() -> None:
     report = run(target(json.loads, ValueError), 200)
     assert list(report.findings) == ["raises RecursionError"]

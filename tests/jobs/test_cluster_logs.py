@@ -54,6 +54,7 @@ def listed(*pods: dict[str, Any]) -> tuple[int, Any]:
     return 200, {"metadata": {"resourceVersion": "1"}, "items": list(pods)}
 
 
+@pytest.mark.long
 def test_following_logs_waits_for_a_pod_reported_after_the_job_ended(
     server: ScriptedServer, tmp_path: Path
 ) -> None:

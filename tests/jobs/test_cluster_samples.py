@@ -85,6 +85,7 @@ def test_samples_are_requested_from_each_running_worker(
     assert not found.folder
 
 
+@pytest.mark.long
 def test_workers_that_do_not_answer_are_named_with_the_reason(
     server: ScriptedServer, jobs: ClusterJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

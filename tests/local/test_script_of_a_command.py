@@ -155,6 +155,7 @@ def test_a_launcher_in_a_shell_line_counts_only_in_command_position(
     assert launcher_in(["bash", "-c", line]) == launcher
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", ['"$@"', '"$@"; ' * 1_000, '"$@" "$@"; exec "$@"'])
 def test_nested_shells_are_parsed_in_bounded_time(line: str) -> None:
     """Nest shells that run their arguments many times; the time used to be exponential."""

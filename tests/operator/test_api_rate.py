@@ -41,6 +41,7 @@ async def answered(rate: Rate | None, requests: int) -> tuple[list[str], float, 
     return seen, took_s, waited or 0.0
 
 
+@pytest.mark.long
 def test_requests_above_the_limit_wait_in_order_and_the_wait_is_counted() -> None:
     seen, took_s, waited_s = asyncio.run(answered(Rate(per_s=20.0, burst=2.0), 8))
     assert took_s >= 6 / 20.0, "six of eight wait for a twentieth of a second each"

@@ -433,6 +433,7 @@ def test_answers_are_decoded_outside_the_event_loop_thread(monkeypatch: pytest.M
     assert threading.get_ident() not in threads
 
 
+@pytest.mark.long
 def test_an_answer_that_never_completes_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_coordinator, "REPLY_S", 0.3)
     monkeypatch.setattr(cluster_coordinator, "POLL_S", 0)

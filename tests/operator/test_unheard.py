@@ -255,6 +255,7 @@ def test_an_invalid_answer_is_reported_with_its_cause(
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("listens", "cause"), [(False, UnreachableCause.REFUSED), (True, UnreachableCause.TIMEOUT)]
 )

@@ -44,12 +44,14 @@ def end_of(sim: ScriptSimulation) -> Spot:
     return Spot(len(sim.world.program) - 1, sim.world.program[-1])
 
 
+@pytest.mark.long
 def test_a_job_that_ends_without_slot_0_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Log, "may_end_with", lambda *_: True)
     with pytest.raises(BrokenPromiseError, match="the script of slot 0 has not ended"):
         kill_slot_0()
 
 
+@pytest.mark.long
 def test_a_script_that_saves_its_first_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "behind_pass", lambda _: SpotAction.GO_ON)
     with pytest.raises(BrokenPromiseError, match="S14: slot 0 saved"):

@@ -135,6 +135,7 @@ def test_the_page_shows_what_the_agent_itself_measures(pod: PodRecords) -> None:
     assert away["paceline_scrape_seconds_total{}"] < shown["paceline_scrape_seconds_total{}"] < 60
 
 
+@pytest.mark.long
 def test_the_last_values_of_a_killed_rank_are_kept(pod: PodRecords) -> None:
     fd = pod.begin(FIRST)
     script = (

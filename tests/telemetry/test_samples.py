@@ -7,6 +7,7 @@ import subprocess
 import sys
 from array import array
 
+import pytest
 from paceline.core.anatomy.samples import ROUNDS, SEGMENTS_MAX, STEPS, StepSample
 from paceline.telemetry.records import RankRecord, RecordReader, allocate_record
 from paceline_api.ids import MemberId
@@ -93,6 +94,7 @@ def test_many_segments_are_merged_into_bounded_entries() -> None:
     os.close(fd)
 
 
+@pytest.mark.long
 def test_a_killed_rank_leaves_only_complete_entries() -> None:
     """The rank is killed inside a store: that entry is left out, and the others are kept."""
     fd = allocate_record()

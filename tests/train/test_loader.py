@@ -72,6 +72,7 @@ def make_job(session: LoneSession, batch: int, **options: Any) -> Job:
     return Job(session, DataLoader(Numbers(), batch, **options))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_every_sample_is_dealt_once_per_epoch(workers: int, accumulate: int) -> None:
@@ -536,6 +537,7 @@ def test_a_rank_records_the_batch_before_it_loads_its_samples(accumulate: int) -
         assert index in batches_of(session.plan, batch.lease)[batch.part]
 
 
+@pytest.mark.long
 def test_with_workers_the_rank_records_the_batch_that_it_waits_for() -> None:
     job = make_job(LoneSession(), 4, num_workers=2)
     session = job.session

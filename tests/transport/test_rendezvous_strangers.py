@@ -170,6 +170,7 @@ def test_peers_meet_among_many_strangers_that_send_random_bytes(
         stranger.close()
 
 
+@pytest.mark.long
 def test_a_rank_without_the_token_is_refused(meetings: Meetings) -> None:
     """Let a rank with a guessed token call another one: both must fail."""
     before = refused(RefusalReason.UNAUTHENTICATED)
@@ -218,6 +219,7 @@ class Recorder(threading.Thread):
             sink.shutdown(socket.SHUT_WR)
 
 
+@pytest.mark.long
 def test_a_replayed_hello_is_refused() -> None:
     """Replay a hello in the generation in which it was recorded and in a later one."""
     meetings = Rendezvous(HOST), Rendezvous(HOST)
@@ -247,6 +249,7 @@ def test_a_replayed_hello_is_refused() -> None:
         each.close()
 
 
+@pytest.mark.long
 def test_a_hello_for_another_rank_is_refused(meetings: Meetings) -> None:
     """Misdirect a hello: a port may have been another rank's a moment ago."""
     before = refused(RefusalReason.UNKNOWN_PEER)
@@ -264,6 +267,7 @@ def test_a_hello_for_another_rank_is_refused(meetings: Meetings) -> None:
     assert refused(RefusalReason.UNKNOWN_PEER) > before
 
 
+@pytest.mark.long
 def test_a_peer_of_an_older_generation_can_call_again(meetings: Meetings) -> None:
     """Send a hello of an older generation, which is genuine: its sender is dropped, not refused."""
     before = refused_in_all()

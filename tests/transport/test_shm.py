@@ -441,6 +441,7 @@ def test_no_files_or_mappings_stay_open(monkeypatch: pytest.MonkeyPatch) -> None
     assert Path("/proc/self/maps").read_text().count("memfd:paceline") == mapped
 
 
+@pytest.mark.long
 def test_a_process_of_another_user_is_refused(
     made: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def queues(monkeypatch: pytest.MonkeyPatch) -> LazyQueues:
     return made
 
 
+@pytest.mark.long
 @given(
     st.lists(st.tuples(st.integers(0, 3 * NUMEL), st.sampled_from([1, 2, 4, 8])), max_size=4),
 )

@@ -343,6 +343,7 @@ def test_a_program_that_speaks_another_protocol_is_refused(pair: Pair, data: byt
         stranger.close()
 
 
+@pytest.mark.long
 def test_unread_messages_stay_with_their_sender(pair: Pair) -> None:
     """Send without a reader.
 

@@ -917,6 +917,7 @@ def test_streamed_and_unstreamed_rounds_give_the_same_bits(
             assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trouble", "why"),
     [

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from paceline.clock import now_ns
 from paceline.core.messages import STUCK, ScriptError
 from paceline.worker.script_watch import ScriptClock, ScriptWatch
@@ -56,6 +57,7 @@ spins()
 """
 
 
+@pytest.mark.long
 def test_a_script_in_an_endless_loop_is_reported_with_its_line(tmp_path: Path) -> None:
     script = tmp_path / "spins.py"
     script.write_text(SCRIPT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.anatomy.clocks import Clock, ReductionSpan, align
@@ -30,6 +31,7 @@ def stories(draw: st.DrawFn) -> tuple[list[int], list[dict[int, ReductionSpan]]]
     return [shift * MS for shift in shifts], noted
 
 
+@pytest.mark.long
 @given(stories())
 def test_aligned_clocks_are_within_their_stated_error(
     story: tuple[list[int], list[dict[int, ReductionSpan]]],
@@ -43,6 +45,7 @@ def test_aligned_clocks_are_within_their_stated_error(
         assert clock.off_ns <= 80 * MS, "a round takes 50, and the ends are 30 apart"
 
 
+@pytest.mark.long
 @given(stories())
 def test_hosts_without_common_rounds_are_aligned_through_others(
     story: tuple[list[int], list[dict[int, ReductionSpan]]],

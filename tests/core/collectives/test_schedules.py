@@ -115,6 +115,7 @@ def test_every_rank_ends_with_the_sum_in_the_order_of_fold(
         assert [chunks[rank][chunk] for rank in range(size)] == [want] * size
 
 
+@pytest.mark.long
 @given(algorithm=st.sampled_from(ALGORITHMS), size=st.integers(2, 17), data=st.data())
 def test_messages_are_rounded_as_in_fold_and_each_residual_is_kept_once(
     algorithm: str, size: int, data: st.DataObject

@@ -260,6 +260,7 @@ def test_every_interleaving_gives_every_rank_the_sum(job: Job) -> None:
     assert explore(job) == {("done",) * job.ranks}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", [*TWO, *THREE], ids=str)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_death_between_any_two_steps_gives_no_rank_a_wrong_sum(job: Job, victim: int) -> None:
@@ -274,6 +275,7 @@ def test_a_death_between_any_two_steps_gives_no_rank_a_wrong_sum(job: Job, victi
             assert set(end) == {"done"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", [*TWO, *THREE], ids=str)
 def test_a_rank_that_aborts_may_overwrite_its_shared_memory(job: Job) -> None:
     """A rank that continues after a long stop may find that another one has aborted.

@@ -549,6 +549,7 @@ def complaints(desk: Desk, at: GenerationId, count: int, round_: int = 0) -> Non
             desk.say(m.Started(desk.state.proposal, who, True))
 
 
+@pytest.mark.long
 def test_repeated_complaints_of_the_same_membership_fail_the_job() -> None:
     """An example is a backend that cannot access the memory of the gradients."""
     desk = Desk(replicas=2)
@@ -584,6 +585,7 @@ def test_a_complaint_about_an_older_generation_is_ignored() -> None:
     assert desk.state.due_ns is None
 
 
+@pytest.mark.long
 def test_a_new_membership_resets_the_complaint_count() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
@@ -602,6 +604,7 @@ def test_a_new_membership_resets_the_complaint_count() -> None:
     assert desk.state.outcome is None
 
 
+@pytest.mark.long
 def test_a_complaint_after_the_release_does_not_fail_the_job() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)

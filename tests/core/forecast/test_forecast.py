@@ -84,6 +84,7 @@ def test_the_gain_of_groups_of_one_is_1(model: FittedModel, setting: Setting) ->
     assert model.gain(setting.members, 1, setting.batch) == pytest.approx(1.0)
 
 
+@pytest.mark.long
 @given(model=models(), setting=settings(), other=st.floats(1, 1e5))
 def test_goodput_never_exceeds_the_applied_samples(
     model: FittedModel, setting: Setting, other: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -91,6 +92,7 @@ def started_us(log: Log, record: Go, mode: Mode) -> int:
     return last
 
 
+@pytest.mark.long
 @given(OFFSETS, st.integers(1, 9), st.integers(0, 800), st.integers(1, 3000))
 def test_the_report_agrees_with_the_trigger_table(
     offsets: list[tuple[int, bool]], k: int, grace_us: int, deadline_us: int
@@ -107,6 +109,7 @@ def test_the_report_agrees_with_the_trigger_table(
         assert seen.saved_us == sum(end_us - max(x, start_us) for x in fresh_us), mode
 
 
+@pytest.mark.long
 @given(OFFSETS, st.integers(1, 9), st.integers(0, 30_000))
 def test_savings_are_bounded_by_the_time_from_the_kth_arrival_to_the_last(
     offsets: list[tuple[int, bool]], k: int, grace_us: int

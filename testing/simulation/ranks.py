@@ -22,7 +22,7 @@ from paceline_api.ids import MemberId
 
 from testing.rank_memory import MemoryEffect, RankMemory
 from testing.simulation.links import Copies
-from testing.simulation.sums import FLAG, Label, Sum, add
+from testing.simulation.sums import FLAG, Label, Sum, add, exact
 from testing.simulation.world import MS
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class SimRank(RankMemory[Sum, Copies]):
     def plus(self, one: Sum, other: Sum, factor: float | Fraction) -> Sum:
         """Return `one + factor * other`."""
         total = dict(one)
-        add(total, other, Fraction(factor))
+        add(total, other, exact(factor))
         return total
 
     def send_part(self, to: MemberId, part: m.LogPart, result: Sum | None) -> None:
@@ -324,11 +324,11 @@ class SimRank(RankMemory[Sum, Copies]):
             elif not batch.stepped and (last or segment >= batch.handed):
                 return
         if self._flags(stream):
-            own = {FLAG: Fraction(1)}
+            own: Sum = {FLAG: 1}
         elif batch is None:
             own = self.contribution(reduce)
         else:
-            own = {batch.label: Fraction(reduce.factor) * batch.worth}
+            own = {batch.label: exact(reduce.factor) * batch.worth}
         if last and stream.given_up is None:
             self.sim.checkers.joined(self, reduce, own)
         stream.joined = True
@@ -517,7 +517,7 @@ class SimRank(RankMemory[Sum, Copies]):
         unit = self.state.pending.grad.unit if self.grad else samples
         if unit != samples:  # the training layer rescales what lies in GRAD before the backward
             self.grad = self.plus({}, self.grad, Fraction(unit, samples))
-        self.grad = {**self.grad, label: Fraction(1)}
+        self.grad = {**self.grad, label: 1}
         finite = batch.poisoned == self.sim.world.segments
         stream = self.stream
         if stream is not None and stream.batch is batch and (batch.rewritten or not finite):

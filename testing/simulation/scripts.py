@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from copy import deepcopy
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -396,9 +395,9 @@ class ScriptRank(SimRank):
                 self.labels += 1
             label = Label(self.me, self.labels)
             if operation.is_call:
-                self.call = {label: Fraction(0)}
+                self.call = {label: 0}
             else:
-                self.grad = {**self.grad, label: Fraction(samples)}
+                self.grad = {**self.grad, label: samples}
                 self.values.model_of[label] = operation.model
             self.value = None
             self.sim.checkers.produced(label, -1, samples, finite=True)

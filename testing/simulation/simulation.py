@@ -404,8 +404,7 @@ class Simulation:
 
     def over(self) -> bool:
         """Return True if the history has ended."""
-        ended = self.outcomes or self.finished
-        if not ended or any(r.running for r in self.ranks.values()):
+        if any(r.running for r in self.ranks.values()) or not (self.outcomes or self.finished):
             return False
         if not self.world.after_ms:
             return True

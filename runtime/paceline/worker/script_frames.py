@@ -22,6 +22,13 @@ def is_frozen(filename: str) -> bool:
     return filename.startswith("<frozen ")
 
 
+def belongs_to_script(filename: str) -> bool:
+    """Return True if the file is the script, or a module beside it."""
+    if is_own(filename) or is_frozen(filename):
+        return False
+    return not filename.startswith(INSTALLED)
+
+
 def innermost(frames: Sequence[traceback.FrameSummary]) -> tuple[str, int]:
     """Return the place of the innermost frame that belongs to the script.
 
@@ -34,7 +41,6 @@ def innermost(frames: Sequence[traceback.FrameSummary]) -> tuple[str, int]:
         File and line; an empty file and 0 if no frame belongs to the script.
     """
     for frame in reversed(frames):
-        name = frame.filename
-        if not is_own(name) and not is_frozen(name) and not name.startswith(INSTALLED):
+        if belongs_to_script(frame.filename):
             return frame.filename, frame.lineno or 0
     return "", 0

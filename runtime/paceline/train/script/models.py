@@ -28,6 +28,7 @@ from paceline.errors import UnsupportedError
 from paceline.train.script.backend import JobBackend, where
 from paceline.train.script.encode import HALVES
 from paceline.train.script.passes import Passes
+from paceline.train.script.sparse import from_flat, to_flat
 from paceline.transport.base import HOST
 from paceline.transport.native.copies import copy
 from paceline.worker.operations import parts_of
@@ -120,6 +121,8 @@ class Models:
         """Place at which GradScalers were looked for last, and whether there was one."""
         self._has_warned = False
         """True once the log says why no gradient of this script may be late."""
+        self.on_training: Callable[[], None] | None = None
+        """Called once, when the first backward pass of a model is about to be averaged."""
         self.on_adopted: Callable[[int], None] = lambda _: None
         """Called with the index of a model that a following rank has made."""
 
@@ -306,7 +309,12 @@ class Buckets:
         self._models, self._number, self._count = models, number, count
         self._has_views = has_views
         self._engine, self._passes = models.engine, models.passes
+        self._gradients: list[torch.Tensor] = []
+        """The buckets so far, as DDP has them."""
         self._buffers: list[torch.Tensor] = []
+        """The same, with sparse ones as dense vectors."""
+        self._first = 0
+        """Address by which the first bucket is recognized."""
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
         self._parts: Parts = ()
         """Types and sizes in which the buckets are summed; empty before the first backward pass."""
@@ -321,22 +329,32 @@ class Buckets:
     def add(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket; the last one of a backward pass makes the operation."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        buffer = bucket.buffer().detach()
-        if not self._buffers or buffer.data_ptr() == self._buffers[0].data_ptr():
+        gradient = bucket.buffer().detach()
+        is_sparse = gradient.is_sparse
+        address = (bucket.parameters()[0] if is_sparse else gradient).data_ptr()
+        buffer = to_flat(gradient) if is_sparse else gradient
+        if not self._buffers or address == self._first:
+            self._first = address
             self._begin(buffer)
+        self._gradients.append(gradient)
         self._buffers.append(buffer)
         self._futures.append(future)
         if self._announced:
             self._engine.hand_over(buffer)
         if len(self._buffers) == self._count:
             futures, self._futures = self._futures, []
+            gradients, self._gradients = self._gradients, []
             buffers, self._buffers = self._buffers, []
-            for each, average in zip(futures, self._average(buffers), strict=True):
-                each.set_result(average)
+            sums = self._average(buffers)
+            for each, taken, result in zip(futures, gradients, sums, strict=True):
+                each.set_result(self._averaged(taken, result))
         return future
 
     def _begin(self, first: torch.Tensor) -> None:
-        self._buffers, self._futures = [], []  # of a backward pass that has failed
+        self._gradients, self._buffers, self._futures = [], [], []  # of a pass that has failed
+        if self._models.on_training is not None:
+            self._models.on_training()
+            self._models.on_training = None
         self._opens = self._passes.before_backward()
         self._samples, self._where = self._passes.samples(), where()
         if self._opens:
@@ -353,7 +371,7 @@ class Buckets:
             where=self._where,
         )
 
-    def _average(self, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _average(self, buffers: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return the averages of the buckets. DDP copies them into `p.grad` at once."""
         self._parts = self._parts or tuple(
             ("float32" if dtype in HALF_NAMES else dtype, count)
@@ -374,12 +392,12 @@ class Buckets:
         )
         self._passes.after_backward()
         self._models.averaged(self._number)
-        return [
-            self._averaged(buffer, sums) for buffer, sums in zip(buffers, result.sums, strict=True)
-        ]
+        return result.sums
 
     def _averaged(self, bucket: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
         """Return the average of a bucket: the bucket itself where the script sees its memory."""
+        if bucket.is_sparse:
+            return from_flat(sums, bucket)
         if sums.dtype is not bucket.dtype or sums.device != bucket.device:
             return bucket.copy_(sums)  # the script sees half precision, and its devices' memory
         if not self._has_views:

@@ -3,7 +3,8 @@
 It is read while the main thread waits in an operation, and loaded by the main thread of the rank
 that joins. Models are those that DDP has wrapped. Optimizers, schedulers, GradScalers and averaged
 copies of a model are found among the objects of the process by what they hold, and are matched by
-their class, by the names of their parameters, and by their order.
+their class, by the names of their parameters, and by the order in which the script reaches them.
+What a script keeps beside its models is found and matched by how the script reaches it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from paceline.core.protocol.places import Spot
 from paceline.errors import PacelineError, UnsupportedError
+from paceline.train.script.beside import Beside
 from paceline.train.script.counters import COUNTING, CounterState, EpochLoop
 from paceline.train.script.models import Models
 from paceline.train.script.passes import Passes
+from paceline.train.script.reach import reach
 from paceline.worker.operations import ScriptState
 from paceline.worker.script_engine import ScriptEngine
 from paceline.worker.state.codec import Decoder, Encoder
@@ -40,9 +43,14 @@ class ScriptStates:
         self._engine, self._models, self._passes = engine, models, passes
         self.kept: dict[str, Any] = {}
         """Objects that the script has given to `pl.keep`."""
+        self._beside = Beside()
+        models.on_training = self._begin
         self._left_out: set[str] = set()
         self._counts: list[tuple[CounterState, dict[str, Any]]] = []
         """Counts of frameworks, and what was loaded into them."""
+
+    def _begin(self) -> None:
+        self._beside.begin(reach(), [ddp.module for ddp in self._models.adopted])
 
     # ---- reading ------------------------------------------------------------------------------
 
@@ -56,7 +64,7 @@ class ScriptStates:
             encoder.encode(dict(_tensors(ddp.module)), "a model") for ddp in self._models.adopted
         ]
         others = {}
-        for key, each in self._find().items():
+        for key, each in self._beside.changed(self._find()).items():
             state = _state_of(key, each)
             try:
                 others[key] = encoder.encode(state, key)
@@ -173,6 +181,8 @@ class ScriptStates:
         # The others wait for this, and a process has some 300,000 objects of few types.
         # isinstance() would ask lazy objects for their class.
         objects = gc.get_objects()
+        reached = reach()
+        order = {number: at for at, number in enumerate(reached)}
         for kind in set(map(type, objects)):
             if issubclass(kind, Optimizer):
                 lists[kind] = optimizers
@@ -182,9 +192,9 @@ class ScriptStates:
                 lists[kind] = others
             elif (kind.__module__, kind.__name__) in COUNTING:
                 lists[kind] = counting
-        for each in [each for each in objects if type(each) in lists]:
-            if id(each) not in inside:
-                lists[type(each)].append(each)
+        of_kinds = [each for each in objects if type(each) in lists and id(each) not in inside]
+        for each in sorted(of_kinds, key=lambda each: order.get(id(each), len(order))):
+            lists[type(each)].append(each)
         found: Found = {}
         keys: dict[int, str] = {}
         for optimizer in optimizers:
@@ -205,7 +215,9 @@ class ScriptStates:
             _add(found, kind.__name__, counts)
         for name, each in self.kept.items():
             found[f"kept {name}"] = each
-        return found
+        taken = {id(each) for each in (*optimizers, *schedulers, *others, *self.kept.values())}
+        modules = [ddp.module for ddp in self._models.adopted]
+        return found | self._beside.find(reached, modules, taken)
 
 
 def _state_of(key: str, each: CounterState) -> dict[str, Any]:

@@ -26,7 +26,7 @@ SCRIPT = CHECKOUT / "testing" / "processes" / "history_script.py"
 START_S = 180.0
 END_S = 120.0
 CHANGE_S = 90.0
-LEAVE_S = 60.0
+LEAVE_S = 180.0
 """How long ranks may take to leave; less than drainGraceSeconds plus the operator's margin."""
 PROGRESS_S = 60.0
 SAMPLES, BATCH = 240, 4

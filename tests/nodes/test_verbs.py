@@ -92,7 +92,7 @@ def test_the_verbs_conform_on_real_pods(
 def test_the_view_role_reads_jobs_and_changes_nothing(platform: Platform, new_job: NewJob) -> None:
     """The role `view` shows jobs and logs, changes nothing and contacts no pod."""
     job = new_job()
-    job.apply(1)
+    job.apply(1, long=True)
     say = terminal_of(kubeconfig_of(platform, job, "guest", "view"))
     job.wait_trains(1)
     assert "job" in say.call("status", "job")

@@ -186,8 +186,8 @@ class Copied:
             known: Addresses of tensors that are no copies.
         """
         kind = type(value)
-        if issubclass(kind, dict) and len(value) >= self._least:
-            named = {str(k).removeprefix("module."): each for k, each in value.items()}
+        if issubclass(kind, dict) and dict.__len__(value) >= self._least:
+            named = {str(k).removeprefix("module."): each for k, each in dict.items(value)}
             fits = named.keys() <= self._shapes.keys() and all(
                 _is_tensor(each) and each.shape == self._shapes[name]
                 for name, each in named.items()

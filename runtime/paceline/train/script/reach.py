@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from inspect import CO_OPTIMIZED
 from types import FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -20,8 +21,10 @@ from paceline.worker.script_frames import belongs_to_script
 
 OBJECTS_MAX: Final = 50_000
 """Objects that are looked at; a script with more has long lists of data."""
-ENTRIES_MAX: Final = 4_096
+ENTRIES_MAX: Final = 1_024
 """Entries of a container that is looked into."""
+REFERENCES: Final = 3
+"""References to the dict of a frame: the frame's, a variable's, and that of the question."""
 FINAL: Final = (type, ModuleType, str, bytes, bytearray, int, float, complex, range, slice)
 """Types of objects that lead nowhere, with their subclasses."""
 CLOSED: Final = frozenset({"torch", "numpy", "paceline", *sys.stdlib_module_names})
@@ -49,7 +52,7 @@ def reach() -> dict[int, Reached]:
     while level and len(found) < OBJECTS_MAX:
         following: list[Reached] = []
         for each in level:
-            if id(each.value) in found or each.value is None or isinstance(each.value, bool):
+            if id(each.value) in found:
                 continue
             found[id(each.value)] = each
             following += _within(each)
@@ -70,8 +73,22 @@ def _variables() -> Iterator[Reached]:
         if id(frame.f_globals) not in seen:
             seen.add(id(frame.f_globals))
             yield from _named(frame.f_globals, f"{frame.f_globals.get('__name__')}: ", None)
-        if frame.f_locals is not frame.f_globals:
-            yield from _named(frame.f_locals, f"{name}: ", None)
+        yield from _named(_locals_of(frame), f"{name}: ", None)
+
+
+def _locals_of(frame: FrameType) -> dict[str, Any]:
+    """Return the variables of a running function, without keeping their values alive.
+
+    Before Python 3.13 a frame keeps the dict that it gives, and so the batch and the outputs of
+    this step until the function ends. A script that has called `locals()` has the same dict.
+    """
+    given = frame.f_locals
+    if not frame.f_code.co_flags & CO_OPTIMIZED:
+        return dict(given)  # the body of a module: its variables themselves
+    found = dict(given)
+    if type(given) is dict and sys.getrefcount(given) <= REFERENCES:
+        given.clear()
+    return found
 
 
 def _named(values: dict[Any, Any], before: str, owner: Any) -> Iterator[Reached]:
@@ -86,16 +103,17 @@ def _within(reached: Reached) -> Iterator[Reached]:
     value, path, kind = reached.value, reached.path, type(reached.value)
     if issubclass(kind, FINAL):
         return
+    # The methods of dict and list themselves: a class of the script may compute what it gives.
     if issubclass(kind, dict):
-        if len(value) <= ENTRIES_MAX:
-            yield from (
-                Reached(each, f"{path}[{key!r}]", None)
-                for key, each in list(value.items())
-                if isinstance(key, str | int)
-            )
+        if dict.__len__(value) <= ENTRIES_MAX:
+            for key, each in list(dict.items(value)):
+                if type(key) in (str, int):
+                    yield Reached(each, f"{path}[{key!r}]", None)
     elif issubclass(kind, list | tuple):
-        if len(value) <= ENTRIES_MAX:
-            yield from (Reached(each, f"{path}[{at}]", None) for at, each in enumerate(value))
+        base = list if issubclass(kind, list) else tuple
+        if base.__len__(value) <= ENTRIES_MAX:
+            entries = list(base.__iter__(value))
+            yield from (Reached(each, f"{path}[{at}]", None) for at, each in enumerate(entries))
     elif kind is FunctionType:
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             if cell != type(cell)():
@@ -106,16 +124,20 @@ def _within(reached: Reached) -> Iterator[Reached]:
         yield Reached((value.func, value.args, value.keywords), path, None)
     elif kind is GeneratorType:
         if value.gi_frame is not None:
-            yield from _named(value.gi_frame.f_locals, f"{path}: ", None)
+            yield from _named(_locals_of(value.gi_frame), f"{path}: ", None)
     elif issubclass(kind, torch.nn.Module):
         for name, part in value.named_modules():
             inner = f"{path}.{name}" if name else path
-            if type(part).__module__.partition(".")[0] not in CLOSED:
+            if _package(type(part)) not in CLOSED:
                 public = {k: v for k, v in vars(part).items() if not k.startswith("_")}
                 yield from _named(public, f"{inner}.", part)
-    elif kind.__module__.partition(".")[0] not in CLOSED:
+    elif _package(kind) not in CLOSED:
         try:
             attributes = object.__getattribute__(value, "__dict__")
         except AttributeError:
             return
         yield from _named(attributes, f"{path}.", value)
+
+
+def _package(kind: type) -> str:
+    return str(getattr(kind, "__module__", "")).partition(".")[0]

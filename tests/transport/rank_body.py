@@ -21,6 +21,8 @@ from paceline.transport.base import Abort, Group, Peer, PeerLost, Transport, Tra
 from paceline.transport.selected import SelectedTransport
 
 OPEN_TIMEOUT_S = 10.0
+ENDLESS = 1_000_000
+LINKS_ARE_WARM = 3
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,18 @@ class RankBody:
                     self._of(kind).allreduce(together, self.abort, method.algorithm)
             digests.append(digest(buffers))
         return digests
+
+    def do_allreduce_checked(self, kind: str, rank: int, size: int, numel: int) -> None:
+        """Reduce until a reduction fails. Each that ends must have the numbers of all ranks."""
+        buffer = torch.empty(numel)
+        for call in range(ENDLESS):
+            if call == LINKS_ARE_WARM:
+                self.tell(Entered(call))
+            buffer.fill_(call + rank)
+            self._of(kind).allreduce([buffer], self.abort, Method.of(kind).algorithm)
+            expected = size * call + size * (size - 1) / 2
+            wrong = int((buffer != expected).sum())
+            assert not wrong, f"{wrong} of {numel} sums are wrong in call {call}"
 
     def _placed(self, kind: str, buffer: torch.Tensor) -> torch.Tensor:
         return self._of(kind).zeros(len(buffer), buffer.dtype, buffer.device).copy_(buffer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,15 +11,18 @@ import torch
 from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedule
 from paceline.transport.base import Abort, Group, Peer
 from paceline.transport.mpi.abandoned import EMPTIED_MAX
-from paceline.transport.mpi.lanes import PIECE_BYTES
+from paceline.transport.mpi.lanes import CUT_OFF, PIECE_BYTES
 from paceline.transport.mpi.links import Agreed, Offer, mpi_environment
 from paceline.transport.rendezvous import Deadline, Rendezvous
 
 from tests.layers import exhaustive_except
-from tests.transport.harness import Crew, ProcessPool, RankEndedError
-from tests.transport.rank_body import Payload, digest
+from tests.transport.harness import Crew, ProcessPool, ProcessRank
+from tests.transport.rank_body import LINKS_ARE_WARM, Payload, digest
 
 pytestmark = pytest.mark.processes
+DEATHS, DEATHS_MAX = 4, 40
+FILLED_S = 0.005
+"""Time in which the buffers of a connection are filled."""
 
 
 @pytest.fixture
@@ -86,16 +91,6 @@ def test_links_are_kept_across_generations(pool: ProcessPool) -> None:
 @pytest.mark.exhaustive
 def test_dead_peers_do_not_leak_memory(pool: ProcessPool) -> None:
     """Kill many peers: messages that were in flight to a dead rank must not pile up."""
-    try:
-        outlive_many(pool)
-    except RankEndedError as ended:
-        # In rare cases MPICH ends the process with its peer (docs/limits.md). That costs no memory.
-        if "OFI poll failed" not in str(ended):
-            raise
-        outlive_many(pool)
-
-
-def outlive_many(pool: ProcessPool) -> None:
     kind, mib, deaths = "mpi:ring", 24, EMPTIED_MAX + 2
     survivor, *victims = pool.take(1 + deaths)
     crew = Crew(kind, [survivor, *victims])
@@ -117,6 +112,60 @@ def outlive_many(pool: ProcessPool) -> None:
     assert max(resident[1:]) - resident[0] < mib, resident
     assert int(survivor.call("describe", kind).value["abandoned"]) <= EMPTIED_MAX
     pool.give_back([survivor])
+
+
+@pytest.mark.parametrize("name", exhaustive_except(["mpi"], ["mpi", "mpi-mixed"]))
+def test_deaths_in_a_message_end_no_survivor_and_make_no_sum_wrong(
+    pool: ProcessPool, name: str
+) -> None:
+    """Kill a peer while the survivor reads nothing, so that messages are broken off.
+
+    MPICH would call the connection's error fatal (`native/peer_errors.c`).
+    """
+    kind, moments = f"{name}:recursive_doubling", random.Random(5)
+    [survivor] = pool.take(1)
+    before = _broken(survivor, kind)
+    deaths = 0
+    while deaths < DEATHS or _broken(survivor, kind) == before:
+        deaths += 1
+        assert deaths < DEATHS_MAX, "no death has broken anything off"
+        [victim] = pool.take(1)
+        crew = Crew(kind, [survivor, victim])
+        crew.open(crew.ranks)
+        for index, rank in enumerate(crew.ranks):
+            rank.start("allreduce_checked", kind, index, 2, 4 * PIECE_BYTES)
+        survivor.wait_entered(LINKS_ARE_WARM)
+        time.sleep(moments.uniform(0, 0.01))
+        survivor.stop()
+        time.sleep(FILLED_S)
+        victim.kill()
+        survivor.go_on()
+        assert (outcome := survivor.result()).error == "PeerLost", outcome
+        survivor.call("close", kind)
+    pool.give_back([survivor])
+
+
+def _broken(rank: ProcessRank, kind: str) -> int:
+    return int(rank.call("describe", kind).value["links.broken"])
+
+
+@pytest.mark.parametrize("name", ["mpi", "mpi-mixed"])
+@pytest.mark.parametrize("long", [0, 1])
+def test_a_message_that_lacks_data_ends_the_reduction(
+    pool: ProcessPool, name: str, long: int
+) -> None:
+    """MPICH completes a receive without an error if its sender dies in the middle."""
+    kind = f"{name}:recursive_doubling"
+    ranks = pool.take(2)
+    crew = Crew(kind, list(ranks))
+    crew.open(crew.ranks)
+    for index, rank in enumerate(ranks):
+        rank.start("allreduce", kind, index, Payload(3, (1000 if index == long else 10,)))
+    outcomes = [rank.result() for rank in ranks]
+    assert [outcome.error for outcome in outcomes] == ["PeerLost"] * 2, outcomes
+    assert outcomes[long].message == CUT_OFF.format(1 - long)
+    crew.all(crew.ranks, "close", kind)
+    pool.give_back(ranks)
 
 
 @pytest.mark.exhaustive

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from paceline.transport import native
+from paceline.transport.mpi.peer_errors import PeerErrors
 from paceline.transport.native import (
     HEADER,
     REDUCE,
@@ -89,3 +90,24 @@ def test_the_error_names_a_cache_that_cannot_be_written(cache: Path) -> None:
 def test_the_cache_folder_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache_folder() == Path("/somewhere/paceline")
+
+
+def test_a_rank_without_a_compiler_warns_that_deaths_may_end_it(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", str(cache / "missing"))
+    errors = PeerErrors()
+    errors.watch()
+    errors.check()
+    assert "no C compiler" in errors.unwatched
+    assert "a peer that dies may end this rank with it: no C compiler" in caplog.text
+    assert errors.count == 0
+
+
+@pytest.mark.long
+def test_a_rank_warns_if_mpi_ignores_the_library_for_errors(cache: Path) -> None:
+    errors = PeerErrors()
+    errors.watch()
+    errors.check()  # no MPI has been started in this process
+    assert "MPI was started before" in errors.unwatched
+    assert list(cache.iterdir())

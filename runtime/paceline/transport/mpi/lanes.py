@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from paceline.core.collectives.schedules import Rounding, ScheduleStep, bounds
-from paceline.transport.base import TransportError
+from paceline.transport.base import PeerLost, TransportError
 from paceline.transport.mpi.links import LANES, Link
 
 PIECE_BYTES: Final = 1 << 20
 ADD_ELEMENTS: Final = 1 << 15
 """Largest addition in elements. Above it torch starts its thread pool, whose threads would spin
 after each addition."""
+CUT_OFF: Final = "rank {} broke off a message"
 _NUMPY_TYPES: Final = {torch.float32, torch.float64, torch.int32, torch.int64}
 
 
@@ -61,6 +62,10 @@ class Cells:
     def numbers(self) -> Any:
         """The buffer as a numpy array of its type, or None if numpy has no such type."""
         return self.tensor.numpy() if self.tensor.dtype in _NUMPY_TYPES else None
+
+    def wire_bytes(self, count: int) -> int:
+        """Return the size of a message for `count` bytes of the buffer."""
+        return count
 
     def landing(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> Any:
         """Return where the message for the bytes low..high is received."""
@@ -103,6 +108,10 @@ class RoundedCells(Cells):
         assert buffer.dtype is residual.dtype is torch.float32, (buffer.dtype, residual.dtype)
         assert buffer.shape == residual.shape, (buffer.shape, residual.shape)
         self.residual: torch.Tensor = residual.detach()
+
+    def wire_bytes(self, count: int) -> int:
+        """Return the size of a message for `count` bytes of the buffer: half of it."""
+        return count // 2
 
     def landing(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> Any:  # noqa: ARG002
         """Return scratch memory of half the size, since bfloat16 arrives."""
@@ -219,6 +228,25 @@ class Lane:
             if self._open:
                 self._piece, self._step = piece, step
                 return
+
+    def received(self, status: Any) -> None:
+        """Check that a receive which MPI calls complete has its data.
+
+        It has none if the sender died in the middle of the message: MPICH completes such a receive
+        as cancelled, and without an error.
+
+        Args:
+            status: Status of the receive, of the type `mpi4py.MPI.Status`.
+
+        Raises:
+            PeerLost: The message was broken off.
+        """
+        assert self._step is not None
+        low, high = self._piece.span(self._step.recv_chunk, self._step.width)
+        expected = self._piece.cells.wire_bytes(high - low)
+        if status.Get_count(self._byte) != expected:
+            sender = self._step.recv_from
+            raise PeerLost(CUT_OFF.format(sender), sender)
 
     def arrived(self, requests: list[Any]) -> None:
         """Count a completed request of the step.

@@ -29,6 +29,7 @@ from paceline.core.demand import SPARE_LINKS_MAX
 from paceline.scratch import note_shared_memory
 from paceline.transport.base import Group, TransportError
 from paceline.transport.mpi.patience import RetrySetting
+from paceline.transport.mpi.peer_errors import peer_errors
 from paceline.transport.mpi.process_manager import shared_memory_name
 from paceline.transport.mpi.provider import check_provider
 from paceline.transport.rendezvous import (
@@ -83,6 +84,7 @@ def start_mpi(local: bool, scratch: Path | None = None) -> Any:
         ) from error
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
+    peer_errors.watch()
     from mpi4py import MPI
 
     if not MPI.Is_initialized():
@@ -99,6 +101,7 @@ def start_mpi(local: bool, scratch: Path | None = None) -> Any:
             note_shared_memory(scratch, name)
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _unlink_own_shared_memory()
+    peer_errors.check()
     if os.environ.get("MPIR_CVAR_CH4_NETMOD") != "ofi":
         # Measured: with ucx, the default, a rank aborts when a peer dies inside a transfer.
         raise TransportError(

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 from paceline.core.collectives.schedules import Schedule, ScheduleStep
 from paceline.transport.base import Abort, NativeStage, PeerLost, TransportAborted
-from paceline.transport.mpi.lanes import PIECE_BYTES, Cells, LaneScratch
+from paceline.transport.mpi.lanes import CUT_OFF, PIECE_BYTES, Cells, LaneScratch
 from paceline.transport.mpi.links import LANES, Link
 from paceline.transport.native import REDUCE, UnavailableError, load
 from paceline.transport.native.layout import KINDS, Fields
 from paceline.transport.rendezvous import LAST_WORDS_NS, PeerConnections
 
-ABORTED, LOST, FAILED = 1, 2, 3
+ABORTED, LOST, FAILED, CUT = 1, 2, 3, 4
 
 
 class _Mpi(ctypes.Structure):
@@ -29,7 +29,7 @@ class _Mpi(ctypes.Structure):
         ("irecv", ctypes.c_void_p),
         ("isend", ctypes.c_void_p),
         ("testsome", ctypes.c_void_p),
-        ("statuses_ignore", ctypes.c_void_p),
+        ("get_count", ctypes.c_void_p),
         ("byte", ctypes.c_int),
         ("request_null", ctypes.c_int),
     ]
@@ -125,9 +125,8 @@ class MpiNativeLoop:
         self._mpi = _Mpi(
             *(
                 ctypes.cast(getattr(library, f"MPI_{name}"), ctypes.c_void_p)
-                for name in ("Irecv", "Isend", "Testsome")
+                for name in ("Irecv", "Isend", "Testsome", "Get_count")
             ),
-            1,  # MPI_STATUSES_IGNORE of MPICH's ABI
             mpi.BYTE.handle,
             mpi.REQUEST_NULL.handle,
         )
@@ -135,6 +134,7 @@ class MpiNativeLoop:
         self._links: Any = None
         self._fds: Any = None
         self._rank_of: list[int] = []
+        self._rank_of_link: list[int] = []
 
     def enter(
         self,
@@ -143,6 +143,7 @@ class MpiNativeLoop:
         connections: PeerConnections,
     ) -> None:
         """Lay out the steps of each algorithm and the links of a new group."""
+        self._rank_of_link = list(link_to)
         place = {rank: index for index, rank in enumerate(link_to)}
         self._links = (_Link * len(link_to))(
             *(_Link(link.comm.handle, link.tag(0)) for link in link_to.values())
@@ -228,6 +229,9 @@ class MpiNativeLoop:
         if result == LOST:
             rank = self._rank_of[call.lost]
             raise PeerLost(f"rank {rank} has gone", rank)
+        if result == CUT:
+            rank = self._rank_of_link[call.lost]
+            raise PeerLost(CUT_OFF.format(rank), rank)
         assert result == FAILED, result
         text = self._library.Get_error_string(error.value)
         raise PeerLost(f"a call of MPI failed: {text}")

@@ -41,6 +41,7 @@ from paceline.transport.mpi.abandoned import AbandonedRequests, MemoryRange
 from paceline.transport.mpi.lanes import Cells, Lane, LaneScratch, Piece, RoundedCells
 from paceline.transport.mpi.links import LANES, Link, LinkTable
 from paceline.transport.mpi.native_loop import MpiNativeLoop
+from paceline.transport.mpi.peer_errors import peer_errors
 from paceline.transport.native import UnavailableError
 from paceline.transport.native.layout import KINDS
 from paceline.transport.rendezvous import LAST_WORDS_NS, Deadline, PeerConnections
@@ -206,13 +207,17 @@ class MpiTransport(Transport):
 
     def _run(self, lanes: list[Lane], requests: list[Any], abort: Abort) -> None:
         testsome = self._mpi.Request.Testsome
+        statuses = [self._mpi.Status() for _ in requests]
         idle = 0
         idle_since_ns = lost_since_ns = 0
-        while (done := testsome(requests)) is not None:
+        while (done := testsome(requests, statuses)) is not None:
             if done:
                 idle = 0
-                for index in done:
-                    lanes[index >> 1].arrived(requests)
+                for index, status in zip(done, statuses, strict=False):
+                    lane = lanes[index >> 1]
+                    if index % 2 == 0:
+                        lane.received(status)
+                    lane.arrived(requests)
                 continue
             idle += 1
             if idle <= SPINS:
@@ -272,5 +277,6 @@ class MpiTransport(Transport):
             "provider": f"ofi;{os.environ.get('FI_PROVIDER', 'default')}",
             "links.wired": str(self._links.wired),
             "links.failed": str(self._links.wiring_failed),
+            "links.broken": str(peer_errors.count),
             "abandoned": str(len(self._abandoned)),
         }

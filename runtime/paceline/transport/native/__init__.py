@@ -3,6 +3,7 @@
     reduce.c  the steps of a schedule over MPI (`transport.mpi.native_loop`)
     shared.c  sums in shared memory (`transport.shm.native_loop`)
     copies.c  copies of large buffers (`copies`)
+    peer_errors.c  errors of MPICH's connections (`transport.mpi.peer_errors`)
     common.h  included by the loops
 
 The name of a library holds a hash of its source, of the header, of the processor type and of the
@@ -30,7 +31,8 @@ from paceline.private_files import FOLDER_MODE, OTHERS_WRITE, ForeignFolderError
 REDUCE: Final = Path(__file__).with_name("reduce.c")
 SHARED: Final = Path(__file__).with_name("shared.c")
 COPIES: Final = Path(__file__).with_name("copies.c")
-SOURCES: Final = (REDUCE, SHARED, COPIES)
+PEER_ERRORS: Final = Path(__file__).with_name("peer_errors.c")
+SOURCES: Final = (REDUCE, SHARED, COPIES, PEER_ERRORS)
 HEADER: Final = "common.h"
 FLAGS: Final = ("-O3", "-fPIC", "-shared")
 COMPILE_S: Final = 60.0
@@ -40,11 +42,12 @@ class UnavailableError(Exception):
     """Raised if there is no native loop in this process. The message says why."""
 
 
-def load(source: Path) -> ctypes.CDLL:
+def load(source: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
     """Load the library made from a source file, and compile it first if needed.
 
     Args:
         source: One of `SOURCES`.
+        mode: `ctypes.RTLD_GLOBAL` if libraries that are loaded later may call it.
 
     Returns:
         The loaded library.
@@ -62,7 +65,7 @@ def load(source: Path) -> ctypes.CDLL:
         about = path.lstat()
         if about.st_uid not in (os.geteuid(), 0) or about.st_mode & OTHERS_WRITE:
             raise UnavailableError(f"{path} may have been changed by another user; remove it")
-        return ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path), mode)
     except OSError as error:
         raise UnavailableError(f"{path}: {error}") from error
     except ForeignFolderError as error:

@@ -272,7 +272,7 @@ def test_a_native_library_that_others_may_change_is_not_loaded(
     monkeypatch.setattr(native, "file_name", lambda _: "made.so")
     monkeypatch.setattr(native, "build", lambda _, target: (target / "made.so").touch())
     loaded: list[str] = []
-    monkeypatch.setattr(ctypes, "CDLL", loaded.append)
+    monkeypatch.setattr(ctypes, "CDLL", lambda path, _mode: loaded.append(path))
     cache = tmp_path / "paceline"
     cache.mkdir(mode=0o700)
     native.load(native.REDUCE)

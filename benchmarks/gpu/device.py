@@ -132,9 +132,9 @@ def _found(device: torch.device) -> bool:
             if bad is not None:
                 flat[12345] = bad
             flags.find(0, flat)
-            flags.tell()
+            flags.queue_copy()
             settle(device)
-            if flags.told([0]) is not (bad is None):
+            if flags.are_finite([0]) is not (bad is None):
                 return False
     return True
 

@@ -180,12 +180,12 @@ def revision(spec: Mapping[str, Any]) -> str:
     Returns:
         Eight hexadecimal digits.
     """
-    said = {
+    values = {
         path: path in mappings() or value
         for path in _PATHS[Acts.AFTER_SUSPENSION]
         if (value := value_at(spec, path)) is not None
     }
-    return digest(json.dumps(said, sort_keys=True))
+    return digest(json.dumps(values, sort_keys=True))
 
 
 def digest(text: str) -> str:

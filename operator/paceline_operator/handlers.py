@@ -189,10 +189,10 @@ def make_settings() -> kopf.OperatorSettings:
 
 def _signed(request: aiohttp.ClientRequest, login: Login) -> aiohttp.ClientRequest:
     """Replace the headers of a login in a request; returns the request."""
-    said = login.headers()
-    for name, _ in said:
+    headers = login.headers()
+    for name, _ in headers:
         request.headers.popall(name, None)
-    for name, value in said:
+    for name, value in headers:
         request.headers.add(name, value)
     request.server_hostname = login.server_name
     return request

@@ -22,6 +22,6 @@ class Credentials(NamedTuple):
 
 def credentials_of(sock: socket.socket) -> Credentials:
     """Return the credentials of the other end (SO_PEERCRED). May raise OSError."""
-    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, _ = _UCRED.unpack(told)
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(raw)
     return Credentials(pid, uid)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.jobs.core.outage import BORNE_NS, TOLD_AFTER_NS, Outage, OutageVerdict
+from paceline.jobs.core.outage import BORNE_NS, REPORTED_AFTER_NS, Outage, OutageVerdict
 
-pauses_ns = st.lists(st.integers(0, 2 * TOLD_AFTER_NS), min_size=1, max_size=40)
+pauses_ns = st.lists(st.integers(0, 2 * REPORTED_AFTER_NS), min_size=1, max_size=40)
 
 
 @given(st.lists(pauses_ns, max_size=5))
@@ -22,7 +22,7 @@ def test_each_outage_is_reported_once_and_its_end_only_if_it_was_reported(
             assert outage.lasts
             said += verdict is OutageVerdict.SAY_SO
             assert verdict is not OutageVerdict.GIVE_UP
-            if now_ns - begun_ns >= TOLD_AFTER_NS:
+            if now_ns - begun_ns >= REPORTED_AFTER_NS:
                 assert said == 1, "whoever reads is not left to guess"
             now_ns += pause_ns
         assert said <= 1

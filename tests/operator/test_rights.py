@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.api import ApiError
-from paceline_operator.cluster.rights import HINT, asked, denied, told, words_of
+from paceline_operator.cluster.rights import HINT, asked, denied, describe, words_of
 from paceline_operator.handlers import DENIED_S
 
 from testing.fake_cluster.inside import Inside
@@ -59,8 +59,8 @@ def test_a_request_is_described_by_verb_resource_and_namespace(
 
 def test_only_a_missing_right_has_the_hint() -> None:
     missing = ApiError(403, "Forbidden", SAID, denied="list pods in all namespaces")
-    assert told(missing) == f"the operator may not list pods in all namespaces: {SAID}; {HINT}"
-    assert told(ApiError(500, "InternalError", "a bad day")) == "500 InternalError: a bad day"
+    assert describe(missing) == f"the operator may not list pods in all namespaces: {SAID}; {HINT}"
+    assert describe(ApiError(500, "InternalError", "a bad day")) == "500 InternalError: a bad day"
     assert denied("list pods", SAID).exit_code == 2
 
 

@@ -431,11 +431,11 @@ def test_the_device_check_finds_the_same_non_finite_values_as_the_host(
     for first, last in ((huge, spoiled), (spoiled, -huge)):
         flags.find(0, first)
         flags.find(2, last)
-        flags.tell()
-        assert flags.told([0]) is (first is huge)
-        assert flags.told([2]) is (first is not huge)
-        assert not flags.told([0, 1, 2])
-        assert flags.told([1]), "it lies on the host"
+        flags.queue_copy()
+        assert flags.are_finite([0]) is (first is huge)
+        assert flags.are_finite([2]) is (first is not huge)
+        assert not flags.are_finite([0, 1, 2])
+        assert flags.are_finite([1]), "it lies on the host"
 
 
 class Streamed:

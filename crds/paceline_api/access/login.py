@@ -110,7 +110,7 @@ def contexts(kubeconfig: Path | None = None) -> list[str]:
     """Return the names of the contexts that `log_in` accepts; may raise KubeconfigError."""
     if not (files := _files(kubeconfig)):
         return []
-    with _told(", ".join(files), "correct it"):
+    with _errors_named(", ".join(files), "correct it"):
         merged = KubeConfigMerger(os.pathsep.join(files))
         return [str(item["name"]) for item in merged.config["contexts"].value]
 
@@ -128,7 +128,9 @@ def _files(kubeconfig: Path | None) -> list[str]:
 def _from_account() -> Login:
     configuration = Configuration()
     token, authority = ACCOUNT / "token", ACCOUNT / "ca.crt"
-    with _told("the pod's service account", "see that the pod mounts it, or name a kubeconfig"):
+    with _errors_named(
+        "the pod's service account", "see that the pod mounts it, or name a kubeconfig"
+    ):
         InClusterConfigLoader(str(token), str(authority)).load_and_set(configuration)
         namespace = (ACCOUNT / "namespace").read_text().strip()
     source = "the pod's service account"
@@ -146,9 +148,9 @@ def _from_files(files: list[str], context: str | None) -> Login:
     text = ", ".join(files)
     hint = "correct it; `kubectl config view` shows what is in it"
     for file in files:
-        with _told(file, hint), Path(file).expanduser().open("rb") as stream:
+        with _errors_named(file, hint), Path(file).expanduser().open("rb") as stream:
             read_at_most(stream, FILE_BYTES_MAX)
-    with _told(text, hint):
+    with _errors_named(text, hint):
         merged = KubeConfigMerger(os.pathsep.join(files))
         known = [item["name"] for item in merged.config["contexts"].value]
         # The first file with a current-context decides, like with kubectl.
@@ -159,13 +161,13 @@ def _from_files(files: list[str], context: str | None) -> Login:
             f"{text}: there is no context {name!r}" if name else f"{text}: no context is current",
             hint=f"use one of: {', '.join(map(str, known))}" if known else "add a context to it",
         )
-    with _told(text, hint):
+    with _errors_named(text, hint):
         chosen = merged.config["contexts"].get_with_name(name)["context"]
         cluster = _named(merged, "clusters", chosen.safe_get("cluster"), text, name)["cluster"]
         wanted = chosen.safe_get("user")
         user = _named(merged, "users", wanted, text, name)["user"] if wanted else None
     source = f"context {name!r} of {text}"
-    with _told(source, hint), tempfile.TemporaryDirectory() as passing:
+    with _errors_named(source, hint), tempfile.TemporaryDirectory() as passing:
         return _login(merged, name, cluster, user, Path(passing), source)
 
 
@@ -334,7 +336,7 @@ def _tls(configuration: Configuration, source: str) -> ssl.SSLContext:
 
 
 @contextmanager
-def _told(where: str, hint: str) -> Iterator[None]:
+def _errors_named(where: str, hint: str) -> Iterator[None]:
     """Turn an error while reading a file into a KubeconfigError.
 
     Args:

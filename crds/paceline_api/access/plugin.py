@@ -130,9 +130,9 @@ def _run(file: str, exec_: Mapping[str, Any], info: str, typed: bool) -> str:
             hint=f"run it by hand to see what it waits for: {name}",
         ) from None
     if done.returncode:
-        said = (done.stderr or "").strip()[-_SAID_CHARS_MAX:] or "nothing"
+        stderr = (done.stderr or "").strip()[-_SAID_CHARS_MAX:] or "nothing"
         raise PluginError(
-            f"the exec plugin {name} has failed with exit code {done.returncode}, saying: {said}",
+            f"the exec plugin {name} has failed with exit code {done.returncode}, saying: {stderr}",
             hint="log in again with the tool that it belongs to, and see that it runs by hand",
         )
     return done.stdout

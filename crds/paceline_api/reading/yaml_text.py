@@ -121,7 +121,7 @@ def _nodes(text: str, source: str) -> list[yaml.Node]:
         raise _too_large(source) from None
     except yaml.YAMLError as error:
         raise JobFileError(
-            f"{source}: is not YAML: {_told(error)}", hint=_yaml_hint(error)
+            f"{source}: is not YAML: {_problem_of(error)}", hint=_yaml_hint(error)
         ) from None
     if not nodes:
         raise JobFileError(
@@ -280,13 +280,13 @@ def _is_empty(node: Any) -> bool:
     return node is None or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null"))
 
 
-def _told(error: Exception) -> str:
+def _problem_of(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
     return f"{problem} (line {mark.line + 1}, column {mark.column + 1})" if mark else problem
 
 
 def _yaml_hint(error: Exception) -> str:
-    if "\\t" in _told(error):
+    if "\\t" in _problem_of(error):
         return "indent with spaces, not with tabs"
     return "check the indentation and the quotes in this line and the one above it"

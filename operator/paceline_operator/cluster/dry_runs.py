@@ -33,7 +33,7 @@ async def refused(
     try:
         await api.create(kind, namespace, manifest, strict=True, dry_run=True)
     except ApiError as error:
-        return _told(error)
+        return _unexpected(error)
     return None
 
 
@@ -44,11 +44,11 @@ async def refused_apply(
     try:
         await api.apply(kind, namespace, manifest, force=False, dry_run=True)
     except ApiError as error:
-        return _told(error)
+        return _unexpected(error)
     return None
 
 
-def _told(error: ApiError) -> ApiError | None:
+def _unexpected(error: ApiError) -> ApiError | None:
     known = error.code == HTTPStatus.CONFLICT or NO_DRY_RUN in error.message
     return None if known else error
 

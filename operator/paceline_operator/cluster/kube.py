@@ -250,8 +250,8 @@ async def renewed(access: Access, refused: Login) -> bool:
     try:
         return await asyncio.to_thread(access.refresh, refused)
     except AccessError as error:
-        said = f"{error.message}; {error.hint}"
-        raise ApiError(HTTPStatus.UNAUTHORIZED, "Unauthorized", said) from None
+        message = f"{error.message}; {error.hint}"
+        raise ApiError(HTTPStatus.UNAUTHORIZED, "Unauthorized", message) from None
 
 
 def _dry(run: bool) -> dict[str, str]:

@@ -25,7 +25,7 @@ from paceline_api.access.access import Access
 
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.kube import Kube, pause
-from paceline_operator.cluster.rights import told
+from paceline_operator.cluster.rights import describe
 from paceline_operator.metrics import OperatorMetrics
 
 log = logging.getLogger("paceline.operator")
@@ -95,8 +95,8 @@ class Election:
                     async with asyncio.timeout(self._terms.renew_s):
                         held = await self._try(kube)
                 except (ApiError, TimeoutError) as error:
-                    said = told(error) if isinstance(error, ApiError) else error
-                    log.warning("the Lease could not be renewed: %s", said)
+                    text = describe(error) if isinstance(error, ApiError) else error
+                    log.warning("the Lease could not be renewed: %s", text)
                     held = self.leads()
                 self._set(held)
                 spent_s = self._clock() - started_s

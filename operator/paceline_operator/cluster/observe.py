@@ -26,7 +26,7 @@ from paceline_api.types.runtime import PLURALS
 
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.kube import Kube, pause
-from paceline_operator.cluster.rights import told
+from paceline_operator.cluster.rights import describe
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import (
     FabricObject,
@@ -197,7 +197,7 @@ class Watch(Generic[Item]):
                     logging.INFO if missing or error.code == 410 else logging.WARNING,
                     "watch of %s: %s",
                     self.source.kind,
-                    error if missing else told(error),
+                    error if missing else describe(error),
                 )
             except (TimeoutError, aiohttp.SocketTimeoutError):
                 cause = "silent"

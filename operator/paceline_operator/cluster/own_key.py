@@ -21,7 +21,7 @@ from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
 from paceline_operator.cluster.api import Api, ApiError
 from paceline_operator.cluster.kube import pause
-from paceline_operator.cluster.rights import told
+from paceline_operator.cluster.rights import describe
 from paceline_operator.core.keys import OPERATOR_KEY_BYTES, key_id
 
 log = logging.getLogger("paceline.operator")
@@ -87,7 +87,7 @@ class OwnKeys:
             try:
                 await self.look(leads())
             except ApiError as error:
-                log.warning("the operator's key: %s", told(error))
+                log.warning("the operator's key: %s", describe(error))
             except PacelineError as error:
                 log.warning("the operator's key: %s", error)
 

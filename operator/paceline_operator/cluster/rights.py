@@ -52,10 +52,10 @@ def asked(method: str, target: str, *, watch: bool = False) -> str:
     return f"{verb} {kind} in {where}"
 
 
-def denied(what: str, said: str) -> PacelineError:
-    """Return the error for a missing right, with the API server's message (`said`)."""
+def denied(what: str, message: str) -> PacelineError:
+    """Return the error for a missing right, with the API server's message."""
     return PacelineError(
-        f"the operator may not {what}: {said}", hint=HINT, exit_code=EXIT_BAD_INPUT
+        f"the operator may not {what}: {message}", hint=HINT, exit_code=EXIT_BAD_INPUT
     )
 
 
@@ -70,7 +70,7 @@ def words_of(raw: bytes) -> tuple[str, str]:
     return str(found.get("reason") or ""), message
 
 
-def told(error: ApiError) -> str:
+def describe(error: ApiError) -> str:
     """Return an error as text for the log, with the remedy if a right is missing."""
     if not error.denied:
         return str(error)

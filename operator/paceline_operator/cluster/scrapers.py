@@ -95,10 +95,10 @@ class Scrapers:
 
     async def _ask(self, token: str) -> HTTPStatus:
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview"}
-        told = (await self._create(TOKEN_REVIEWS, {**review, "spec": {"token": token}}))["status"]
-        if not told.get("authenticated"):
+        answer = (await self._create(TOKEN_REVIEWS, {**review, "spec": {"token": token}}))["status"]
+        if not answer.get("authenticated"):
             return HTTPStatus.UNAUTHORIZED
-        user = told["user"]
+        user = answer["user"]
         spec = {
             "user": user.get("username", ""),
             "uid": user.get("uid", ""),
@@ -107,5 +107,5 @@ class Scrapers:
             "nonResourceAttributes": {"path": PATH, "verb": "get"},
         }
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
-        told = (await self._create(ACCESS_REVIEWS, {**review, "spec": spec}))["status"]
-        return HTTPStatus.OK if told.get("allowed") else HTTPStatus.FORBIDDEN
+        answer = (await self._create(ACCESS_REVIEWS, {**review, "spec": spec}))["status"]
+        return HTTPStatus.OK if answer.get("allowed") else HTTPStatus.FORBIDDEN

@@ -181,14 +181,14 @@ def read_job(body: Mapping[str, Any], runtimes: Runtimes = NO_RUNTIMES) -> JobOb
     problems, fixed, reason = admission.problem, False, admission.reason or Reason.SPEC_INVALID
     resolved: Mapping[str, Any] = status.get("resolved") or {}
     explicit = tuple(status.get("explicit") or ())
-    said = admission.spec
+    declared = admission.spec
     try:
         if not problems:
-            job = _in_force(body, _defaults(resolved, explicit), said)
+            job = _in_force(body, _defaults(resolved, explicit), declared)
             spec, settings = job.spec, resolve(job)
             fixed = fixed_by_queue(job)
             resolved = _kept(job)
-            explicit = tuple(p for p in written(said) if p.partition(".")[0] not in _NOT_KEPT)
+            explicit = tuple(p for p in written(declared) if p.partition(".")[0] not in _NOT_KEPT)
     except InvalidJobError as error:
         problems = error.message + (f" ({error.hint})" if error.hint else "")
         if admission.title:
@@ -204,10 +204,10 @@ def read_job(body: Mapping[str, Any], runtimes: Runtimes = NO_RUNTIMES) -> JobOb
         status=status,
         spec=spec,
         settings=settings,
-        template=said.get("template") or {},
+        template=declared.get("template") or {},
         resolved=resolved,
         explicit=explicit,
-        revision=revision(said),
+        revision=revision(declared),
         problems=problems,
         reason=reason,
         # A runtime that makes the job invalid is not kept, since its owners may repair it.

@@ -184,9 +184,9 @@ def _problems(seen: SeenRuntime) -> list[str]:
             }
         )
     except PacelineError as error:
-        return [_told(error)]
-    return [_told(error) for error in problems_of(runtime)]
+        return [_text_of(error)]
+    return [_text_of(error) for error in problems_of(runtime)]
 
 
-def _told(error: PacelineError | SpecError) -> str:
+def _text_of(error: PacelineError | SpecError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message

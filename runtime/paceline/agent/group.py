@@ -80,7 +80,7 @@ class GroupProcess:
             for shard, group in enumerate(groups)
         ]
         self._up: set[int] = set()
-        self._told: dict[int, supervise.ReportedOutcome] = {}
+        self._outcomes: dict[int, supervise.ReportedOutcome] = {}
         self._ends: list[tuple[int, supervise.Exited | supervise.NeverStarted]] = []
         """Ends of the ranks with their shards, in the order in which they were reaped."""
 
@@ -144,7 +144,7 @@ class GroupProcess:
                 if len(self._up) == len(self._ranks):
                     self._post(self, supervise.Up(self.pid or pid))
             case supervise.ReportedOutcome(outcome=outcome):
-                self._told[rank.shard] = event
+                self._outcomes[rank.shard] = event
                 if rank.shard == 0 or outcome not in (*IN_ORDER, RankOutcome.PRESENT):
                     # The exception may be caused by another rank's death: report it with the end.
                     self._post(self, replace(event, error=None))
@@ -158,12 +158,12 @@ class GroupProcess:
         if len(self._ends) == len(self._ranks):
             bad = (end for end in self._ends if not _is_good(end[1]))
             shard, end = next(bad, self._ends[0])
-            outcome = self._told.get(shard)
+            outcome = self._outcomes.get(shard)
             if outcome is not None and outcome.error is not None:
                 self._post(self, outcome)
             self._post(self, end)
             return
-        outcome = self._told.get(rank.shard)
+        outcome = self._outcomes.get(rank.shard)
         if not _is_good(event) or outcome is None or outcome.outcome not in IN_ORDER:
             for other in self._ranks:
                 other.kill()

@@ -229,8 +229,8 @@ class RankProcess:
             return
         text = printable_lines(message.message)
         error = message.error.printable() if message.error is not None else None
-        said = supervise.ReportedOutcome(outcome, text, message.released, error)
-        self._post(self, said)
+        report = supervise.ReportedOutcome(outcome, text, message.released, error)
+        self._post(self, report)
 
     def _launcher_ended(self, code: int) -> None:
         pid, self._launcher = self._launcher, None
@@ -242,9 +242,9 @@ class RankProcess:
             self._rank_ended(code)
         elif self._rank is None:
             self._pumps["launcher"].drain()
-            said = self._pumps["launcher"].tail
+            output = self._pumps["launcher"].tail
             why = f"its launcher ended with {how_it_ended(code)}"
-            self._end(supervise.NeverStarted(f"{why}: {said}" if said else why))
+            self._end(supervise.NeverStarted(f"{why}: {output}" if output else why))
         else:
             self._reaper.collect()
             self._chain_broke("its MPI launcher ended")

@@ -89,10 +89,10 @@ def _of_name(name: str, where: Where, overrides: Sequence[str]) -> Planned:
         book = plan_file.path_of(job, runs)
         return Planned(job, None, book, lambda: plan_file.of_runs(job, runs), hint)
     book = plan_file.path_of(job, place=jobs.where)
-    return Planned(job, None, book, lambda: _told(jobs, name, job), hint)
+    return Planned(job, None, book, lambda: _measurements(jobs, name, job), hint)
 
 
-def _told(jobs: Jobs, name: str, job: ResolvedJob) -> list[Measurement]:
+def _measurements(jobs: Jobs, name: str, job: ResolvedJob) -> list[Measurement]:
     """Return the measurement of a job in a cluster, at its current size.
 
     Args:

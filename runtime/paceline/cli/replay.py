@@ -104,8 +104,10 @@ def _run(command: list[str], env: dict[str, str], folder: Path, log: Path) -> tu
         return code, explained[-1].decode(errors="replace") if explained else ""
     private_files.write(log, b"".join(held))
     lines = [line.decode(errors="replace") for line in held]
-    said = [line.strip() for line in lines if line.strip() and not line.startswith((" ", *TELLS))]
-    last = f": {said[-1]}" if said else ""
+    printed = [
+        line.strip() for line in lines if line.strip() and not line.startswith((" ", *TELLS))
+    ]
+    last = f": {printed[-1]}" if printed else ""
     return code, (
         f"{last}\nhint: run it with the arguments, files and environment of the run; the traceback "
         f"is in {log}"

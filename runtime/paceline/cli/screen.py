@@ -99,7 +99,7 @@ class Screen:
                 self._ranks.flush()
 
     async def _paint(self) -> None:
-        said = ""
+        shown = ""
         while True:
             if self._live is not None:
                 with _as_long_as_read(sys.stderr):
@@ -107,9 +107,9 @@ class Screen:
                 await asyncio.sleep(PAINT_S)
             else:
                 text = line(self._status, self._timeline)
-                if text != said:  # an unchanged line is printed once
+                if text != shown:  # an unchanged line is printed once
                     self.say(text)
-                said = text
+                shown = text
                 await asyncio.sleep(LINE_S)
 
 

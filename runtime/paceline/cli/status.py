@@ -76,7 +76,7 @@ def follow(jobs: Jobs, name: str, output: Output | None) -> JobStatus:
     Raises:
         NoSuchJobError: The job was deleted before its first status.
     """
-    screen, last, said = console(), None, ""
+    screen, last, shown = console(), None, ""
     with ExitStack() as stack:
         live = None
         if screen.is_terminal and output in (None, Output.WIDE):
@@ -88,9 +88,9 @@ def follow(jobs: Jobs, name: str, output: Output | None) -> JobStatus:
             if live is not None:
                 live.update(table(status.detail, status, wide=output is Output.WIDE), refresh=True)
                 clock.pause(WATCH_S)  # nobody can read more frequent updates
-            elif (text := f"{_state(status)}{line(status.detail, status)}") != said:
+            elif (text := f"{_state(status)}{line(status.detail, status)}") != shown:
                 screen.print(printable_lines(text))
-                said = text
+                shown = text
                 clock.pause(LINE_S)
     if last is None:
         raise NoSuchJobError(f"job {name} was deleted just now", hint="submit it again")

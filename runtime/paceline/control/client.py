@@ -290,15 +290,15 @@ class ControlClient(Generic[Order]):
 
     async def _say_alive(self, line: aiohttp.ClientWebSocketResponse) -> None:
         try:
-            said = [wire.to_json(self._beat())]
+            messages = [wire.to_json(self._beat())]
             if self._beats % self._rhythm.figures == 0:
-                said.extend(wire.to_json(figures) for figures in self._figures())
+                messages.extend(wire.to_json(figures) for figures in self._figures())
         except Exception as error:
             # The callback reads what other threads change, so the next heartbeat may succeed.
             self._complain(f"a heartbeat could not be made: {error!r}", error)
             return
         self._beats += 1
-        for text in said:
+        for text in messages:
             await line.send_str(text)
 
     def _complain(self, text: str, fault: Exception | None = None) -> None:

@@ -154,7 +154,7 @@ class CoordinatorServer:
         self._version = 0
         self._told_s = 0.0
         """Time at which waiting readers were last informed of a new version."""
-        self._told: tuple[float, Status, bytes] | None = None
+        self._encoded: tuple[float, Status, bytes] | None = None
         """The last status: when it was made, the status, and its JSON."""
         self._later: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
@@ -253,10 +253,10 @@ class CoordinatorServer:
         now_s = asyncio.get_running_loop().time()
         state = self._coordinator.state
         oldest_s = now_s - state.config.pace.report_ns(state.expected) / NS_PER_S
-        cached = self._told
+        cached = self._encoded
         if cached is None or cached[0] <= oldest_s or cached[1].seq != self._seq:
             status = msgspec.structs.replace(self._coordinator.status(now_ns()), seq=self._seq)
-            cached = self._told = now_s, status, msgspec.json.encode(status)
+            cached = self._encoded = now_s, status, msgspec.json.encode(status)
         return cached[1], cached[2]
 
     # ---- events in, effects out -----------------------------------------------------------

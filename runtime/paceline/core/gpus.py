@@ -29,7 +29,7 @@ class NoGpu:
     """Value of CUDA_VISIBLE_DEVICES; None if it is not set."""
     driver: bool
     """True if NVIDIA's driver is loaded into the kernel."""
-    told: str
+    torch_error: str
     """Report of torch about it."""
 
 
@@ -54,4 +54,4 @@ def why_none(observed: NoGpu, *, local: bool) -> tuple[str, str]:
     way = "compare the versions of driver and torch with nvidia-smi"
     if not local:
         way = f"request nvidia.com/gpu in the pod template; else {way}"
-    return f"NVIDIA's driver is loaded, and torch can use no GPU ({observed.told})", way
+    return f"NVIDIA's driver is loaded, and torch can use no GPU ({observed.torch_error})", way

@@ -179,9 +179,9 @@ def _pip(python: Path, packages: Sequence[str]) -> None:
             hint="see whether the package index can be reached, or use an image that contains them",
         ) from None
     if done.returncode:
-        said = " / ".join(line for line in done.stdout.splitlines()[-SAID_LINES:] if line.strip())
+        output = " / ".join(line for line in done.stdout.splitlines()[-SAID_LINES:] if line.strip())
         raise FunctionError(
-            f"pip could not install {', '.join(packages)}: {said}",
+            f"pip could not install {', '.join(packages)}: {output}",
             hint="correct packages=[...]; where pods reach no index, use an image with them, or "
             "name one with PIP_INDEX_URL in the template",
         )

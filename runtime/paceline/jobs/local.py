@@ -170,7 +170,7 @@ class LocalJobs:
                 while True:
                     view = _asked(partial(control.look, entry, revision))
                     revision = view.revision
-                    yield _told(view)
+                    yield _status_of(view)
             except control.EndedError:
                 _until_ended(entry)
         if run.folder.exists():
@@ -187,7 +187,7 @@ class LocalJobs:
             try:
                 while True:
                     view = _asked(partial(control.look, entry, revision, _left_s(end_ns)))
-                    revision, status = view.revision, _told(view)
+                    revision, status = view.revision, _status_of(view)
                     # The wait ends with the process, which still has to write its summary.
                     if not status.ended and status.meets(until):
                         return status
@@ -372,7 +372,7 @@ class LocalJobs:
         )
 
     def _running(self, entry: index.RunEntry) -> JobStatus:
-        return _told(_asked(partial(control.look, entry)))
+        return _status_of(_asked(partial(control.look, entry)))
 
     def _running_or_unknown(self, entry: index.RunEntry) -> JobStatus:
         try:
@@ -532,7 +532,7 @@ def _asked(ask: Callable[[], Found]) -> Found:
         raise AwayError(error.message, hint=error.hint) from None
 
 
-def _told(view: control.View) -> JobStatus:
+def _status_of(view: control.View) -> JobStatus:
     return from_run.running(
         view.job,
         view.run_dir,

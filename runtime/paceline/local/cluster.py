@@ -473,12 +473,12 @@ class Cluster:
     def _break(self, reason: str, message: str, child: Child) -> None:
         if self.broken.done():
             return
-        said = "\n".join(child.tail(TAIL_LINES))
+        output = "\n".join(child.tail(TAIL_LINES))
         self.broken.set_result(
             Outcome(
                 complete=False,
                 reason=reason,
-                message=f"{message}; it said:\n{said}" if said else message,
+                message=f"{message}; it said:\n{output}" if output else message,
                 hint=f"the whole log is {child.log}",
             )
         )

@@ -30,12 +30,12 @@ class NotStartedError(PacelineError):
     """Raised if the run ends before its job can be reached; has the run's own message.
 
     Args:
-        said: Output of the run.
+        output: Output of the run.
         exit_code: Exit code of the run.
     """
 
-    def __init__(self, said: str, exit_code: int) -> None:
-        error, _, hint = said.partition("\nhint: ")
+    def __init__(self, output: str, exit_code: int) -> None:
+        error, _, hint = output.partition("\nhint: ")
         message = error.removeprefix("error: ") or f"the run has ended with code {exit_code}"
         super().__init__(message, hint=hint, exit_code=exit_code)
 
@@ -77,8 +77,8 @@ def start(words: Sequence[str], folder: Path, job: bytes = b"") -> RunEntry:
             # A caller that lives on, such as a notebook, must not keep a zombie.
             threading.Thread(target=process.wait, daemon=True).start()
             return msgspec.json.decode(report, type=RunEntry)
-        said = process.stdout.read().decode(errors="replace").strip()
-        raise NotStartedError(said, process.wait() or EXIT_FAILURE)
+        output = process.stdout.read().decode(errors="replace").strip()
+        raise NotStartedError(output, process.wait() or EXIT_FAILURE)
 
 
 def listening(ready_fd: int, entry: RunEntry) -> None:

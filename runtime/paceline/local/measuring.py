@@ -23,7 +23,7 @@ from paceline_api.types.enums import Mode, StragglerResponse
 from paceline.clock import now_ns, wall_s
 from paceline.core.anatomy.samples import PodSamples
 from paceline.core.forecast.book import Measurement
-from paceline.core.forecast.measured import noise_scale_told, row
+from paceline.core.forecast.measured import reported_noise_scale, row
 from paceline.local import steps
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
@@ -102,7 +102,7 @@ async def measure(
             return None
         forecast = None
         if (status := run.status) is not None:
-            noise_scale = noise_scale_told(status.ranks)
+            noise_scale = reported_noise_scale(status.ranks)
             forecast = row(run.pods, status.round_settings, size.model, noise_scale)
     if forecast is None:
         raise _not_measured(size, outcome, run.rounds, limit_s)

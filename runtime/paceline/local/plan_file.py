@@ -92,7 +92,7 @@ def read(path: Path) -> Book:
     except FileNotFoundError:
         return Book()
     except OSError as error:
-        raise PlanFileError(path, _told(error), hint="it must be readable") from None
+        raise PlanFileError(path, _reason(error), hint="it must be readable") from None
     except UNDECODABLE as error:
         raise PlanFileError(
             path, f"holds no measurements: {error}", hint="remove it and measure again"
@@ -110,7 +110,7 @@ def write(path: Path, book: Book) -> None:
         private_files.write(path, msgspec.json.format(msgspec.json.encode(book)))
     except OSError as error:
         raise PlanFileError(
-            path, _told(error), hint="call paceline in a folder that you may write to"
+            path, _reason(error), hint="call paceline in a folder that you may write to"
         ) from None
 
 
@@ -168,5 +168,5 @@ def _status(folder: Path) -> Status | None:
         return None
 
 
-def _told(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()

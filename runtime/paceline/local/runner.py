@@ -498,11 +498,11 @@ class Runner:
         if self._released:
             return self._complete()
         log = self._run_dir / "coordinator.log"
-        said = "\n".join(tail(log, 15))
+        output = "\n".join(tail(log, 15))
         return Outcome(
             complete=False,
             reason="CoordinatorSilent",
-            message=f"the coordinator did not answer for {AWAY_S:g} s; it said:\n{said}",
+            message=f"the coordinator did not answer for {AWAY_S:g} s; it said:\n{output}",
             hint=f"the whole log is {log}",
         )
 

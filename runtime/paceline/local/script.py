@@ -30,8 +30,8 @@ def missing_script(command: Sequence[str], folder: Path) -> str:
         option, script = python_runs(command)
     else:
         return ""
-    is_told = not option and script.endswith(".py") and "$(" not in script
-    return script if is_told and not (folder / script).is_file() else ""
+    is_known = not option and script.endswith(".py") and "$(" not in script
+    return script if is_known and not (folder / script).is_file() else ""
 
 
 def check_script(command: Sequence[str], folder: Path) -> None:

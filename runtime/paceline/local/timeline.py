@@ -48,7 +48,7 @@ class Timeline:
     stragglers: dict[MemberId, StragglerStatus] = field(default_factory=dict)
     """All ranks that were slow for long, each with its latest report."""
     _recent: deque[ProgressPoint] = field(default_factory=deque)
-    _told: tuple[str, int] = ("", 0)
+    _latest: tuple[str, int] = ("", 0)
 
     def add(self, status: Status, at_ns: int) -> list[HistoryEntry]:
         """Record one status.
@@ -85,11 +85,11 @@ class Timeline:
         return self._news(status)
 
     def _news(self, status: Status) -> list[HistoryEntry]:
-        who, last = self._told
+        who, last = self._latest
         if who != status.coordinator:
             last = 0
         news = [happening for happening in status.history if happening.seq > last]
-        self._told = status.coordinator, max([last, *(h.seq for h in news)])
+        self._latest = status.coordinator, max([last, *(h.seq for h in news)])
         return news
 
     def elapsed_ns(self, at_ns: int) -> int:

@@ -399,7 +399,7 @@ def _box(span: Drawn, top: int, begin_ns: int, scale: float) -> Box:
     x, wide = LEFT + (span.begin_ns - begin_ns) * scale, (span.end_ns - span.begin_ns) * scale
     y, high = (top + 18, 7) if span.in_transport else (top, 16)
     return Box(
-        f"{x:.2f}", str(y), f"{max(wide, 0.3):.2f}", str(high), COLOURS[span.part], span.said
+        f"{x:.2f}", str(y), f"{max(wide, 0.3):.2f}", str(high), COLOURS[span.part], span.text
     )
 
 

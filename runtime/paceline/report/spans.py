@@ -20,7 +20,7 @@ class Drawn:
     part: Part
     begin_ns: int
     end_ns: int
-    said: str
+    text: str
     """Description, for users."""
     in_transport: bool
     """True if it belongs on the line of the rank's reductions, below that of its loop."""
@@ -55,10 +55,10 @@ def drawn(rank: RankRun, rounds: range) -> Iterator[Drawn]:
             if span.begin_ns > last_ns:
                 yield _drawn(Part.PROTOCOL, last_ns + shift_ns, span.begin_ns - last_ns, "")
             took_ns, waits_for = span.end_ns - span.begin_ns, ""
-            said = "exposed" if span.part is Part.REDUCTION else ""
+            detail = "exposed" if span.part is Part.REDUCTION else ""
             if span.part is Part.BLOCKED:
-                waits_for, said = span.key, f"for worker {span.key}"
-            yield _drawn(span.part, span.begin_ns + shift_ns, took_ns, said, waits_for=waits_for)
+                waits_for, detail = span.key, f"for worker {span.key}"
+            yield _drawn(span.part, span.begin_ns + shift_ns, took_ns, detail, waits_for=waits_for)
             last_ns = span.end_ns
         if step.resumed_ns > last_ns:
             yield _drawn(Part.PROTOCOL, last_ns + shift_ns, step.resumed_ns - last_ns, "")
@@ -66,21 +66,21 @@ def drawn(rank: RankRun, rounds: range) -> Iterator[Drawn]:
         if sample.round not in rounds:
             continue
         for number, segment in enumerate(sample.segments):
-            said = f"round {sample.round}, segment {number}, {segment.payload_bytes:,} bytes"
+            detail = f"round {sample.round}, segment {number}, {segment.payload_bytes:,} bytes"
             took_ns = segment.ended_ns - segment.begun_ns
             begin_ns = segment.begun_ns + shift_ns
-            yield _drawn(Part.REDUCTION, begin_ns, took_ns, said, in_transport=True)
+            yield _drawn(Part.REDUCTION, begin_ns, took_ns, detail, in_transport=True)
 
 
 def _drawn(
     part: Part,
     begin_ns: int,
     took_ns: int,
-    said: str,
+    detail: str,
     *,
     in_transport: bool = False,
     waits_for: str = "",
 ) -> Drawn:
     """Return an interval with its description."""
-    text = f"{part} {took_ns / 1e6:.2f} ms" + (f", {said}" if said else "")
+    text = f"{part} {took_ns / 1e6:.2f} ms" + (f", {detail}" if detail else "")
     return Drawn(part, begin_ns, begin_ns + took_ns, text, in_transport, waits_for)

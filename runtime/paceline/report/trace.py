@@ -36,7 +36,7 @@ def trace(job: JobAnatomy, rounds: range) -> str:
                 "tid": int(span.in_transport),
                 "ts": span.begin_ns / NS_PER_US,
                 "dur": (span.end_ns - span.begin_ns) / NS_PER_US,
-                "args": {"what": span.said},
+                "args": {"what": span.text},
             }
             for span in drawn(rank, rounds)
         ]

@@ -139,11 +139,13 @@ class _Opening:
         errors = {name: failure.error for name, failure in self.failed.items()}
         if len(errors) == 1:
             return next(iter(errors.values()))
-        told = "no data channel can be wired: " + "; ".join(f"{n}: {e}" for n, e in errors.items())
+        message = "no data channel can be wired: " + "; ".join(
+            f"{n}: {e}" for n, e in errors.items()
+        )
         lost = [error for error in errors.values() if isinstance(error, PeerLost)]
         if not lost:
-            return TransportError(told)
-        return PeerLost(told, next((e.rank for e in lost if e.rank is not None), None))
+            return TransportError(message)
+        return PeerLost(message, next((e.rank for e in lost if e.rank is not None), None))
 
 
 class SelectedTransport(Transport):
@@ -324,10 +326,10 @@ class SelectedTransport(Transport):
             self._unfit[name] = f"rank {rank} cannot use {name}; its own log says why"
         usable = [name for name in common if not reasons[name]]
         if not usable:
-            told = [f"rank {r} has {', '.join(known)}" for r, known in enumerate(addresses)]
-            told += self._unfit.values()
+            missing = [f"rank {r} has {', '.join(known)}" for r, known in enumerate(addresses)]
+            missing += self._unfit.values()
             raise TransportError(
-                f"the ranks of this job have no data channel in common: {'; '.join(told)}"
+                f"the ranks of this job have no data channel in common: {'; '.join(missing)}"
             )
         reach = [n for n in usable if all(self._transports[n].moves(d) for d in self._devices)]
         tiers = [reach, [name for name in usable if name not in reach]]

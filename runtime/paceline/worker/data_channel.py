@@ -20,7 +20,7 @@ from paceline_api.ids import MemberId
 from paceline_api.times import NS_PER_S
 
 from paceline.clock import now_ns
-from paceline.core.collectives.conduct import told
+from paceline.core.collectives.conduct import describe_conduct
 from paceline.core.collectives.select import NATIVE, Method, size_class
 from paceline.core.coordinator.timeouts import CONNECT_NS
 from paceline.core.messages import Commit
@@ -94,7 +94,7 @@ class DataChannel:
         conducts = self._transport.conducts()
         self._metrics.opened(self._methods, self._transport.regrets_s(), conducts)
         # A status shows only the beginning of this text, so what is in use comes first.
-        why = [*filter(None, map(told, conducts)), *self._transport.reasons()]
+        why = [*filter(None, map(describe_conduct, conducts)), *self._transport.reasons()]
         return ev.ChannelOpened("; ".join(dict.fromkeys(why)))
 
     @property

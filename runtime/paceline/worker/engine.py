@@ -118,7 +118,7 @@ def _open_record(settings: RankSettings | None) -> RankRecord:
         ) from error
 
 
-def _told(error: TransportError) -> PacelineError:
+def _as_user_error(error: TransportError) -> PacelineError:
     """Return the transport's error as an error for the user, with its hint split off."""
     message, _, hint = str(error).partition("; hint: ")
     return PacelineError(message, hint=hint)
@@ -268,7 +268,7 @@ class Engine:
                 reproducible=self._spec.reproducible,
             )
         except TransportError as error:
-            raise _told(error) from error
+            raise _as_user_error(error) from error
 
     def _watch_script(self, spec: JobFile) -> ScriptWatch:
         def overdue(why: str, error: ScriptError) -> None:
@@ -291,7 +291,7 @@ class Engine:
             # The communication thread opens no channel before this rank is ready.
             self._transport.begin(gradients.devices, gradients.layout.largest_bytes)
         except TransportError as error:
-            raise _told(error) from error
+            raise _as_user_error(error) from error
         self._gradients, self._committed = gradients, committed
         if isinstance(self._comm, LeadThread | FollowerThread):
             committed.group = GroupSum(self.shard, self._comm.sum)
@@ -507,7 +507,7 @@ class Engine:
         try:
             return self._transport.zeros(numel, dtype, device)
         except TransportError as error:
-            raise _told(error) from error
+            raise _as_user_error(error) from error
 
     @property
     def segment_bytes(self) -> int | None:

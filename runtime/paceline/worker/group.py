@@ -292,8 +292,8 @@ class LeadThread(_ShardThread):
 
     def _take(self, event: ev.Event | Within) -> None:
         match event:
-            case _Heard(shard=shard, message=Said(event=said)):
-                self._said(shard, said)
+            case _Heard(shard=shard, message=Said(event=called)):
+                self._script_called(shard, called)
             case _Heard(shard=shard, message=Mail(key=key)):
                 if self._mail.is_wanted(key, self.machine.state.promise):
                     self._arrived.setdefault(key, set()).add(shard)
@@ -305,15 +305,15 @@ class LeadThread(_ShardThread):
             case ev.Written():
                 self._written(0, event)
             case ev.Step():
-                self._said(0, self._reducer.finish(event))
+                self._script_called(0, self._reducer.finish(event))
             case _ if isinstance(event, SCRIPT):
-                self._said(0, event)
+                self._script_called(0, event)
             case _:
                 super()._take(event)
 
-    def _said(self, shard: int, event: ScriptEvent) -> None:
+    def _script_called(self, shard: int, event: ScriptEvent) -> None:
         try:
-            agreed = self._agreement.said(shard, event)
+            agreed = self._agreement.add(shard, event)
         except GroupDisagreesError as error:
             self._disagrees(error)
             return

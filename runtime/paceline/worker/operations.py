@@ -424,11 +424,11 @@ class ScriptThread(CommThread):
         if loads is None or message.onward or not expects(rank, message):
             return {}
         try:
-            told = read_header(bytes(header))
-            if told["ended"] or not loads(Spot(*told["spot"])):
+            summary = read_header(bytes(header))
+            if summary["ended"] or not loads(Spot(*summary["spot"])):
                 return {}
-            places = self.operations.places(told["script"])
-            return {int(told["first"]) + at: tensor for at, tensor in places.items()}
+            places = self.operations.places(summary["script"])
+            return {int(summary["first"]) + at: tensor for at, tensor in places.items()}
         except (StateError, LookupError, TypeError, ValueError):
             return {}  # it cannot be installed either, which says why
 
@@ -438,20 +438,20 @@ class ScriptThread(CommThread):
         self._staged.clear()
         self._placed = None, {}
         self._peers.drop_placed()  # the script goes on, and its tensors are its own again
-        told = read_header(bytes(header))
+        summary = read_header(bytes(header))
         decoder = Decoder(buffers)
         with self.operations.lock:
             path = self.operations.path
             if self.machine.state.follows:
                 path.follows, path.state = True, None
             else:
-                path.state, path.is_final = Spot(*told["spot"]), bool(told["ended"])
-            for at, name, contributors, missing, sums in told["kept"]:
+                path.state, path.is_final = Spot(*summary["spot"]), bool(summary["ended"])
+            for at, name, contributors, missing, sums in summary["kept"]:
                 found = decoder.decode(sums, HOST)
                 path.kept[Spot(*at)] = Result(found, contributors, missing, name)
-            path.done = Spot(*told["done"])
+            path.done = Spot(*summary["done"])
             is_own = generation != self._passed
-            received = ScriptState(told["script"], buffers[told["first"] :], is_own=is_own)
+            received = ScriptState(summary["script"], buffers[summary["first"] :], is_own=is_own)
             self.operations.received = received
             wanted = self.machine.state.log.wanted_slots
             for go, weighing in queued:

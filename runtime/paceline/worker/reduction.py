@@ -170,7 +170,7 @@ class Reducer(StreamedRounds[LeasedBatch, _Streamed]):
         with streams.own():
             streams.follow(computed)
             self._gradients.find(left)
-            self._flags.tell()
+            self._flags.queue_copy()
             return streams.mark_own()
 
     def _left_of(self, batch: LeasedBatch | None) -> tuple[LeasedBatch | None, list[int]]:
@@ -227,7 +227,7 @@ class Reducer(StreamedRounds[LeasedBatch, _Streamed]):
         known, left = self._left_of(batch)
         on_host = [s for s in left if s not in self._flags]
         finite = step.finite and (known is None or known.finite)
-        finite = finite and self._flags.told(range(self._last + 1))
+        finite = finite and self._flags.are_finite(range(self._last + 1))
         finite = finite and self._gradients.finite(BufferName.GRAD, on_host)
         with self._news:
             now = self._round
@@ -469,9 +469,9 @@ class Reducer(StreamedRounds[LeasedBatch, _Streamed]):
         with self._news:
             found = [s for s in now.batch.looked_at if s in self._flags] if now.batch else []
         if found:
-            self._flags.tell()
+            self._flags.queue_copy()
             self._gradients.streams.complete()
-        return not self._flags.told(found)
+        return not self._flags.are_finite(found)
 
 
 def _coming_of(step: ev.Step) -> ev.Coming:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from paceline.core.collectives.conduct import Bits, Conduct, told
+from paceline.core.collectives.conduct import Bits, Conduct, describe_conduct
 from paceline_api.types.enums import Wire
 
 
@@ -32,11 +32,11 @@ from paceline_api.types.enums import Wire
     ],
 )
 def test_the_conduct_of_a_transport_is_described(conduct: Conduct, words: str) -> None:
-    assert told(conduct) == words
+    assert describe_conduct(conduct) == words
 
 
 def test_a_long_list_of_machines_is_abbreviated() -> None:
-    words = told(Conduct("hier:mpi", machines=tuple(rank // 8 for rank in range(1024))))
+    words = describe_conduct(Conduct("hier:mpi", machines=tuple(rank // 8 for rank in range(1024))))
     assert "128 machines (ranks 0-7 | 8-15 |" in words
     assert "| 56-63 and 120 more)" in words
     assert len(words) < 200

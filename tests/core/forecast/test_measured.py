@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from paceline.core.forecast.link import MeasuredSum
-from paceline.core.forecast.measured import earlier, noise_scale_told, row
+from paceline.core.forecast.measured import earlier, reported_noise_scale, row
 from paceline.core.forecast.model import Setting
 from paceline.core.status import Fact
 from paceline_api.ids import GenerationId, MemberId
@@ -101,8 +101,8 @@ def test_the_noise_scale_is_derived_from_the_reported_norms() -> None:
         )
         for member in members
     ]
-    assert noise_scale_told(told) == pytest.approx(100)
-    assert noise_scale_told([RankStatus(members[0], RankPhase.ACTIVE)]) is None
+    assert reported_noise_scale(told) == pytest.approx(100)
+    assert reported_noise_scale([RankStatus(members[0], RankPhase.ACTIVE)]) is None
 
 
 def test_earlier_memberships_with_enough_rounds_are_listed() -> None:

@@ -18,7 +18,7 @@ STEP = ev.Step((4,), 8, 8)
 
 def agreed(*events: Any) -> ev.Event | None:
     agreement = Agreement(len(events), [f"rank {i}" for i in range(1, len(events))])
-    results = [agreement.said(i, e) for i, e in enumerate(events)]
+    results = [agreement.add(i, e) for i, e in enumerate(events)]
     assert not any(results[:-1]), "before all have said it"
     return results[-1]
 
@@ -66,7 +66,7 @@ def test_shards_with_different_weights_form_a_group() -> None:
 def test_events_of_shards_are_paired_in_order_whichever_is_ahead(turns: list[int]) -> None:
     agreement, said, heard = Agreement(3, ["a", "b"]), [0, 0, 0], []
     for shard in turns:
-        event = agreement.said(shard, ev.Skip(said[shard], 1))
+        event = agreement.add(shard, ev.Skip(said[shard], 1))
         said[shard] += 1
         if event is not None:
             heard.append(event)
@@ -114,6 +114,6 @@ def test_replicated_parameters_are_compared_within_the_group(
         outcome_of([ev.Hashed(4, 7, mine), ev.Hashed(4, 8, theirs)])
     assert isinstance(outcome_of([ev.Hashed(4, 7, mine), ev.Hashed(4, 8, mine)]), ev.Hashed)
     group = Agreement(2, ["there"])
-    group.said(0, replace(BEGIN, copies=mine))
+    group.add(0, replace(BEGIN, copies=mine))
     with pytest.raises(GroupDisagreesError, match=f"parameter {name}.* when training begins"):
-        group.said(1, replace(BEGIN, copies=theirs))
+        group.add(1, replace(BEGIN, copies=theirs))

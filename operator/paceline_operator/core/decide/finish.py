@@ -233,8 +233,8 @@ def after_the_end(job: JobObject, seen: Observed, now_s: float) -> Changes:
     grace_s = (settings.elasticity.drain_grace_ns / NS_PER_S if settings else 60.0) + END_MARGIN_S
     # Workers that were released or informed of the end exit by themselves and keep their logs.
     # Other workers do not know of the end and are deleted at once.
-    told = seen.coordinator is not None and seen.coordinator.outcome is not None
-    in_order = told or job.holds(ConditionType.COMPLETE)
+    has_outcome = seen.coordinator is not None and seen.coordinator.outcome is not None
+    in_order = has_outcome or job.holds(ConditionType.COMPLETE)
     pods = [pod for pod in seen.own(job.uid) if not pod.deleting]
     delete: list[Delete] = []
     looks: list[float] = []

@@ -42,7 +42,7 @@ def trainer_of(template: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def settings_differ(wanted: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+def settings_differ(wanted: Mapping[str, Any], reported: Mapping[str, Any]) -> list[str]:
     """Return the names of the settings that the coordinator has with another value.
 
     `pacing` is set once by the optimizer and cannot be changed. A setting that an older coordinator
@@ -50,7 +50,7 @@ def settings_differ(wanted: Mapping[str, Any], told: Mapping[str, Any]) -> list[
 
     Args:
         wanted: Settings of the job.
-        told: Settings that the coordinator reports.
+        reported: Settings that the coordinator reports.
 
     Returns:
         The names; empty if there is nothing to send.
@@ -58,5 +58,5 @@ def settings_differ(wanted: Mapping[str, Any], told: Mapping[str, Any]) -> list[
     return [
         name
         for name, value in wanted.items()
-        if name != "pacing" and name in told and told[name] != value
+        if name != "pacing" and name in reported and reported[name] != value
     ]

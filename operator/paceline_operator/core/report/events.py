@@ -59,13 +59,13 @@ def events_of(
         key = f"resume:{pod.make}"
         events.append(KubernetesEvent(key, Reason.RESUMED_FROM_CHECKPOINT, text, warning=True))
     coordinator = seen.coordinator or Status()
-    told = {key for key in seen.sent.events if key.startswith((RESUMED, SKIPPED))}
+    sent = {key for key in seen.sent.events if key.startswith((RESUMED, SKIPPED))}
     for happened in coordinator.history:
         skipped = happened.reason == Reason.BATCH_SKIPPED
         reason = Reason.BATCH_SKIPPED if skipped else Reason.RESUMED_FROM_CHECKPOINT
         key = f"{SKIPPED if skipped else RESUMED}{coordinator.coordinator}:{happened.seq}"
-        if key in told or len(told) < RESUMED_MAX:
-            told.add(key)
+        if key in sent or len(sent) < RESUMED_MAX:
+            sent.add(key)
             events.append(KubernetesEvent(key, reason, happened.message, warning=skipped))
     if plan.no_fabric:
         key = f"fabric:{job.generation}"

@@ -20,8 +20,8 @@ def as_condition(job: JobObject, refusal: CreationRefusal | None) -> tuple[Reaso
     reason = reported(refusal)
     if refusal is None or reason is None:
         return None
-    told = [each for each in (refusal, *refusal.also) if reported(each)]
-    texts = (RULES[each.kind].condition.format_map(_facts(job, each)) for each in told)
+    listed = [each for each in (refusal, *refusal.also) if reported(each)]
+    texts = (RULES[each.kind].condition.format_map(_facts(job, each)) for each in listed)
     return reason, ALSO.join(texts)
 
 

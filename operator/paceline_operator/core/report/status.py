@@ -242,18 +242,18 @@ def ranks_at_rest(job: JobObject, seen: Observed, *, complete: bool) -> list[dic
     return kept[:RANKS_MAX]
 
 
-def _row_at_rest(rank: RankStatus, told: Status, *, complete: bool) -> dict[str, Any]:
+def _row_at_rest(rank: RankStatus, status: Status, *, complete: bool) -> dict[str, Any]:
     finished = rank.finished or rank.state is RankPhase.FINISHED
     finished = finished or (complete and rank.state is not RankPhase.DEAD)
-    return {**_row(rank, told), "state": _end(finished=finished)}
+    return {**_row(rank, status), "state": _end(finished=finished)}
 
 
 def _end(*, finished: bool) -> str:
     return str(RankPhase.FINISHED if finished else RankPhase.DEAD)
 
 
-def _row(rank: RankStatus, told: Status) -> dict[str, Any]:
-    return rank_row(rank, told.log.shares.get(str(rank.member)))
+def _row(rank: RankStatus, status: Status) -> dict[str, Any]:
+    return rank_row(rank, status.log.shares.get(str(rank.member)))
 
 
 def without_eta(status: dict[str, Any]) -> None:
@@ -283,12 +283,12 @@ def _collective(job: JobObject, seen: Observed) -> dict[str, Any]:
 def _restarts(job: JobObject, seen: Observed, plan: PodPlan) -> dict[str, int]:
     before = job.status.get("restarts") or {}
     version = seen.coordinator.version if seen.coordinator is not None else job.round
-    told = seen.coordinator.restarts if seen.coordinator is not None else 0
+    reported = seen.coordinator.restarts if seen.coordinator is not None else 0
     workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
     rules = job.settings.failure_rules if job.settings else ()
     return {
         # A recreated coordinator does not know the restarts in pods that were gone by then.
-        "ranks": max(int(before.get("ranks") or 0), told),
+        "ranks": max(int(before.get("ranks") or 0), reported),
         "replicas": plan.replaced,
         "failures": backoff.failures(workers, version, rules),
     }
@@ -380,9 +380,9 @@ def due(
     if _normal(before) == _normal(status):
         return False, None
     old, new = without_figures(_normal(before)), without_figures(_normal(status))
-    told, found = without_words(old), without_words(new)
-    if told != found:
-        at_s = seen.sent.status_s + _pause_s(told, found)
+    before_words, after_words = without_words(old), without_words(new)
+    if before_words != after_words:
+        at_s = seen.sent.status_s + _pause_s(before_words, after_words)
     elif old != new:
         at_s = seen.sent.status_s + WORDS_S
     else:

@@ -82,7 +82,7 @@ class Death:
     """Last lines of stderr, or why it never reported."""
     outcome: RankOutcome | None
     """Outcome that the rank reported; None if it reported none."""
-    said: str
+    message: str
     """Message that came with that outcome."""
     kill_why: str
     """Reason why the agent killed it; empty if it did not."""
@@ -106,7 +106,7 @@ def why_it_ended(death: Death) -> str:
         One or more lines; empty for an orderly end without a message.
     """
     if in_order(death):
-        return death.said
+        return death.message
     if death.outcome is RankOutcome.FINISHED:
         how = "was cut short" if _cut_short(death) else "ended badly"
         return f"its script {how} after the job was over: {_reason(death)}"
@@ -205,8 +205,8 @@ def how_it_ended(code: int) -> str:
 def _reason(death: Death) -> str:
     if death.kill_why:
         return f"killed by its agent: {death.kill_why}"
-    if death.said:
-        return death.said
+    if death.message:
+        return death.message
     if death.code is None:
         return f"it could not be started: {death.text}"
     if death.code == 0 and death.outcome is None:

@@ -57,7 +57,7 @@ class _Line:
     registration."""
     beat: Heartbeat | None = None
     """Last heartbeat since the last beat of the pod; None if there was none."""
-    told: Heartbeat | None = None
+    reported: Heartbeat | None = None
     """The heartbeat that the coordinator knows from this connection."""
     figures: RankFigures | None = None
     """Last figures that were not passed on yet; None if there are none."""
@@ -175,12 +175,12 @@ class Relay:
 
     # ---- messages -------------------------------------------------------------------------
 
-    def hear(self, member: MemberId, said: RankEnvelope) -> list[RankMessage]:
+    def hear(self, member: MemberId, envelope: RankEnvelope) -> list[RankMessage]:
         """Process a message of a rank.
 
         Args:
             member: The rank on whose line it came.
-            said: The message, with the connection number that it was sent for.
+            envelope: The message, with the connection number that it was sent for.
 
         Returns:
             Messages to pass on at once. Empty if the message is for another connection, or is kept
@@ -189,11 +189,11 @@ class Relay:
         Raises:
             ValueError: The message is in the name of another rank, or the rank has not registered.
         """
-        message = said.message
+        message = envelope.message
         if message.member != member:
             raise ValueError(f"rank {member} sends in the name of {message.member}")
         line = self._lines.get(member)
-        if line is None or not line.connection or said.connection != line.connection:
+        if line is None or not line.connection or envelope.connection != line.connection:
             return []
         if isinstance(message, Register):
             line.register, line.introduced = message, True
@@ -251,13 +251,13 @@ class Relay:
         for member, beat in heard.items():
             line = self._lines[member]
             line.beat = None
-            said = self._terse(beat)
+            terse = self._terse(beat)
             if (beat.promise, beat.last) == common:
                 version = max(version, beat.version)
-                if line.told is not None and _is_known(line.told, said):
+                if line.reported is not None and _is_known(line.reported, terse):
                     continue
-            line.told = said
-            changed.append(said)
+            line.reported = terse
+            changed.append(terse)
         news, self._carriers = carriers != self._carriers, carriers
         return PodBeat(
             self._slot,

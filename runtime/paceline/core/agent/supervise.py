@@ -304,7 +304,7 @@ class Place:
         self._counted = 0
         """Failures in a row that count against `backoffLimit`."""
         self._up_ns: int | None = None
-        self._told: ReportedOutcome | None = None
+        self._report: ReportedOutcome | None = None
         self._kill_why = ""
         self._leaving = ""
         """Reason why no process will follow this one; empty if one may."""
@@ -368,7 +368,7 @@ class Place:
             slot, local, attempt = self.member
             self.member = MemberId(slot, local, attempt + 1)
         self._started = True
-        self._up_ns, self._told, self._kill_why, self._overtime = None, None, "", ""
+        self._up_ns, self._report, self._kill_why, self._overtime = None, None, "", ""
         self.wake_at_ns = now_ns + START_NS
         return [Launch(self.member)]
 
@@ -379,7 +379,7 @@ class Place:
 
     def _reported(self, now_ns: int, event: ReportedOutcome) -> list[Effect]:
         """Note the outcome; bound the time of the script after the end of its rank's work."""
-        self._told = event
+        self._report = event
         if self.phase not in (PlacePhase.RUNNING, PlacePhase.DRAINING):
             return []
         if event.outcome is RankOutcome.FINISHED:
@@ -402,10 +402,10 @@ class Place:
             return [] if before is PlacePhase.KILLED else self._send_kill(why)
         if self.phase is not PlacePhase.DRAINING:
             return []
-        if self._over and self._told is None:
+        if self._over and self._report is None:
             # It takes no part, so it has nothing to save. It may be importing for minutes yet.
             return self._kill(why)
-        released = self._told is not None and self._told.outcome is RankOutcome.FINISHED
+        released = self._report is not None and self._report.outcome is RankOutcome.FINISHED
         # A second request shortens the deadline only if the job is over.
         if not released and (before is PlacePhase.RUNNING or kind == "shutdown"):
             self.wake_at_ns = min(deadline_ns, self.wake_at_ns or deadline_ns)
@@ -414,7 +414,7 @@ class Place:
 
     def _close(self, now_ns: int) -> list[Effect]:
         """Start no further process; give ranks with the final weights time for RELEASE (R17)."""
-        if self._told is None:
+        if self._report is None:
             return self._leave(now_ns, "shutdown", RELEASED)
         self._leaving, self._over = self._leaving or RELEASED, True
         if self.phase is PlacePhase.RUNNING and self.wake_at_ns is None:
@@ -454,11 +454,11 @@ class Place:
         if self._up_ns is not None and now_ns - self._up_ns >= HEALTHY_NS:
             self._failures = self._counted = 0
         action = ruled(self._limits.rules, code or 0)
-        said = self._told or ReportedOutcome(None, "")
+        report = self._report or ReportedOutcome(None, "")
         # A process that ended by itself just before the kill has its own reason.
         kill_why = self._kill_why if code is None or code < 0 else ""
         # A script that has not called init() cannot report its exception: read its traceback.
-        error = said.error
+        error = report.error
         if error is None and code is not None and code > 0:
             error = error_in(text)
         elif error is None and code is not None and -code in CRASHES:
@@ -468,8 +468,8 @@ class Place:
             self.member,
             code,
             text,
-            said.outcome,
-            said.message,
+            report.outcome,
+            report.message,
             kill_why,
             self._leaving,
             self._over,
@@ -484,14 +484,14 @@ class Place:
         self._go(Cue.DEAD_AGAIN if ended is None else Cue.DEAD_LAST)
         self.ended = ended
         self.dead.append(self.member)
-        self.released = self.released or said.released
+        self.released = self.released or report.released
         exit_code = EXIT_FAILURE if code is None else code
         dead = RankDead(
             self.member,
             exit_code,
             why,
             ended is None,
-            said.released,
+            report.released,
             error=error,
             batch=batch,
             version=version,

@@ -52,7 +52,7 @@ class Conduct:
         return self.wire or "none"
 
 
-def told(conduct: Conduct) -> str:
+def describe_conduct(conduct: Conduct) -> str:
     """Describe a conduct for users; empty if there is nothing to add to the transport's name."""
     parts = []
     if conduct.machines:

@@ -91,8 +91,8 @@ def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
         _died(c, member, "reaped by its agent", 0)
     if c.phase is CoordinatorPhase.RELEASED:
         ending.close(c, pod)
-    if c.pace_told is not None and c.pace_told != c.config.pace.to_agent(0, 0):
-        c.effects.append(ToAgent(pod.slot, pod.attempt, c.pace_told))
+    if c.sent_pace is not None and c.sent_pace != c.config.pace.to_agent(0, 0):
+        c.effects.append(ToAgent(pod.slot, pod.attempt, c.sent_pace))
     ending.prove(c, hello.released)
     for register in hello.registers:
         hearing.from_rank(c, register)
@@ -114,19 +114,19 @@ def _rank_gone(c: CoordinatorState, rank: KnownRank) -> None:
 
 
 def _carried(
-    c: CoordinatorState, pod: KnownPod, said: tuple[tuple[MemberId, Network], ...] | None
+    c: CoordinatorState, pod: KnownPod, networks: tuple[tuple[MemberId, Network], ...] | None
 ) -> None:
     """Note the networks that carry a pod's data channels, and report a change of the job's.
 
     Args:
         c: The state, updated in place.
         pod: The pod.
-        said: The network of each rank; None if nothing changed since the pod's last report.
+        networks: The network of each rank; None if nothing changed since the pod's last report.
     """
     generation = c.gen.id if c.gen else None
     changed = generation != c.carrier_of
-    if said is not None:
-        carriers = dict(said)
+    if networks is not None:
+        carriers = dict(networks)
         for member in pod.living:
             rank, network = c.roster.rank(member), carriers.get(member, Network.UNKNOWN)
             changed = changed or network is not rank.carrier
@@ -197,7 +197,7 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
         # then the other ranks may have used up the data.
         why = f"rank {message.member}: {message.why}"
         if before := scripts.before_in_slot(c, message.member):
-            why = f"{scripts.told(c, before)}; in its place {why}"
+            why = f"{scripts.describe_failures(c, before)}; in its place {why}"
         ending.fail(c, "ScriptFailed", why)
         return
     # If a rule of the user restarts such processes, the script is not blamed for it (R55).
@@ -255,7 +255,7 @@ def declare_dead(c: CoordinatorState) -> None:
 
 def drain_surplus(c: CoordinatorState) -> None:
     """Tell surplus pods to drain, if the owner of the job wants fewer replicas."""
-    if not c.told:
+    if not c.has_targets:
         return
     last = 0 if c.runs_script else None  # it writes what the job leaves behind (S14)
     for pod in pods_to_drain(c.roster, c.replicas, c.index if c.gen else None, last):

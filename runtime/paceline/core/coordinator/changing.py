@@ -244,7 +244,7 @@ def _commit_without_failing(c: CoordinatorState, commit: m.Commit) -> None:
     given_up = frozenset(best.skips if best is not None else ())
     skips = scripts.to_skip(c, given_up)
     if skips is None:
-        ending.fail(c, "ScriptFailed", scripts.told(c, list(c.script_failures)))
+        ending.fail(c, "ScriptFailed", scripts.describe_failures(c, list(c.script_failures)))
         return
     c.skips = given_up.union(skips)
     _commit(c, replace(commit, gen=replace(commit.gen, skips=skips)) if skips else commit)

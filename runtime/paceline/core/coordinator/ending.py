@@ -104,8 +104,8 @@ def end_when_all_have_left(c: CoordinatorState) -> None:
         fail(
             c,
             "ScriptFailed",
-            f"{scripts.told(c, failures)}; the other ranks went on to the end, and no rank came in "
-            "its place in time",
+            f"{scripts.describe_failures(c, failures)}; the other ranks went on to the end, and no "
+            "rank came in its place in time",
             hint="mend the script; what this rank would have written or evaluated is missing",
         )
     elif c.proven:
@@ -130,7 +130,8 @@ def fail_without_a_slot(c: CoordinatorState) -> None:
         fail(
             c,
             "ScriptFailed",
-            f"{scripts.told(c, failures)}; a rank that was started in its place cannot join",
+            f"{scripts.describe_failures(c, failures)}; a rank that was started in its place "
+            "cannot join",
             hint="mend the script; with `step = pl.step()` at the top of a loop without a "
             "DataLoader, a rank that joins knows where to begin",
         )
@@ -159,10 +160,10 @@ def _is_awaited(c: CoordinatorState, rank: KnownRank) -> bool:
 
 def name_running_scripts(c: CoordinatorState) -> None:
     """Report once which scripts delay the end of the job. Their agents end them at the deadline."""
-    if c.overtime_told or c.now_ns < overtime_due_ns(c):
+    if c.overtime_reported or c.now_ns < overtime_due_ns(c):
         return
     if text := running_scripts(c):
-        c.overtime_told = True
+        c.overtime_reported = True
         c.happened("ScriptStillRuns", text)
 
 

@@ -314,7 +314,7 @@ def _saved(c: CoordinatorState, message: m.Saved) -> None:
 
 def set_targets(c: CoordinatorState, targets: m.Targets) -> None:
     """Take over the targets of the owner of the job; pass round settings and stop to the ranks."""
-    c.told = c.told or targets.replicas is not None
+    c.has_targets = c.has_targets or targets.replicas is not None
     if targets.replicas is not None and targets.replicas != c.replicas:
         c.happened("Scaled", f"replicas {c.replicas} -> {targets.replicas}")
         c.replicas = targets.replicas

@@ -38,7 +38,7 @@ def status(c: CoordinatorState) -> Status:
         wall_s=c.wall_s,
         generation=gen.id if gen else c.proposal,
         replicas=c.replicas,
-        has_targets=c.told,
+        has_targets=c.has_targets,
         membership_settings=c.config.membership_settings,
         procs=c.config.procs,
         beat_ms=c.config.pace.beat_ns(c.expected_pods) // NS_PER_MS,
@@ -195,7 +195,7 @@ def _conditions(c: CoordinatorState) -> tuple[LiveCondition, ...]:
         text = f"quorum {k} is asked for, {active} ranks are active"
         conditions.append(LiveCondition("Degraded", "QuorumReduced", text, now))
     running = sum(1 for pod in c.roster.running_pods() if not pod.draining)
-    if c.told and running != c.replicas:
+    if c.has_targets and running != c.replicas:
         text = f"{running} replicas run, {c.replicas} are wanted"
         conditions.append(LiveCondition("Resizing", "ReplicasDiffer", text, now))
     return tuple(conditions)

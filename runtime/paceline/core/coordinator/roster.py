@@ -72,7 +72,7 @@ class KnownRank:
     beat: Heartbeat = field(init=False)
     """Last heartbeat of the rank that was listed in a beat of its pod; `version`, `promise`, `last`
     may be older than those here."""
-    away_told: bool = False
+    away_reported: bool = False
     """True once an Event has named its stuck script."""
     facts: dict[str, float] = field(default_factory=dict)
     """What it has measured about itself, by `Fact`, from its last figures."""

@@ -29,7 +29,7 @@ from paceline.core.protocol.sampling import batches_of, samples_of, total_leases
 
 SAMPLES_MAX: Final = 64
 """Number of sample numbers of one batch that are listed."""
-TOLD_MAX: Final = 4
+GROUPS_MAX: Final = 4
 """Number of distinct failures that one sentence lists."""
 
 
@@ -67,7 +67,7 @@ def repeated(c: CoordinatorState, dead: m.RankDead) -> str:
     alike = [known for known in others if _same_line(known, dead) or _same_batch(known, dead)]
     if not alike or all(costs_a_batch(c, known) for known in (*alike, dead)):
         return ""
-    return told(c, [*alike, dead])
+    return describe_failures(c, [*alike, dead])
 
 
 def costs_a_batch(c: CoordinatorState, dead: m.RankDead) -> bool:
@@ -118,8 +118,9 @@ def skipped(c: CoordinatorState, lease: int) -> str:
     failures = [x for x in c.script_failures if x.batch is not None and x.batch.lease == lease]
     plan = _plan(c)
     samples = "" if plan is None else f"{samples_of(plan, lease)} samples are "
+    why = describe_failures(c, failures)
     return (
-        f"{samples}dropped, since the script failed twice with their batch: {told(c, failures)} "
+        f"{samples}dropped, since the script failed twice with their batch: {why} "
         f"({len(c.skips)} of at most {c.config.max_skipped_batches} batches, "
         "spec.failurePolicy.maxSkippedBatches)"
     )
@@ -136,10 +137,10 @@ def cause_of_loss(c: CoordinatorState) -> str:
     """
     failed = {dead.member for dead in c.script_failures}
     members = set(c.gen.members) if c.gen is not None else failed
-    return told(c, list(c.script_failures)) if failed and members <= failed else ""
+    return describe_failures(c, list(c.script_failures)) if failed and members <= failed else ""
 
 
-def told(c: CoordinatorState, failures: Sequence[m.RankDead]) -> str:
+def describe_failures(c: CoordinatorState, failures: Sequence[m.RankDead]) -> str:
     """Describe failures in one line: exception or exit code, ranks and sample numbers.
 
     Args:
@@ -147,7 +148,7 @@ def told(c: CoordinatorState, failures: Sequence[m.RankDead]) -> str:
         failures: The failures. Those with the same exception and line are grouped.
 
     Returns:
-        The line. At most `TOLD_MAX` groups are listed.
+        The line. At most `GROUPS_MAX` groups are listed.
     """
     groups: dict[str, list[m.RankDead]] = {}
     for dead in failures:
@@ -155,7 +156,7 @@ def told(c: CoordinatorState, failures: Sequence[m.RankDead]) -> str:
         key = f"{at.type} {at.file} {at.line}" if at is not None else str(dead.exit_code)
         groups.setdefault(key, []).append(dead)
     parts = []
-    for alike in list(groups.values())[:TOLD_MAX]:
+    for alike in list(groups.values())[:GROUPS_MAX]:
         last = alike[-1]
         ranks = list(dict.fromkeys(str(dead.member) for dead in alike))
         samples = list(dict.fromkeys(filter(None, (_samples(c, dead) for dead in alike))))
@@ -170,7 +171,7 @@ def at_the_end(c: CoordinatorState) -> str:
     if not c.scripts_failed:
         return ""
     times = "once" if c.scripts_failed == 1 else f"{c.scripts_failed} times"
-    return f"the script failed {times} on the way: {told(c, list(c.script_failures))}"
+    return f"the script failed {times} on the way: {describe_failures(c, list(c.script_failures))}"
 
 
 def never_replaced(c: CoordinatorState) -> list[m.RankDead]:

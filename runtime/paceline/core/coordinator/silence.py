@@ -234,8 +234,8 @@ def name_a_stuck_script(c: CoordinatorState, rank: KnownRank) -> None:
 
     The rank itself ends such a process at the step deadline.
     """
-    if rank.beat.away is not None and not rank.away_told and c.outcome is None:
-        rank.away_told = True
+    if rank.beat.away is not None and not rank.away_reported and c.outcome is None:
+        rank.away_reported = True
         c.happened("ScriptStuck", _stuck_script(c, rank, rank.beat.away))
 
 
@@ -451,7 +451,7 @@ def wake(c: CoordinatorState) -> None:
     if c.phase is not CoordinatorPhase.RELEASED:
         times += [_init_due_ns(rank) for rank in _never_heard(c)]
     times += [p.heard_ns + c.freeze_ns for p in _whose_word_is_awaited(c)]
-    if c.phase is CoordinatorPhase.RELEASED and not c.overtime_told:
+    if c.phase is CoordinatorPhase.RELEASED and not c.overtime_reported:
         times.append(ending.overtime_due_ns(c))
     if c.without_slot_0_ns is not None:
         times.append(slot_zero.due_ns(c))

@@ -64,7 +64,7 @@ class CoordinatorState:
     replicas: int
     """Number of replicas wanted now; changes with the targets."""
     settings: RoundSettings
-    told: bool = False
+    has_targets: bool = False
     """True once the owner of the job has sent a number of replicas to this coordinator. Before,
     `replicas` is the number from the job's specification. A scale-up may have overtaken it, so
     no replica is drained for it."""
@@ -141,7 +141,7 @@ class CoordinatorState:
     without_slot_0_ns: int | None = None
     """Since when only slot 0 keeps a script's job from its end, and has no process; None if it is
     not so."""
-    overtime_told: bool = False
+    overtime_reported: bool = False
     """True once the scripts that still run after the release were named."""
     proven: bool = False
     """True once a rank or its agent has reported that this rank was released: it had its final
@@ -165,7 +165,7 @@ class CoordinatorState:
     """Latest time of the next Tick; None if nothing follows from time alone."""
     changed: bool = True
     """True if something that decisions read has changed since they were last made."""
-    pace_told: m.BeatEvery | None = None
+    sent_pace: m.BeatEvery | None = None
     """Heartbeat interval that agents get, also when they connect (R42)."""
     freeze_ns: int = 0
     """Silence after which a rank is suspect, and upper bound of every answer that it owes."""
@@ -277,8 +277,8 @@ class CoordinatorState:
 
     def tell_pace(self) -> None:
         """Choose the heartbeat interval for the current size; tell all agents if it is new."""
-        before, pace, pods = self.pace_told, self.config.pace, self.expected_pods
-        now = self.pace_told = pace.to_agent(pods, self.expected)
+        before, pace, pods = self.sent_pace, self.config.pace, self.expected_pods
+        now = self.sent_pace = pace.to_agent(pods, self.expected)
         self.freeze_ns = pace.freeze_ns(pods, self.config.freeze_timeout_ns)
         if now == before:
             return

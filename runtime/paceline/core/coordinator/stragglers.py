@@ -53,7 +53,7 @@ def judge_now_and_then(c: CoordinatorState) -> None:
     )
     c.slow_since = dict(verdict.since)
     c.slow_steps = {key: step for key, step in c.slow_steps.items() if key in c.slow_since}
-    c.stragglers = tuple(_told(ranks[s.key].member, s) for s in verdict.slow)
+    c.stragglers = tuple(_status_of(ranks[s.key].member, s) for s in verdict.slow)
     for each in verdict.slow:
         if c.slow_steps.get(each.key) != each.step:
             c.slow_steps[each.key] = each.step
@@ -65,7 +65,7 @@ def _key(slot: int, local: int, pod_attempt: int) -> str:
     return f"{slot}.{local}#{pod_attempt}"
 
 
-def _told(member: MemberId, straggler: slow.Slow) -> StragglerStatus:
+def _status_of(member: MemberId, straggler: slow.Slow) -> StragglerStatus:
     return StragglerStatus(member, straggler.percent, straggler.since_s, str(straggler.action))
 
 

@@ -182,7 +182,7 @@ def _sums(rounds: dict[int, list[RoundSample]], members: int) -> tuple[MeasuredS
     )
 
 
-def noise_scale_told(ranks: Sequence[RankStatus]) -> float | None:
+def reported_noise_scale(ranks: Sequence[RankStatus]) -> float | None:
     """Return the noise scale from the ranks' figures; None if no rank reports them.
 
     Only a run that `paceline plan` measures has these figures.

@@ -203,8 +203,8 @@ class Arrivals:
             return
         self.done += by * share.done
         resting = member in self.log.resting
-        said = share.count or share.drops or share.returned or share.stop or share.metrics
-        if said or share.resting is not resting:
+        news = share.count or share.drops or share.returned or share.stop or share.metrics
+        if news or share.resting is not resting:
             self._notable += by
 
     # ---- queries of the trigger table ----------------------------------------------------
@@ -256,24 +256,24 @@ class Arrivals:
         Returns:
             Latest announcement of each of these ranks.
         """
-        said = {m: self.last[m] for m in self.log.active if m in self.last}
+        named = {m: self.last[m] for m in self.log.active if m in self.last}
         if streamed:
             coming = self.coming.items()
-            said |= {m: a._replace(kind=AnnounceKind.ARRIVE) for m, a in coming}
-        return said
+            named |= {m: a._replace(kind=AnnounceKind.ARRIVE) for m, a in coming}
+        return named
 
     def has_ended(self, member: MemberId) -> bool:
         """Return True if the last announcement of an active rank says that its loop has ended."""
-        said = self.last.get(member)
-        if said is None or said.share is None:
-            return said is not None and member in self.log.done
-        return said.share.done
+        latest = self.last.get(member)
+        if latest is None or latest.share is None:
+            return latest is not None and member in self.log.done
+        return latest.share.done
 
     def silent(self) -> tuple[MemberId, ...]:
         """Return the active ranks for which the round still waits, in rank order."""
-        said = self.last
+        latest = self.last
         return tuple(
-            m for m in self.log.active if m not in said or said[m].kind is AnnounceKind.PENDING
+            m for m in self.log.active if m not in latest or latest[m].kind is AnnounceKind.PENDING
         )
 
     @property
@@ -308,9 +308,9 @@ class Arrivals:
         """
         while self._overdue:
             member = self._overdue[-1]
-            said = self.last.get(member)
-            pending = said is not None and said.kind is AnnounceKind.PENDING
-            if said is None or (pending and not self.log.plan.script):
+            latest = self.last.get(member)
+            pending = latest is not None and latest.kind is AnnounceKind.PENDING
+            if latest is None or (pending and not self.log.plan.script):
                 return member
             self._overdue.pop()
         return None
@@ -322,14 +322,14 @@ class Arrivals:
         version, heard = log.version, log.heard
         return {m for m in log.active if heard.get(m, version) >= log.fresh_from}
 
-    def _look_whether_near(self, member: MemberId, said: Arrival) -> None:
+    def _look_whether_near(self, member: MemberId, arrival: Arrival) -> None:
         """Count a rank as near if its PENDING shows that it began its step with the others."""
         began_by_ns = self.opened_ns + self.grace_ns
         if (
-            said.kind is AnnounceKind.PENDING
-            and said.share is not None
-            and said.share.base >= self.log.fresh_from
-            and said.at_ns <= began_by_ns
+            arrival.kind is AnnounceKind.PENDING
+            and arrival.share is not None
+            and arrival.share.base >= self.log.fresh_from
+            and arrival.at_ns <= began_by_ns
         ):
             self._near.add(member)
         else:

@@ -118,8 +118,8 @@ def _condition_met(arrivals: Arrivals, now_ns: int) -> Decision:
         return Decision(None, f"{len(fresh)} arrived, deadline runs", due)
     if s.mode is Mode.MAJORITY and s.random_initiator and arrivals.partial:
         drawn = initiator(arrivals.log)
-        said = arrivals.last.get(drawn)
-        if said and fresh and said.kind in (AnnounceKind.ARRIVE, AnnounceKind.IDLE):
+        latest = arrivals.last.get(drawn)
+        if latest and fresh and latest.kind in (AnnounceKind.ARRIVE, AnnounceKind.IDLE):
             return Decision(Trigger.INITIATOR, f"{drawn} was drawn and is here")
         return Decision(None, f"waiting for {drawn}, who was drawn")
     if len(fresh) < k:

@@ -56,10 +56,10 @@ class Agreement:
             model: Number of ranks in the group (M).
             addresses: Addresses of the peer sockets of all ranks but the first, by shard.
         """
-        self._said = _Queues[ScriptEvent](model)
+        self._events = _Queues[ScriptEvent](model)
         self._addresses = tuple(addresses)
 
-    def said(self, shard: int, event: ScriptEvent) -> ScriptEvent | None:
+    def add(self, shard: int, event: ScriptEvent) -> ScriptEvent | None:
         """Record an event of one script.
 
         GroupDisagreesError is raised if the scripts call different things, or differ in a field
@@ -72,7 +72,7 @@ class Agreement:
         Returns:
             The event of the group, once all ranks have reported theirs; None before.
         """
-        events = self._said.add(shard, event)
+        events = self._events.add(shard, event)
         if not events:
             return None
         _check_alike(events)

@@ -154,16 +154,16 @@ class Collector:
         """Share of the first ordinary rank that waits in an operation."""
         coming_operation: Operation | None = None
         """Operation of the last rank that is forwarded with the share of its COMING."""
-        for member, (kind, at_ns, share, is_told) in self._held.items():
+        for member, (kind, at_ns, share, as_usual) in self._held.items():
             age_us = (now_ns - at_ns) // 1000
-            if is_told and kind is AnnounceKind.COMING and share.operation == coming_operation:
+            if as_usual and kind is AnnounceKind.COMING and share.operation == coming_operation:
                 coming[member] = AnnounceKind.ARRIVE, age_us
             elif kind is AnnounceKind.COMING:
                 coming_operation = share.operation
                 words.append(Word(kind, share, age_us))
-            elif is_told and first is not None and share.operation != first.operation:
+            elif as_usual and first is not None and share.operation != first.operation:
                 words.append(Word(kind, share, age_us))
-            elif is_told:
+            elif as_usual:
                 first = first or (share if share.operation is not None else None)
                 usual[member] = kind, age_us
                 figures += share.metrics

@@ -158,7 +158,7 @@ class ClusterJobs:
             raise
         if function:
             self._carry(carried.config_map(carrier, created, function), created)
-        return self._told(created, [])
+        return self._status_of(created, [])
 
     def _carry(self, config_map: Mapping[str, Any], job: Mapping[str, Any]) -> None:
         """Create the ConfigMap with the files of a function.
@@ -186,12 +186,12 @@ class ClusterJobs:
             items = self._server.get(self._path)["items"]
         except NotFoundError as error:
             raise self._nowhere(error) from None
-        return sorted((self._told(job, None) for job in items), key=lambda job: job.name)
+        return sorted((self._status_of(job, None) for job in items), key=lambda job: job.name)
 
     def status(self, name: str) -> JobStatus:
         """Return the current status of a job, from the TrainingJob and its pods."""
         job = self._job(name)
-        return self._told(job, self._pods(job))
+        return self._status_of(job, self._pods(job))
 
     def resolved(self, name: str) -> ResolvedJob:
         """Return the settings of a job with this release's defaults filled in."""
@@ -210,7 +210,7 @@ class ClusterJobs:
         patience = Patience(self._say)
         asked_ns: int | None = None
         for job in self._follow(name, None, patience):
-            status = self._told(job, patience.asked(partial(self._pods, job)))
+            status = self._status_of(job, patience.asked(partial(self._pods, job)))
             again = asked_ns is None or now_ns() - asked_ns > WATCHED_AGAIN_S * NS_PER_S
             if again and not status.ended:
                 asked_ns = now_ns()
@@ -221,7 +221,7 @@ class ClusterJobs:
             if status.state == SUSPENDING and from_cluster.state(job) == SUSPENDED:
                 # The job does not change when its last pod goes, so the watch would not end.
                 self._left_pods(job, None, patience)
-                yield self._told(job, patience.asked(partial(self._pods, job)))
+                yield self._status_of(job, patience.asked(partial(self._pods, job)))
 
     def wait(
         self, name: str, until: Until = Until.ENDED, *, timeout_s: float | None = None
@@ -230,14 +230,14 @@ class ClusterJobs:
         end_ns = None if timeout_s is None else now_ns() + round(timeout_s * NS_PER_S)
         patience, state = Patience(self._say), "not heard of"
         for job in self._follow(name, end_ns, patience):
-            last = self._told(job, None)
+            last = self._status_of(job, None)
             state = last.state
             if not last.meets(until):
                 continue
             if state == SUSPENDED and self._left_pods(job, end_ns, patience):
                 state = SUSPENDING
                 break
-            return self._told(job, patience.asked(partial(self._pods, job)))
+            return self._status_of(job, patience.asked(partial(self._pods, job)))
         if end_ns is not None and now_ns() >= end_ns:
             raise WaitTimeoutError(
                 f"job {name} is {state} after {timeout_s:g} s, and not yet {until}",
@@ -301,7 +301,7 @@ class ClusterJobs:
     def samples(self, name: str) -> Samples:
         """Return the samples of the last steps, from the agents in the job's pods."""
         job = self._job(name)
-        status, flags = self._told(job, None), f" -n {self.namespace}"
+        status, flags = self._status_of(job, None), f" -n {self.namespace}"
         if not (pods := sampled.asked(self._pods(job))):
             raise sampled.nobody(status, flags=flags)
         answers, silent = samples.ask(self._server, self._core_path, pods)
@@ -578,7 +578,7 @@ class ClusterJobs:
             if end_ns is not None and now_ns() >= end_ns:
                 return
 
-    def _told(self, job: Mapping[str, Any], pods: list[dict[str, Any]] | None) -> JobStatus:
+    def _status_of(self, job: Mapping[str, Any], pods: list[dict[str, Any]] | None) -> JobStatus:
         return from_cluster.job_status(job, pods, wall_s())
 
     # ---- what is missing -------------------------------------------------------------------

@@ -115,7 +115,7 @@ class Logs:
             The selected lines, in order of time as far as they arrive within `HOLD_NS`.
         """
         for work in (self._watch_pods, lambda: self._watch_job(changes)):
-            threading.Thread(target=self._told, args=(work,), daemon=True).start()
+            threading.Thread(target=self._run, args=(work,), daemon=True).start()
         shuffle, open_pods, over = Shuffle(hold_ns=HOLD_NS), 0, False
         try:
             while not (over and open_pods == 0):
@@ -155,7 +155,7 @@ class Logs:
                 continue
             return
 
-    def _told(self, work: Callable[[], None]) -> None:
+    def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
         except PacelineError as error:
@@ -246,7 +246,7 @@ class Logs:
             # Report it here and not on the new thread, so that the count is right before _Over.
             self._put(_Opened(pod["metadata"]["name"]))
         work = partial(self._read, pod, tail)
-        threading.Thread(target=self._told, args=(work,), daemon=True).start()
+        threading.Thread(target=self._run, args=(work,), daemon=True).start()
 
     def _read(self, pod: Object, tail: int | None) -> None:
         try:

@@ -177,15 +177,15 @@ class ApiServer:
     ) -> dict[str, Any]:
         answer = self._ask(method, path, query, body, kind, READ_S)
         try:
-            said = answer.data
+            raw = answer.data
         except _AWAY as error:
             raise self._away(error) from None
-        return self._parsed(said, path)
+        return self._parsed(raw, path)
 
-    def _parsed(self, said: bytes | str, path: str) -> dict[str, Any]:
+    def _parsed(self, raw: bytes | str, path: str) -> dict[str, Any]:
         """Return a JSON object from the API server; raise JobsError for anything else."""
         try:
-            parsed = json.loads(said)
+            parsed = json.loads(raw)
         except (ValueError, RecursionError):
             raise self._nonsense(path) from None
         if not isinstance(parsed, dict):
@@ -218,41 +218,41 @@ class ApiServer:
             ).response
             if answer.status < 400:
                 return answer
-            said = answer.data.decode(errors="replace")
+            text = answer.data.decode(errors="replace")
         except ApiException as error:  # for example, the server's certificate is not trusted
             raise self._away(error.reason) from None
         except _AWAY as error:
             raise self._away(error) from None
-        raise self.refused(answer.status, said, path)
+        raise self.refused(answer.status, text, path)
 
     def _away(self, error: object) -> AwayError:
         why = getattr(error, "reason", None) or error
-        said = " ".join(str(why).split())
+        reason = " ".join(str(why).split())
         # Cut off the name of the object: "<...HTTPSConnection object at 0x...>: reason".
-        said = said.rpartition(">: ")[2]
+        reason = reason.rpartition(">: ")[2]
         kind = SlowError if isinstance(why, urllib3.exceptions.TimeoutError) else AwayError
         return kind(
-            f"the API server {self.url} does not answer: {said[:200]}",
+            f"the API server {self.url} does not answer: {reason[:200]}",
             hint="see that the cluster runs and can be reached from here, or choose another one "
             "with --context",
         )
 
-    def refused(self, code: int, said: str, path: str) -> Exception:
+    def refused(self, code: int, text: str, path: str) -> Exception:
         """Return the error to raise for an answer with an error status.
 
         Args:
             code: HTTP status, 400 or above.
-            said: Body of the answer: a Status in JSON, or any text.
+            text: Body of the answer: a Status in JSON, or any text.
             path: Path of the request, for the hint.
 
         Returns:
             An error whose hint says what the user can do.
         """
         try:
-            body = json.loads(said)
+            body = json.loads(text)
             message, reason = str(body["message"]), str(body.get("reason") or "")
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-            message, reason = " ".join(said.split())[:200], ""
+            message, reason = " ".join(text.split())[:200], ""
         if code == 401:
             return self._access.refused()
         if code == 403 and reason == WRONG_TOKEN:  # from a pod's agent, behind the API server

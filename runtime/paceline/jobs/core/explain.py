@@ -67,7 +67,7 @@ def explain(
         The explanation.
     """
     job = _Job(status, flags, cluster)
-    verdict, because, commands = job.told()
+    verdict, because, commands = job.explanation()
     because = [*because, *job.conditions(because), *job.warnings(events)]
     return Explanation(verdict, tuple(because), tuple(dict.fromkeys(commands))[:COMMANDS_MAX])
 
@@ -78,7 +78,7 @@ class _Job:
         self._flags, self._cluster = flags, cluster
         self._name = status.name if cluster else status.place
 
-    def told(self) -> tuple[str, list[str], list[str]]:
+    def explanation(self) -> tuple[str, list[str], list[str]]:
         """Return the verdict, its evidence, and the commands, by the state of the job."""
         status, logs, events = self._status, self._command("logs"), self._command("events")
         match status.state:

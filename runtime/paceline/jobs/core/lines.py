@@ -47,9 +47,9 @@ def parse_line(raw: str, *, source: str, procs: int) -> LogLine | None:
         wall_ns = round(at.timestamp()) * NS_PER_S + int((fraction or "").ljust(9, "0"))
     except (ValueError, OverflowError):  # no valid date, such as the 99th of a month
         return None
-    if (said := _OF_A_RANK.fullmatch(text)) is None:
+    if (match := _OF_A_RANK.fullmatch(text)) is None:
         return LogLine(wall_ns, source, "", None, text)
-    place, attempt, text = said.groups()
+    place, attempt, text = match.groups()
     member = place + attempt
     return LogLine(wall_ns, source, member, place_of(parse_member(member), procs), text)
 

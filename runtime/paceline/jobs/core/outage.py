@@ -7,7 +7,7 @@ from typing import Final
 
 from paceline_api.times import NS_PER_S
 
-TOLD_AFTER_NS: Final = 1 * NS_PER_S
+REPORTED_AFTER_NS: Final = 1 * NS_PER_S
 """Duration of an outage after which it is reported. A server that has broken off a watch may answer
 the next request."""
 BORNE_NS: Final = 300 * NS_PER_S
@@ -28,7 +28,7 @@ class Outage:
 
     def __init__(self) -> None:
         self._since_ns: int | None = None
-        self._told = False
+        self._reported = False
 
     @property
     def lasts(self) -> bool:
@@ -49,12 +49,12 @@ class Outage:
         away_ns = now_ns - self._since_ns
         if away_ns >= BORNE_NS:
             return OutageVerdict.GIVE_UP
-        if self._told or away_ns < TOLD_AFTER_NS:
+        if self._reported or away_ns < REPORTED_AFTER_NS:
             return OutageVerdict.TRY_AGAIN
-        self._told = True
+        self._reported = True
         return OutageVerdict.SAY_SO
 
     def answered(self) -> bool:
         """Record an answer; return True if the end of a reported outage is to be reported."""
-        was_told, self._told, self._since_ns = self._told, False, None
-        return was_told
+        was_reported, self._reported, self._since_ns = self._reported, False, None
+        return was_reported

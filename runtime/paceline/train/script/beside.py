@@ -1,6 +1,6 @@
 """What a script keeps of its models beside them: other modules, and averages in plain containers.
 
-A rank that joins needs the centre of a loss, the teacher of a student, or the averages that a class
+A rank that joins needs the center of a loss, the teacher of a student, or the averages that a class
 of the script keeps as tensors. Nothing tells torch that they belong to training. They are found by
 how the script reaches them.
 """
@@ -25,7 +25,7 @@ NUMBERS: Final = (int, float, bool)
 
 @dataclass(frozen=True)
 class TensorsBeside:
-    """TensorsBeside by name, and numbers of the object that has them, as a state."""
+    """Tensors by name, and numbers of the object that has them, as a state."""
 
     tensors: Mapping[str, torch.Tensor]
     owner: Any
@@ -66,7 +66,7 @@ class Beside:
 
     def __init__(self) -> None:
         self._at_start: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        """TensorsBeside of other modules when training began, with the number of their changes."""
+        """Tensors of other modules when training began, with the number of their changes."""
         self._numbers: dict[int, dict[str, Number]] = {}
         """Numbers of the owners of tensors when training began."""
 

@@ -71,7 +71,7 @@ def _tried(environment: Mapping[str, str]) -> str:
         start_new_session=True,
     )
     try:
-        _, told = trial.communicate(timeout=TRIAL_S)
+        _, stderr = trial.communicate(timeout=TRIAL_S)
     except subprocess.TimeoutExpired:
         trial.kill()
         # A process that hangs in the kernel cannot be waited for; the agent reaps it later.
@@ -80,6 +80,6 @@ def _tried(environment: Mapping[str, str]) -> str:
         return f"it does not start within {TRIAL_S:g} s"
     if trial.returncode == 0:
         return ""
-    last = told.decode(errors="replace").strip().rpartition("\n")[2]
+    last = stderr.decode(errors="replace").strip().rpartition("\n")[2]
     # find_provider(132).........: OFI call getinfo failed (...)
     return last.partition(": ")[2] or last or f"it ended with {trial.returncode}"

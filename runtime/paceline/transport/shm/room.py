@@ -105,14 +105,14 @@ class Room:
         below = [rank for rank in self.ranks if rank < group.rank]
         # Higher ranks first: the highest one only answers, so ranks cannot wait in a cycle.
         for rank in (*reversed(above), *reversed(below)):
-            told, (fd, eventfd), connection = rendezvous.swap(
+            theirs, (fd, eventfd), connection = rendezvous.swap(
                 group, rank, facts, descriptors, deadline
             )
             self.connections.add(rank, connection)
             try:
-                if told.block + BLOCK_BYTES > told.memory:
+                if theirs.block + BLOCK_BYTES > theirs.memory:
                     raise TransportError("the block of a rank lies outside of its memory")
-                others = map_others(fd, told.memory)
+                others = map_others(fd, theirs.memory)
             except TransportError:
                 os.close(eventfd)
                 raise
@@ -121,8 +121,8 @@ class Room:
             found[rank] = Member(
                 rank,
                 others,
-                told.block,
-                told.mark,
+                theirs.block,
+                theirs.mark,
                 eventfd,
                 connection.fileno(),
             )

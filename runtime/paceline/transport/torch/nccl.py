@@ -227,12 +227,12 @@ def shared_device(addresses: Sequence[str]) -> str:
 
 
 def _look() -> NoGpu:
-    told = ""
+    reason = ""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        told = str(error).partition("\n")[0]
-    return NoGpu(os.environ.get("CUDA_VISIBLE_DEVICES"), DRIVER.exists(), told)
+        reason = str(error).partition("\n")[0]
+    return NoGpu(os.environ.get("CUDA_VISIBLE_DEVICES"), DRIVER.exists(), reason)
 
 
 def _prefix(group: Group) -> str:

@@ -466,7 +466,7 @@ def main(words: list[str] | None = None) -> int:
     add("--force", action="store_true")
     given = parser.parse_args(words)
     try:
-        said = convert(
+        summary = convert(
             given.source,
             given.target,
             given.to,
@@ -479,7 +479,7 @@ def main(words: list[str] | None = None) -> int:
     except OSError as error:
         sys.stderr.write(f"error: {error.filename}: {error.strerror}\n")
         return EXIT_FAILURE
-    sys.stdout.write(f"{said}\n")
+    sys.stdout.write(f"{summary}\n")
     return 0
 
 

@@ -22,9 +22,9 @@ from paceline.worker.state.flat import Segment, state_type
 class Flags:
     """The largest magnitude in each segment that lies on one of `devices`.
 
-    `find`, `put` and `tell` only queue work, in the current stream of the calling thread. The main
-    thread calls `find` and `tell`, the memory thread `find` and `put`, the data thread `tell`. The
-    communication thread and the data thread read the results by `told`.
+    `find`, `put` and `queue_copy` only queue work, in the current stream of the calling thread. The
+    main thread calls `find` and `queue_copy`, the memory thread `find` and `put`, the data thread
+    `queue_copy`. The communication thread and the data thread read the results by `are_finite`.
     """
 
     def __init__(self, segments: Sequence[Segment], devices: Iterable[torch.device]) -> None:
@@ -66,16 +66,16 @@ class Flags:
         # x - x is 0 for a finite x and NaN for any other.
         torch.ne(largest.sub(largest), 0, out=sums[-1])
 
-    def tell(self) -> None:
+    def queue_copy(self) -> None:
         """Queue the copy of all results so far to the host."""
         for host, largest in self._copies:
             host.copy_(largest, non_blocking=True)
 
-    def told(self, segments: Iterable[int]) -> bool:
-        """Return False if one of these segments is not finite.
+    def are_finite(self, segments: Iterable[int]) -> bool:
+        """Return True if all of these segments are finite, according to the last copy.
 
-        Valid only once the copy that `tell` has queued is complete. Segments on the host count as
-        finite.
+        Valid only once the copy that `queue_copy` has queued is complete. Segments on the host
+        count as finite.
 
         Args:
             segments: Indices of the segments.

@@ -54,6 +54,8 @@ class ScriptEngine(Engine):
         """Returns `Operation.opens` of the next call."""
         self.on_load: Callable[[ScriptState], None] = lambda _: None
         """Loads a state into the script."""
+        self.on_joined: Callable[[], None] = lambda: None
+        """Called when this rank joins in an operation, with the state loaded."""
         self.was_active = False
         """True once this rank has taken part in an operation."""
         self.given_up = 0
@@ -199,6 +201,7 @@ class ScriptEngine(Engine):
                 continue
             if act is SpotAction.LOAD:
                 self.load()
+                self.on_joined()
             operation = Operation(name, *spot, opens, parts, model, settles)
             if (done := self._take_part(operation, buffers, samples, where)) is not None:
                 return done

@@ -14,6 +14,7 @@ import torch
 from paceline.core.protocol.places import BEFORE
 from paceline.errors import UnsupportedError
 from paceline.train.script.models import Models
+from paceline.train.script.own_counts import OwnCounts
 from paceline.train.script.state import ScriptStates
 from paceline.worker.operations import ScriptState
 from paceline.worker.peer_sockets import Bytes
@@ -64,7 +65,13 @@ class Process:
             require_forward_param_sync=True,
         )
         passes: Any = SimpleNamespace(
-            training=set(), epochs={}, cursors={}, steps=0, step_at=BEFORE
+            training=set(),
+            epochs={},
+            cursors={},
+            steps=0,
+            step_at=BEFORE,
+            read_own_counts=list,
+            counts=OwnCounts(),
         )
         engine: Any = SimpleNamespace(waits=[False, 0, 0], set_waits=list)
         self.models = Models(engine, passes)

@@ -40,8 +40,9 @@ from paceline.worker.script_engine import LeftBehindError, ScriptEngine
 log = logging.getLogger("paceline.rank")
 
 STEP_HINT: Final = (
-    "a loop without a DataLoader says `while (step := paceline.step()) < steps:` at its top, so "
-    "that a rank that joins knows where to begin"
+    "a loop that counts its steps by itself, without a DataLoader or with next() on one, says "
+    "`while (step := paceline.step()) < steps:` at its top, so that a rank that joins knows where "
+    "to begin"
 )
 
 
@@ -58,6 +59,7 @@ class Launched:
         self._started = False
         engine.opens_here = self.passes.opens
         engine.on_load = self.states.load
+        engine.on_joined = self.passes.joined_here
         engine.operations.read_state = self.states.read
         engine.operations.places = self.states.places
         engine.operations.weights = self.models.parameters

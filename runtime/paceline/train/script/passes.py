@@ -21,7 +21,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from types import FrameType
 from typing import Any, Final
@@ -30,7 +30,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core.protocol.places import BEFORE, Path, Spot, SpotAction
+from paceline.train.script.own_counts import Counts, OwnCounts
 from paceline.train.script.positions import outermost_reader, warn_of_counts
+from paceline.train.script.reach import reach
 from paceline.worker.script_engine import LeftBehindError, ScriptEngine
 
 log = logging.getLogger("paceline.rank")
@@ -50,15 +52,26 @@ def samples_in(batch: object) -> int:
     return 1
 
 
-def epoch_of(loader: DataLoader[Any]) -> int | None:
-    """Return the epoch that the script has told the loader's sampler, if it tells it."""
+def _samplers_of(loader: DataLoader[Any]) -> list[Any]:
     batches: Any = loader.batch_sampler
     samplers: list[Any] = [loader.sampler]
     while batches is not None:  # accelerate wraps the batch sampler of the script
         samplers += [batches, getattr(batches, "sampler", None)]
         batches = getattr(batches, "batch_sampler", None)
-    epochs = (getattr(sampler, "epoch", None) for sampler in samplers)
+    return samplers
+
+
+def epoch_of(loader: DataLoader[Any]) -> int | None:
+    """Return the epoch that the script has told the loader's sampler, if it tells it."""
+    epochs = (getattr(sampler, "epoch", None) for sampler in _samplers_of(loader))
     return next((epoch for epoch in epochs if isinstance(epoch, int)), None)
+
+
+def set_epoch(loader: DataLoader[Any], epoch: int) -> None:
+    """Tell the loader's sampler an epoch, as the script does."""
+    for sampler in _samplers_of(loader):
+        if isinstance(getattr(sampler, "epoch", None), int) and hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
 
 
 def rewinds(loader: DataLoader[Any]) -> bool:
@@ -112,6 +125,8 @@ class Iteration:
     """True if the loader has no batch left."""
     is_left: bool = False
     """True if its loop reads no more."""
+    is_abandoned: bool = False
+    """True if this rank has joined elsewhere: the script gets no more of it."""
     is_asked: bool = False
     """True if the script has asked for a batch since the last averaged backward pass."""
     at_step: int = 0
@@ -126,6 +141,9 @@ class Iteration:
     """Batches before these that a loop of another rank has counted."""
     handed: int = 0
     """Number of these that a Trainer of transformers has taken."""
+    counts: dict[int, Counts] = field(default_factory=dict)
+    """Number of a batch of the loader that is not averaged -> the script's own counts when it was
+    given."""
 
     @property
     def cursor(self) -> int:
@@ -220,12 +238,19 @@ class Passes:
         """Called with the place of a pass that has ended."""
         self.on_joined: Callable[[], None] = lambda: None
         """Called with the first batch of a pass that this rank has joined."""
+        self.counts = OwnCounts()
+        """Counts that the script keeps by itself."""
+        self.own_counts: Counts = []
+        """The donor's own counts, on a rank that joins."""
         self.joined: Iteration | None = None
         """The pass that this rank has joined, until it ends."""
         self.moves_counts = False
         """True while iterators that count batches are moved on: loaders give None then."""
         self._counts = False
         """True if the script asks for the number of its step."""
+        self._stepped_into_pass = False
+        """True from where this rank joins in `pl.step`, within a pass, until it reads from the
+        loader: its loop takes batches by next()."""
         self._is_first = False
         """True until the first operation after a batch was asked for."""
         self._is_averaging = False
@@ -274,6 +299,12 @@ class Passes:
             # The loop before is over, although something still holds its iterator. Without
             # gradients this is an evaluation of the data of the pass.
             self.ended(self._pass)
+        if self._stepped_into_pass and number in self.training:
+            self._stepped_into_pass = False
+            epoch = self.epochs.get(self._path.here.place)
+            if epoch is not None and epoch != iteration.epoch:
+                set_epoch(loader, epoch)
+            return self._resume(loader, iteration)
         if self._path.skips and number in self.training:
             return Batches(self, self._one(loader, number), iteration)
         if self._path.follows and number in self.training:
@@ -335,6 +366,10 @@ class Passes:
             return Batches(self, self._one(loader, iteration.number), iteration)
         self._engine.load()
         self.on_begin()
+        return self._resume(loader, iteration)
+
+    def _resume(self, loader: DataLoader[Any], iteration: Iteration) -> Iterator[Any]:
+        """Go on in a pass where the donor is."""
         self._resumes = dict(self.cursors)
         self._pass = self.joined = iteration
         inner = self._resumed(loader, iteration)
@@ -346,11 +381,14 @@ class Passes:
         iteration.samples = samples_in(batch)
         if iteration is self.joined and iteration.given == 1:
             self.on_joined()
+            self._take_own_counts()
         if iteration in self._open:
             self._open.remove(iteration)
         self._open.append(iteration)
         if self._pass is None and iteration.number in self.training:
             self._begin_pass(iteration)
+        if self._pass is iteration or not self.training:
+            iteration.counts[iteration.skipped + iteration.given - 1] = self.counts.read()
         self._asked(iteration)
 
     def _asked(self, iteration: Iteration) -> None:
@@ -433,6 +471,8 @@ class Passes:
     def _count(self) -> None:
         if self._pass is not None:
             self.cursors.update((each.number, each.cursor) for each in self._trained)
+            counts, cursor = self._pass.counts, self._pass.cursor
+            self._pass.counts = {at: each for at, each in counts.items() if at >= cursor}
 
     def _begin_pass(self, iteration: Iteration) -> None:
         self._pass, self.cursors = iteration, {}
@@ -457,10 +497,34 @@ class Passes:
                 self._engine.ask(lambda _: True)
             self._engine.load()
             self.on_begin()
+            self._step_into(self._path.here)
             if self._path.is_final:
                 self._path.repeat_from(self.step_at)
         self.step_at = self._path.here
         return self.steps
+
+    def read_own_counts(self) -> Counts:
+        """Return the script's own counts, for a rank that joins where this one is."""
+        if self._pass is not None:
+            return self._pass.counts.get(self._pass.cursor, [])
+        # A rank that joins in `pl.step` is not where this one is.
+        return [] if self._counts else self.counts.read()
+
+    def joined_here(self) -> None:
+        """Take the script's own counts from the donor, which waits in the same operation."""
+        if self._pass is None:
+            self._take_own_counts()
+
+    def _take_own_counts(self) -> None:
+        self.counts.begin(reach())
+        self.counts.take(self.own_counts)
+
+    def _step_into(self, here: Spot) -> None:
+        """Leave the pass that this rank has made alone for the place of the donor."""
+        if self._pass is not None:
+            self._pass.is_abandoned = True
+            self._pass = self.joined = None
+        self._stepped_into_pass = not here.is_at_point
 
     def samples(self) -> int:
         """Return the samples of the batch in hand; 1 if the script has no loader."""
@@ -500,6 +564,8 @@ class Batches(Iterator[Any]):
         if self._passes.moves_counts:
             self._behind = max(0, self._behind - 1)
             return None
+        if self._iteration.is_abandoned:
+            raise StopIteration
         if self._behind:
             self._move_counts(sys._getframe(1))  # noqa: SLF001
         try:

@@ -60,23 +60,28 @@ def reach() -> dict[int, Reached]:
     return found
 
 
-def _variables() -> Iterator[Reached]:
+def script_frames() -> list[FrameType]:
+    """Return the running functions of the script in the main thread, the outermost first."""
     frames: list[FrameType] = []
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
     while frame is not None:
         if belongs_to_script(frame.f_code.co_filename):
             frames.append(frame)
         frame = frame.f_back
+    return frames[::-1]
+
+
+def _variables() -> Iterator[Reached]:
     seen: set[int] = set()
-    for frame in reversed(frames):
+    for frame in script_frames():
         name = frame.f_code.co_name
         if id(frame.f_globals) not in seen:
             seen.add(id(frame.f_globals))
             yield from _named(frame.f_globals, f"{frame.f_globals.get('__name__')}: ", None)
-        yield from _named(_locals_of(frame), f"{name}: ", None)
+        yield from _named(locals_of(frame), f"{name}: ", None)
 
 
-def _locals_of(frame: FrameType) -> dict[str, Any]:
+def locals_of(frame: FrameType) -> dict[str, Any]:
     """Return the variables of a running function, without keeping their values alive.
 
     Before Python 3.13 a frame keeps the dict that it gives, and so the batch and the outputs of
@@ -124,7 +129,7 @@ def _within(reached: Reached) -> Iterator[Reached]:
         yield Reached((value.func, value.args, value.keywords), path, None)
     elif kind is GeneratorType:
         if value.gi_frame is not None:
-            yield from _named(_locals_of(value.gi_frame), f"{path}: ", None)
+            yield from _named(locals_of(value.gi_frame), f"{path}: ", None)
     elif issubclass(kind, torch.nn.Module):
         for name, part in value.named_modules():
             inner = f"{path}.{name}" if name else path
@@ -137,6 +142,12 @@ def _within(reached: Reached) -> Iterator[Reached]:
         except AttributeError:
             return
         yield from _named(attributes, f"{path}.", value)
+
+
+def leads_nowhere(value: Any) -> bool:
+    """Return True for a plain value, and for an object of Python or torch."""
+    kind = type(value)
+    return issubclass(kind, FINAL) or (kind is not dict and _package(kind) in CLOSED)
 
 
 def _package(kind: type) -> str:

@@ -50,7 +50,9 @@ class ScriptStates:
         """Counts of frameworks, and what was loaded into them."""
 
     def _begin(self) -> None:
-        self._beside.begin(reach(), [ddp.module for ddp in self._models.adopted])
+        reached = reach()
+        self._beside.begin(reached, [ddp.module for ddp in self._models.adopted])
+        self._passes.counts.begin(reached)
 
     # ---- reading ------------------------------------------------------------------------------
 
@@ -80,6 +82,7 @@ class ScriptStates:
             "steps": passes.steps,
             "waits": self._engine.waits,
             "step_at": list(passes.step_at),
+            "own_counts": passes.read_own_counts(),
             "buffer_turns": self._models.read_turns(),
             "spans": sorted((index, list(spot)) for index, spot in self._models.spans.items()),
         }
@@ -134,6 +137,7 @@ class ScriptStates:
         self._passes.steps = header["steps"]
         self._engine.set_waits(header["waits"])
         self._passes.step_at = Spot(*header["step_at"])
+        self._passes.own_counts = header["own_counts"]
         for index, model in enumerate(header["models"][: len(self._models.adopted)]):
             self._load_tensors(decoder, model, index)
         self._models.set_sending(self._models.turns.now)

@@ -21,6 +21,10 @@ for epoch in range(3):
         total += loss
         size = size * 2
         other = steps + 1
+seed = args.seed + args.rank
+seed += 1
+self.place = local_rank * 10
+self.place += 1
 """
 
 

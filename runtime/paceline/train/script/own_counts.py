@@ -6,8 +6,8 @@ same on all ranks at the same place of the script, so it takes those of its dono
 which it joins within a pass, or in the operation with which it joins between passes.
 
 A count is a variable, attribute or entry that the script's source increases or decreases by a
-constant number. The number of a `for` loop over a range belongs to the loop and cannot be set, so a
-rank whose loop is elsewhere cannot join.
+constant number, and that is not made from the rank or a seed. The number of a `for` loop over a
+range belongs to the loop and cannot be set, so a rank whose loop is elsewhere cannot join.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ RANGES: Final = {"range": 2, "trange": 2}
 """Functions whose loops count alike on all ranks if they have at most so many arguments: with a
 step, as in `range(rank, n, size)`, ranks share the numbers."""
 
+RANKS_OWN: Final = ("rank", "seed")
+"""Parts of the names of what differs between ranks: such a count is left as it is."""
 FRAME: Final = "function "
 Counts = list[Any]
 """What `OwnCounts.read` returns, as plain data: for each object and running function its name, its
@@ -58,18 +60,41 @@ def counting_in(filename: str) -> Counting:
         tree = ast.parse(Path(filename).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return found
+    own = _of_the_rank(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and _is_range(node.iter):
             last = node.body[-1].end_lineno or node.body[-1].lineno
             found.loops.append((node.target.id, node.body[0].lineno, last))
         match _counted(node):
-            case ast.Name(id=name):
+            case ast.Name(id=name) if name not in own:
                 found.names.add(name)
-            case ast.Attribute(attr=name):
+            case ast.Attribute(attr=name) if name not in own:
                 found.attributes.add(name)
-            case ast.Subscript(slice=ast.Constant(value=str(name))):
+            case ast.Subscript(slice=ast.Constant(value=str(name))) if name not in own:
                 found.keys.add(name)
     return found
+
+
+def _of_the_rank(tree: ast.AST) -> set[str]:
+    """Return names that are set from the rank, or whose word says that ranks may differ in them."""
+    names = set()
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        words = [*map(_word, ast.walk(value))] if isinstance(value, ast.AST) else []
+        for name in filter(None, map(_word, targets)):
+            if any(part in word for part in RANKS_OWN for word in [name, *words]):
+                names.add(name)
+    return names
+
+
+def _word(node: ast.AST | None) -> str:
+    match node:
+        case ast.Name(id=word) | ast.Attribute(attr=word):
+            return word
+        case ast.Subscript(slice=ast.Constant(value=str(word))):
+            return word
+    return ""
 
 
 def _counted(node: ast.AST) -> ast.expr | None:

@@ -5,9 +5,10 @@ rank that joins is not given those that are averaged, so its own counts are behi
 same on all ranks at the same place of the script, so it takes those of its donor: at the batch with
 which it joins within a pass, or in the operation with which it joins between passes.
 
-A count is a variable, attribute or entry that the script's source increases or decreases by a
-constant number, and that is not made from the rank or a seed. The number of a `for` loop over a
-range belongs to the loop and cannot be set, so a rank whose loop is elsewhere cannot join.
+A count is a variable, an attribute, or an entry of a dict in a variable that the script's source
+increases or decreases by a constant number, and that is not made from the rank or a seed. The
+number of a `for` loop over a range belongs to the loop and cannot be set, so a rank whose loop is
+elsewhere cannot join.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from paceline.train.script.reach import Reached, leads_nowhere, locals_of, scrip
 from paceline.worker.script_engine import LeftBehindError
 from paceline.worker.script_frames import belongs_to_script
 
-RANGES: Final = {"range": 2, "trange": 2}
-"""Functions whose loops count alike on all ranks if they have at most so many arguments: with a
-step, as in `range(rank, n, size)`, ranks share the numbers."""
-
+RANGES: Final = ("range", "trange")
+"""Functions whose loops count alike on all ranks."""
+RANGE_ARGUMENTS_MAX: Final = 2
+"""With a step, as in `range(rank, n, size)`, ranks share the numbers."""
 RANKS_OWN: Final = ("rank", "seed")
 """Parts of the names of what differs between ranks: such a count is left as it is."""
 FRAME: Final = "function "
@@ -41,7 +42,7 @@ Counts = list[Any]
 counts, and the numbers of the loops over ranges in which it is."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Counting:
     """What the source of one file counts."""
 
@@ -113,10 +114,9 @@ def _counted(node: ast.AST) -> ast.expr | None:
 
 def _is_range(source: ast.expr) -> bool:
     for node in ast.walk(source):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            most = RANGES.get(node.func.id)
-            if most is not None:
-                return len(node.args) <= most
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=arguments) if name in RANGES:
+                return len(arguments) <= RANGE_ARGUMENTS_MAX
     return False
 
 
@@ -146,7 +146,7 @@ class OwnCounts:
             counting = counting_in(frame.f_code.co_filename)
             running, found = _loops_at(frame, counting), {}
             loops: dict[str, int] = {}
-            if running or _may_count(frame.f_code, counting):
+            if running or _may_count(frame.f_code):
                 values = _variables(frame)
                 found = {path: value for path, value, _, _ in _counts_in(values, counting)}
                 loops = {name: values[name] for name in running if _is_int(values, name)}
@@ -238,8 +238,9 @@ def _is_int(values: dict[str, Any], name: str) -> bool:
 
 
 @cache
-def _may_count(code: CodeType, counting: Counting) -> bool:
+def _may_count(code: CodeType) -> bool:
     """Return False for a function without a variable that is a count."""
+    counting = counting_in(code.co_filename)
     names = {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *code.co_names}
     return bool(counting.keys or counting.names & names)
 

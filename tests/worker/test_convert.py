@@ -272,12 +272,14 @@ def test_a_target_that_would_delete_the_source_is_refused(tmp_path: Path, target
 
 
 @pytest.mark.processes
-def test_the_verb_converts_and_refuses_by_name(tmp_path: Path) -> None:
+def test_the_verb_converts_and_refuses_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "new.pt")
-    words = ("checkpoint", "convert", "new.pt", "new.safetensors")
-    code, printed = forked_paceline(tmp_path, *words)
+    words = ("new.pt", "new.safetensors")
+    code, printed = forked_paceline(tmp_path, "checkpoint", "convert", *words)
     assert code == 0, printed
     assert printed.startswith("new.pt (state-dict) -> new.safetensors (safetensors): 1 tensors")
-    code, printed = forked_paceline(tmp_path, *words)
-    assert code == 2, printed
-    assert printed.startswith("error: new.safetensors exists\nhint: ")
+    assert convert.main([str(tmp_path / word) for word in words]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {tmp_path}/new.safetensors exists\nhint: ")

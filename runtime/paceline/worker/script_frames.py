@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ def is_frozen(filename: str) -> bool:
     return filename.startswith("<frozen ")
 
 
+@cache
 def belongs_to_script(filename: str) -> bool:
     """Return True if the file is the script, or a module beside it."""
     if is_own(filename) or is_frozen(filename):

@@ -1,6 +1,7 @@
 """A trainer that counts its steps: batches by next(), a schedule of its own without a state."""
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -78,6 +79,8 @@ def main(args):
     dist.init_process_group("gloo")
     trainer = Trainer(args)
     trainer.train()
+    if dist.get_rank() == 0:
+        torch.save(trainer.model.module.state_dict(), os.path.join(args.out, "weights.pt"))
     print(f"rank {dist.get_rank()} weights {digest(trainer.model)}")
     dist.destroy_process_group()
 
@@ -86,5 +89,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--cycle", action="store_true")
-    parser.add_argument("--out")
+    parser.add_argument("--out", required=True)
     main(parser.parse_args())

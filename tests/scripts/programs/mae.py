@@ -72,11 +72,18 @@ def all_reduce_mean(x):
     return (reduced / dist.get_world_size()).item()
 
 
+def log_every(data, frequency):
+    for number, batch in enumerate(data):
+        if number % frequency == 0:
+            print(f"batch {number} of {len(data)}", file=sys.stderr)
+        yield batch
+
+
 def train_one_epoch(model, loader, optimizer, epoch, scaler, args):
     model.train()
     losses, norms = [], []
     optimizer.zero_grad()
-    for step, (samples,) in enumerate(loader):
+    for step, (samples,) in enumerate(log_every(loader, 4)):
         if step % args.accum_iter == 0:
             adjust_learning_rate(optimizer, step / len(loader) + epoch, args)
         loss = model(samples)

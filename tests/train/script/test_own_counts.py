@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,29 +49,37 @@ def test_a_source_that_cannot_be_read_counts_nothing(tmp_path: Path, text: str |
 
 class Schedule:
     def __init__(self) -> None:
-        self.updates = 0
+        self.updates, self.state = 0, SimpleNamespace(updates=0)
+        self.log = {"seen": 0}
 
     def step(self) -> None:
         self.updates += 1
+        self.state.updates += 1
+        self.log["seen"] += 1
 
 
 def train(counts: OwnCounts, steps: int, donor: Counts | None = None) -> Any:
     """Make steps; then return the counts, or take those of a donor and return what they are."""
     schedule, state, step, rank = Schedule(), {"seen": 0, "slot": steps}, 0, steps
+    args, found = Namespace(updates=0, slot=steps), Counter[str]()
     while step < steps:
         schedule.step()
         state["seen"] += 1
+        args.updates += 1
+        found["seen"] += 1
         step += 1
     counts.begin(reach())
     if donor is None:
         return counts.read()
     counts.take(donor)
-    return step, schedule.updates, state["seen"], state["slot"], rank
+    of_schedule = schedule.updates, schedule.state.updates, schedule.log["seen"]
+    return step, of_schedule, state, vars(args), found["seen"], rank
 
 
 def test_variables_attributes_and_entries_become_those_of_the_donor() -> None:
     donor = train(OwnCounts(), 9)
-    assert train(OwnCounts(), 2, donor) == (9, 9, 9, 2, 2)
+    entries = {"seen": 9, "slot": 2}, {"updates": 9, "slot": 2}
+    assert train(OwnCounts(), 2, donor) == (9, (9, 9, 9), *entries, 9, 2)
 
 
 def test_counts_of_other_running_functions_are_not_taken() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import count, islice
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from paceline.core.protocol.places import Path, Spot
+from paceline.train.script.own_counts import Counts
 from paceline.train.script.passes import Passes, samples_in
+from paceline.worker.script_engine import LeftBehindError
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 Loader = DataLoader[Any]
@@ -41,6 +43,8 @@ class Script:
         self.passes.install()
         self.sent: list[int] = []
         """What a rank that joins gets as the cursor of the first loader, operation by operation."""
+        self.counts: list[Counts] = []
+        """The script's own counts that it gets with it."""
 
     @property
     def here(self) -> Spot:
@@ -50,6 +54,7 @@ class Script:
         """Make a synchronizing backward pass, and a step; return the operation that it is."""
         if self.passes.before_backward() and self.passes.cursors.get(0):
             self.sent.append(self.passes.cursors[0])
+            self.counts.append(self.passes.read_own_counts())
         made = self.here
         self.path.made()
         self.passes.after_backward()
@@ -395,6 +400,31 @@ def test_a_rank_that_joins_skips_the_rest_up_to_the_cursor_behind_the_state_of_i
     assert [batch.tolist() for batch in stateful] == [[6, 7]]
 
 
+@pytest.mark.parametrize("held", [0, 1, 2])
+def test_a_rank_that_joins_gets_the_counts_of_the_batch_with_which_it_joins(
+    script: Script, held: int
+) -> None:
+    def train(data: Loader) -> None:
+        taken, batches, held_batches = 0, iter(data), deque[Any]()
+        while taken < len(data):
+            held_batches.append(next(batches))
+            taken += 1
+            if len(held_batches) > held:
+                held_batches.popleft()
+                script.backward()
+        while held_batches:
+            held_batches.popleft()
+            script.backward()
+
+    train(loader(16))
+    sent = [
+        [found["taken"] for name, found, _ in counts if name.startswith("function train")]
+        for counts in script.counts
+    ]
+    assert len(sent) >= 5
+    assert sent == [[cursor] for cursor in script.sent]
+
+
 def joins(script: Script) -> None:
     """Let the script join a pass of which two batches are averaged."""
     passes, path = script.passes, script.path
@@ -429,27 +459,88 @@ def test_a_limit_of_batches_holds_for_a_loop_that_joins(script: Script) -> None:
     assert [batch.tolist() for batch in islice(loader(), 3)] == [[4, 5]]
 
 
-def test_a_count_of_a_generator_over_a_loader_is_named_with_its_line(
-    script: Script, caplog: pytest.LogCaptureFixture
-) -> None:
-    def bar(data: Loader) -> Iterator[Any]:
-        yield from data
+def bar(data: Iterator[Any] | Loader) -> Iterator[Any]:
+    yield from data
 
+
+def one_ahead(data: Iterator[Any]) -> Iterator[Any]:
+    batch = next(data)
+    for later in data:
+        yield batch
+        batch = later
+    yield batch
+
+
+def pairs(data: Iterator[Any]) -> Iterator[Any]:
+    while batches := list(islice(data, 2)):
+        yield batches
+
+
+def trained(script: Script, items: Iterator[Any], start: int = 0) -> list[int]:
+    """Train in a loop over enumerate(), and return the numbers that it gave."""
+    numbers = []
+    for number, item in enumerate(items, start):
+        numbers.append(number)
+        for _ in item if isinstance(item, list) else [item]:
+            script.backward()
+    return numbers
+
+
+@pytest.mark.parametrize(("between", "held"), [(bar, 0), (one_ahead, 1)])
+def test_the_number_of_a_loop_over_a_generator_is_that_of_the_other_ranks(
+    script: Script, between: Callable[[Any], Iterator[Any]], held: int
+) -> None:
+    data = loader(16)
+    for _ in range(2):
+        script.sent, script.counts = [], []
+        assert trained(script, between(iter(data)), start=5) == [*range(5, 13)]
+    assert script.sent == [*range(1, 8)]
+    for cursor, counts in zip(script.sent, script.counts, strict=True):
+        other = Script()
+        joins(other)
+        other.passes.own_counts, other.passes.held = counts, held
+        other.passes.cursors = {0: cursor}
+        assert trained(other, between(iter(loader(16))), start=5) == [*range(5 + cursor, 13)]
+
+
+def test_a_rank_stays_outside_if_a_generator_gives_not_one_item_for_each_batch(
+    script: Script,
+) -> None:
+    assert trained(script, pairs(iter(loader(16)))) == [*range(4)]
+    other = Script()
+    joins(other)
+    other.passes.own_counts, other.passes.cursors = script.counts[-1], {0: script.sent[-1]}
+    with pytest.raises(LeftBehindError, match=rf"{__file__}:\d+: enumerate\(\) counts the items"):
+        trained(other, pairs(iter(loader(16))))
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda data: islice(bar(data), 4),
+        lambda data: zip(count(), bar(data), strict=False),
+        lambda data: zip(bar(data), range(4), strict=False),
+    ],
+)
+def test_a_rank_stays_outside_if_a_number_over_a_generator_cannot_be_set(
+    script: Script, loop: Callable[[Loader], Iterator[Any]]
+) -> None:
     joins(script)
-    assert [step for step, _ in enumerate(bar(loader()))] == [0, 1]
-    assert f"{__file__}:" in caplog.text
-    assert "2 batches on" in caplog.text
+    with pytest.raises(LeftBehindError, match=rf"{__file__}:\d+: (islice|zip)\(\) counts"):
+        next(loop(loader()))
 
 
-def test_a_count_within_a_generator_is_right_and_causes_no_warning(
-    script: Script, caplog: pytest.LogCaptureFixture
+def test_loaders_that_are_read_side_by_side_by_generators_need_no_number(script: Script) -> None:
+    joins(script)
+    found = list(zip(bar(loader()), bar(loader()), strict=True))
+    assert [[int(batch[0]) for batch in each] for each in found] == [[4, 4], [6, 6]]
+
+
+def test_a_count_within_a_generator_is_right(
+    script: Script,
 ) -> None:
-    def bar(data: Iterator[Any]) -> Iterator[Any]:
-        yield from data
-
     joins(script)
     assert [step for step, _ in bar(enumerate(loader()))] == [2, 3]
-    assert not caplog.text
 
 
 def test_a_loop_without_a_loader_gets_the_number_of_its_step(script: Script) -> None:

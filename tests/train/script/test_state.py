@@ -71,6 +71,7 @@ class Process:
             steps=0,
             step_at=BEFORE,
             read_own_counts=list,
+            read_held=int,
             counts=OwnCounts(),
         )
         engine: Any = SimpleNamespace(waits=[False, 0, 0], set_waits=list)

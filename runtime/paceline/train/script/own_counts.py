@@ -5,10 +5,10 @@ rank that joins is not given those that are averaged, so its own counts are behi
 same on all ranks at the same place of the script, so it takes those of its donor: at the batch with
 which it joins within a pass, or in the operation with which it joins between passes.
 
-A count is a variable, an attribute, or an entry of a dict in a variable that the script's source
-increases or decreases by a constant number, and that is not made from the rank or a seed. The
-number of a `for` loop over a range belongs to the loop and cannot be set, so a rank whose loop is
-elsewhere cannot join.
+A count is a variable, an attribute of an object, or an entry of a dict or namespace in a variable
+or attribute that the script's source increases or decreases by a constant number, and that is not
+made from the rank or a seed. The number of a `for` loop over a range belongs to the loop and cannot
+be set, so a rank whose loop is elsewhere cannot join.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import ast
 import ctypes
 import sys
 import weakref
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import CO_OPTIMIZED
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any, Final
 
 from paceline.train.script.reach import Reached, leads_nowhere, locals_of, script_frames
@@ -36,6 +37,8 @@ RANGE_ARGUMENTS_MAX: Final = 2
 """With a step, as in `range(rank, n, size)`, ranks share the numbers."""
 RANKS_OWN: Final = ("rank", "seed")
 """Parts of the names of what differs between ranks: such a count is left as it is."""
+CONTAINERS: Final = (dict, Namespace, SimpleNamespace)
+"""What a script puts its counts into, beside its own classes."""
 FRAME: Final = "function "
 Counts = list[Any]
 """What `OwnCounts.read` returns, as plain data: for each object and running function its name, its
@@ -48,9 +51,13 @@ class Counting:
 
     names: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
+    of_others: set[str] = field(default_factory=set)
+    """Those of these attributes that are not `self`'s, so perhaps a namespace's."""
     keys: set[str] = field(default_factory=set)
     loops: list[tuple[str, int, int]] = field(default_factory=list)
     """Variable of a loop over a range, and the first and last line of its body."""
+    enumerated: list[tuple[str, int, int]] = field(default_factory=list)
+    """Variable with the number of a loop over enumerate(), and the lines of its head."""
 
 
 @cache
@@ -63,17 +70,35 @@ def counting_in(filename: str) -> Counting:
         return found
     own = _of_the_rank(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and _is_range(node.iter):
-            last = node.body[-1].end_lineno or node.body[-1].lineno
-            found.loops.append((node.target.id, node.body[0].lineno, last))
+        match node:
+            case ast.For(target=ast.Name(id=name), body=body) if _is_range(node.iter):
+                last = body[-1].end_lineno or body[-1].lineno
+                found.loops.append((name, body[0].lineno, last))
+            case ast.For(target=ast.Tuple(elts=[ast.Name(id=name), *_])) if _enumerates(node.iter):
+                found.enumerated.append((name, node.lineno, node.iter.end_lineno or node.lineno))
         match _counted(node):
             case ast.Name(id=name) if name not in own:
                 found.names.add(name)
-            case ast.Attribute(attr=name) if name not in own:
+            case ast.Attribute(value=holder, attr=name) if name not in own:
                 found.attributes.add(name)
+                if _word(holder) != "self":
+                    found.of_others.add(name)
             case ast.Subscript(slice=ast.Constant(value=str(name))) if name not in own:
                 found.keys.add(name)
     return found
+
+
+@cache
+def counting_of(code: CodeType) -> Counting:
+    """Return what a function of the script may count."""
+    whole = counting_in(code.co_filename)
+    names = {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *code.co_names}
+    return replace(
+        whole,
+        names=whole.names & names,
+        loops=[each for each in whole.loops if each[0] in names],
+        enumerated=[each for each in whole.enumerated if each[0] in names],
+    )
 
 
 def _of_the_rank(tree: ast.AST) -> set[str]:
@@ -120,37 +145,46 @@ def _is_range(source: ast.expr) -> bool:
     return False
 
 
+def _enumerates(source: ast.expr) -> bool:
+    words = [node.func for node in ast.walk(source) if isinstance(node, ast.Call)]
+    return any(isinstance(word, ast.Name) and word.id == "enumerate" for word in words)
+
+
 class OwnCounts:
     """Reads the counts of the script in this process, and sets them. Main thread."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, weakref.ref[Any]] = {}
-        """Objects of the script with attributes that it counts by, by how it reaches them."""
+        self._owners: dict[str, tuple[weakref.ref[Any], Counting]] = {}
+        """Objects whose class is the script's and may count, by how the script reaches them, and
+        what its file counts."""
 
     def begin(self, reached: Mapping[int, Reached]) -> None:
         """Find the objects that count, when training begins and where this rank joins."""
         self._owners = {}
         for each in reached.values():
-            if not _attributes(each.value):
-                continue
-            with suppress(TypeError):  # an object without weak references
-                self._owners[each.path] = weakref.ref(each.value)
+            counting = _counting_of(each.value)
+            if counting.attributes or counting.keys:
+                with suppress(TypeError):  # an object without weak references
+                    self._owners[each.path] = weakref.ref(each.value), counting
 
     def read(self) -> Counts:
         """Return the counts of objects and of running functions, the outermost first.
 
         The main thread is in the script, or waits in a call of it.
         """
-        counts: Counts = [[path, _values(owner), {}] for path, owner in self._living()]
+        counts: Counts = [
+            [path, _values(_own(owner), counting.attributes, counting), {}]
+            for path, owner, counting in self._living()
+        ]
         for frame in script_frames():
-            counting = counting_in(frame.f_code.co_filename)
-            running, found = _loops_at(frame, counting), {}
-            loops: dict[str, int] = {}
-            if running or _may_count(frame.f_code):
+            counting = counting_of(frame.f_code)
+            running = [*_at(frame, counting.loops), *_at(frame, counting.enumerated)]
+            found: dict[str, int] = {}
+            if running or counting.names or counting.of_others or counting.keys:
                 values = _variables(frame)
-                found = {path: value for path, value, _, _ in _counts_in(values, counting)}
-                loops = {name: values[name] for name in running if _is_int(values, name)}
-            counts.append([_name(frame), found, loops])
+                found = _values(values, counting.names, counting)
+                running = [name for name in running if _is_int(values, name)]
+            counts.append([_name(frame), found, {name: values[name] for name in running}])
         return counts
 
     def take(self, counts: Counts) -> None:
@@ -161,63 +195,83 @@ class OwnCounts:
         Args:
             counts: What `read` has returned there. If other functions run here, theirs are not set.
         """
-        owners = dict(self._living())
-        for path, found, _ in counts:
-            if path in owners:
-                own = _values(owners[path])
-                for name in own.keys() & found.keys():
-                    setattr(owners[path], name, found[name])
+        theirs_by_path = {path: found for path, found, _ in counts}
+        for path, owner, counting in self._living():
+            found = theirs_by_path.get(path, {})
+            for name, value in _take(_own(owner), counting.attributes, counting, found).items():
+                setattr(owner, name, value)
         frames = script_frames()
         theirs = [each for each in counts if each[0].startswith(FRAME)]
         if [_name(frame) for frame in frames] == [name for name, _, _ in theirs]:
             for frame, (_, found, loops) in zip(frames, theirs, strict=True):
-                _take(frame, found, loops)
+                _take_in_frame(frame, found, loops)
 
-    def _living(self) -> Iterator[tuple[str, Any]]:
-        for path, reference in self._owners.items():
+    def last_number(self, counts: Counts, loop: FrameType) -> int | None:
+        """Return the last number of a loop over enumerate() on another rank.
+
+        Args:
+            counts: What `read` has returned there, when the loop took a batch.
+            loop: Frame of the same loop here, which takes a batch.
+
+        Returns:
+            The number; None if it is not known.
+        """
+        for name in _at(loop, counting_of(loop.f_code).enumerated):
+            for owner, _, loops in counts:
+                if owner == _name(loop) and name in loops:
+                    return int(loops[name])
+        return None
+
+    def _living(self) -> Iterator[tuple[str, Any, Counting]]:
+        for path, (reference, counting) in self._owners.items():
             if (owner := reference()) is not None:
-                yield path, owner
+                yield path, owner, counting
 
 
-def _take(frame: FrameType, found: Mapping[str, int], loops: Mapping[str, int]) -> None:
-    counting = counting_in(frame.f_code.co_filename)
+def _take_in_frame(frame: FrameType, found: Mapping[str, int], loops: Mapping[str, int]) -> None:
+    counting = counting_of(frame.f_code)
     values = _variables(frame)
-    for name in _loops_at(frame, counting):
+    for name in _at(frame, counting.loops):
         if _is_int(values, name) and loops.get(name, values[name]) != values[name]:
             raise LeftBehindError(
                 f"{frame.f_code.co_filename}:{frame.f_lineno}: the loop over `{name}` is at "
                 f"{values[name]} here and at {loops[name]} on the other ranks, since it counts "
                 "batches that this rank is not given"
             )
+    _set_variables(frame, _take(values, counting.names, counting, found))
+
+
+def _take(
+    values: dict[str, Any], names: set[str], counting: Counting, found: Mapping[str, int]
+) -> dict[str, int]:
+    """Set the entries of containers; return the variables or attributes that have to change."""
     changed = {}
-    for path, value, owner, name in _counts_in(values, counting):
+    for path, value, holder, name in _counts_in(values, names, counting):
         new = found.get(path, value)
-        if new == value:
-            continue
-        if owner is None:
-            changed[name] = new
+        if holder is values:
+            if new != value:
+                changed[name] = new
         else:
-            owner[name] = new
-    _set_variables(frame, changed)
+            holder[name] = new
+    return changed
 
 
-def _attributes(value: Any) -> set[str]:
-    """Return the attributes of an object that the file of its class counts by."""
+def _counting_of(value: Any) -> Counting:
+    """Return what the file of an object's class counts, if it is the script's."""
     if leads_nowhere(value):
-        return set()
+        return Counting()
     module = sys.modules.get(type(value).__module__)
     filename = getattr(module, "__file__", None) or ""
-    if not filename or not belongs_to_script(filename):
-        return set()
-    return counting_in(filename).attributes
+    return counting_in(filename) if filename and belongs_to_script(filename) else Counting()
 
 
-def _values(owner: Any) -> dict[str, int]:
+def _own(owner: Any) -> dict[str, Any]:
+    """Return the attributes of an object itself, without those of its class."""
     try:
-        own = object.__getattribute__(owner, "__dict__")
+        own: dict[str, Any] = object.__getattribute__(owner, "__dict__")
     except AttributeError:
         return {}
-    return {name: own[name] for name in _attributes(owner) if _is_int(own, name)}
+    return own
 
 
 def _name(frame: FrameType) -> str:
@@ -228,35 +282,47 @@ def _variables(frame: FrameType) -> dict[str, Any]:
     return locals_of(frame) if frame.f_code.co_flags & CO_OPTIMIZED else frame.f_globals
 
 
-def _loops_at(frame: FrameType, counting: Counting) -> list[str]:
+def _at(frame: FrameType, loops: list[tuple[str, int, int]]) -> list[str]:
+    """Return the variables of those loops that have the line at which a function is."""
+    if not loops:
+        return []
     line = frame.f_lineno or 0
-    return [name for name, first, last in counting.loops if first <= line <= last]
+    return [name for name, first, last in loops if first <= line <= last]
 
 
 def _is_int(values: dict[str, Any], name: str) -> bool:
     return type(values.get(name)) is int
 
 
-@cache
-def _may_count(code: CodeType) -> bool:
-    """Return False for a function without a variable that is a count."""
-    counting = counting_in(code.co_filename)
-    names = {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *code.co_names}
-    return bool(counting.keys or counting.names & names)
+def _values(values: dict[str, Any], names: set[str], counting: Counting) -> dict[str, int]:
+    return {path: value for path, value, _, _ in _counts_in(values, names, counting)}
 
 
-def _counts_in(values: dict[str, Any], counting: Counting) -> Iterator[tuple[str, int, Any, str]]:
-    """Yield path, value, owner and name of each count; the owner of a variable is None."""
-    for name in counting.names:
+def _counts_in(
+    values: dict[str, Any], names: set[str], counting: Counting
+) -> Iterator[tuple[str, int, dict[str, Any], str]]:
+    """Yield the counts among variables or attributes, and in the containers that they hold.
+
+    Args:
+        values: The variables, or the attributes of an object.
+        names: Which of them are counts.
+        counting: What is counted in containers.
+
+    Yields:
+        Path and value of a count, the dict that holds it, and its key there.
+    """
+    for name in names:
         if _is_int(values, name):
-            yield name, values[name], None, name
-    if not counting.keys:
+            yield name, values[name], values, name
+    if not counting.keys and not counting.of_others:
         return
     for variable, value in list(values.items()):
-        if type(value) is dict and not variable.startswith("__"):
-            for key in counting.keys:
-                if _is_int(value, key):
-                    yield f"{variable}[{key}]", value[key], value, key
+        if isinstance(value, CONTAINERS) and not variable.startswith("__"):
+            is_dict = isinstance(value, dict)
+            entries: dict[str, Any] = value if isinstance(value, dict) else vars(value)
+            for key in counting.keys if is_dict else counting.of_others:
+                if _is_int(entries, key):
+                    yield f"{variable}[{key}]", entries[key], entries, key
 
 
 def _set_variables(frame: FrameType, changed: dict[str, int]) -> None:

@@ -31,7 +31,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core.protocol.places import BEFORE, Path, Spot, SpotAction
 from paceline.train.script.own_counts import Counts, OwnCounts
-from paceline.train.script.positions import outermost_reader, warn_of_counts
+from paceline.train.script.positions import (
+    counter_above,
+    number_of,
+    outermost_reader,
+    set_number,
+)
 from paceline.train.script.reach import reach
 from paceline.worker.script_engine import LeftBehindError, ScriptEngine
 
@@ -242,6 +247,8 @@ class Passes:
         """Counts that the script keeps by itself."""
         self.own_counts: Counts = []
         """The donor's own counts, on a rank that joins."""
+        self.held = 0
+        """Batches of the pass that the donor's script holds for later, on a rank that joins."""
         self.joined: Iteration | None = None
         """The pass that this rank has joined, until it ends."""
         self.moves_counts = False
@@ -471,8 +478,9 @@ class Passes:
     def _count(self) -> None:
         if self._pass is not None:
             self.cursors.update((each.number, each.cursor) for each in self._trained)
-            counts, cursor = self._pass.counts, self._pass.cursor
-            self._pass.counts = {at: each for at, each in counts.items() if at >= cursor}
+            if self._pass.pace.ahead is not None:  # the cursor goes back in the second step
+                counts, cursor = self._pass.counts, self._pass.cursor
+                self._pass.counts = {at: each for at, each in counts.items() if at >= cursor}
 
     def _begin_pass(self, iteration: Iteration) -> None:
         self._pass, self.cursors = iteration, {}
@@ -503,12 +511,29 @@ class Passes:
         self.step_at = self._path.here
         return self.steps
 
+    def read_held(self) -> int:
+        """Return the number of batches of this pass that the script holds for later."""
+        return (self._pass.pace.ahead or 0) if self._pass is not None else 0
+
     def read_own_counts(self) -> Counts:
         """Return the script's own counts, for a rank that joins where this one is."""
         if self._pass is not None:
             return self._pass.counts.get(self._pass.cursor, [])
         # A rank that joins in `pl.step` is not where this one is.
         return [] if self._counts else self.counts.read()
+
+    def has_one_item_for_each_batch(self, begins: int, behind: int, loop: FrameType) -> bool:
+        """Return False if a loop over enumerate() gives the next batch another number elsewhere.
+
+        Args:
+            begins: First number of the loop.
+            behind: Batches that this rank is not given.
+            loop: Frame of the loop.
+        """
+        last = self.counts.last_number(self.own_counts, loop)
+        if last is None or behind <= self.held:
+            return True  # the loop of the donor had no item of this pass
+        return 0 <= begins + behind - 1 - last <= self.held
 
     def joined_here(self) -> None:
         """Take the script's own counts from the donor, which waits in the same operation."""
@@ -582,7 +607,8 @@ class Batches(Iterator[Any]):
         Args:
             frame: Frame that reads from this iterator.
         """
-        warn_of_counts(frame, self._behind)
+        if (counted := counter_above(frame)) is not None:
+            self._move_number(*counted)
         reader = outermost_reader(self, is_loader=lambda each: isinstance(each, Batches))
         self._passes.moves_counts = True
         try:
@@ -592,6 +618,28 @@ class Batches(Iterator[Any]):
             pass  # its limit is reached, and the loop ends here
         finally:
             self._passes.moves_counts, self._behind = False, 0
+
+    def _move_number(self, counter: Any, loop: FrameType) -> None:
+        """Set the number of an enumerate() over a generator to that of the other ranks.
+
+        Args:
+            counter: What counts the items of the generator.
+            loop: Frame of its loop.
+
+        Raises:
+            LeftBehindError: The number is not known, or cannot be set.
+        """
+        if type(counter) is enumerate:
+            begins = number_of(counter)
+            is_right = self._passes.has_one_item_for_each_batch(begins, self._behind, loop)
+            if is_right and set_number(counter, begins + self._behind):
+                return
+        name = type(counter).__name__
+        raise LeftBehindError(
+            f"{loop.f_code.co_filename}:{loop.f_lineno}: {name}() counts the items of a generator "
+            "that reads from the loader, and where it is on the other ranks cannot be known or set "
+            f"on this one; put {name}() around the loader itself"
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

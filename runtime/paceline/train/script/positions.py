@@ -8,23 +8,26 @@ for each of them. The same is done for islice(), whose limit counts batches, and
 
 This happens while the loop waits inside of `enumerate.__next__()`, which reads from its iterator
 first and takes its number then. A generator that runs cannot be asked in this way. So where one is
-between the loader and enumerate(), as in `enumerate(tqdm(loader))`, the log names the line.
+between the loader and enumerate(), as in `enumerate(tqdm(loader))`, the number of enumerate() is
+set where CPython keeps it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import inspect
-import logging
+import sys
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import count, islice
 from types import FrameType
 from typing import Any, Final
 
-log = logging.getLogger("paceline.rank")
-
 READERS: Final = (enumerate, islice)
 """Iterators that read from one other iterator, and take their own count after that."""
+
+NUMBERS: Final = (count, type(iter(range(0))))
+"""Iterators that give numbers, and read from nothing."""
 
 
 def outermost_reader(source: Iterator[Any], *, is_loader: Callable[[Any], bool]) -> Any:
@@ -52,27 +55,53 @@ def _reader_of(source: Any, is_loader: Callable[[Any], bool]) -> Any:
     return None
 
 
-def warn_of_counts(frame: FrameType | None, behind: int) -> None:
-    """Warn if enumerate() counts the items of a generator that reads from a loader.
+def counter_above(frame: FrameType | None) -> tuple[Any, FrameType] | None:
+    """Return what counts the items of a generator that reads from a loader.
 
     Args:
         frame: Frame that reads from the iterator over the loader.
-        behind: Number of batches of the pass that this rank is not given.
+
+    Returns:
+        An enumerate(), an islice(), or a zip() with numbers, and the frame of its loop; None if
+        there is none.
     """
     frames = []
     while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
         frames.append(frame)
         frame = frame.f_back
     if not frames or frame is None:
-        return
-    for counter in [each for each in gc.get_objects() if type(each) is enumerate]:
-        for source in gc.get_referents(counter):
-            if inspect.isgenerator(source) and source.gi_frame in frames:
-                log.warning(
-                    "%s:%d: enumerate() counts from its start on this rank, which has joined, and "
-                    "the others are %d batches on: a generator is between it and the loader. Put "
-                    "enumerate() around the loader itself, such as tqdm(enumerate(loader)) "
-                    "(docs/scripts.md)",
-                    *(frame.f_code.co_filename, frame.f_lineno, behind),
-                )
-                return
+        return None
+    for counter in [each for each in gc.get_objects() if type(each) in (*READERS, zip)]:
+        sources = gc.get_referents(counter)
+        if type(counter) is zip:
+            sources = [each for inner in sources if type(inner) is tuple for each in inner]
+            if not any(isinstance(each, NUMBERS) for each in sources):
+                continue
+        if any(inspect.isgenerator(each) and each.gi_frame in frames for each in sources):
+            return counter, frame
+    return None
+
+
+def number_of(counter: Any) -> int:
+    """Return the number that an enumerate() gives next."""
+    _, (_, number) = counter.__reduce__()
+    return int(number)
+
+
+def set_number(counter: Any, number: int) -> bool:
+    """Set the number that an enumerate() gives next.
+
+    It is the first field of the object, and is compared with what the object itself says.
+
+    Args:
+        counter: The enumerate().
+        number: Its next number.
+
+    Returns:
+        False if this Python keeps the number elsewhere.
+    """
+    at = ctypes.c_ssize_t.from_address(id(counter) + object.__basicsize__)
+    if sys.implementation.name != "cpython" or at.value != number_of(counter):
+        return False
+    at.value = number
+    return number_of(counter) == number

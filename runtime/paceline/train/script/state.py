@@ -83,6 +83,7 @@ class ScriptStates:
             "waits": self._engine.waits,
             "step_at": list(passes.step_at),
             "own_counts": passes.read_own_counts(),
+            "held": passes.read_held(),
             "buffer_turns": self._models.read_turns(),
             "spans": sorted((index, list(spot)) for index, spot in self._models.spans.items()),
         }
@@ -137,7 +138,7 @@ class ScriptStates:
         self._passes.steps = header["steps"]
         self._engine.set_waits(header["waits"])
         self._passes.step_at = Spot(*header["step_at"])
-        self._passes.own_counts = header["own_counts"]
+        self._passes.own_counts, self._passes.held = header["own_counts"], header["held"]
         for index, model in enumerate(header["models"][: len(self._models.adopted)]):
             self._load_tensors(decoder, model, index)
         self._models.set_sending(self._models.turns.now)

@@ -31,7 +31,6 @@ from paceline_api.bounded import TooLargeError, read_file
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, PacelineError, printable
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save, save_file
-from torch.distributed.checkpoint.api import CheckpointException
 
 from paceline.worker.checkpoint import format as disk
 
@@ -240,6 +239,8 @@ def _dcp(folder: Path, *, trust_pickle: bool) -> Weights:
             "program that would run here",
             hint="add --trust-pickle if you trust whoever wrote it",
         )
+    # Not at the top: it takes longer to import than most conversions take.
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
@@ -256,6 +257,8 @@ def _dcp(folder: Path, *, trust_pickle: bool) -> Weights:
 
 def _cause(error: BaseException) -> str:
     """Return why torch.distributed.checkpoint failed on this, its only rank."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     return f"{type(error).__name__}: {_first_sentence(error)}"

@@ -9,6 +9,8 @@ from msgspec import Meta
 
 ATTEMPT_STRIDE: Final = 1000
 """Attempt of a rank = attempt of its pod x ATTEMPT_STRIDE + restarts inside the pod."""
+PROCS_MAX: Final = 256
+"""Ranks of one pod, at most."""
 NUMBER_MAX: Final = 2**53
 """Largest number that every JSON reader represents exactly as a whole number."""
 

@@ -11,13 +11,12 @@
             optimizer.step()
 
 Each name is imported when it is first used, because the coordinator, the agent and the operator
-import parts of this package without torch.
+import parts of this package without torch, and start often.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.train.script.words import attach, keep, step
     from paceline.train.steps import steps
 
-__version__ = version("paceline")
+    __version__: str
 
 __all__ = [
     "DataLoader",
@@ -72,9 +71,12 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name == "__version__":
+        value = import_module("importlib.metadata").version("paceline")
+    elif name in _HOME:
+        value = getattr(import_module(f"paceline.train.{_HOME[name]}"), name)
+    else:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    value = getattr(import_module(f"paceline.train.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from paceline_api.ids import PROCS_MAX
 from paceline_api.types.durations import (
     DURATION_CHARS_MAX,
     DURATION_PATTERN,
@@ -38,7 +39,6 @@ COUNT_MAX: Final = 2_147_483_647
 DEVICES_PATTERN: Final = r"^[0-9]{1,3}$"
 QUORUM_PATTERN: Final = r"^([1-9][0-9]?|100)%$"
 REPLICAS_MAX: Final = 10_000
-PROCS_MAX: Final = 256
 MODEL_MAX: Final = 64
 
 

@@ -25,7 +25,7 @@ from paceline.core.anatomy.samples import (
 )
 from paceline.report.page import About, page
 from paceline.report.trace import trace
-from paceline_api.types.model import PROCS_MAX
+from paceline_api.ids import PROCS_MAX
 
 from testing.anatomy_samples import pods
 

@@ -19,7 +19,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 from paceline_api.decoding import UNDECODABLE
-from paceline_api.types.model import PROCS_MAX
+from paceline_api.ids import PROCS_MAX
 
 SEGMENTS_MAX: Final = 32
 """Upper bound on the segments recorded for one round. If a model has more, neighbors are merged."""

@@ -157,12 +157,12 @@ def write(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
 
 def _writers(mode: int, gid: int) -> list[str]:
     """Return who may write beside the owner, as text."""
-    found = []
+    writers = []
     if mode & stat.S_IWGRP and not _is_own_group(gid):
-        found.append(f"the group {_group(gid)}")
+        writers.append(f"the group {_group(gid)}")
     if mode & stat.S_IWOTH:
-        found.append("everybody")
-    return found
+        writers.append("everybody")
+    return writers
 
 
 def _is_own_group(gid: int) -> bool:

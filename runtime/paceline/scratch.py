@@ -230,7 +230,7 @@ def _base(spare: Path | None) -> Path:
 
 
 def _candidates(base: Path) -> list[Path]:
-    found = []
+    folders = []
     with contextlib.suppress(OSError):
         for name in os.listdir(base):  # noqa: PTH208  # a generator breaks when an entry vanishes
             if not name.startswith(PREFIX):
@@ -238,8 +238,8 @@ def _candidates(base: Path) -> list[Path]:
             with contextlib.suppress(FileNotFoundError):
                 about = (base / name).lstat()
                 if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid():
-                    found.append(base / name)
-    return found
+                    folders.append(base / name)
+    return folders
 
 
 def _sweep_one(path: Path) -> bool:

@@ -487,8 +487,8 @@ class _Chosen:
             NoSuchRankError: The rank number is negative or beyond the ranks of the job.
         """
         rank = self._selection.rank
-        heard = [line.rank + 1 for _, _, line in lines if line.rank is not None]
-        ranks = max([self._replicas * self._procs, *heard])
+        counts = [line.rank + 1 for _, _, line in lines if line.rank is not None]
+        ranks = max([self._replicas * self._procs, *counts])
         if rank is not None and not 0 <= rank < ranks:
             raise NoSuchRankError(
                 f"the job has no rank {rank}",

@@ -626,14 +626,14 @@ class SelectedTransport(Transport):
 
     def reasons(self) -> tuple[str, ...]:
         """Return why each size class uses its candidate, then why other transports are left out."""
-        found = tuple(choice.why for choice in self._choices[: self._classes])
+        reasons = tuple(choice.why for choice in self._choices[: self._classes])
         left_out = self._left_out | self._unfit
         if self._only and not self._fixed:
-            found = (f"{self._only} is the only candidate",)
+            reasons = (f"{self._only} is the only candidate",)
         elif all(device.type == HOST.type for device in self._devices):
             left_out = {}  # without a GPU this is no news
         left_out |= self._dropped
-        return (*found, *(f"{name} is left out: {why}" for name, why in left_out.items()))
+        return (*reasons, *(f"{name} is left out: {why}" for name, why in left_out.items()))
 
     def regrets_s(self) -> tuple[float, ...]:
         """Return the seconds that this rank loses by the choice, from its own measurements."""

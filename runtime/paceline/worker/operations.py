@@ -447,8 +447,8 @@ class ScriptThread(CommThread):
             else:
                 path.state, path.is_final = Spot(*summary["spot"]), bool(summary["ended"])
             for at, name, contributors, missing, sums in summary["kept"]:
-                found = decoder.decode(sums, HOST)
-                path.kept[Spot(*at)] = Result(found, contributors, missing, name)
+                decoded = decoder.decode(sums, HOST)
+                path.kept[Spot(*at)] = Result(decoded, contributors, missing, name)
             path.done = Spot(*summary["done"])
             is_own = generation != self._passed
             received = ScriptState(summary["script"], buffers[summary["first"] :], is_own=is_own)

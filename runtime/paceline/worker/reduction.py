@@ -185,8 +185,8 @@ class Reducer(StreamedRounds[LeasedBatch, _Streamed]):
             for segment, (written, _) in batch.handed.items()
         )
         known = None if changed else batch
-        seen = known.looked_at if known is not None else ()
-        return known, [s for s in range(self._last + 1) if s not in seen]
+        checked = known.looked_at if known is not None else ()
+        return known, [s for s in range(self._last + 1) if s not in checked]
 
     # ---- communication thread -------------------------------------------------------------
 
@@ -467,11 +467,11 @@ class Reducer(StreamedRounds[LeasedBatch, _Streamed]):
             True if a checked segment of this rank's batch is not finite.
         """
         with self._news:
-            found = [s for s in now.batch.looked_at if s in self._flags] if now.batch else []
-        if found:
+            on_device = [s for s in now.batch.looked_at if s in self._flags] if now.batch else []
+        if on_device:
             self._flags.queue_copy()
             self._gradients.streams.complete()
-        return not self._flags.are_finite(found)
+        return not self._flags.are_finite(on_device)
 
 
 def _coming_of(step: ev.Step) -> ev.Coming:

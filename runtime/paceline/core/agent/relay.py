@@ -244,11 +244,11 @@ class Relay:
             The ranks that were heard; promise, last GEN record and version that most of them share;
             and the heartbeats that contain news.
         """
-        heard = {x: line.beat for x, line in sorted(self._lines.items()) if line.beat is not None}
-        alike = Counter((beat.promise, beat.last) for beat in heard.values())
+        beats = {x: line.beat for x, line in sorted(self._lines.items()) if line.beat is not None}
+        alike = Counter((beat.promise, beat.last) for beat in beats.values())
         common = max(alike, key=lambda pair: alike[pair], default=(NO_GENERATION, NO_GENERATION))
         changed, version = [], 0
-        for member, beat in heard.items():
+        for member, beat in beats.items():
             line = self._lines[member]
             line.beat = None
             terse = self._terse(beat)
@@ -262,7 +262,7 @@ class Relay:
         return PodBeat(
             self._slot,
             self._attempt,
-            heard=tuple((member.local, member.attempt) for member in heard),
+            heard=tuple((member.local, member.attempt) for member in beats),
             promise=common[0],
             last=common[1],
             version=version,

@@ -257,7 +257,7 @@ def drain_surplus(c: CoordinatorState) -> None:
     """Tell surplus pods to drain, if the owner of the job wants fewer replicas."""
     if not c.has_targets:
         return
-    last = 0 if c.runs_script else None  # it writes what the job leaves behind (S14)
+    last = 0 if c.runs_script else None  # slot 0 writes what the job leaves behind (S14)
     for pod in pods_to_drain(c.roster, c.replicas, c.index if c.gen else None, last):
         pod.draining = True
         c.happened("Draining", f"replica {pod.slot} leaves: {c.replicas} are wanted")

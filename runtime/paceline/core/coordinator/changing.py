@@ -128,7 +128,9 @@ def change_when_due(c: CoordinatorState) -> None:
     expected = [s for s in present if s.ready]
     waits = would_wait(c, expected)
     if waits:
-        expected = present  # ranks that are not ready can promise too, as R6 (b) may need
+        # Ranks that are not ready can promise, too. Without a majority of the active ranks, a
+        # COMMIT needs the promise of every process that may live (R6).
+        expected = present
         waits = would_wait(c, expected)
     if waits:
         if c.phase is not CoordinatorPhase.WAITING:

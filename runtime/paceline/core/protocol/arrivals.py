@@ -319,8 +319,8 @@ class Arrivals:
         log = self.log
         if not self.grace_ns:
             return set()  # without grace, `anybody_near` does not matter
-        version, heard = log.version, log.heard
-        return {m for m in log.active if heard.get(m, version) >= log.fresh_from}
+        version, bases = log.version, log.heard
+        return {m for m in log.active if bases.get(m, version) >= log.fresh_from}
 
     def _look_whether_near(self, member: MemberId, arrival: Arrival) -> None:
         """Count a rank as near if its PENDING shows that it began its step with the others."""
@@ -342,8 +342,8 @@ class Arrivals:
             return sorted(log.owing, reverse=True)
         if s.late is not MaxAgePolicy.WAIT or not s.max_age:
             return []
-        version, heard = log.version, log.heard
-        return [m for m in reversed(log.active) if log.age(heard.get(m, version)) >= s.max_age]
+        version, bases = log.version, log.heard
+        return [m for m in reversed(log.active) if log.age(bases.get(m, version)) >= s.max_age]
 
 
 def bench_after_ns(log: Log) -> int:

@@ -337,7 +337,7 @@ class Composition:
         """Fresh and idle ranks and their arrival offsets; ranks inside a batch are left out."""
         if self._heard is None:
             first, came_us = len(self.ordinary), self.offsets_us
-            heard = Heard(
+            arrivals = Heard(
                 list(self.ordinary),
                 came_us[:first],
                 [s.member for s in self.quiet],
@@ -345,18 +345,18 @@ class Composition:
             )
             for share in self.go.listed:
                 if share.fresh:
-                    heard.fresh.append(share.member)
-                    heard.fresh_us.append(share.offset_us)
+                    arrivals.fresh.append(share.member)
+                    arrivals.fresh_us.append(share.offset_us)
                 if share.idle:
-                    heard.idle.append(share.member)
-                    heard.idle_us.append(share.offset_us)
-            self._heard = heard
+                    arrivals.idle.append(share.member)
+                    arrivals.idle_us.append(share.offset_us)
+            self._heard = arrivals
         return self._heard
 
     def fresh_at(self, us: int) -> MemberId:
         """Return a fresh rank whose arrival offset is `us`, in microseconds."""
-        heard = self.heard
-        return heard.fresh[heard.fresh_us.index(us)]
+        arrivals = self.heard
+        return arrivals.fresh[arrivals.fresh_us.index(us)]
 
     def share_of(self, member: MemberId) -> Share | None:
         """Return the share of `member` in the round; None if GO does not name it."""

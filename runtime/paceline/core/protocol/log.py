@@ -423,9 +423,11 @@ class Log:
 
     def _computing(self, made: Composition) -> frozenset[MemberId]:
         """Return the ranks of a script that compute the gradient of a step when GO is sent."""
-        heard = made.heard
+        arrivals = made.heard
         return (
-            frozenset(self.with_state).intersection(self.active).difference(heard.fresh, heard.idle)
+            frozenset(self.with_state)
+            .intersection(self.active)
+            .difference(arrivals.fresh, arrivals.idle)
         )
 
     def stops_with(self, go: Go) -> bool:

@@ -64,8 +64,8 @@ class Collector:
         self._fresh = self._fresh_sent = 0
         self._urgent = False
         self._everybody = log.quorum == len(log.active)
-        version, heard = log.version, log.heard
-        near = {m for m in log.active if heard.get(m, version) >= log.fresh_from}
+        version, bases = log.version, log.heard
+        near = {m for m in log.active if bases.get(m, version) >= log.fresh_from}
         self._near = near & self._silent
         """Ranks of the group that began their step with the others and have not announced more than
         PENDING."""

@@ -85,7 +85,8 @@ def hopes(rank: RankState) -> bool:
         and not log.after_void
         and log.settings.overlap is Overlap.AUTO
         and not log.settings.pipeline  # a pipeline hides the whole reduction anyway
-        and (log.waits_for_everybody or not log.plan.script)  # S17.13
+        # In partial modes, the steps of a script are not streamed (S17.13).
+        and (log.waits_for_everybody or not log.plan.script)
         # If the weights have changed since the batch began, it is late.
         and rank.main_version == log.version
         # GO can name a rank's pending contributions only as a whole.

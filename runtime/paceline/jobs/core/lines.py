@@ -111,8 +111,8 @@ class Shuffle:
         lines = []
         while self._held:
             at_ns, _, came_ns, line = self._held[0]
-            heard = heard_ns is None or at_ns <= heard_ns
-            if not heard and now_ns - came_ns < self._hold_ns:
+            is_passed = heard_ns is None or at_ns <= heard_ns
+            if not is_passed and now_ns - came_ns < self._hold_ns:
                 break
             heapq.heappop(self._held)
             lines.append(line)

@@ -33,8 +33,8 @@ def shared_memory_name(environment: Mapping[str, str]) -> str:
     """
     text = environment.get(ENV_FD, "")
     answer = _ask(int(text), b"cmd=get_my_kvsname\n") if text.isdecimal() else ""
-    found = re.search(r"\bkvsname=(\S+)", answer)
-    return f"mpich_shm_{_fnv(found.group(1)):x}_0" if found else ""
+    match = re.search(r"\bkvsname=(\S+)", answer)
+    return f"mpich_shm_{_fnv(match.group(1)):x}_0" if match else ""
 
 
 def _ask(fd: int, question: bytes) -> str:

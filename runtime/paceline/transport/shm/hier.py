@@ -215,10 +215,10 @@ def machines_of(addresses: Sequence[str]) -> list[list[int]]:
 
     Machines are in the order of their first ranks.
     """
-    found: dict[str, list[int]] = {}
+    by_machine: dict[str, list[int]] = {}
     for rank, address in enumerate(addresses):
-        found.setdefault(machine_of(address), []).append(rank)
-    return list(found.values())
+        by_machine.setdefault(machine_of(address), []).append(rank)
+    return list(by_machine.values())
 
 
 def machine_of(address: str) -> str:

@@ -127,7 +127,7 @@ class LocalRendezvous(Rendezvous):
         what = f"taking the memory of rank {rank} ({group.peers[rank].name})"
         while True:
             dials = rank > group.rank
-            found, connection = (
+            theirs, connection = (
                 self.dial(group, rank, facts, MachineFacts, deadline)
                 if dials
                 else self.answer(group, rank, MachineFacts, deadline)
@@ -136,7 +136,7 @@ class LocalRendezvous(Rendezvous):
                 # Take turns: plain bytes ahead of the descriptors would make the kernel drop them.
                 if dials:
                     _give(connection, own)
-                    return found, _take(connection, deadline, what, rank), connection
+                    return theirs, _take(connection, deadline, what, rank), connection
                 connection.send(facts)
                 taken = _take(connection, deadline, what, rank)
                 _give(connection, own)
@@ -147,7 +147,7 @@ class LocalRendezvous(Rendezvous):
                 connection.close()
                 raise
             else:
-                return found, taken, connection
+                return theirs, taken, connection
 
 
 def _give(connection: PeerConnection, descriptors: Sequence[int]) -> None:
@@ -160,7 +160,7 @@ def _give(connection: PeerConnection, descriptors: Sequence[int]) -> None:
 def _take(connection: PeerConnection, deadline: Deadline, what: str, rank: int) -> list[int]:
     while True:
         try:
-            data, found, flags, _ = socket.recv_fds(
+            data, descriptors, flags, _ = socket.recv_fds(
                 connection.sock, 1, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
@@ -169,9 +169,9 @@ def _take(connection: PeerConnection, deadline: Deadline, what: str, rank: int) 
             continue
         except OSError as error:
             raise PeerClosedError(str(error)) from error
-        if len(found) == DESCRIPTORS and not flags & socket.MSG_CTRUNC:
-            return found
-        for fd in found:
+        if len(descriptors) == DESCRIPTORS and not flags & socket.MSG_CTRUNC:
+            return descriptors
+        for fd in descriptors:
             os.close(fd)
         if data:
             raise TransportError("no room for the descriptors of a rank; hint: raise ulimit -n")

@@ -100,7 +100,7 @@ class Room:
         """
         facts = MachineFacts(self.memory.nbytes, self.place, self._mark)
         descriptors = self.memory.fd, self.eventfd
-        found = {group.rank: self._own_member()}
+        by_rank = {group.rank: self._own_member()}
         above = [rank for rank in self.ranks if rank > group.rank]
         below = [rank for rank in self.ranks if rank < group.rank]
         # Higher ranks first: the highest one only answers, so ranks cannot wait in a cycle.
@@ -118,7 +118,7 @@ class Room:
                 raise
             finally:
                 os.close(fd)
-            found[rank] = Member(
+            by_rank[rank] = Member(
                 rank,
                 others,
                 theirs.block,
@@ -126,8 +126,8 @@ class Room:
                 eventfd,
                 connection.fileno(),
             )
-            self.members.append(found[rank])
-        self.members = [found[rank] for rank in self.ranks]
+            self.members.append(by_rank[rank])
+        self.members = [by_rank[rank] for rank in self.ranks]
 
     def _own_member(self) -> Member:
         memory, rank = self.memory.bytes, self.ranks[self.own]

@@ -94,8 +94,8 @@ def read(source: Path, *, trust_pickle: bool) -> tuple[str, Weights]:
 def _read_folder(source: Path, *, trust_pickle: bool) -> tuple[str, Weights]:
     if (source / disk.MANIFEST).exists() or disk.shards_in(source):
         return "paceline", _of_job(source)
-    if found := disk.versions(source):
-        return "paceline", _of_job(disk.folder_of(source, found[-1]))
+    if versions := disk.versions(source):
+        return "paceline", _of_job(disk.folder_of(source, versions[-1]))
     if (source / INDEX).is_file():
         return "transformers", _parts(source)
     if (source / MODEL).is_file():
@@ -146,16 +146,16 @@ def _parts(folder: Path) -> Weights:
         RecursionError,  # brackets in brackets, as deep as the file is long
     ) as error:
         raise ConvertError(f"{folder / INDEX} is not an index: {error!r}", hint=hint) from None
-    found: Weights = {}
+    tensors: Weights = {}
     for part in sorted(set(names.values())):
         if Path(part).name != part or part == "..":
             raise ConvertError(f"{folder / INDEX} names {part!r}, outside of it", hint=hint)
         if not (folder / part).is_file():
             raise ConvertError(f"{folder} lacks {part!r}, which {INDEX} names", hint=hint)
-        found |= _tensors(folder / part)
-    if lacking := sorted(names.keys() - found.keys()):
+        tensors |= _tensors(folder / part)
+    if lacking := sorted(names.keys() - tensors.keys()):
         raise ConvertError(f"the parts in {folder} lack {lacking[0]}", hint=hint)
-    return {name: found[name] for name in names}
+    return {name: tensors[name] for name in names}
 
 
 def _state_dict(path: Path, source: Path) -> Weights:
@@ -177,23 +177,23 @@ def _state_dict(path: Path, source: Path) -> Weights:
         raise ConvertError(f"{source} is compressed, which torch.save never does", hint=hint)
     try:
         # Never as a program: whoever wrote the file could have this process run it.
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no common class for damaged files
         why = _foreign(path) or _first_sentence(error)
         raise ConvertError(f"{source} cannot be read as tensors alone: {why}", hint=hint) from None
-    if (flat := _flat(found)) is not None:
+    if (flat := _flat(content)) is not None:
         return flat
-    if isinstance(found, Mapping):
+    if isinstance(content, Mapping):
         for key in WRAPPERS:
-            if (flat := _flat(found.get(key))) is not None:
+            if (flat := _flat(content.get(key))) is not None:
                 return flat
-        keys = ", ".join(map(str, list(found)[:8]))
+        keys = ", ".join(map(str, list(content)[:8]))
         raise ConvertError(
             f"{source} holds {keys}, and none of {', '.join(WRAPPERS)} is a state_dict",
             hint="save the weights under one of these keys, or alone",
         )
     raise ConvertError(
-        f"{source} holds a {type(found).__name__}", hint="save model.state_dict() with torch.save"
+        f"{source} holds a {type(content).__name__}", hint="save model.state_dict() with torch.save"
     )
 
 
@@ -209,10 +209,10 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
 def _foreign(path: Path) -> str:
     """Return which classes and functions a file of torch.save names beside tensors, or ""."""
     try:
-        found = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception:  # the file is damaged, or of another kind
         return ""
-    return f"it names {', '.join(sorted(found)[:4])}" if found else ""
+    return f"it names {', '.join(sorted(names)[:4])}" if names else ""
 
 
 def _first_sentence(error: BaseException) -> str:
@@ -223,13 +223,13 @@ def _first_sentence(error: BaseException) -> str:
     return lines[0].split(". ")[0]
 
 
-def _flat(found: object) -> Weights | None:
+def _flat(content: object) -> Weights | None:
     """Return a mapping of names to tensors; None if the object is something else."""
-    if not isinstance(found, Mapping) or not found:
+    if not isinstance(content, Mapping) or not content:
         return None
-    if not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in found.items()):
+    if not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in content.items()):
         return None
-    return dict(found)
+    return dict(content)
 
 
 def _dcp(folder: Path, *, trust_pickle: bool) -> Weights:

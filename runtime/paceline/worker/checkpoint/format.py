@@ -195,11 +195,11 @@ def check(folder: Path, wanted: Identity) -> Manifest:
             shards.
         _damaged: Its files are not those of its manifest; this is a CheckpointError, too.
     """
-    if (found := _shards_of(folder)) != wanted.shards:
+    if (shards := _shards_of(folder)) != wanted.shards:
         raise CheckpointError(
-            f"checkpoint {folder} is of groups of {found} ranks that hold one copy of the model "
+            f"checkpoint {folder} is of groups of {shards} ranks that hold one copy of the model "
             f"together, and this job has groups of {wanted.shards}",
-            hint=f"set spec.parallelism.model to {found}; {START_AFRESH}",
+            hint=f"set spec.parallelism.model to {shards}; {START_AFRESH}",
         )
     folder = part_of(folder, wanted)
     manifest = read_manifest(folder)
@@ -281,10 +281,10 @@ def load(path: Path, kept: Kept, wanted: Identity) -> Loaded:
     """
     folder = folder_of(path, kept.version)
     manifest = check(folder, wanted)
-    found = manifest.kept(wanted.plan)
-    if found != kept:
+    on_disk = manifest.kept(wanted.plan)
+    if on_disk != kept:
         raise CheckpointError(
-            f"checkpoint {folder} is another one than the group agreed on: {found} "
+            f"checkpoint {folder} is another one than the group agreed on: {on_disk} "
             f"instead of {kept}",
             hint="make spec.checkpoint.path one folder that all ranks share",
         )

@@ -301,6 +301,8 @@ def _shadow(report: ShadowReport) -> ShadowStatus:
         rounds=report.rounds,
         fresh=report.fresh,
         waited_s=report.waited_us / US_PER_S,
-        saved_s={str(mode): seen.saved_us / US_PER_S for mode, seen in report.modes.items()},
-        late={str(mode): seen.late for mode, seen in report.modes.items()},
+        saved_s={
+            str(mode): hindsight.saved_us / US_PER_S for mode, hindsight in report.modes.items()
+        },
+        late={str(mode): hindsight.late for mode, hindsight in report.modes.items()},
     )

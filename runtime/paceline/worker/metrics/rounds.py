@@ -321,13 +321,13 @@ class RoundMetrics:
             How long after the first rank this one arrived, and when the last one arrived, in
             microseconds.
         """
-        heard, own_us = made.heard, own.offset_us
-        fresh_us = sorted(heard.fresh_us)
+        arrivals, own_us = made.heard, own.offset_us
+        fresh_us = sorted(arrivals.fresh_us)
         lag_us = own_us - fresh_us[0]
         self._lag_s.observe(lag_us / US_PER_S)
         if len(fresh_us) > 1 and own_us > fresh_us[-2]:
             self._last.add()
-            before_us = max([fresh_us[-2], *heard.idle_us])
+            before_us = max([fresh_us[-2], *arrivals.idle_us])
             waited_us = max(0, own_us - before_us) * (len(fresh_us) - 1)
             self._blamed_s.add(waited_us / US_PER_S)
         return lag_us, fresh_us[-1]
@@ -369,12 +369,12 @@ class ShadowMetrics:
 
     def follow(self, report: ShadowReport) -> None:
         """Count what a round in Shadow added; the first report is where counting begins."""
-        seen, self._seen = self._seen, report
-        if seen is None:
+        previous, self._seen = self._seen, report
+        if previous is None:
             return
-        self._waited_s.add((report.waited_us - seen.waited_us) / US_PER_S)
+        self._waited_s.add((report.waited_us - previous.waited_us) / US_PER_S)
         for mode, now in report.modes.items():
-            before = seen.modes.get(mode, Hindsight())
+            before = previous.modes.get(mode, Hindsight())
             self._saved_s[mode].add((now.saved_us - before.saved_us) / US_PER_S)
             self._late[mode].add(now.late - before.late)
 

@@ -48,20 +48,20 @@ class AvoidedWaiting:
         Returns:
             The nanoseconds that this rank saved, and those that all ranks together saved.
         """
-        heard = made.heard
+        arrivals = made.heard
         saved = 0, 0
         if self._missing:
             # A rank that is fresh or idle has announced twice since; GO has the later time only.
-            away = self._missing.difference(heard.fresh, heard.idle)
+            away = self._missing.difference(arrivals.fresh, arrivals.idle)
             saved = self._saved(made, away, go_ns) if away else saved
-        self._go_ns, self._free = go_ns, heard.fresh
-        if len(heard.fresh) + len(heard.idle) == len(active):
+        self._go_ns, self._free = go_ns, arrivals.fresh
+        if len(arrivals.fresh) + len(arrivals.idle) == len(active):
             self._missing = frozenset()
         else:
             if active is not self._active:
                 self._active, self._active_set = active, frozenset(active)
             benched = [b.member for b in made.go.benched]
-            self._missing = self._active_set.difference(heard.fresh, heard.idle, benched)
+            self._missing = self._active_set.difference(arrivals.fresh, arrivals.idle, benched)
         return saved
 
     def _saved(self, made: Composition, away: Collection[MemberId], go_ns: int) -> tuple[int, int]:
@@ -88,10 +88,13 @@ class AvoidedWaiting:
         own_us: float = last_us - away_us.get(self._me, last_us)
         if last_us > begin_us and self._free:
             # The others would have waited from the last GO to the last arrival or their next wait.
-            free, heard, me = frozenset(self._free), made.heard, self._me
+            free, arrivals, me = frozenset(self._free), made.heard, self._me
             ends_us = last_us if me in free else begin_us
             total_us += (last_us - begin_us) * len(free)
-            for members, came_us in ((heard.fresh, heard.fresh_us), (heard.idle, heard.idle_us)):
+            for members, came_us in (
+                (arrivals.fresh, arrivals.fresh_us),
+                (arrivals.idle, arrivals.idle_us),
+            ):
                 for member, us in zip(members, came_us, strict=True):
                     if us < last_us and member in free:
                         waits_us = us if us > begin_us else begin_us

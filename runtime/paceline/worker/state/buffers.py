@@ -11,14 +11,14 @@ import torch
 
 def persistent_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return the names and tensors of the model's persistent buffers, each tensor once."""
-    found, seen = [], set[int]()
+    buffers, visited = [], set[int]()
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(prefix=prefix, recurse=False):
             local = name.rpartition(".")[2]
-            if local not in module._non_persistent_buffers_set and id(buffer) not in seen:  # noqa: SLF001
-                seen.add(id(buffer))
-                found.append((name, buffer))
-    return found
+            if local not in module._non_persistent_buffers_set and id(buffer) not in visited:  # noqa: SLF001
+                visited.add(id(buffer))
+                buffers.append((name, buffer))
+    return buffers
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

@@ -157,8 +157,8 @@ class Committed:
         self._apart = copies(gradients.parameters)
         self.group: GroupSum | None = None
         self.take_model()
-        seen = gradients.as_seen(self._views)
-        self.binding = OptimizerBinding(optimizer, gradients.parameters, seen, scheduler)
+        weights = gradients.as_seen(self._views)
+        self.binding = OptimizerBinding(optimizer, gradients.parameters, weights, scheduler)
 
     # ---- model <-> committed, while the main thread is parked -------------------------------
 

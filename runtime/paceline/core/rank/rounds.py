@@ -242,9 +242,14 @@ def _fail_for_different_calls(rank: RankState, one: Share, other: Share) -> None
         )
     rank.fail(
         "CallsDiffer",
-        f"rank {one.member} is in {mine} at {one.where}{spots[0]}, and rank "
-        f"{other.member} in {its} at {other.where}{spots[1]}: all ranks must {rule}",
+        f"{_waits_in(one)}{spots[0]}, and {_waits_in(other)}{spots[1]}: all ranks must {rule}",
     )
+
+
+def _waits_in(share: Share) -> str:
+    if share.operation is None:
+        return f"rank {share.member} is in no operation"
+    return f"rank {share.member} is in {share.operation} at {share.where}"
 
 
 def _pass_of(operation: Operation) -> str:

@@ -297,7 +297,7 @@ class Row:
 
     def middle(self, name: str) -> float:
         """Return the median of a figure over the repetitions."""
-        return middle(getattr(seen, name) for seen in self.found)
+        return middle(getattr(repetition, name) for repetition in self.found)
 
     def add_to(self, out: Report) -> None:
         """Add this row, and the details of its repetitions, to the report."""
@@ -314,7 +314,7 @@ class Row:
                 *(ms(self.put_in_s or None), ms(self.added_s), ms(self.formula_s)),
             )
         )
-        out.samples[f"{self.part}: {self.what}"] = [asdict(seen) for seen in self.found]
+        out.samples[f"{self.part}: {self.what}"] = [asdict(repetition) for repetition in self.found]
 
 
 # ---- part a: the knobs -------------------------------------------------------------------------

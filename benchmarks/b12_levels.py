@@ -131,5 +131,5 @@ def plain_us(machines: Sequence[network.Machine], size: int, calls: int) -> list
             stack.callback(end.kill)
         assert ends[0].stdout is not None
         port = ends[0].stdout.readline()
-        said = [ends[1].communicate(port, PLAIN_S)[0], ends[0].communicate(timeout=PLAIN_S)[0]]
-    return [max(pair) for pair in zip(*map(json.loads, said), strict=True)]
+        outputs = [ends[1].communicate(port, PLAIN_S)[0], ends[0].communicate(timeout=PLAIN_S)[0]]
+    return [max(pair) for pair in zip(*map(json.loads, outputs), strict=True)]

@@ -107,8 +107,8 @@ class Round:
             head.hear(now_ns, word)
         due_ns = head.due_ns()
         if due_ns is not None and due_ns <= now_ns:
-            said = head.take(now_ns)
-            self.at(now_ns + self.hop_ns, partial(self.hear_head, said, group))
+            gathered = head.take(now_ns)
+            self.at(now_ns + self.hop_ns, partial(self.hear_head, gathered, group))
         elif due_ns is not None:
             self.at(due_ns, partial(self.head_hears, head, group, None))
 
@@ -125,8 +125,8 @@ def one_round(log: Log, grid: Grid, arrive_ns: dict[MemberId, int], hop_ns: int)
     for member, at_ns in arrive_ns.items():
         number = grid.number[member]
         hears = partial(by_heads.head_hears, heads[number], grid.groups[number], words[member])
-        heard = partial(by_heads.hear, words[member])
-        by_heads.at(at_ns + hop_ns, heard if number == own else hears)
+        starter_hears = partial(by_heads.hear, words[member])
+        by_heads.at(at_ns + hop_ns, starter_hears if number == own else hears)
     went_ns = by_heads.run()
     held = [
         x

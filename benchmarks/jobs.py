@@ -99,8 +99,8 @@ def run_job(job: Mapping[str, Any] | Path, folder: Path, *words: str, limit_s: f
         check=False,
     )
     if done.returncode:
-        said = (done.stdout + done.stderr)[-6000:]
-        raise JobError(f"{path}: the job ended with {done.returncode}\n{said}")
+        output = (done.stdout + done.stderr)[-6000:]
+        raise JobError(f"{path}: the job ended with {done.returncode}\n{output}")
     return folder / "run"
 
 

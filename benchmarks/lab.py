@@ -220,16 +220,16 @@ class Lab:
         os.close(write_end)
         answer: bytes | None = read_all(read_end, plan.limit_s)
         left = server.end_all(0.0 if answer is None else ENDS_S)
-        said = (folder / "runner.log").read_text()[-4000:]
+        log_tail = (folder / "runner.log").read_text()[-4000:]
         if not answer:
             why = "failed" if answer is not None else f"was not over after {plan.limit_s:.0f} s"
-            raise JobError(f"{plan.script}: the job {why}\n{said}\n{_last_words(folder)}")
+            raise JobError(f"{plan.script}: the job {why}\n{log_tail}\n{_last_words(folder)}")
         result = json.loads(answer)
         if not result["complete"] or left:
             words = "\n".join(result["printed"][-20:])
             raise JobError(
-                f"{plan.script}: {result['reason']}: {result['message']} {left}\n{words}\n{said}"
-                f"\n{_last_words(folder)}"
+                f"{plan.script}: {result['reason']}: {result['message']} {left}\n{words}\n"
+                f"{log_tail}\n{_last_words(folder)}"
             )
         probes = [json.loads(p.read_text()) for p in sorted(folder.glob("probe-*.json"))]
         probes.sort(key=lambda probe: int(probe.get("rank", 0)))

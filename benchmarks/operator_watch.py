@@ -93,8 +93,8 @@ class Side:
         if not line and self._process.wait() == -signal.SIGKILL:
             raise TimeoutError(f"no answer within {LIMIT_S:g} s")
         assert line, f"the process ended with exit code {self._process.wait()}"
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def ask(self, what: str = "figures") -> dict[str, Any]:
         """Send a request and return the answer."""
@@ -106,11 +106,11 @@ class Side:
     def until(self, check: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
         """Ask until an answer passes `check`, and return it; raise TimeoutError after LIMIT_S."""
         until_s = time.monotonic() + LIMIT_S
-        while not check(found := self.ask()):
+        while not check(answer := self.ask()):
             if time.monotonic() > until_s:
                 raise TimeoutError(f"{what}: not within {LIMIT_S:g} s")
             time.sleep(0.25)
-        return found
+        return answer
 
 
 class Pods:
@@ -196,18 +196,18 @@ def follow(way: str, plane: ControlPlane, pods: Pods, *, smoke: bool) -> dict[st
     Returns:
         Figures by their names.
     """
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     log = plane.folder / "logs" / f"{way}.log"
     with (
         Proxy(plane.url) as proxy,
         Side(way, proxy.kubeconfig(plane.kubeconfig), len(pods.names), log) as side,
     ):
         try:
-            _measure(side, plane, proxy, pods, found, smoke=smoke)
+            _measure(side, plane, proxy, pods, figures, smoke=smoke)
         except TimeoutError as late:
-            found["late"] = str(late)
-    sys.stderr.write(f"{way}: { ({k: v for k, v in found.items() if k != 'latencies_s'}) }\n")
-    return found
+            figures["late"] = str(late)
+    sys.stderr.write(f"{way}: { ({k: v for k, v in figures.items() if k != 'latencies_s'}) }\n")
+    return figures
 
 
 def _measure(
@@ -215,33 +215,33 @@ def _measure(
     plane: ControlPlane,
     proxy: Proxy,
     pods: Pods,
-    found: dict[str, Any],
+    figures: dict[str, Any],
     *,
     smoke: bool,
 ) -> None:
     events, paced = (10, 10) if smoke else (EVENTS, PACED)
     total = len(pods.names)
     first = side.read()
-    found["listed_s"] = first["listed_s"] - first["begun_s"]
+    figures["listed_s"] = first["listed_s"] - first["begun_s"]
     time.sleep(SETTLE_S)
     listed = side.ask("clear")
-    found["list_cpu_s"], found["mib"] = listed["cpu_s"], listed["mib"]
+    figures["list_cpu_s"], figures["mib"] = listed["cpu_s"], listed["mib"]
     assert listed["known"] == total, listed
 
     pods.change_in_turn(paced)
-    told = side.until(lambda a: len(a["latencies_s"]) >= paced, "the changes in turn")
-    found["latencies_s"] = told["latencies_s"]
+    answer = side.until(lambda a: len(a["latencies_s"]) >= paced, "the changes in turn")
+    figures["latencies_s"] = answer["latencies_s"]
     side.ask("clear")
     pods.change(events)
     side.until(lambda a: len(a["latencies_s"]) >= events, "all changes")
     time.sleep(SETTLE_S)
     after = side.ask("clear")
-    found["event_cpu_s"] = (after["cpu_s"] - listed["cpu_s"]) * 1000 / (paced + events)
+    figures["event_cpu_s"] = (after["cpu_s"] - listed["cpu_s"]) * 1000 / (paced + events)
 
     proxy.cut()
     pods.change(1)
-    told = side.until(lambda a: bool(a["latencies_s"]), "a change after the cut")
-    found["cut_s"] = told["latencies_s"][0]
+    answer = side.until(lambda a: bool(a["latencies_s"]), "a change after the cut")
+    figures["cut_s"] = answer["latencies_s"][0]
 
     proxy.stall()
     pods.delete_first()
@@ -252,13 +252,13 @@ def _measure(
         before = side.ask(f"relist {total - WORKERS}")
         begun_s = time.time()
         proxy.cut()
-        told = side.until(lambda a: bool(a["listed_s"]), "a new list")
-        found["relisted_s"] = told["listed_s"] - begun_s
+        answer = side.until(lambda a: bool(a["listed_s"]), "a new list")
+        figures["relisted_s"] = answer["listed_s"] - begun_s
         time.sleep(SETTLE_S)
         after = side.ask()
-        found["relist_cpu_s"] = after["cpu_s"] - before["cpu_s"]
-        found["stale"] = after["known"] - (total - WORKERS)
-        found["peak_mib"] = after["peak_mib"]
+        figures["relist_cpu_s"] = after["cpu_s"] - before["cpu_s"]
+        figures["stale"] = after["known"] - (total - WORKERS)
+        figures["peak_mib"] = after["peak_mib"]
     finally:
         pods.create([0])
 
@@ -287,10 +287,10 @@ def run(out: Report) -> None:
             pods.create(range(jobs))
             sys.stderr.write(f"{len(pods.names)} pods after {time.monotonic() - begun_s:.0f} s\n")
             sides = {way: partial(follow, way, plane, pods, smoke=out.smoke) for way in NAMES}
-            found = interleave(out.rounds, sides)
-        out.rows += [_row(len(pods.names), way, rounds) for way, rounds in found.items()]
-        out.samples |= {f"{len(pods.names)} pods, {way}": each for way, each in found.items()}
-        stale = [each["stale"] for each in found["own"]]
+            by_way = interleave(out.rounds, sides)
+        out.rows += [_row(len(pods.names), way, rounds) for way, rounds in by_way.items()]
+        out.samples |= {f"{len(pods.names)} pods, {way}": each for way, each in by_way.items()}
+        stale = [each["stale"] for each in by_way["own"]]
         text = f"{len(pods.names)} pods: the operator's watch forgets what was deleted meanwhile"
         out.checks[text] = not any(stale)
     out.notes.append(

@@ -116,14 +116,14 @@ def announcement(log: Log, member: MemberId) -> m.Announce:
 
 def gathered(log: Log, grid: Grid, number: int, now_ns: int) -> list[bytes]:
     """Return the packed messages of a head while its ranks arrive one after the other."""
-    group, said = grid.groups[number], []
+    group, packed = grid.groups[number], []
     collector = Collector(log, number, group)
     for member in group:
         collector.hear(now_ns, announcement(log, member))
         due_ns = collector.due_ns()
         if due_ns is not None and due_ns <= now_ns:
-            said.append(wire.pack_peer(collector.take(now_ns)))
-    return said
+            packed.append(wire.pack_peer(collector.take(now_ns)))
+    return packed
 
 
 class Job:

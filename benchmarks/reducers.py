@@ -108,8 +108,8 @@ class Crew:
                 return connection.recv()
         except EOFError:
             pass
-        said = (self._folder / "log").read_text(errors="replace")[-3000:]
-        raise CrewError(f"a rank of {self.system}, P={self.ranks}, does not answer:\n{said}")
+        log_tail = (self._folder / "log").read_text(errors="replace")[-3000:]
+        raise CrewError(f"a rank of {self.system}, P={self.ranks}, does not answer:\n{log_tail}")
 
     def ask(self, *command: Any) -> list[Any]:
         """Send a command to all ranks and return their answers."""

@@ -257,33 +257,33 @@ def values_of(text: str) -> Iterator[Value]:
         if stripped.startswith("#"):
             comment.append(stripped.lstrip("# "))
             continue
-        found = re.match(r"( *)([\w-]+):(?: (.*))?$", line)
-        if found is None:
+        match = re.match(r"( *)([\w-]+):(?: (.*))?$", line)
+        if match is None:
             comment = []
             continue
-        indent = len(found[1])
-        path = [*(part for part in path if part[0] < indent), (indent, found[2])]
+        indent = len(match[1])
+        path = [*(part for part in path if part[0] < indent), (indent, match[2])]
         name = ".".join(part for _, part in path)
         inner = _inner(lines[number + 1 :], indent)
         if name.startswith(whole):
             continue
         if comment and inner:
             whole = f"{name}."
-        if found[3] or (comment and inner):
-            yield Value(name, found[3] or "; ".join(inner), " ".join(comment))
+        if match[3] or (comment and inner):
+            yield Value(name, match[3] or "; ".join(inner), " ".join(comment))
         comment = []
 
 
 def _inner(lines: Iterable[str], indent: int) -> list[str]:
     """Return the lines of a mapping that is documented as a whole; else nothing."""
-    found = []
+    inner = []
     for line in lines:
         if not line.strip() or len(line) - len(line.lstrip()) <= indent:
             break
         if line.strip().startswith("#"):
             return []
-        found.append(line.strip())
-    return found
+        inner.append(line.strip())
+    return inner
 
 
 def markdown(values: str) -> str:

@@ -73,9 +73,9 @@ def _sentence(text: str) -> str:
     """Return the first sentence; code spans and brackets stay complete."""
     text = " ".join(text.split())
     for end in re.finditer(r"[.;](?= |$)", text):
-        said = text[: end.start()]
-        if said.count("`") % 2 == 0 and said.count("(") == said.count(")"):
-            return f"{said}."
+        sentence = text[: end.start()]
+        if sentence.count("`") % 2 == 0 and sentence.count("(") == sentence.count(")"):
+            return f"{sentence}."
     return text
 
 
@@ -86,7 +86,7 @@ def _injected() -> dict[str, str]:
 def _histories() -> dict[str, str]:
     """Return the faults that histories draw, with their texts in docs/faults.md."""
     described = re.findall(r"^\| ([^|]+) \| .* \| `([^`]+)` \|$", _faults_page(), re.M)
-    said = {fault: text for text, fault in described}
+    by_fault = {fault: text for text, fault in described}
     names = [
         str(ast.literal_eval(key))
         for node in ast.parse(DRAWING.read_text()).body
@@ -97,7 +97,7 @@ def _histories() -> dict[str, str]:
         for key in node.value.keys
         if key is not None
     ]
-    return {name: said.get(name, "") for name in names}
+    return {name: by_fault.get(name, "") for name in names}
 
 
 def _mistakes() -> dict[str, str]:
@@ -350,8 +350,8 @@ def markdown() -> str:
         lines += ["| | says | layer | held by |", "|---|---|---|---|"]
         rows = held().get(section.key, {})
         lines += [
-            f"| {_name(name)} | {said} | {_layer(rows[name])} | {_tests(rows[name])} |"
-            for name, said in section.declared().items()
+            f"| {_name(name)} | {text} | {_layer(rows[name])} | {_tests(rows[name])} |"
+            for name, text in section.declared().items()
             if name in rows
         ]
         lines.append("")

@@ -39,8 +39,8 @@ def markdown() -> str:
 def _line(row: Row) -> str:
     words = row.runs[0] if len(row.runs) == 1 else ()
     columns = {"elastic": row.elastic.value, "late": row.late.value}
-    said = (f"{value} (once)" if name in row.once else value for name, value in columns.items())
-    tried = ("", "") if row.expect is Expectation.REFUSED else tuple(said)
+    texts = (f"{value} (once)" if name in row.once else value for name, value in columns.items())
+    tried = ("", "") if row.expect is Expectation.REFUSED else tuple(texts)
     cells = (f"`{' '.join([row.script, *words])}`", row.habit, "0", _result(row), *tried)
     return f"| {' | '.join(cells)} |"
 

@@ -86,8 +86,8 @@ class Verdict:
 
     def __str__(self) -> str:
         """Return the verdict as lines of text."""
-        said = self.problems or "; ".join(self.lost or self.notes)
-        return f"{self.template.where}: {self.word}{': ' if said else ''}{said}"
+        details = self.problems or "; ".join(self.lost or self.notes)
+        return f"{self.template.where}: {self.word}{': ' if details else ''}{details}"
 
 
 class UnreadableError(Exception):
@@ -303,13 +303,13 @@ def judged(kubeconfig: Path, template: Template) -> list[str]:
         Its words, for the job and for the pod.
     """
     job, _ = job_of(template)
-    said = [_dry_run(kubeconfig, job)]
+    answers = [_dry_run(kubeconfig, job)]
     pod, _, _ = pod_of(job)
-    if pod is not None and not said[0]:
+    if pod is not None and not answers[0]:
         # The job that owns the pod does not exist.
         del pod["metadata"]["ownerReferences"]
-        said.append(_dry_run(kubeconfig, pod))
-    return [words for words in said if words]
+        answers.append(_dry_run(kubeconfig, pod))
+    return [words for words in answers if words]
 
 
 def _dry_run(kubeconfig: Path, manifest: Mapping[str, Any]) -> str:
@@ -360,10 +360,10 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"{name}: no pod template")
         for template in templates:
             verdict = tried(template)
-            said = judged(asked.kubeconfig, template) if asked.kubeconfig else []
+            refusals = judged(asked.kubeconfig, template) if asked.kubeconfig else []
             count[verdict.word] += 1
-            count["said"] += bool(said and verdict.word == "carried")
-            print("\n  ".join([str(verdict), *said]))
+            count["said"] += bool(refusals and verdict.word == "carried")
+            print("\n  ".join([str(verdict), *refusals]))
     total = sum(count[word] for word in ("carried", "refused", "LOST"))
     print(
         f"{total} templates: {count['carried']} carried, {count['refused']} refused, "

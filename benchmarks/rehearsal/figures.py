@@ -24,7 +24,7 @@ def table(played: Played) -> list[tuple[str, str, str]]:
     inside = _inside(played, rounds)
     starters = [r.starter_ns / NS_PER_MS for r in inside if r.starter_ns]
     sockets = [r.starter_sent_ns / NS_PER_MS for r in inside if r.starter_ns]
-    heard = [r.starter_heard for r in inside if r.starter_ns]
+    received = [r.starter_heard for r in inside if r.starter_ns]
     others = [ns / NS_PER_MS for r in inside for ns in r.others_ns]
     shown = [r.figures_ns / NS_PER_MS for r in inside]
     latency = [(r.last_go_ns - r.last_fresh_ns) / NS_PER_MS for r in inside if r.last_fresh_ns]
@@ -34,7 +34,7 @@ def table(played: Played) -> list[tuple[str, str, str]]:
     return [
         ("starter, CPU of a round until GO is sent", f"{_mid(starters)} ms", "5 ms"),
         ("  of it in sockets, with connections at first use", f"{_mid(sockets)} ms", ""),
-        ("  messages that it hears", f"{median(heard):.0f} (most {max(heard)})", ""),
+        ("  messages that it hears", f"{median(received):.0f} (most {max(received)})", ""),
         ("other ranks, CPU of a round", f"{_mid(others)} ms", "2 ms"),
         ("figures for status and metrics, busiest rank", f"{_mid(shown)} ms", ""),
         ("GO on the wire", f"{max(r.go_bytes for r in inside) / KB:.1f} kB", "4 kB"),

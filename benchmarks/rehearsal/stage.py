@@ -323,12 +323,12 @@ class Stage:
 
     def story(self) -> str:
         """Return the state of the job for an error message: phases, last events, and log."""
-        said = (self._folder / "coordinator.log").read_text()[-3000:]
+        log_tail = (self._folder / "coordinator.log").read_text()[-3000:]
         if self.status is None:
-            return f"the coordinator never answered\n{said}"
+            return f"the coordinator never answered\n{log_tail}"
         phases = {str(p): n for p in RankPhase if (n := self._count(p))}
         last = [x.message for x in self.status.history[-5:]]
-        return f"version {self.version}, ranks {phases}, {last}\n{said}"
+        return f"version {self.version}, ranks {phases}, {last}\n{log_tail}"
 
     # ---- threads --------------------------------------------------------------------------
 

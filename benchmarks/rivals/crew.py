@@ -131,8 +131,8 @@ class Crew:
 
     def _silence(self, what: str) -> CrewError:
         """Return the error for a process that does not answer, with the end of the log."""
-        said = (self._folder / "log").read_text(errors="replace")[-4000:]
-        return CrewError(f"{self.rival.name}, P={self.ranks}: {what}\n{said}")
+        log_tail = (self._folder / "log").read_text(errors="replace")[-4000:]
+        return CrewError(f"{self.rival.name}, P={self.ranks}: {what}\n{log_tail}")
 
     def _launch(self, size: int, where: str) -> None:
         command = [str(self._python), "-m", "benchmarks.rivals.rank", *self.rival.system]

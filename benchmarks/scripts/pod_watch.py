@@ -115,9 +115,9 @@ async def event(kubeconfig: Path, meter: Meter) -> None:
 
     @kopf.on.event("", "v1", "pods", registry=registry)
     async def seen(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002
-        found = pod_of(msgspec.convert(dict(body), PodObject), time.time())
-        assert found is not None
-        namespace, job, pod = found
+        entry = pod_of(msgspec.convert(dict(body), PodObject), time.time())
+        assert entry is not None
+        namespace, job, pod = entry
         if type == "DELETED":
             store.drop_pod((namespace, job), pod.name, pod.uid)
         else:
@@ -133,9 +133,9 @@ async def index(kubeconfig: Path, meter: Meter) -> None:
 
     @kopf.index("", "v1", "pods", id="pods", registry=registry)
     async def pods(body: kopf.Body, **_: Any) -> Any:
-        found = pod_of(msgspec.convert(dict(body), PodObject), time.time())
-        assert found is not None
-        return {found[:2]: found[2]}
+        entry = pod_of(msgspec.convert(dict(body), PodObject), time.time())
+        assert entry is not None
+        return {entry[:2]: entry[2]}
 
     @kopf.on.event("", "v1", "pods", registry=registry)
     async def seen(type: str | None, body: kopf.Body, **more: Any) -> None:  # noqa: A002

@@ -213,11 +213,11 @@ class Controller:
     def _follow(self, key: Key, job: JobObject, changes: Changes) -> None:
         """Follow the newest active coordinator that has an address; leave it if there is none."""
         own = [pod for pod in self._store.pods(key) if pod.owner == job.uid]
-        found = [pod for pod in own if pod.is_coordinator and pod.active and pod.ip]
-        if job.finished or not found:
+        candidates = [pod for pod in own if pod.is_coordinator and pod.active and pod.ip]
+        if job.finished or not candidates:
             self._coordinators.leave(key)
             return
-        newest = max(found, key=lambda pod: pod.attempt)
+        newest = max(candidates, key=lambda pod: pod.attempt)
         host = f"[{newest.ip}]" if ":" in newest.ip else newest.ip
         url = f"https://{host}:{COORDINATOR_PORT}"
         key_id = newest.notes.get(NOTE_KEY, "")

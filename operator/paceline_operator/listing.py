@@ -59,8 +59,8 @@ class Listing:
 
     async def _list(self) -> None:
         before = self._store.uids()
-        found = await self._kube.request("GET", self._target)
-        items = found.get("items", ())
+        answer = await self._kube.request("GET", self._target)
+        items = answer.get("items", ())
         # The items of a list lack apiVersion and kind, which are the same for all.
         bodies = ({"apiVersion": API_VERSION, "kind": KIND, **item} for item in items)
         self._store.keep_jobs(bodies, before)

@@ -212,8 +212,8 @@ class Operator:
         until_s = time.monotonic() + START_S
         while True:
             try:
-                found = await self._kube.request("GET", f"/apis/{API_VERSION}")
-                if any(item.get("name") == PLURAL for item in found.get("resources", ())):
+                answer = await self._kube.request("GET", f"/apis/{API_VERSION}")
+                if any(item.get("name") == PLURAL for item in answer.get("resources", ())):
                     return
                 why = f"the API server does not know {PLURAL}"
             except ApiError as error:
@@ -344,9 +344,9 @@ class Operator:
 
 def run(options: Options) -> int:
     """Run the operator with these options, and return its exit code."""
-    found = access(Path(options.kubeconfig) if options.kubeconfig else None)
+    api_access = access(Path(options.kubeconfig) if options.kubeconfig else None)
 
     async def main() -> int:
-        return await Operator(options, found).run()
+        return await Operator(options, api_access).run()
 
     return asyncio.run(main())

@@ -22,10 +22,10 @@ class BaiduRing(Mpi):
         rank, size = self.rank, self.ranks
         right, left = (rank + 1) % size, (rank - 1) % size
         pieces = list(split(buffer, [len(part) for part in np.array_split(buffer, size)]))
-        heard = np.empty_like(pieces[0])
+        received = np.empty_like(pieces[0])
         for step in range(size - 1):
             mine, theirs = pieces[(rank - step) % size], pieces[(rank - step - 1) % size]
-            into = heard[: len(theirs)]
+            into = received[: len(theirs)]
             self.world.Sendrecv(mine, right, recvbuf=into, source=left)
             theirs += into
         for step in range(size - 1):

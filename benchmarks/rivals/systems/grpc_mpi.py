@@ -61,17 +61,17 @@ class Server(System):
     def _receive(self) -> None:
         world = MPI.COMM_WORLD
         sums: dict[tuple[int, int, int], tuple[Array, Array, list[int]]] = {}
-        heard = np.empty(1, np.float32)
+        received = np.empty(1, np.float32)
         while True:
             rank, model, index, elements = WORD.unpack(self._coming.get())
-            if len(heard) < elements:
-                heard = np.empty(elements, np.float32)
+            if len(received) < elements:
+                received = np.empty(elements, np.float32)
             key = model, index, elements
             if key not in sums:
                 sums[key] = np.zeros(elements, np.float32), np.zeros(elements, np.float32), []
             total, weights, come = sums[key]
-            world.Recv(heard[:elements], rank, tag=index)
-            total += heard[:elements]
+            world.Recv(received[:elements], rank, tag=index)
+            total += received[:elements]
             come.append(rank)
             if len(come) == self.ranks:
                 if model:

@@ -13,8 +13,8 @@ OWN_RESOURCES: Final = ("kubernetes.io/", "hugepages-", "attachable-volumes-")
 
 def amount_of(quantity: str) -> int:
     """Return a whole amount as Kubernetes writes it, such as 8 or 1k; 0 for anything else."""
-    found = re.fullmatch(r"(\d{1,15})([kMG]?)", quantity)
-    return int(found[1]) * UNITS[found[2]] if found else 0
+    match = re.fullmatch(r"(\d{1,15})([kMG]?)", quantity)
+    return int(match[1]) * UNITS[match[2]] if match else 0
 
 
 def is_device(resource: str) -> bool:

@@ -51,14 +51,14 @@ INJECTED: Final = "inject"
 def labels_of(template: Mapping[str, Any]) -> dict[str, str]:
     """Return the labels of a workers' template that its coordinator inherits."""
     selected = set(_selected_keys(template["spec"]))
-    found = _written(template, "labels")
-    return {key: text for key, text in found.items() if key not in selected and _is_harmless(key)}
+    written = _written(template, "labels")
+    return {key: text for key, text in written.items() if key not in selected and _is_harmless(key)}
 
 
 def annotations_of(template: Mapping[str, Any]) -> dict[str, str]:
     """Return the annotations of a workers' template that its coordinator inherits."""
-    found = _written(template, "annotations")
-    return {key: text for key, text in found.items() if _is_harmless(key)}
+    written = _written(template, "annotations")
+    return {key: text for key, text in written.items() if _is_harmless(key)}
 
 
 def tolerations_of(template: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -74,15 +74,15 @@ def tolerations_of(template: Mapping[str, Any], trainer: Mapping[str, Any]) -> l
     Returns:
         The tolerations; empty if there are none.
     """
-    found = list(items_of(template["spec"], "tolerations"))
+    tolerations = list(items_of(template["spec"], "tolerations"))
     resources = trainer.get("resources")
     for part in ("requests", "limits"):
         asked = resources.get(part) if isinstance(resources, Mapping) else None
         for name in asked if isinstance(asked, Mapping) else ():
             added = {"key": name, "operator": "Exists", "effect": "NoSchedule"}
-            if is_device(str(name)) and added not in found:
-                found.append(added)
-    return found
+            if is_device(str(name)) and added not in tolerations:
+                tolerations.append(added)
+    return tolerations
 
 
 def _written(template: Mapping[str, Any], part: str) -> Mapping[str, str]:
@@ -111,10 +111,10 @@ def _selected_keys(spec: Mapping[str, Any]) -> Iterator[str]:
     terms = items_of(spec, "topologySpreadConstraints")
     affinity = spec.get("affinity")
     for kind in ("podAffinity", "podAntiAffinity"):
-        found = affinity.get(kind) if isinstance(affinity, Mapping) else None
-        if isinstance(found, Mapping):
-            terms += items_of(found, "requiredDuringSchedulingIgnoredDuringExecution")
-            weighted = items_of(found, "preferredDuringSchedulingIgnoredDuringExecution")
+        rules = affinity.get(kind) if isinstance(affinity, Mapping) else None
+        if isinstance(rules, Mapping):
+            terms += items_of(rules, "requiredDuringSchedulingIgnoredDuringExecution")
+            weighted = items_of(rules, "preferredDuringSchedulingIgnoredDuringExecution")
             terms += [term["podAffinityTerm"] for term in weighted if "podAffinityTerm" in term]
     for term in terms:
         selector = term.get("labelSelector") if isinstance(term, Mapping) else None

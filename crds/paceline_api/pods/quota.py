@@ -45,10 +45,10 @@ class Shortage(Struct, frozen=True):
 
 def amount(quantity: object) -> Decimal | None:
     """Return a quantity as Kubernetes writes it, such as 500m or 2Gi; None for anything else."""
-    found = QUANTITY.fullmatch(str(quantity))
-    if found is None:
+    match = QUANTITY.fullmatch(str(quantity))
+    if match is None:
         return None
-    number, suffix = found.groups()
+    number, suffix = match.groups()
     if suffix[:1] in ("e", "E") and len(suffix) > 1:
         return Decimal(number) * Decimal(10) ** int(suffix[1:])
     factor = SUFFIXES.get(suffix)
@@ -65,7 +65,7 @@ def usage(pod: Mapping[str, Any]) -> dict[str, Decimal]:
         Amounts of each resource.
     """
     spec = map_of(pod, "spec")
-    found = dict.fromkeys(PODS, Decimal(1))
+    amounts = dict.fromkeys(PODS, Decimal(1))
     overhead = _amounts(map_of(spec, "overhead"))
     for part in ("requests", "limits"):
         total = _of_containers(spec, part) | _of_container(spec, part)
@@ -74,10 +74,10 @@ def usage(pod: Mapping[str, Any]) -> dict[str, Decimal]:
             if part == "requests" or name in total:
                 total[name] = total.get(name, Decimal(0)) + value
         for name, value in total.items():
-            found[f"{part}.{name}"] = value
+            amounts[f"{part}.{name}"] = value
             if part == "requests" and (name in WITHOUT_PREFIX or name.startswith("hugepages-")):
-                found[name] = value
-    return found
+                amounts[name] = value
+    return amounts
 
 
 def shortages(
@@ -95,7 +95,7 @@ def shortages(
         One entry for each quota and resource.
     """
     asked = [(pod, usage(pod), count) for pod, count in pods]
-    found = []
+    exceeded = []
     for quota in quotas:
         matching = [(uses, count) for pod, uses, count in asked if _matches(quota, pod)]
         used = _amounts(map_of(map_of(quota, "status"), "used"))
@@ -104,8 +104,8 @@ def shortages(
             before = used.get(name, Decimal(0))
             if total and before + total > hard:
                 title = str(map_of(quota, "metadata").get("name", ""))
-                found.append(Shortage(title, name, total, before, hard))
-    return found
+                exceeded.append(Shortage(title, name, total, before, hard))
+    return exceeded
 
 
 def text_of(value: Decimal, resource: str) -> str:
@@ -123,8 +123,8 @@ def _plain(value: Decimal) -> str:
 
 
 def _amounts(where: Mapping[str, Any]) -> dict[str, Decimal]:
-    found = {str(name): amount(value) for name, value in where.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    parsed = {str(name): amount(value) for name, value in where.items()}
+    return {name: value for name, value in parsed.items() if value is not None}
 
 
 def _of_container(container: Mapping[str, Any], part: str) -> dict[str, Decimal]:
@@ -226,8 +226,8 @@ def _is_best_effort(spec: Mapping[str, Any]) -> bool:
 
 def _across_namespaces(affinity: Mapping[str, Any]) -> Iterator[bool]:
     for kind in ("podAffinity", "podAntiAffinity"):
-        found = map_of(affinity, kind)
-        terms = items_of(found, "requiredDuringSchedulingIgnoredDuringExecution")
-        weighted = items_of(found, "preferredDuringSchedulingIgnoredDuringExecution")
+        rules = map_of(affinity, kind)
+        terms = items_of(rules, "requiredDuringSchedulingIgnoredDuringExecution")
+        weighted = items_of(rules, "preferredDuringSchedulingIgnoredDuringExecution")
         for term in (*terms, *(map_of(each, "podAffinityTerm") for each in weighted)):
             yield bool(term.get("namespaces")) or "namespaceSelector" in term

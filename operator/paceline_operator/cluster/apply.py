@@ -247,11 +247,11 @@ class Applier:
         return missing is None
 
     async def _missing(self, job: JobObject, asked: PreflightRequest) -> Missing | None:
-        found = await dry_runs.missing(self._api, job.namespace, asked.look_up)
-        if not found:
+        missing = await dry_runs.missing(self._api, job.namespace, asked.look_up)
+        if not missing:
             return None
-        more = f"; and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
-        texts = (f"{each.field}: there is no {each.kind} {each.name}" for each in found)
+        more = f"; and {len(missing) - NAMED_MAX} more" if len(missing) > NAMED_MAX else ""
+        texts = (f"{each.field}: there is no {each.kind} {each.name}" for each in missing)
         text = "; ".join([*texts][:NAMED_MAX]) + more
         log.warning("objects are missing: %s", text, extra=_of(job))
         return Missing(self._clock(), text)
@@ -331,11 +331,11 @@ class Applier:
             return False
         # The coordinator has the user of the worker, so the worker's fields are named if they can.
         every = (violations(pod.manifest, level) for pod in pods)
-        found = next(filter(None, every), None)
-        if found is None:
+        problems = next(filter(None, every), None)
+        if problems is None:
             return True
-        more = f"; and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
-        text = "; ".join(f"spec.template.{each}" for each in found[:NAMED_MAX])
+        more = f"; and {len(problems) - NAMED_MAX} more" if len(problems) > NAMED_MAX else ""
+        text = "; ".join(f"spec.template.{each}" for each in problems[:NAMED_MAX])
         message = f'a pod {POD_SECURITY} "{level}" of namespace {job.namespace}: {text}{more}'
         broken = ApiError(403, "Forbidden", message)
         self._refused(job, broken, memory, Subject.WORKER, RefusalKind.LEVEL)
@@ -470,9 +470,9 @@ class Applier:
         return own and not body["metadata"].get("deletionTimestamp")
 
     def _put_pod(self, body: Mapping[str, Any]) -> None:
-        found = pod_from(body, self._clock())
-        if found is not None:
-            namespace, name, pod = found
+        entry = pod_from(body, self._clock())
+        if entry is not None:
+            namespace, name, pod = entry
             self._store.put_pod((namespace, name), pod)
 
     def _refused(
@@ -526,12 +526,12 @@ class Applier:
     async def _ask_why(self, job: JobObject, uids: tuple[str, ...], memory: Memory) -> None:
         """Read the last warning about each pod. Without the right to, nothing is known of it."""
         for uid in uids:
-            found = ""
+            warning = ""
             try:
-                found = last_warning(await self._api.warnings_of(job.namespace, uid))
+                warning = last_warning(await self._api.warnings_of(job.namespace, uid))
             except ApiError as error:
                 log.warning("the Events of a pod: %s", error, extra=_of(job))
-            memory.warned[uid] = Warned(self._clock(), found)
+            memory.warned[uid] = Warned(self._clock(), warning)
         known = {pod.uid for pod in self._store.pods(job.key)}
         memory.warned = {uid: each for uid, each in memory.warned.items() if uid in known}
 

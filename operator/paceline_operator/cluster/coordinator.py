@@ -295,11 +295,11 @@ class Links:
             if wait_s := self._seconds.take(link.key, JOB_DECODE_S, 0.0, now_s):
                 raise _out_of_share("time to decode its answers", wait_s)
             loop = asyncio.get_running_loop()
-            found, spent_s = await loop.run_in_executor(self._thread, _timed, raw, limits)
+            result, spent_s = await loop.run_in_executor(self._thread, _timed, raw, limits)
             self._seconds.spend(link.key, JOB_DECODE_S, spent_s, self._clock())
-        if isinstance(found, AnswerError):
-            raise found
-        return found
+        if isinstance(result, AnswerError):
+            raise result
+        return result
 
     async def _speak(self, link: CoordinatorLink) -> None:
         delay_s = RETRY_S
@@ -365,16 +365,16 @@ class Links:
 
     def _count_refused(self, link: CoordinatorLink, error: AnswerError, now_s: float) -> None:
         self._metrics.answers_refused.labels(error.refused).inc()
-        seen = self._refused.setdefault(link.key[0], AnswerRefusals())
-        seen.unsaid += 1
-        if now_s - seen.said_s >= SAID_S:
+        refusals = self._refused.setdefault(link.key[0], AnswerRefusals())
+        refusals.unsaid += 1
+        if now_s - refusals.said_s >= SAID_S:
             log.warning(
                 "an answer of the coordinator at %s was refused (%s): %s; %d such answers in "
                 "namespace %s since the last line like this",
                 _host(link.url),
                 error.refused,
                 _why(error),
-                seen.unsaid,
+                refusals.unsaid,
                 link.key[0],
                 extra=_of(link),
             )
@@ -507,12 +507,12 @@ async def _read(response: aiohttp.ClientResponse, length: int) -> bytearray:
 def _timed(raw: bytearray, limits: StatusLimits) -> tuple[Status | AnswerError, float]:
     """Return the status, or why it is refused, and the CPU seconds that this thread took."""
     began_s = time.thread_time()
-    found: Status | AnswerError
+    result: Status | AnswerError
     try:
-        found = read_coordinator_status(raw, limits)
+        result = read_coordinator_status(raw, limits)
     except AnswerError as error:
-        found = error
-    return found, time.thread_time() - began_s
+        result = error
+    return result, time.thread_time() - began_s
 
 
 def _out_of_share(what: str, wait_s: float) -> AnswerError:

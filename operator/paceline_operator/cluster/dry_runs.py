@@ -56,8 +56,8 @@ def _unexpected(error: ApiError) -> ApiError | None:
 async def missing(api: Api, namespace: str, objects: Iterable[Needed]) -> list[Needed]:
     """Return which of these Secrets and claims a namespace certainly lacks."""
     asked = tuple(objects)
-    found = await asyncio.gather(*(_is_missing(api, namespace, each) for each in asked))
-    return [each for each, gone in zip(asked, found, strict=True) if gone]
+    are_missing = await asyncio.gather(*(_is_missing(api, namespace, each) for each in asked))
+    return [each for each, gone in zip(asked, are_missing, strict=True) if gone]
 
 
 async def _is_missing(api: Api, namespace: str, one: Needed) -> bool:

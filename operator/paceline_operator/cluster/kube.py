@@ -111,8 +111,8 @@ class Kube:
         """Return the namespaces, within one or in all, that have an object of this name."""
         # Select by name alone, so that a right to this name is enough.
         query = {"fieldSelector": f"metadata.name={name}"}
-        found = await self.request("GET", path(kind, within), query=query)
-        return [item["metadata"]["namespace"] for item in found.get("items") or ()]
+        answer = await self.request("GET", path(kind, within), query=query)
+        return [item["metadata"]["namespace"] for item in answer.get("items") or ()]
 
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str = ""
@@ -173,8 +173,8 @@ class Kube:
             raise ApiError(0, "Unreachable", f"{type(error).__name__}: {error}") from None
         finally:
             self._metrics.requests.labels(code, method).inc()
-        found = msgspec.json.decode(raw) if raw else {}
-        return found if isinstance(found, dict) else {}
+        decoded = msgspec.json.decode(raw) if raw else {}
+        return decoded if isinstance(decoded, dict) else {}
 
     async def _wait_for_turn(self) -> None:
         if self._bucket is None:
@@ -260,9 +260,9 @@ def _dry(run: bool) -> dict[str, str]:
 
 def path(kind: str, namespace: str, name: str = "", subresource: str = "") -> str:
     """Return the path of a collection, an object or a subresource; empty namespace: all."""
-    found = PATHS[kind] if namespace else PATHS[kind].replace("/namespaces/{namespace}", "")
-    found = found.format(namespace=namespace)
-    return "/".join(part for part in (found, name, subresource) if part)
+    collection = PATHS[kind] if namespace else PATHS[kind].replace("/namespaces/{namespace}", "")
+    collection = collection.format(namespace=namespace)
+    return "/".join(part for part in (collection, name, subresource) if part)
 
 
 def _error(response: aiohttp.ClientResponse, raw: bytes, what: str) -> ApiError:

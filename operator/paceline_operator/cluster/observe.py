@@ -332,12 +332,12 @@ def pod_source(store: Store, clock: Callable[[], float], namespace: str) -> Sour
     """
 
     def put(item: PodObject) -> None:
-        if found := pod_of(item, clock()):
-            store.put_pod((found[0], found[1]), found[2])
+        if entry := pod_of(item, clock()):
+            store.put_pod((entry[0], entry[1]), entry[2])
 
     def drop(item: PodObject) -> None:
-        if found := pod_of(item, clock()):
-            store.drop_pod((found[0], found[1]), found[2].name, found[2].uid)
+        if entry := pod_of(item, clock()):
+            store.drop_pod((entry[0], entry[1]), entry[2].name, entry[2].uid)
 
     def listed(items: list[PodObject]) -> None:
         now_s = clock()
@@ -402,12 +402,12 @@ def fabric_source(store: Store) -> Source[FabricObject]:
     """Return the source of the cluster's fabric profiles; invalid ones are logged and dropped."""
 
     def put(item: FabricObject) -> None:
-        found = fabric_from(item)
-        if isinstance(found, str):
-            log.warning("FabricProfile %s is left out: %s", item.metadata.name, found)
+        result = fabric_from(item)
+        if isinstance(result, str):
+            log.warning("FabricProfile %s is left out: %s", item.metadata.name, result)
             store.drop_fabric(item.metadata.name)
         else:
-            store.put_fabric(item.metadata.name, found)
+            store.put_fabric(item.metadata.name, result)
 
     return Source(
         kind=FABRIC_PLURAL,
@@ -435,11 +435,11 @@ def runtime_source(store: Store, kind: RuntimeKind, namespace: str) -> Source[Ru
     """
 
     def listed(items: list[RuntimeObject]) -> None:
-        found = [runtime_of(item, kind) for item in items]
+        runtimes = [runtime_of(item, kind) for item in items]
         known = {key for key in store.runtimes if key[0] == kind}
-        for gone in known - {runtime.key for runtime in found}:
+        for gone in known - {runtime.key for runtime in runtimes}:
             store.drop_runtime(gone)
-        for runtime in found:
+        for runtime in runtimes:
             store.put_runtime(runtime)
 
     within = f"/namespaces/{namespace}" if namespace else ""

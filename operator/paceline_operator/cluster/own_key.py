@@ -66,9 +66,9 @@ class OwnKeys:
         """
         self._namespace = namespace
         for _ in range(3):
-            found = await self._read()
-            if found is not None:
-                self._take(found)
+            fields = await self._read()
+            if fields is not None:
+                self._take(fields)
                 return
             made = {FIELD: secrets.token_bytes(OPERATOR_KEY_BYTES)}
             if await self._create(made):
@@ -93,16 +93,16 @@ class OwnKeys:
 
     async def look(self, may_write: bool) -> None:
         """Check the Secret once, and create it again if it is gone and `may_write` is True."""
-        found = await self._read()
-        if found is None:
+        fields = await self._read()
+        if fields is None:
             if may_write and await self._create(self._fields):
                 log.error(
                     "the Secret %s was deleted, and is made again with the same keys; without it "
                     "the next operator could speak to no job that runs",
                     NAME,
                 )
-        elif found != self._fields:
-            self._take(found)
+        elif fields != self._fields:
+            self._take(fields)
 
     def _take(self, fields: Mapping[str, bytes]) -> None:
         before, self._fields = self._fields, fields

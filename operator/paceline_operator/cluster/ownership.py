@@ -53,11 +53,11 @@ async def apply_own(
     Raises:
         TakenError: Another owner has made an object of this name.
     """
-    found = await _find(api, kind, namespace, manifest["metadata"]["name"])
-    if found is not None and not is_own(found, owner):
-        raise TakenError(kind, namespace, found)
+    existing = await _find(api, kind, namespace, manifest["metadata"]["name"])
+    if existing is not None and not is_own(existing, owner):
+        raise TakenError(kind, namespace, existing)
     # Without force, an object that somebody has created since the read conflicts.
-    return await api.apply(kind, namespace, manifest, force=found is not None)
+    return await api.apply(kind, namespace, manifest, force=existing is not None)
 
 
 async def delete_own(api: Api, kind: str, namespace: str, name: str, *, owner: str = "") -> None:
@@ -73,11 +73,11 @@ async def delete_own(api: Api, kind: str, namespace: str, name: str, *, owner: s
     Raises:
         ApiError: The API server refuses a request.
     """
-    found = await _find(api, kind, namespace, name)
-    if found is None or not is_own(found, owner):
+    existing = await _find(api, kind, namespace, name)
+    if existing is None or not is_own(existing, owner):
         return
     try:
-        await api.delete(kind, namespace, name, uid=found["metadata"]["uid"])
+        await api.delete(kind, namespace, name, uid=existing["metadata"]["uid"])
     except ApiError as error:
         if error.code not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):  # gone, or recreated
             raise

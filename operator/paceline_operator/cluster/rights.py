@@ -43,12 +43,12 @@ def asked(method: str, target: str, *, watch: bool = False) -> str:
     Returns:
         The text; method and path if the path is not one of a resource.
     """
-    found = TARGET.fullmatch(target)
-    if found is None:
+    match = TARGET.fullmatch(target)
+    if match is None:
         return f"{method.lower()} {target}"
-    verb = VERBS.get(method) or ("watch" if watch else "get" if found["name"] else "list")
-    kind = ".".join(filter(None, (found["resource"], found["group"])))
-    where = f"namespace {found['namespace']}" if found["namespace"] else "all namespaces"
+    verb = VERBS.get(method) or ("watch" if watch else "get" if match["name"] else "list")
+    kind = ".".join(filter(None, (match["resource"], match["group"])))
+    where = f"namespace {match['namespace']}" if match["namespace"] else "all namespaces"
     return f"{verb} {kind} in {where}"
 
 
@@ -65,9 +65,9 @@ def words_of(raw: bytes) -> tuple[str, str]:
         status = msgspec.json.decode(raw)
     except UNDECODABLE:
         status = None
-    found = status if isinstance(status, dict) else {}
-    message = str(found.get("message") or raw[:TEXT_MAX].decode(errors="replace"))
-    return str(found.get("reason") or ""), message
+    fields = status if isinstance(status, dict) else {}
+    message = str(fields.get("message") or raw[:TEXT_MAX].decode(errors="replace"))
+    return str(fields.get("reason") or ""), message
 
 
 def describe(error: ApiError) -> str:

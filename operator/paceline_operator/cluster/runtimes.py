@@ -43,30 +43,30 @@ class RuntimeReports:
         """Write the status of each runtime whose spec was not judged yet."""
         runtimes = dict(self._store.runtimes)
         self._waits = {key: left - 1 for key, left in self._waits.items() if key in runtimes}
-        for key, seen in runtimes.items():
+        for key, stored in runtimes.items():
             if not leads():
                 break
-            status = judge(seen, self._clock())
+            status = judge(stored, self._clock())
             if status is None or self._waits.get(key, 0) > 0:
                 continue
             try:
-                await self._write(seen, status)
+                await self._write(stored, status)
                 self._waits.pop(key, None)
             except ApiError as error:
                 # Jobs use the runtime all the same, so a missing right is no reason to end.
                 self._waits[key] = RETRY_LOOKS
-                log.warning("the status of %s: %s", seen.runtime.title, error)
+                log.warning("the status of %s: %s", stored.runtime.title, error)
 
-    async def _write(self, seen: SeenRuntime, status: dict[str, object]) -> None:
+    async def _write(self, stored: SeenRuntime, status: dict[str, object]) -> None:
         manifest = {
             "apiVersion": API_VERSION,
-            "kind": seen.kind,
-            "metadata": {"name": seen.name, "uid": seen.uid}
-            | ({"namespace": seen.namespace} if seen.namespace else {}),
+            "kind": stored.kind,
+            "metadata": {"name": stored.name, "uid": stored.uid}
+            | ({"namespace": stored.namespace} if stored.namespace else {}),
             "status": status,
         }
-        plural = PLURALS[RuntimeKind(seen.kind)]
+        plural = PLURALS[RuntimeKind(stored.kind)]
         body = await self._api.apply(
-            plural, seen.namespace, manifest, force=True, subresource="status"
+            plural, stored.namespace, manifest, force=True, subresource="status"
         )
-        self._store.put_runtime(runtime_from(body, seen.kind))
+        self._store.put_runtime(runtime_from(body, stored.kind))

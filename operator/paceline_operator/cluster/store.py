@@ -92,16 +92,16 @@ class Store:
         else:
             self._elsewhere[key] = uid
 
-    def keep_jobs(self, seen: Iterable[Mapping[str, Any]], before: Mapping[Key, str]) -> None:
+    def keep_jobs(self, jobs: Iterable[Mapping[str, Any]], before: Mapping[Key, str]) -> None:
         """Store a complete list of jobs, and drop those that it lacks.
 
         Args:
-            seen: The list.
+            jobs: The list.
             before: Uids that were known when the list was requested; others may be newer than the
                 list.
         """
         uids = set()
-        for body in seen:
+        for body in jobs:
             uids.add(body["metadata"]["uid"])
             self.put_job(body)
         for key, uid in before.items():
@@ -174,9 +174,9 @@ class Store:
         used[slot] = max(used.get(slot, 0), int(labels[LABEL_ATTEMPT]))
         self._changed(key)
 
-    def keep_pods(self, seen: Iterable[tuple[Key, Pod]]) -> None:
+    def keep_pods(self, present: Iterable[tuple[Key, Pod]]) -> None:
         """Store a complete list of pods, and drop those that it lacks."""
-        listed = list(seen)
+        listed = list(present)
         uids = {pod.uid for _, pod in listed}
         for key, pods in list(self._pods.items()):
             for pod in list(pods.values()):

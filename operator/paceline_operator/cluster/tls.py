@@ -223,8 +223,8 @@ class CertificateFiles:
         return context
 
     def _state(self) -> tuple[tuple[int, int, int], ...]:
-        found = [path.stat() for path in (self._certificate, self._key)]
-        return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
+        stats = [path.stat() for path in (self._certificate, self._key)]
+        return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in stats)
 
 
 def operator_context(keys: JobKeys) -> ssl.SSLContext:
@@ -239,12 +239,12 @@ def operator_context(keys: JobKeys) -> ssl.SSLContext:
     Returns:
         A client context for TLS 1.3.
     """
-    found = certificates_of(keys)
+    certificates = certificates_of(keys)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.load_verify_locations(cadata=found.server.certificate)
-    _load(context, found.operator)
+    context.load_verify_locations(cadata=certificates.server.certificate)
+    _load(context, certificates.operator)
     return context
 
 

@@ -307,11 +307,11 @@ def last_warning(raw: bytes) -> str:
         The text; empty if there is none, or the list is malformed.
     """
     try:
-        found = _WARNINGS.decode(raw).items
+        events = _WARNINGS.decode(raw).items
     except UNDECODABLE:
         return ""
-    found = [each for each in found if each.reason != "FailedScheduling"]
-    newest = max(found, key=_warned_s, default=None)
+    events = [each for each in events if each.reason != "FailedScheduling"]
+    newest = max(events, key=_warned_s, default=None)
     return f"{newest.reason}: {newest.message}"[:WORDS_MAX] if newest is not None else ""
 
 

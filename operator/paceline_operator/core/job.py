@@ -90,8 +90,8 @@ class JobObject:
         """Return the stored condition of this type, or None if the status has none."""
         for condition in self.status.get("conditions") or ():
             if condition.get("type") == kind:
-                found: Mapping[str, Any] = condition
-                return found
+                stored: Mapping[str, Any] = condition
+                return stored
         return None
 
     @property

@@ -57,12 +57,12 @@ HEAR_S: Final = 2.0
 coordinator that still has a smaller target would drain the new workers."""
 
 
-def reconcile(job: JobObject, seen: Observed, now_s: float) -> Changes:
+def reconcile(job: JobObject, observed: Observed, now_s: float) -> Changes:
     """Decide what to do for one job now.
 
     Args:
         job: The job, with its stored status.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         now_s: The operator's wall clock, in seconds since the epoch.
 
     Returns:
@@ -71,17 +71,17 @@ def reconcile(job: JobObject, seen: Observed, now_s: float) -> Changes:
     if job.deleting:
         return Changes()  # owner references delete the pods, even without an operator (C1)
     if job.finished:
-        return _after_the_end(job, seen, now_s)
+        return _after_the_end(job, observed, now_s)
     if job.spec is None or job.settings is None:
-        return _invalid(job, seen, now_s)
-    seen = _of_the_present_coordinator(job, seen)
-    if job.settings.suspend or _half_suspended(job, seen):
-        return _suspend(job, seen, now_s)
-    return _run(job, seen, now_s)
+        return _invalid(job, observed, now_s)
+    observed = _of_the_present_coordinator(job, observed)
+    if job.settings.suspend or _half_suspended(job, observed):
+        return _suspend(job, observed, now_s)
+    return _run(job, observed, now_s)
 
 
-def _after_the_end(job: JobObject, seen: Observed, now_s: float) -> Changes:
-    changes = finish.after_the_end(job, seen, now_s)
+def _after_the_end(job: JobObject, observed: Observed, now_s: float) -> Changes:
+    changes = finish.after_the_end(job, observed, now_s)
     if job.status.get("observedGeneration") == job.generation or job.spec is None:
         return changes
     # Whoever changes ttlSecondsAfterFinished of a job that has ended sees that it is in force.
@@ -89,15 +89,15 @@ def _after_the_end(job: JobObject, seen: Observed, now_s: float) -> Changes:
     return replace(changes, status={**job.status, **now, "explicit": list(job.explicit)})
 
 
-def _of_the_present_coordinator(job: JobObject, seen: Observed) -> Observed:
+def _of_the_present_coordinator(job: JobObject, observed: Observed) -> Observed:
     """Drop the status of an earlier coordinator, from before a suspension or a crash."""
-    uids = {pod.uid for pod in seen.own(job.uid) if pod.is_coordinator and pod.active}
-    if seen.coordinator is None or seen.coordinator.coordinator in uids:
-        return seen
-    return replace(seen, coordinator=None)
+    uids = {pod.uid for pod in observed.own(job.uid) if pod.is_coordinator and pod.active}
+    if observed.coordinator is None or observed.coordinator.coordinator in uids:
+        return observed
+    return replace(observed, coordinator=None)
 
 
-def _invalid(job: JobObject, seen: Observed, now_s: float) -> Changes:
+def _invalid(job: JobObject, observed: Observed, now_s: float) -> Changes:
     """Report a spec that is invalid beyond what the schema catches, and change nothing."""
     text = job.problems
     if job.reason is not Reason.RUNTIME_NOT_FOUND:
@@ -107,72 +107,72 @@ def _invalid(job: JobObject, seen: Observed, now_s: float) -> Changes:
     ]
     new_status = status.carried(job, wanted, now_s)
     new_status["state"] = status.state_word(new_status)
-    write, look = status.due(job, new_status, seen, now_s)
+    write, look = status.due(job, new_status, observed, now_s)
     event = KubernetesEvent(
         f"invalid:{job.generation}:{job.reason}", job.reason, text, warning=True
     )
     return Changes(
-        status=new_status if write else None, events=_unsent((event,), seen), look_again_s=look
+        status=new_status if write else None, events=_unsent((event,), observed), look_again_s=look
     )
 
 
-def _suspend(job: JobObject, seen: Observed, now_s: float) -> Changes:
+def _suspend(job: JobObject, observed: Observed, now_s: float) -> Changes:
     assert job.settings is not None
-    found = suspend.suspend(job, seen, now_s)
+    decision = suspend.suspend(job, observed, now_s)
     judged = finish.judge(
-        job, seen, now_s, anybody=True, nobody_since_s=now_s, suspending=_asked_to_stop(job)
+        job, observed, now_s, anybody=True, nobody_since_s=now_s, suspending=_asked_to_stop(job)
     )
     if (
         judged.end is not None
-        and seen.coordinator is not None
-        and seen.coordinator.outcome is not None
+        and observed.coordinator is not None
+        and observed.coordinator.outcome is not None
     ):
-        return _end(job, seen, judged.end, now_s)
+        return _end(job, observed, judged.end, now_s)
     wanted = [
-        WantedCondition(ConditionType.SUSPENDED, True, found.reason, found.message),
+        WantedCondition(ConditionType.SUSPENDED, True, decision.reason, decision.message),
         WantedCondition(
             ConditionType.RING_READY, False, Reason.SUSPENDED_BY_SPEC, "the job is suspended"
         ),
         WantedCondition(ConditionType.DEGRADED, False, Reason.RESOLVED, "the job is suspended"),
         WantedCondition(ConditionType.RESIZING, False, Reason.RESOLVED, "the job is suspended"),
     ]
-    if found.reason is Reason.SUSPENDING:
+    if decision.reason is Reason.SUSPENDING:
         wanted = wanted[:1]
     new_status = status.carried(job, wanted, now_s)
     new_status.pop("activeTime", None)
-    if found.reason is not Reason.SUSPENDING:
+    if decision.reason is not Reason.SUSPENDING:
         new_status |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0}
         new_status["ready"] = f"0/{job.settings.replicas}"
         new_status.pop("transport", None)  # the next pods may be on other nodes
         # Only ranks that have made the stop round stay. Without a checkpoint no rank makes one.
-        rows = status.ranks_at_rest(job, seen, complete=False)
+        rows = status.ranks_at_rest(job, observed, complete=False)
         new_status["ranks"] = [row for row in rows if row["state"] == RankPhase.FINISHED]
         new_status |= {"stragglers": [], "stragglerCount": 0}
         status.without_eta(new_status)
-        attempts = [pod.attempt for pod in seen.own(job.uid)]
+        attempts = [pod.attempt for pod in observed.own(job.uid)]
         if attempts or job.highest_attempt:
             # At least 2, so that the pods after the resumption do not reuse names.
             new_status["highestAttempt"] = max(
-                job.highest_attempt, 2, *attempts, *seen.used.values()
+                job.highest_attempt, 2, *attempts, *observed.used.values()
             )
-        if found.loses_state:
+        if decision.loses_state:
             new_status.pop("startTime", None)
             new_status["round"] = 0
     new_status["state"] = status.state_word(new_status)
-    write, look = status.due(job, new_status, seen, now_s)
-    looks = [at for at in (found.look_again_s, look) if at is not None]
+    write, look = status.due(job, new_status, observed, now_s)
+    looks = [at for at in (decision.look_again_s, look) if at is not None]
     # Write the status before deleting pods, or a crash in between would look like a loss.
     status_first = not write and look is None
     return Changes(
         status=new_status if write else None,
-        delete=tuple(found.delete) if status_first else (),
-        events=_unsent((suspended_event(job, found),), seen),
-        targets={"stop": True} if found.stop and status_first else None,
-        stop=found.stop and status_first,
-        clocks=Clocks(stopping_s=found.stopping_s),
-        look_again_s=min(looks, default=now_s if write and found.delete else None),
-        hurry=found.stop,
-        forget_coordinator=found.done,
+        delete=tuple(decision.delete) if status_first else (),
+        events=_unsent((suspended_event(job, decision),), observed),
+        targets={"stop": True} if decision.stop and status_first else None,
+        stop=decision.stop and status_first,
+        clocks=Clocks(stopping_s=decision.stopping_s),
+        look_again_s=min(looks, default=now_s if write and decision.delete else None),
+        hurry=decision.stop,
+        forget_coordinator=decision.done,
     )
 
 
@@ -185,32 +185,32 @@ def _asked_to_stop(job: JobObject) -> bool:
     )
 
 
-def _half_suspended(job: JobObject, seen: Observed) -> bool:
+def _half_suspended(job: JobObject, observed: Observed) -> bool:
     """Return True if the job was resumed before its suspension was complete.
 
     Ranks that have stopped cannot continue, so their pods have to go first. So have the pods of
     another template: the job was suspended, changed and resumed before the operator saw it.
     """
-    left = [pod for pod in seen.own(job.uid) if not pod.deleting]
+    left = [pod for pod in observed.own(job.uid) if not pod.deleting]
     if left and job.holds(ConditionType.SUSPENDED):
         return True
     made = {pod.notes[NOTE_REVISION] for pod in left if pod.active and NOTE_REVISION in pod.notes}
     return bool(made - {job.revision})
 
 
-def _run(job: JobObject, seen: Observed, now_s: float) -> Changes:
+def _run(job: JobObject, observed: Observed, now_s: float) -> Changes:
     resumed = job.holds(ConditionType.SUSPENDED)
     if resumed:
-        seen = replace(seen, coordinator=None)  # it reported before the suspension
-    plan = resize.plan(job, seen, now_s)
-    living, overruled = evidence.may_live(job, seen, plan.losses)
-    before, nobody_s = seen.clocks, now_s
+        observed = replace(observed, coordinator=None)  # it reported before the suspension
+    plan = resize.plan(job, observed, now_s)
+    living, overruled = evidence.may_live(job, observed, plan.losses)
+    before, nobody_s = observed.clocks, now_s
     if not living:
         nobody_s = before.nobody_s if before.nobody_s is not None else now_s
         plan.keep_running(nobody_s=nobody_s)
     judged = finish.judge(
         job,
-        seen,
+        observed,
         now_s,
         anybody=bool(living),
         nobody_since_s=nobody_s,
@@ -218,25 +218,29 @@ def _run(job: JobObject, seen: Observed, now_s: float) -> Changes:
     )
     plan.look(judged.look_again_s)
     if judged.end is not None:
-        return _end(job, seen, judged.end, now_s)
+        return _end(job, observed, judged.end, now_s)
     over = ""
-    if judged.resume and seen.coordinator is not None and seen.coordinator.outcome is not None:
+    if (
+        judged.resume
+        and observed.coordinator is not None
+        and observed.coordinator.outcome is not None
+    ):
         # The lost ranks may have reported that the job ends. That no longer counts.
         clocks = replace(plan.clocks, ending_s=None)
-        over, seen = judged.resume, replace(seen, coordinator=None, clocks=clocks)
-        plan = resize.plan(job, seen, now_s)
+        over, observed = judged.resume, replace(observed, coordinator=None, clocks=clocks)
+        plan = resize.plan(job, observed, now_s)
         plan.clocks = clocks
-    coordinator = coordinator_pod(job, seen, now_s, over=over)
+    coordinator = coordinator_pod(job, observed, now_s, over=over)
     pods = (*plan.living, *([coordinator.present] if coordinator.present else []))
-    waiting = starting(pods, seen, now_s)
+    waiting = starting(pods, observed, now_s)
     plan.stuck = waiting.stuck
     plan.looks += waiting.looks
     plan.keep_running(waits_s=waiting.waits_s)
     plan.keep_running(
         node_missing_s={**plan.clocks.node_missing_s, **coordinator.node_missing_s},
-        carrier_unknown=transport.carrier_unknown(job, seen, now_s),
+        carrier_unknown=transport.carrier_unknown(job, observed, now_s),
     )
-    if seen.coordinator is None and (job.has_started or coordinator.runs):
+    if observed.coordinator is None and (job.has_started or coordinator.runs):
         away_s = before.coordinator_away_s if before.coordinator_away_s is not None else now_s
         plan.keep_running(coordinator_away_s=away_s)
         _unheard(job, plan, away_s, now_s, has_pod=coordinator.present is not None)
@@ -244,59 +248,61 @@ def _run(job: JobObject, seen: Observed, now_s: float) -> Changes:
     if judged.hold:
         plan.drop_new()
         plan.hurry = True
-    if seen.missing is not None and now_s < seen.missing.at_s + WAITS_S:
-        plan.look(seen.missing.at_s + WAITS_S)
-    network = fabric.fabric_of(job, seen)
-    if fabric.is_instead(job, seen, network):
-        seen = replace(seen, refusal=None)  # the refused pod will not be requested again
-    blocked = _may_not(job, seen, plan, network, now_s, resumed=resumed)
+    if observed.missing is not None and now_s < observed.missing.at_s + WAITS_S:
+        plan.look(observed.missing.at_s + WAITS_S)
+    network = fabric.fabric_of(job, observed)
+    if fabric.is_instead(job, observed, network):
+        observed = replace(observed, refusal=None)  # the refused pod will not be requested again
+    blocked = _may_not(job, observed, plan, network, now_s, resumed=resumed)
     provider = provider_of(job)
-    notes = provider.hold_back(job, seen, plan)
+    notes = provider.hold_back(job, observed, plan)
     makes_coordinator = (
         coordinator.make is not None and not blocked and not provider.waits(job, plan)
     )
-    wanted = _conditions(job, seen, plan, coordinator, now_s)
+    wanted = _conditions(job, observed, plan, coordinator, now_s)
     if blocked:
         plan.drop_new()
-    beside = companions(job, seen, plan, now_s, blocked=blocked)
-    new_status = status.running(job, seen, plan, wanted, now_s)
+    beside = companions(job, observed, plan, now_s, blocked=blocked)
+    new_status = status.running(job, observed, plan, wanted, now_s)
     beside.put_into(new_status)
     if isinstance(network, ChosenFabric) and (plan.living or plan.new):
         new_status["fabric"] = network.status()
-    write, look = status.due(job, new_status, seen, now_s)
+    write, look = status.due(job, new_status, observed, now_s)
     plan.look(look)
     plan.look(now_s + evidence.LOOK_S if overruled else None)
     makes = bool(plan.new) or makes_coordinator
-    secret = _secret_of(job, seen) if makes else None
+    secret = _secret_of(job, observed) if makes else None
     workers = tuple(_create(job, new, network, notes, secret) for new in plan.new if secret)
     return Changes(
         beside=beside,
-        needs_secret=secret if not seen.sent.secret else None,
+        needs_secret=secret if not observed.sent.secret else None,
         needs_service=makes_coordinator,
         coordinator=_create_coordinator(job, coordinator, network, secret)
         if makes_coordinator and secret
         else None,
         workers=workers,
-        preflight=_preflight(job, seen, network) if makes else None,
+        preflight=_preflight(job, observed, network) if makes else None,
         verify_job=bool(workers) and not plan.living and job.start_s is not None,
         delete=(*plan.delete, *coordinator.delete),
         status=new_status if write else None,
-        events=_unsent(events_of(job, seen, plan, new_status, coordinator, judged.resume), seen),
-        inventory=evidence.next_inventory(
-            seen, living, ((new.slot, new.attempt) for new in plan.new)
+        events=_unsent(
+            events_of(job, observed, plan, new_status, coordinator, judged.resume), observed
         ),
-        targets=_targets(job, seen),
+        inventory=evidence.next_inventory(
+            observed, living, ((new.slot, new.attempt) for new in plan.new)
+        ),
+        targets=_targets(job, observed),
         clocks=plan.clocks,
         ask_why=waiting.ask,
         replaced=plan.replaced,
         look_again_s=min(plan.looks, default=None),
-        hurry=plan.hurry or overruled or plan.surplus > 0 or _unsettled(job, seen, plan),
+        hurry=plan.hurry or overruled or plan.surplus > 0 or _unsettled(job, observed, plan),
     )
 
 
 def _may_not(
     job: JobObject,
-    seen: Observed,
+    observed: Observed,
     plan: PodPlan,
     network: ChosenFabric | fabric.NoFabric,
     now_s: float,
@@ -304,7 +310,7 @@ def _may_not(
     resumed: bool,
 ) -> bool:
     """Return True if no pod may be made now."""
-    due_s = refusals.retry_at(seen.refusal, job.generation)  # few at first (C7)
+    due_s = refusals.retry_at(observed.refusal, job.generation)  # pause after a refusal (C7)
     blocked = now_s < due_s
     plan.look(due_s if blocked else None)
     if isinstance(network, fabric.NoFabric):
@@ -336,31 +342,31 @@ def _unheard(job: JobObject, plan: PodPlan, since_s: float, now_s: float, *, has
 
 
 def _conditions(
-    job: JobObject, seen: Observed, plan: PodPlan, pod: CoordinatorPodDecision, now_s: float
+    job: JobObject, observed: Observed, plan: PodPlan, pod: CoordinatorPodDecision, now_s: float
 ) -> list[WantedCondition]:
     wanted = [
         WantedCondition(ConditionType.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false"),
         conditions.scheduled(job, plan, pod),
-        conditions.degraded(job, seen, plan, pod, now_s),
-        conditions.resizing(job, seen, plan),
+        conditions.degraded(job, observed, plan, pod, now_s),
+        conditions.resizing(job, observed, plan),
     ]
-    if ring := conditions.ring_ready(job, seen, plan):
+    if ring := conditions.ring_ready(job, observed, plan):
         wanted.append(ring)
-    if verified := conditions.transport_verified(job, seen):
+    if verified := conditions.transport_verified(job, observed):
         wanted.append(verified)
     return wanted
 
 
-def _secret_of(job: JobObject, seen: Observed) -> SecretId:
+def _secret_of(job: JobObject, observed: Observed) -> SecretId:
     """Return the Secret that further pods mount: that of the pods that exist, if there are any."""
-    return SecretId(seen.key_in_use(job.uid), seen.file_in_use(job.uid) or file_id(job))
+    return SecretId(observed.key_in_use(job.uid), observed.file_in_use(job.uid) or file_id(job))
 
 
 def _preflight(
-    job: JobObject, seen: Observed, network: ChosenFabric | fabric.NoFabric
+    job: JobObject, observed: Observed, network: ChosenFabric | fabric.NoFabric
 ) -> PreflightRequest | None:
     """Return what to ask before the first pod of an attempt; None if there is a pod."""
-    if isinstance(network, fabric.NoFabric) or any(pod.active for pod in seen.own(job.uid)):
+    if isinstance(network, fabric.NoFabric) or any(pod.active for pod in observed.own(job.uid)):
         return None
     return PreflightRequest(needs_dry_run(job, network), looked_up(job))
 
@@ -401,19 +407,19 @@ def _create(
     return Create(manifest, new.why)
 
 
-def _unsettled(job: JobObject, seen: Observed, plan: PodPlan) -> bool:
+def _unsettled(job: JobObject, observed: Observed, plan: PodPlan) -> bool:
     """Return True if a membership change is expected soon."""
     assert job.settings is not None
-    if seen.coordinator is None or not job.holds(ConditionType.RING_READY) or plan.new:
+    if observed.coordinator is None or not job.holds(ConditionType.RING_READY) or plan.new:
         return True
-    full = seen.coordinator.full_pods(job.settings.procs_per_replica)
-    return len(full) != job.settings.replicas or bool(seen.coordinator.stopping)
+    full = observed.coordinator.full_pods(job.settings.procs_per_replica)
+    return len(full) != job.settings.replicas or bool(observed.coordinator.stopping)
 
 
-def _targets(job: JobObject, seen: Observed) -> dict[str, Any] | None:
+def _targets(job: JobObject, observed: Observed) -> dict[str, Any] | None:
     """Return the user's settings that the coordinator does not have yet; None if it has all."""
     assert job.settings is not None
-    coordinator = seen.coordinator
+    coordinator = observed.coordinator
     if coordinator is None or coordinator.outcome is not None:
         return None
     targets: dict[str, Any] = {}
@@ -429,7 +435,7 @@ def _targets(job: JobObject, seen: Observed) -> dict[str, Any] | None:
     return targets or None
 
 
-def _end(job: JobObject, seen: Observed, end: finish.JobEnd, now_s: float) -> Changes:
+def _end(job: JobObject, observed: Observed, end: finish.JobEnd, now_s: float) -> Changes:
     kind = ConditionType.COMPLETE if end.complete else ConditionType.FAILED
     wanted = [
         WantedCondition(kind, True, end.reason, end.message),
@@ -438,17 +444,17 @@ def _end(job: JobObject, seen: Observed, end: finish.JobEnd, now_s: float) -> Ch
         WantedCondition(ConditionType.RESIZING, False, Reason.RESOLVED, "the job has ended"),
         WantedCondition(ConditionType.SUSPENDED, False, Reason.RESOLVED, "the job has ended"),
     ]
-    new_status = status.ended(job, seen, wanted, now_s, complete=end.complete)
+    new_status = status.ended(job, observed, wanted, now_s, complete=end.complete)
     first = end.message.partition("\n")[0]
     new_status["terminationReason"] = f"{end.reason}: {first}"[:TERMINATION_MAX]
     reason = Reason.JOB_FINISHED if end.complete else _known_reason(end.reason)
     event = KubernetesEvent(f"end:{kind}", reason, end.message, warning=not end.complete)
-    return Changes(status=new_status, events=_unsent((event,), seen))
+    return Changes(status=new_status, events=_unsent((event,), observed))
 
 
 def _known_reason(reason: str) -> Reason:
     return next((known for known in Reason if known == reason), Reason.JOB_FAILED)
 
 
-def _unsent(events: tuple[KubernetesEvent, ...], seen: Observed) -> tuple[KubernetesEvent, ...]:
-    return tuple(event for event in events if event.key not in seen.sent.events)
+def _unsent(events: tuple[KubernetesEvent, ...], observed: Observed) -> tuple[KubernetesEvent, ...]:
+    return tuple(event for event in events if event.key not in observed.sent.events)

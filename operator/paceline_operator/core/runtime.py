@@ -100,10 +100,10 @@ def admit(body: Mapping[str, Any], runtimes: Runtimes) -> RuntimeMerge:
         runtime = Runtime(str(kept["kind"]), str(kept["name"]), without_nulls(kept["spec"]))
     else:
         key = _key(ref, str(body["metadata"].get("namespace") or "default"))
-        seen = runtimes.get(key)
-        if seen is None:
+        current = runtimes.get(key)
+        if current is None:
             return RuntimeMerge(written, {}, "", Reason.RUNTIME_NOT_FOUND, _missing(key))
-        runtime, kept = seen.runtime, seen.kept()
+        runtime, kept = current.runtime, current.kept()
     merged = merge(runtime, written)
     if merged.refused:
         problem = _refusals(runtime, merged)
@@ -136,24 +136,26 @@ def _refusals(runtime: Runtime, merged: Merged) -> str:
 # ---- the runtime itself ---------------------------------------------------------------------
 
 
-def judge(seen: SeenRuntime, now_s: float) -> dict[str, Any] | None:
+def judge(observed: SeenRuntime, now_s: float) -> dict[str, Any] | None:
     """Return the status that a runtime should have.
 
     Args:
-        seen: The runtime.
+        observed: The runtime.
         now_s: The present time.
 
     Returns:
         The whole status; None if the runtime has it already.
     """
-    if seen.status.get("observedGeneration") == seen.generation and seen.status.get("conditions"):
+    if observed.status.get("observedGeneration") == observed.generation and observed.status.get(
+        "conditions"
+    ):
         return None
-    problems = _problems(seen)
+    problems = _problems(observed)
     reason, message = Reason.RUNTIME_VALID, "a job that brings a command is valid with it"
     if problems:
         reason, message = Reason.RUNTIME_INVALID, "; ".join(problems)
     holds = "False" if problems else "True"
-    conditions = seen.status.get("conditions") or ()
+    conditions = observed.status.get("conditions") or ()
     since = next(
         (c.get("lastTransitionTime") for c in conditions if _is_ready(c) and c["status"] == holds),
         None,
@@ -164,23 +166,23 @@ def judge(seen: SeenRuntime, now_s: float) -> dict[str, Any] | None:
         "reason": str(reason),
         "message": message[:MESSAGE_MAX],
         "lastTransitionTime": since or timestamp(now_s),
-        "observedGeneration": seen.generation,
+        "observedGeneration": observed.generation,
     }
-    return {"observedGeneration": seen.generation, "conditions": [condition]}
+    return {"observedGeneration": observed.generation, "conditions": [condition]}
 
 
 def _is_ready(condition: Mapping[str, Any]) -> bool:
     return condition.get("type") == READY
 
 
-def _problems(seen: SeenRuntime) -> list[str]:
+def _problems(current: SeenRuntime) -> list[str]:
     try:
         runtime = runtime_from_mapping(
             {
                 "apiVersion": API_VERSION,
-                "kind": seen.kind,
-                "metadata": {"name": seen.name},
-                "spec": seen.spec,
+                "kind": current.kind,
+                "metadata": {"name": current.name},
+                "spec": current.spec,
             }
         )
     except PacelineError as error:

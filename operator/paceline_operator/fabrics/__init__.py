@@ -19,9 +19,9 @@ from paceline_api.types.fabric import OWN, OWN_SPEC, PLAIN, PLAIN_SPEC, FabricPr
 @cache
 def built_in() -> Mapping[str, FabricSpec]:
     """Return the built-in profiles by name."""
-    found = {PLAIN: PLAIN_SPEC, OWN: OWN_SPEC}
+    specs = {PLAIN: PLAIN_SPEC, OWN: OWN_SPEC}
     for file in sorted(files(__package__).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".yaml"):
             profile = FabricProfile.model_validate(yaml.safe_load(file.read_text()))
-            found[profile.metadata.name] = profile.spec
-    return found
+            specs[profile.metadata.name] = profile.spec
+    return specs

@@ -174,12 +174,12 @@ def failures(
 
 def newest_by_slot(workers: Iterable[Pod]) -> dict[int, Pod]:
     """Return the pod with the highest attempt of each slot."""
-    found: dict[int, Pod] = {}
+    newest: dict[int, Pod] = {}
     for pod in workers:
-        known = found.get(pod.slot)
+        known = newest.get(pod.slot)
         if known is None or pod.attempt > known.attempt:
-            found[pod.slot] = pod
-    return found
+            newest[pod.slot] = pod
+    return newest
 
 
 def replaced_so_far(workers: Iterable[Pod], known: int) -> int:

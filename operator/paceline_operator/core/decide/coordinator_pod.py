@@ -47,13 +47,13 @@ class CoordinatorPodDecision:
 
 
 def coordinator_pod(
-    job: JobObject, seen: Observed, now_s: float, *, over: str = ""
+    job: JobObject, observed: Observed, now_s: float, *, over: str = ""
 ) -> CoordinatorPodDecision:
     """Decide what to do with the coordinator's pods.
 
     Args:
         job: A job with a valid spec.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         now_s: The present time.
         over: Reason why the present coordinator cannot serve any longer; empty if it can.
 
@@ -61,47 +61,49 @@ def coordinator_pod(
         The decision.
     """
     assert job.settings is not None
-    found = CoordinatorPodDecision()
-    pods = [pod for pod in seen.own(job.uid) if pod.is_coordinator]
+    decision = CoordinatorPodDecision()
+    pods = [pod for pod in observed.own(job.uid) if pod.is_coordinator]
     usable: list[Pod] = []
     node_lost_s = job.settings.elasticity.node_lost_ns / NS_PER_S
     for pod in sorted((p for p in pods if p.active), key=lambda p: p.attempt):
-        speaks = evidence.answers(pod, seen, now_s)
-        loss = evidence.lost(pod, seen, speaks=speaks, node_lost_s=node_lost_s, now_s=now_s)
+        speaks = evidence.answers(pod, observed, now_s)
+        loss = evidence.lost(pod, observed, speaks=speaks, node_lost_s=node_lost_s, now_s=now_s)
         if loss.node_missing_s is not None:
-            found.node_missing_s[pod.node] = loss.node_missing_s
+            decision.node_missing_s[pod.node] = loss.node_missing_s
         if loss.look_again_s is not None:
-            found.look_again_s = min(loss.look_again_s, found.look_again_s or loss.look_again_s)
+            decision.look_again_s = min(
+                loss.look_again_s, decision.look_again_s or loss.look_again_s
+            )
         why = loss.why or over
         if not why and pod.waiting.startswith(CRASHING):
             if now_s - pod.created_s >= CRASHING_S:
                 why = f"{pod.name} crashes again and again: {pod.waiting}"
             else:
-                found.look_again_s = pod.created_s + CRASHING_S
+                decision.look_again_s = pod.created_s + CRASHING_S
         if why:
-            found.delete.append(Delete(pod.name, pod.uid, why))
-            found.why = why
+            decision.delete.append(Delete(pod.name, pod.uid, why))
+            decision.why = why
         else:
             usable.append(pod)
     for pod in usable[:-1]:
-        found.delete.append(Delete(pod.name, pod.uid, f"{usable[-1].name} has taken its place"))
+        decision.delete.append(Delete(pod.name, pod.uid, f"{usable[-1].name} has taken its place"))
     ended = sorted((p for p in pods if p.ended and not p.deleting), key=lambda p: -p.attempt)
     for pod in ended[backoff.KEPT :]:
-        found.delete.append(Delete(pod.name, pod.uid, "only the last ended pods are kept"))
+        decision.delete.append(Delete(pod.name, pod.uid, "only the last ended pods are kept"))
     if usable:
-        found.present = usable[-1]
-        return found
+        decision.present = usable[-1]
+        return decision
     verdict = backoff.verdict(max(pods, key=lambda p: p.attempt, default=None), now_s)
     if verdict.due_s > now_s:
-        found.waiting = f"{verdict.why}; it is made anew in {verdict.due_s - now_s:.0f} s"
-        found.look_again_s = min(verdict.due_s, found.look_again_s or verdict.due_s)
-        return found
+        decision.waiting = f"{verdict.why}; it is made anew in {verdict.due_s - now_s:.0f} s"
+        decision.look_again_s = min(verdict.due_s, decision.look_again_s or verdict.due_s)
+        return decision
     if verdict.slot_failures:
-        found.notes[backoff.NOTE_SLOT_FAILURES] = str(verdict.slot_failures)
-    known = [pod.attempt for pod in seen.pods if pod.is_coordinator]
-    found.make = max([*known, seen.used.get(NO_SLOT, 0)], default=0) + 1
-    if found.make == 1 and (job.start_s is not None or job.highest_attempt > 1):
-        found.make = job.highest_attempt + 1
+        decision.notes[backoff.NOTE_SLOT_FAILURES] = str(verdict.slot_failures)
+    known = [pod.attempt for pod in observed.pods if pod.is_coordinator]
+    decision.make = max([*known, observed.used.get(NO_SLOT, 0)], default=0) + 1
+    if decision.make == 1 and (job.start_s is not None or job.highest_attempt > 1):
+        decision.make = job.highest_attempt + 1
     gone = "it is gone" if job.has_started else "the job starts"
-    found.why = found.why or (verdict.why if pods else gone)
-    return found
+    decision.why = decision.why or (verdict.why if pods else gone)
+    return decision

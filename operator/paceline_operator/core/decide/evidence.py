@@ -44,22 +44,22 @@ class Loss:
     usable."""
 
 
-def speaking(seen: Observed) -> Places:
+def speaking(observed: Observed) -> Places:
     """Return the pods that have a rank with a recent heartbeat at the coordinator."""
-    return seen.coordinator.speaking_pods() if seen.coordinator is not None else set()
+    return observed.coordinator.speaking_pods() if observed.coordinator is not None else set()
 
 
-def answers(pod: Pod, seen: Observed, now_s: float) -> bool:
+def answers(pod: Pod, observed: Observed, now_s: float) -> bool:
     """Return True if the operator itself has recently received an answer from this coordinator."""
-    coordinator = seen.coordinator
+    coordinator = observed.coordinator
     return (
         coordinator is not None
         and coordinator.coordinator == pod.uid
-        and now_s - seen.coordinator_heard_s < POLL_S + REPLY_S
+        and now_s - observed.coordinator_heard_s < POLL_S + REPLY_S
     )
 
 
-def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: float) -> Loss:
+def lost(pod: Pod, observed: Observed, *, speaks: bool, node_lost_s: float, now_s: float) -> Loss:
     """Decide whether a pod is lost with its node.
 
     If more than half of all nodes are NotReady, nothing is concluded: it is more likely that the
@@ -67,7 +67,7 @@ def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: f
 
     Args:
         pod: The pod.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         speaks: True if the pod's processes answer the operator or the coordinator.
         node_lost_s: Seconds of NotReady after which a node counts as lost.
         now_s: The present time.
@@ -75,13 +75,13 @@ def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: f
     Returns:
         The verdict.
     """
-    if not pod.node or not seen.nodes_fresh or not seen.nodes:
+    if not pod.node or not observed.nodes_fresh or not observed.nodes:
         return Loss()
-    node = seen.nodes.get(pod.node)
+    node = observed.nodes.get(pod.node)
     if (node is None or node.troubled) and speaks:
         return Loss(look_again_s=now_s + SPEAKS_LOOK_S)  # only its kubelet is away
     if node is None:
-        first_s = seen.clocks.node_missing_s.get(pod.node, now_s)
+        first_s = observed.clocks.node_missing_s.get(pod.node, now_s)
         if now_s - first_s >= GONE_S:
             return Loss(f"node {pod.node} of {pod.name} is gone", node_missing_s=first_s)
         return Loss(look_again_s=first_s + GONE_S, node_missing_s=first_s)
@@ -89,81 +89,82 @@ def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: f
         return Loss(f"node {pod.node} of {pod.name} is out of service")
     if node.ready:
         return Loss()
-    away = sum(not other.ready for other in seen.nodes.values())
-    if 2 * away > len(seen.nodes):
+    away = sum(not other.ready for other in observed.nodes.values())
+    if 2 * away > len(observed.nodes):
         # It is more likely that the cluster cannot see its nodes than that most have died.
         return Loss(look_again_s=now_s + node_lost_s)
     # For a pod that is younger than the failure, the time starts with its creation.
     due_s = max(node.not_ready_since_s, pod.created_s) + node_lost_s
     if pod.is_worker:
         # The worker may live and not have found a new coordinator yet.
-        due_s = max([due_s, *(made_s + FOUND_S for made_s in _coordinators_made(pod, seen))])
+        due_s = max([due_s, *(made_s + FOUND_S for made_s in _coordinators_made(pod, observed))])
     if now_s < due_s:
         return Loss(look_again_s=due_s)
     return Loss(f"node {pod.node} of {pod.name} has been NotReady for {node_lost_s:.0f} s")
 
 
-def _coordinators_made(pod: Pod, seen: Observed) -> Iterable[float]:
+def _coordinators_made(pod: Pod, observed: Observed) -> Iterable[float]:
     """Return the creation times of the active coordinators of a pod's job."""
-    return (p.created_s for p in seen.own(pod.owner) if p.is_coordinator and p.active)
+    return (p.created_s for p in observed.own(pod.owner) if p.is_coordinator and p.active)
 
 
 def may_live(
-    job: JobObject, seen: Observed, losses: dict[str, str]
+    job: JobObject, observed: Observed, losses: dict[str, str]
 ) -> tuple[frozenset[tuple[int, int]], bool]:
     """Return the pods that may have processes.
 
     Args:
         job: The job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         losses: Reasons why pods are lost with their node, by uid.
 
     Returns:
         Slot and attempt of the pods, and True if one of them is included only because of its
         heartbeat.
     """
-    heard = speaking(seen)
-    workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
-    found: set[tuple[int, int]] = set()
+    speakers = speaking(observed)
+    workers = [pod for pod in observed.own(job.uid) if pod.is_worker]
+    places: set[tuple[int, int]] = set()
     overruled = False
     for pod in workers:
         place = (pod.slot, pod.attempt)
         proven = pod.ended or pod.uid in losses
         if not proven:
-            found.add(place)
-        elif place in heard:
-            found.add(place)
+            places.add(place)
+        elif place in speakers:
+            places.add(place)
             overruled = True
     known = {(pod.slot, pod.attempt) for pod in workers}
-    ghosts = heard - known
-    return frozenset(found | ghosts), overruled or bool(ghosts)
+    ghosts = speakers - known
+    return frozenset(places | ghosts), overruled or bool(ghosts)
 
 
 def next_inventory(
-    seen: Observed, living: frozenset[tuple[int, int]], planned: Iterable[tuple[int, int]]
+    observed: Observed, living: frozenset[tuple[int, int]], planned: Iterable[tuple[int, int]]
 ) -> PodInventory | None:
     """Return the inventory to send; None if the coordinator already has it.
 
     It includes planned pods: no process may start before a revision that names its pod exists.
 
     Args:
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         living: Pods that may have processes.
         planned: Pods that this decision creates.
 
     Returns:
         The inventory with a revision above all earlier ones.
     """
-    if seen.coordinator is None:
+    if observed.coordinator is None:
         return None
     pods = living | frozenset(planned)
-    sent, coordinator = seen.sent, seen.coordinator
+    sent, coordinator = observed.sent, observed.coordinator
     if pods == sent.inventory and sent.revision:
         forgotten = (
-            coordinator.inventory < sent.revision and seen.coordinator_heard_s > sent.inventory_s
+            coordinator.inventory < sent.revision
+            and observed.coordinator_heard_s > sent.inventory_s
         )
         if not forgotten:
             return None
-    floor = seen.epoch << 32
+    floor = observed.epoch << 32
     revision = max(sent.revision, coordinator.inventory, floor) + 1
     return PodInventory(revision, tuple(sorted(pods)))

@@ -55,12 +55,12 @@ class NoFabric:
     """Reason and remedy, worded for the user."""
 
 
-def fabric_of(job: JobObject, seen: Observed) -> ChosenFabric | NoFabric:
+def fabric_of(job: JobObject, observed: Observed) -> ChosenFabric | NoFabric:
     """Return the fabric profile for a job's workers.
 
     Args:
         job: The job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
 
     Returns:
         The profile that the status stores or that is chosen now, or the reason why none fits.
@@ -72,26 +72,26 @@ def fabric_of(job: JobObject, seen: Observed) -> ChosenFabric | NoFabric:
             kept["profile"], kept.get("carries", ""), kept.get("pod") or {}, message
         )
     wanted, required = job.resolved["fabric"]["profile"], job.resolved["fabric"]["required"]
-    nodes = _candidates(job, seen.nodes.values())
+    nodes = _candidates(job, observed.nodes.values())
     if wanted == AUTO:
         # Pods made before a crash name a profile that the status does not have yet.
-        noted = (pod.notes.get(NOTE_FABRIC, "") for pod in seen.own(job.uid))
+        noted = (pod.notes.get(NOTE_FABRIC, "") for pod in observed.own(job.uid))
         begun = PLAIN if job.start_s is not None else AUTO
-        wanted = next((name for name in noted if name in seen.fabrics), begun)
+        wanted = next((name for name in noted if name in observed.fabrics), begun)
     if wanted != AUTO:
-        return _named(wanted, seen, nodes, required)
+        return _named(wanted, observed, nodes, required)
     if required == FabricRequirement.ANY:
-        return _offered(job, seen, nodes)
-    return _required(job, seen, nodes, required)
+        return _offered(job, observed, nodes)
+    return _required(job, observed, nodes, required)
 
 
 def _named(
-    wanted: str, seen: Observed, nodes: list[Node], required: FabricRequirement
+    wanted: str, observed: Observed, nodes: list[Node], required: FabricRequirement
 ) -> ChosenFabric | NoFabric:
     """Return the profile of this name, or why the job cannot use it."""
-    profile = seen.fabrics.get(wanted)
+    profile = observed.fabrics.get(wanted)
     if profile is None:
-        known = ", ".join(sorted(seen.fabrics))
+        known = ", ".join(sorted(observed.fabrics))
         return NoFabric(
             f"spec.fabric.profile: {wanted} is not known; use one of {known}, or make a "
             "FabricProfile of that name"
@@ -104,7 +104,7 @@ def _named(
     return _filled(wanted, profile, nodes)
 
 
-def _offered(job: JobObject, seen: Observed, nodes: list[Node]) -> ChosenFabric | NoFabric:
+def _offered(job: JobObject, observed: Observed, nodes: list[Node]) -> ChosenFabric | NoFabric:
     """Choose the profile of a job that requires nothing.
 
     A profile is taken only if all nodes fit and hold as many workers as without it, since it must
@@ -113,54 +113,54 @@ def _offered(job: JobObject, seen: Observed, nodes: list[Node]) -> ChosenFabric 
 
     Args:
         job: The job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         nodes: Nodes on which a worker could run.
 
     Returns:
         The profile; the plain one, with the reason, if the nodes offer one that is not taken.
     """
-    if _asks_itself(job, seen.fabrics):
+    if _asks_itself(job, observed.fabrics):
         return ChosenFabric(OWN, str(OWN_SPEC.carries), {})
     if not _devices_of(job):
         return _plain("")
-    best = _best(job, seen.fabrics, nodes, FabricRequirement.ANY)
+    best = _best(job, observed.fabrics, nodes, FabricRequirement.ANY)
     free = _best(
         job,
-        {name: spec for name, spec in seen.fabrics.items() if not _privileged(spec)},
+        {name: spec for name, spec in observed.fabrics.items() if not _privileged(spec)},
         nodes,
         FabricRequirement.ANY,
     )
     match free or best:
         case []:
-            unclear = _unclear(job, seen.fabrics, nodes, FabricRequirement.ANY)
+            unclear = _unclear(job, observed.fabrics, nodes, FabricRequirement.ANY)
             return _plain(f"{unclear}; until then the pods use {PLAIN}" if unclear else "")
         case [name] if free:
-            less = _refused(name, seen)
-            return _plain(less) if less else _filled(name, seen.fabrics[name], nodes)
+            less = _refused(name, observed)
+            return _plain(less) if less else _filled(name, observed.fabrics[name], nodes)
         case [name]:
-            return _plain(_unasked(name, seen))
+            return _plain(_unasked(name, observed))
         case names:
             return _plain(f"{_ambiguous(names)}; until then the pods use {PLAIN}")
 
 
 def _required(
-    job: JobObject, seen: Observed, nodes: list[Node], required: FabricRequirement
+    job: JobObject, observed: Observed, nodes: list[Node], required: FabricRequirement
 ) -> ChosenFabric | NoFabric:
     """Choose the profile of a job that requires a network; some nodes must offer it."""
-    match _best(job, seen.fabrics, nodes, required):
+    match _best(job, observed.fabrics, nodes, required):
         case [name]:
-            return _filled(name, seen.fabrics[name], nodes)
+            return _filled(name, observed.fabrics[name], nodes)
         case []:
             pass
         case names:
             return NoFabric(f"spec.fabric.required: {required}, and {_ambiguous(names)}")
-    if _asks_itself(job, seen.fabrics):
+    if _asks_itself(job, observed.fabrics):
         return ChosenFabric(OWN, str(OWN_SPEC.carries), {})
-    if unclear := _unclear(job, seen.fabrics, nodes, required):
+    if unclear := _unclear(job, observed.fabrics, nodes, required):
         return NoFabric(f"spec.fabric.required: {required}, and {unclear}")
     return NoFabric(
         f"spec.fabric.required: {required}, and no profile that carries it fits the nodes of "
-        f"this job ({len(nodes)} seen); looked for: {_offers(seen, required)}. Install the "
+        f"this job ({len(nodes)} seen); looked for: {_offers(observed, required)}. Install the "
         "device plugin of the network, make a FabricProfile for it, or name one in "
         "spec.fabric.profile"
     )
@@ -300,9 +300,9 @@ def _asks_itself(job: JobObject, profiles: Mapping[str, FabricSpec]) -> bool:
     )
 
 
-def _forbidden(seen: Observed, profile: FabricSpec) -> bool:
+def _forbidden(observed: Observed, profile: FabricSpec) -> bool:
     """Return True if the last refusal is due to what the profile adds unasked."""
-    refusal = seen.refusal
+    refusal = observed.refusal
     if refusal is None or refusal.subject is not Subject.WORKER:
         return False
     if refusal.kind is RefusalKind.QUOTA:
@@ -311,27 +311,27 @@ def _forbidden(seen: Observed, profile: FabricSpec) -> bool:
     return refusal.kind is RefusalKind.FORBIDDEN or POD_SECURITY in refusal.message
 
 
-def is_instead(job: JobObject, seen: Observed, fabric: ChosenFabric | NoFabric) -> bool:
+def is_instead(job: JobObject, observed: Observed, fabric: ChosenFabric | NoFabric) -> bool:
     """Return True if this fabric replaces one that the API server has refused.
 
     A second refusal in a row is attributed to the template.
 
     Args:
         job: The job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         fabric: The result of `fabric_of`.
 
     Returns:
         True if the refusal no longer applies to what would be created now.
     """
-    refusal = seen.refusal
+    refusal = observed.refusal
     if refusal is None or refusal.count > 1 or job.status.get("fabric"):
         return False
     return isinstance(fabric, ChosenFabric) and refusal.message in fabric.message
 
 
-def _unasked(name: str, seen: Observed) -> str:
-    carries = seen.fabrics[name].carries
+def _unasked(name: str, observed: Observed) -> str:
+    carries = observed.fabrics[name].carries
     required = "" if carries == FabricRequirement.ANY else f"spec.fabric.required: {carries}, or "
     return (
         f"the nodes offer profile {name}, which gives pods privileges; nobody has asked for it, so "
@@ -362,12 +362,12 @@ def _privileged(profile: FabricSpec) -> bool:
     )
 
 
-def _refused(name: str, seen: Observed) -> str:
-    if seen.refusal is None or not _forbidden(seen, seen.fabrics[name]):
+def _refused(name: str, observed: Observed) -> str:
+    if observed.refusal is None or not _forbidden(observed, observed.fabrics[name]):
         return ""
     return (
         f"the nodes offer profile {name}, and the namespace forbids it: "
-        f"{seen.refusal.message}; the pods use {PLAIN}. Allow it (pod security: the label "
+        f"{observed.refusal.message}; the pods use {PLAIN}. Allow it (pod security: the label "
         "pod-security.kubernetes.io/enforce: privileged on the namespace), and make the job anew"
     )
 
@@ -450,14 +450,14 @@ def _carries(profile: FabricSpec, required: FabricRequirement | str) -> bool:
     return RANK.index(profile.carries) >= RANK.index(FabricRequirement(required))
 
 
-def _offers(seen: Observed, required: FabricRequirement) -> str:
+def _offers(observed: Observed, required: FabricRequirement) -> str:
     """Describe the profiles for which `auto` has searched the nodes, for a message."""
-    found = [
+    offers = [
         f"{name} ({', '.join((profile.pod.resources if profile.pod else None) or ['labels'])})"
-        for name, profile in sorted(seen.fabrics.items())
+        for name, profile in sorted(observed.fabrics.items())
         if _says_where(profile) and _carries(profile, required)
     ]
-    return "; ".join(found) or "nothing, since no profile carries it"
+    return "; ".join(offers) or "nothing, since no profile carries it"
 
 
 def _filled(name: str, profile: FabricSpec, nodes: list[Node]) -> ChosenFabric | NoFabric:

@@ -53,7 +53,7 @@ class Judgement:
 
 def judge(
     job: JobObject,
-    seen: Observed,
+    observed: Observed,
     now_s: float,
     *,
     anybody: bool,
@@ -64,7 +64,7 @@ def judge(
 
     Args:
         job: A job with a valid spec.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         now_s: The present time.
         anybody: True if a process of the job may live.
         nobody_since_s: Time since which no process can live; only used if `anybody` is False.
@@ -75,7 +75,7 @@ def judge(
         The end of the job, or why it resumes or holds, and when to look again.
     """
     assert job.settings is not None
-    coordinator = seen.coordinator
+    coordinator = observed.coordinator
     if coordinator is not None and coordinator.outcome is not None and not suspending:
         outcome = coordinator.outcome
         if outcome.complete:
@@ -84,27 +84,27 @@ def judge(
         if outcome.reason in RESUMABLE and job.settings.checkpoint is not None:
             return Judgement(resume=message)
         return Judgement(JobEnd(False, _one_word(outcome.reason), message))
-    done = next((pod for pod in seen.own(job.uid) if pod.released and not pod.deleting), None)
+    done = next((pod for pod in observed.own(job.uid) if pod.released and not pod.deleting), None)
     # A coordinator with living ranks learns from them how the job ended, so wait for its outcome.
     if done is not None and not suspending and (coordinator is None or not anybody):
         return Judgement(JobEnd(True, Reason.JOB_FINISHED, f"{done.name} was released as finished"))
     # After the last round, dead ranks do not fail the job (R17).
     at_its_end = coordinator is not None and coordinator.stopping
-    ruled = None if at_its_end else _by_rule(job, seen)
+    ruled = None if at_its_end else _by_rule(job, observed)
     if ruled is not None:
         return Judgement(ruled)
     late = _deadline(job, now_s)
     if isinstance(late, JobEnd):
         return Judgement(late)
     given_up, start_s = never_started(job, now_s)
-    if given_up and not anybody_trains(seen):
+    if given_up and not anybody_trains(observed):
         return Judgement(JobEnd(False, Reason.START_DEADLINE_EXCEEDED, given_up))
-    unfit = None if suspending else transport.preflight(job, seen, now_s)
+    unfit = None if suspending else transport.preflight(job, observed, now_s)
     if isinstance(unfit, str):
         return Judgement(JobEnd(False, Reason.PREFLIGHT_FAILED, unfit))
     lost = Judgement()
     if job.start_s is not None and not suspending:
-        lost = _state(job, seen, now_s, anybody=anybody, nobody_since_s=nobody_since_s)
+        lost = _state(job, observed, now_s, anybody=anybody, nobody_since_s=nobody_since_s)
     looks = [at for at in (late, unfit, lost.look_again_s, start_s or None) if at is not None]
     looks = [at for at in looks if at > now_s or at != start_s]
     if looks and lost.end is None:
@@ -112,9 +112,9 @@ def judge(
     return lost
 
 
-def anybody_trains(seen: Observed) -> bool:
+def anybody_trains(observed: Observed) -> bool:
     """Return True if the coordinator reports a membership, which the status may not have yet."""
-    return seen.coordinator is not None and bool(seen.coordinator.membership)
+    return observed.coordinator is not None and bool(observed.coordinator.membership)
 
 
 def _deadline(job: JobObject, now_s: float) -> JobEnd | float | None:
@@ -140,25 +140,25 @@ def _deadline(job: JobObject, now_s: float) -> JobEnd | float | None:
     return JobEnd(False, Reason.DEADLINE_EXCEEDED, text)
 
 
-def _by_rule(job: JobObject, seen: Observed) -> JobEnd | None:
+def _by_rule(job: JobObject, observed: Observed) -> JobEnd | None:
     """Return the end of the job if failurePolicy or backoffLimit demands it, else None.
 
     Only ends of pods count here. The coordinator handles ranks that end while their pod lives.
 
     Args:
         job: The job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
 
     Returns:
         The end; None if the job may continue.
     """
     assert job.settings is not None
-    workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
+    workers = [pod for pod in observed.own(job.uid) if pod.is_worker]
     rules = job.settings.failure_rules
     for pod in workers:
         if backoff.rule_for(pod, rules) is FailureAction.FAIL_JOB:
             return JobEnd(False, Reason.FAILURE_POLICY, _last_words(pod))
-    version = max(seen.version, job.round)
+    version = max(observed.version, job.round)
     failures = backoff.failures(workers, version, rules)
     if failures > job.settings.backoff_limit:
         last = max((p for p in workers if p.end), key=lambda p: p.ended_seen_s, default=None)
@@ -173,12 +173,12 @@ def _by_rule(job: JobObject, seen: Observed) -> JobEnd | None:
 
 
 def _state(
-    job: JobObject, seen: Observed, now_s: float, *, anybody: bool, nobody_since_s: float
+    job: JobObject, observed: Observed, now_s: float, *, anybody: bool, nobody_since_s: float
 ) -> Judgement:
     """End or resume a job that lost all ranks after it trained; it never silently restarts."""
     assert job.settings is not None
     resumable = job.settings.checkpoint is not None
-    coordinator = seen.coordinator
+    coordinator = observed.coordinator
     before = job.round
     if not anybody and not job.set_aside:
         due_s = nobody_since_s + NOBODY_S
@@ -215,12 +215,12 @@ def _one_word(reason: str) -> str:
     return reason if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", reason) else "Failed"
 
 
-def after_the_end(job: JobObject, seen: Observed, now_s: float) -> Changes:
+def after_the_end(job: JobObject, observed: Observed, now_s: float) -> Changes:
     """Remove the pods of a job whose end is in the status.
 
     Args:
         job: A finished job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         now_s: The present time.
 
     Returns:
@@ -233,25 +233,27 @@ def after_the_end(job: JobObject, seen: Observed, now_s: float) -> Changes:
     grace_s = (settings.elasticity.drain_grace_ns / NS_PER_S if settings else 60.0) + END_MARGIN_S
     # Workers that were released or informed of the end exit by themselves and keep their logs.
     # Other workers do not know of the end and are deleted at once.
-    has_outcome = seen.coordinator is not None and seen.coordinator.outcome is not None
+    has_outcome = observed.coordinator is not None and observed.coordinator.outcome is not None
     in_order = has_outcome or job.holds(ConditionType.COMPLETE)
-    pods = [pod for pod in seen.own(job.uid) if not pod.deleting]
+    pods = [pod for pod in observed.own(job.uid) if not pod.deleting]
     delete: list[Delete] = []
     looks: list[float] = []
     running = [pod for pod in pods if pod.is_worker and not pod.ended]
     overdue = True
     for pod in running:
-        due_s = _shown_since_s(job, seen, pod, ended_s, now_s) + grace_s if in_order else ended_s
+        due_s = (
+            _shown_since_s(job, observed, pod, ended_s, now_s) + grace_s if in_order else ended_s
+        )
         overdue = overdue and now_s >= due_s
         if policy is CleanPodPolicy.NONE:
             continue
         if now_s >= due_s:
             delete.append(Delete(pod.name, pod.uid, "the job has ended"))
         else:
-            looks.append(due_s if seen.pods_live_s is not None else now_s + BLIND_LOOK_S)
+            looks.append(due_s if observed.pods_live_s is not None else now_s + BLIND_LOOK_S)
     if policy is CleanPodPolicy.RUNNING:
         for pod in (pod for pod in pods if pod.is_worker and pod.lingers):
-            since_s = _shown_since_s(job, seen, pod, max(ended_s, pod.ended_seen_s), now_s)
+            since_s = _shown_since_s(job, observed, pod, max(ended_s, pod.ended_seen_s), now_s)
             gone_s = since_s + backoff.SIDECAR_S
             looks.append(gone_s)
             if now_s >= gone_s:
@@ -273,7 +275,9 @@ def after_the_end(job: JobObject, seen: Observed, now_s: float) -> Changes:
     return Changes(delete=tuple(delete), delete_job=delete_job, look_again_s=look)
 
 
-def _shown_since_s(job: JobObject, seen: Observed, pod: Pod, since_s: float, now_s: float) -> float:
+def _shown_since_s(
+    job: JobObject, observed: Observed, pod: Pod, since_s: float, now_s: float
+) -> float:
     """Return the time from which the operator would have observed an end after `since_s`.
 
     While the API server or the pod's kubelet is away, a pod that has ended is shown as running. Its
@@ -282,7 +286,7 @@ def _shown_since_s(job: JobObject, seen: Observed, pod: Pod, since_s: float, now
 
     Args:
         job: The job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         pod: The pod.
         since_s: Time of the event after which the pod should have ended.
         now_s: The present time.
@@ -290,10 +294,10 @@ def _shown_since_s(job: JobObject, seen: Observed, pod: Pod, since_s: float, now
     Returns:
         Seconds of the operator's wall clock.
     """
-    if seen.pods_live_s is None:
+    if observed.pods_live_s is None:
         return now_s
-    since_s = max(since_s, seen.pods_live_s)
-    node = seen.nodes.get(pod.node) if seen.nodes_fresh else None
+    since_s = max(since_s, observed.pods_live_s)
+    node = observed.nodes.get(pod.node) if observed.nodes_fresh else None
     if node is None or node.out_of_service:
         return since_s
     if node.ready:

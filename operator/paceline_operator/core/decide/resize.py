@@ -30,12 +30,12 @@ STUCK_S: Final = 60.0
 """Seconds after which a replacement that fits on no other node may run on the slow one."""
 
 
-def plan(job: JobObject, seen: Observed, now_s: float) -> PodPlan:
+def plan(job: JobObject, observed: Observed, now_s: float) -> PodPlan:
     """Plan the worker pods of a job.
 
     Args:
         job: A job with a valid spec.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         now_s: The present time.
 
     Returns:
@@ -43,17 +43,17 @@ def plan(job: JobObject, seen: Observed, now_s: float) -> PodPlan:
     """
     assert job.settings is not None
     made = PodPlan()
-    workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
+    workers = [pod for pod in observed.own(job.uid) if pod.is_worker]
     known = int((job.status.get("restarts") or {}).get("replicas") or 0)
-    made.replaced = backoff.replaced_so_far(workers, max(known, seen.replaced))
+    made.replaced = backoff.replaced_so_far(workers, max(known, observed.replaced))
     node_lost_s = job.settings.elasticity.node_lost_ns / NS_PER_S
-    heard = evidence.speaking(seen)
+    speakers = evidence.speaking(observed)
     missing_s: dict[str, float] = {}
     for pod in workers:
         if pod.ended:
             continue
-        speaks = (pod.slot, pod.attempt) in heard
-        loss = evidence.lost(pod, seen, speaks=speaks, node_lost_s=node_lost_s, now_s=now_s)
+        speaks = (pod.slot, pod.attempt) in speakers
+        loss = evidence.lost(pod, observed, speaks=speaks, node_lost_s=node_lost_s, now_s=now_s)
         made.look(loss.look_again_s)
         if loss.node_missing_s is not None:
             missing_s[pod.node] = loss.node_missing_s
@@ -64,24 +64,24 @@ def plan(job: JobObject, seen: Observed, now_s: float) -> PodPlan:
     made.keep_running(node_missing_s=missing_s)
     living = [pod for pod in workers if pod.active and pod.uid not in made.losses]
     living = _without_doubles(living, made)
-    replaced = _replace_slow(job, seen, living, made, now_s)
+    replaced = _replace_slow(job, observed, living, made, now_s)
     replaced |= _replace_stuck(living, made, now_s)
     made.living = [pod for pod in living if pod.uid not in replaced]
-    if not _is_at_its_end(seen, workers, made, now_s):
-        _fill(job, seen, workers, made, replaced, now_s)
-        _shrink(job, seen, made, now_s)
+    if not _is_at_its_end(observed, workers, made, now_s):
+        _fill(job, observed, workers, made, replaced, now_s)
+        _shrink(job, observed, made, now_s)
     _free(job, workers, made, now_s)
     _tidy(workers, made)
     return made
 
 
-def _is_at_its_end(seen: Observed, workers: list[Pod], made: PodPlan, now_s: float) -> bool:
+def _is_at_its_end(observed: Observed, workers: list[Pod], made: PodPlan, now_s: float) -> bool:
     """Return True if no pod is to be replaced, because the job ends (R17).
 
     A new coordinator does not know that the last round was made. It learns it from a rank that was
     released; if ranks train, it was not the end.
     """
-    coordinator, since_s = seen.coordinator, seen.clocks.ending_s
+    coordinator, since_s = observed.coordinator, observed.clocks.ending_s
     if coordinator is not None and coordinator.outcome:
         return True
     if any(pod.released and not pod.deleting for pod in workers):
@@ -109,9 +109,9 @@ def _without_doubles(living: list[Pod], made: PodPlan) -> list[Pod]:
 
 
 def _replace_slow(
-    job: JobObject, seen: Observed, living: list[Pod], made: PodPlan, now_s: float
+    job: JobObject, observed: Observed, living: list[Pod], made: PodPlan, now_s: float
 ) -> dict[str, tuple[str, tuple[str, ...], ReplacementCause]]:
-    verdict = stragglers.verdict(job, seen, living, now_s)
+    verdict = stragglers.verdict(job, observed, living, now_s)
     made.slow = verdict.slow
     made.keep_running(slow_s=verdict.slow_s)
     made.look(verdict.look_again_s)
@@ -130,7 +130,7 @@ def _replace_slow(
 def _replace_stuck(
     living: list[Pod], made: PodPlan, now_s: float
 ) -> dict[str, tuple[str, tuple[str, ...], ReplacementCause]]:
-    found: dict[str, tuple[str, tuple[str, ...], ReplacementCause]] = {}
+    replaced: dict[str, tuple[str, tuple[str, ...], ReplacementCause]] = {}
     for pod in living:
         if pod.node or not pod.unschedulable or not backoff.avoided(pod.notes):
             continue
@@ -140,13 +140,13 @@ def _replace_stuck(
         why = f"{pod.name} finds no other node than the slow one"
         made.delete.append(Delete(pod.name, pod.uid, why))
         # Keep the cause Slow: its cooldown keeps pods from leaving the same node again.
-        found[pod.uid] = (why, (), ReplacementCause.SLOW)
-    return found
+        replaced[pod.uid] = (why, (), ReplacementCause.SLOW)
+    return replaced
 
 
 def _fill(
     job: JobObject,
-    seen: Observed,
+    observed: Observed,
     workers: list[Pod],
     made: PodPlan,
     replaced: dict[str, tuple[str, tuple[str, ...], ReplacementCause]],
@@ -156,9 +156,9 @@ def _fill(
     assert job.settings is not None
     newest = backoff.newest_by_slot(workers)
     held = {pod.slot for pod in made.living}
-    version = max(seen.version, job.round)
+    version = max(observed.version, job.round)
     failed = backoff.failures(workers, version, job.settings.failure_rules)
-    held |= _asked(seen, newest, held, made, now_s)
+    held |= _asked(observed, newest, held, made, now_s)
     missing = job.settings.replicas - len(held)
     slot = -1
     while missing > 0:
@@ -169,8 +169,8 @@ def _fill(
         old = newest.get(slot)
         verdict = backoff.verdict(old, now_s, lost=made.losses.get(old.uid, "") if old else "")
         avoid: tuple[str, ...] = backoff.avoided(old.notes) if old else ()
-        if old is None and _vanished(job, seen, slot):
-            why = f"{worker_name(job.name, slot, seen.used[slot])} is gone"
+        if old is None and _vanished(job, observed, slot):
+            why = f"{worker_name(job.name, slot, observed.used[slot])} is gone"
             verdict = backoff.BackoffVerdict(ReplacementCause.LOST, why, now_s, 0)
         if old and old.uid in replaced:
             why, avoid, cause = replaced[old.uid]
@@ -186,65 +186,65 @@ def _fill(
         notes = backoff.notes_for(
             verdict, replaced=made.replaced, failed=failed, version=version, avoid=avoid
         )
-        attempt = next_attempt(job, seen, slot)
+        attempt = next_attempt(job, observed, slot)
         made.new.append(NewPod(slot, attempt, verdict.cause, verdict.why, notes, avoid))
 
 
-def _vanished(job: JobObject, seen: Observed, slot: int) -> bool:
+def _vanished(job: JobObject, observed: Observed, slot: int) -> bool:
     """Return True if the slot had a pod and the target has not grown since."""
     assert job.settings is not None
     before = int(job.status.get("replicas") or 0)
-    return slot in seen.used and before >= job.settings.replicas
+    return slot in observed.used and before >= job.settings.replicas
 
 
 def _asked(
-    seen: Observed, newest: Mapping[int, Pod], held: set[int], made: PodPlan, now_s: float
+    observed: Observed, newest: Mapping[int, Pod], held: set[int], made: PodPlan, now_s: float
 ) -> set[int]:
     """Return the slots whose pod exited with code 0 a moment ago.
 
     Nothing takes such a pod's place, in its slot or another one, before it is known whether the job
     continues.
     """
-    found: set[int] = set()
+    slots: set[int] = set()
     for slot, pod in newest.items():
         if slot in held or pod.active or pod.uid in made.losses:
             continue
-        if backoff.cause_of(pod) is ReplacementCause.ENDED and not _goes_on(seen, pod, now_s):
+        if backoff.cause_of(pod) is ReplacementCause.ENDED and not _goes_on(observed, pod, now_s):
             made.look(pod.ended_seen_s + ASK_S)
             made.waiting.append(f"{pod.name} has ended in order; its coordinator is asked")
             made.hurry = True
-            found.add(slot)
-    return found
+            slots.add(slot)
+    return slots
 
 
-def _goes_on(seen: Observed, ended: Pod, now_s: float) -> bool:
+def _goes_on(observed: Observed, ended: Pod, now_s: float) -> bool:
     """Return True if a pod that exited with code 0 is not the first sign of the job's end."""
-    if seen.coordinator is not None and seen.coordinator_heard_s > ended.ended_seen_s:
+    if observed.coordinator is not None and observed.coordinator_heard_s > ended.ended_seen_s:
         return True  # a job that stops does not get here (_is_at_its_end)
     return now_s - ended.ended_seen_s >= ASK_S
 
 
-def next_attempt(job: JobObject, seen: Observed, slot: int) -> int:
+def next_attempt(job: JobObject, observed: Observed, slot: int) -> int:
     """Return the next attempt for a slot, above every attempt that had a name in it (C3)."""
-    known = [pod.attempt for pod in seen.pods if pod.is_worker and pod.slot == slot]
-    known.append(seen.used.get(slot, 0))
-    if seen.coordinator is not None:
-        known.append(seen.coordinator.highest_attempts().get(slot, 0))
+    known = [pod.attempt for pod in observed.pods if pod.is_worker and pod.slot == slot]
+    known.append(observed.used.get(slot, 0))
+    if observed.coordinator is not None:
+        known.append(observed.coordinator.highest_attempts().get(slot, 0))
     highest = max(known)
     if highest == 0 and (job.start_s is not None or job.highest_attempt > 1):
         highest = job.highest_attempt
     return highest + 1
 
 
-def _shrink(job: JobObject, seen: Observed, made: PodPlan, now_s: float) -> None:
+def _shrink(job: JobObject, observed: Observed, made: PodPlan, now_s: float) -> None:
     assert job.settings is not None
     surplus = len(made.living) - job.settings.replicas
     if surplus <= 0:
         return
     made.hurry = True
-    since_s = seen.clocks.surplus_s if seen.clocks.surplus_s is not None else now_s
+    since_s = observed.clocks.surplus_s if observed.clocks.surplus_s is not None else now_s
     made.keep_running(surplus_s=since_s)
-    coordinator = seen.coordinator
+    coordinator = observed.coordinator
     registered = coordinator.registered_pods() if coordinator is not None else None
     patience_s = job.settings.elasticity.drain_grace_ns / NS_PER_S + HANDSHAKE_MARGIN_S
     idle = sorted(

@@ -40,53 +40,53 @@ class Starting:
     looks: list[float] = field(default_factory=list)
 
 
-def starting(pods: Iterable[Pod], seen: Observed, now_s: float) -> Starting:
+def starting(pods: Iterable[Pod], observed: Observed, now_s: float) -> Starting:
     """Find the containers that wait.
 
     Args:
         pods: Active pods of the job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         now_s: The present time.
 
     Returns:
         What waits for more than a minute, and which Events to ask for.
     """
-    found = Starting()
+    result = Starting()
     groups: dict[tuple[str, bool], list[str]] = {}
     ask: list[str] = []
     for pod in sorted(pods, key=lambda pod: (not pod.is_coordinator, pod.slot)):
-        waits = tuple(_waits(pod, seen))
+        waits = tuple(_waits(pod, observed))
         if not waits and not pod.is_creating:
             continue
         since_s = pod.bound_s or pod.created_s
         if pod.phase != "Pending":
-            since_s = seen.clocks.waits_s.get(pod.uid, now_s)
-            found.waits_s[pod.uid] = since_s
+            since_s = observed.clocks.waits_s.get(pod.uid, now_s)
+            result.waits_s[pod.uid] = since_s
         if now_s < since_s + WAITS_S:
-            found.looks.append(since_s + WAITS_S)
+            result.looks.append(since_s + WAITS_S)
             continue
         for why, unschedulable in waits:
             groups.setdefault((why, unschedulable), []).append(pod.name)
         if pod.is_creating:
-            warned = seen.warned.get(pod.uid)
+            warned = observed.warned.get(pod.uid)
             if warned is None or now_s >= warned.asked_s + ASK_S:
                 ask.append(pod.uid)
             else:
-                found.looks.append(warned.asked_s + ASK_S)
-    found.ask = tuple(ask[:ASKED_MAX])
+                result.looks.append(warned.asked_s + ASK_S)
+    result.ask = tuple(ask[:ASKED_MAX])
     if ask:
-        found.looks.append(now_s + ANSWERED_S)
+        result.looks.append(now_s + ANSWERED_S)
     every = [Stuck(tuple(names), why, gone) for (why, gone), names in groups.items()]
     every.sort(key=lambda stuck: stuck.unschedulable)
-    found.stuck = tuple(every[:STUCK_MAX])
-    return found
+    result.stuck = tuple(every[:STUCK_MAX])
+    return result
 
 
-def _waits(pod: Pod, seen: Observed) -> Iterator[tuple[str, bool]]:
+def _waits(pod: Pod, observed: Observed) -> Iterator[tuple[str, bool]]:
     """Yield what the containers of a pod wait for, and whether it is for a node."""
     for why in pod.waits:
         yield why, False
-    if pod.is_creating and (warned := seen.warned.get(pod.uid)) and warned.message:
+    if pod.is_creating and (warned := observed.warned.get(pod.uid)) and warned.message:
         yield warned.message, False
     if not pod.node and pod.unschedulable:
         yield pod.unschedulable, True

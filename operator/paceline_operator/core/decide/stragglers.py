@@ -38,19 +38,21 @@ class StragglerVerdict:
     look_again_s: float | None = None
 
 
-def verdict(job: JobObject, seen: Observed, living: list[Pod], now_s: float) -> StragglerVerdict:
+def verdict(
+    job: JobObject, observed: Observed, living: list[Pod], now_s: float
+) -> StragglerVerdict:
     """Judge which ranks of a job are slow.
 
     Args:
         job: The job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         living: Workers that count.
         now_s: The present time.
 
     Returns:
         The verdict; empty while the coordinator has not reported.
     """
-    coordinator, settings = seen.coordinator, job.settings
+    coordinator, settings = observed.coordinator, job.settings
     if coordinator is None or settings is None:
         return StragglerVerdict()
     by_place = {(pod.slot, pod.attempt): pod for pod in living}
@@ -63,8 +65,8 @@ def verdict(job: JobObject, seen: Observed, living: list[Pod], now_s: float) -> 
         if named in known:
             confirmed.add(key)
             before[key] = known[named]
-        if key in seen.clocks.slow_s:
-            before[key] = seen.clocks.slow_s[key]
+        if key in observed.clocks.slow_s:
+            before[key] = observed.clocks.slow_s[key]
     judged = slow.judge(
         [
             StepTime(_key(r), r.step_s if r.state is RankPhase.ACTIVE else 0.0)
@@ -76,15 +78,15 @@ def verdict(job: JobObject, seen: Observed, living: list[Pod], now_s: float) -> 
         now_s=now_s,
         confirmed=confirmed,
     )
-    found = [
+    slow_pods = [
         SlowPod(ranks[s.key], by_place[ranks[s.key].pod], s.percent, s.since_s, s.action)
         for s in judged.slow
         if s.key in ranks
     ]
-    replace, free_s = _to_replace(job, seen, found, now_s)
+    replace, free_s = _to_replace(job, observed, slow_pods, now_s)
     looks = [at_s for at_s in (judged.look_again_s, free_s) if at_s is not None]
     slow_s = {key: at_s for key, at_s in judged.since.items() if key in ranks}
-    return StragglerVerdict(tuple(found), replace, slow_s, min(looks, default=None))
+    return StragglerVerdict(tuple(slow_pods), replace, slow_s, min(looks, default=None))
 
 
 def _key(rank: RankStatus) -> str:
@@ -93,16 +95,16 @@ def _key(rank: RankStatus) -> str:
 
 
 def _to_replace(
-    job: JobObject, seen: Observed, found: list[SlowPod], now_s: float
+    job: JobObject, observed: Observed, slow_pods: list[SlowPod], now_s: float
 ) -> tuple[SlowPod | None, float | None]:
     """Return a rank to replace, or the time at which the cooldown of the last one ends."""
     assert job.settings is not None
-    candidates = [s for s in found if s.action is StragglerResponse.REPLACE and s.pod.node]
+    candidates = [s for s in slow_pods if s.action is StragglerResponse.REPLACE and s.pod.node]
     if not candidates:
         return None, None
     replaced = [
         pod.created_s
-        for pod in seen.own(job.uid)
+        for pod in observed.own(job.uid)
         if pod.notes.get(NOTE_CAUSE) == ReplacementCause.SLOW
     ]
     free_s = max(replaced, default=0.0) + slow.cooldown_s(job.settings.straggler)
@@ -113,9 +115,9 @@ def _to_replace(
 
 def _known_since(job: JobObject) -> dict[tuple[str, int | None], float]:
     """Return the start times in the stored status, for an operator that has just started."""
-    found: dict[tuple[str, int | None], float] = {}
+    by_rank: dict[tuple[str, int | None], float] = {}
     for item in job.status.get("stragglers") or ():
         first_s = seconds_of(item.get("since"))
         if first_s is not None:
-            found[str(item.get("replica")), item.get("rank")] = first_s
-    return found
+            by_rank[str(item.get("replica")), item.get("rank")] = first_s
+    return by_rank

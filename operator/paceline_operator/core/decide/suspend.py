@@ -39,52 +39,54 @@ class Suspension:
     look_again_s: float | None = None
 
 
-def suspend(job: JobObject, seen: Observed, now_s: float) -> Suspension:
+def suspend(job: JobObject, observed: Observed, now_s: float) -> Suspension:
     """Decide the next step of a suspension.
 
     Args:
         job: A job with a valid spec.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         now_s: The present time.
 
     Returns:
         The step, with reason and message for the condition Suspended.
     """
     assert job.settings is not None
-    found = Suspension()
+    decision = Suspension()
     # Include ended pods: their exit must not be mistaken for the end of the resumed job.
-    pods = [pod for pod in seen.own(job.uid) if not pod.deleting]
-    found.done = not pods
-    rounds = max(seen.version, job.round)
+    pods = [pod for pod in observed.own(job.uid) if not pod.deleting]
+    decision.done = not pods
+    rounds = max(observed.version, job.round)
     trained = job.start_s is not None
     keeps = job.settings.checkpoint is not None
-    found.loses_state = trained and not keeps
-    found.message = (
+    decision.loses_state = trained and not keeps
+    decision.message = (
         "spec.suspend is true"
         if job.settings.suspend
         else "the job was suspended; its pods go, and others take their place"
     )
-    if found.loses_state:
-        found.message += (
+    if decision.loses_state:
+        decision.message += (
             f"; there is no spec.checkpoint, so the {rounds} rounds trained so far are lost "
             "and the job starts anew when it is resumed"
         )
     working = any(pod.is_worker and not pod.ended for pod in pods)
     # A stop can only be requested from a coordinator. Without one, the last checkpoint is used.
     asked = any(not pod.is_worker and not pod.ended for pod in pods)
-    if trained and keeps and working and asked and not _stopped(seen):
-        first_s = seen.clocks.stopping_s if seen.clocks.stopping_s is not None else now_s
-        found.stopping_s = first_s
+    if trained and keeps and working and asked and not _stopped(observed):
+        first_s = observed.clocks.stopping_s if observed.clocks.stopping_s is not None else now_s
+        decision.stopping_s = first_s
         due_s = first_s + STOP_S + job.settings.elasticity.drain_grace_ns / NS_PER_S
         if now_s < due_s:
-            found.reason = Reason.SUSPENDING
-            found.message = "the job stops at an agreed round and writes a checkpoint"
-            found.stop = now_s - seen.sent.stop_s >= AGAIN_S and seen.coordinator is not None
-            found.look_again_s = min(due_s, max(now_s, seen.sent.stop_s) + AGAIN_S)
-            return found
-    found.delete = [Delete(pod.name, pod.uid, "the job is suspended") for pod in pods]
-    return found
+            decision.reason = Reason.SUSPENDING
+            decision.message = "the job stops at an agreed round and writes a checkpoint"
+            decision.stop = (
+                now_s - observed.sent.stop_s >= AGAIN_S and observed.coordinator is not None
+            )
+            decision.look_again_s = min(due_s, max(now_s, observed.sent.stop_s) + AGAIN_S)
+            return decision
+    decision.delete = [Delete(pod.name, pod.uid, "the job is suspended") for pod in pods]
+    return decision
 
 
-def _stopped(seen: Observed) -> bool:
-    return seen.coordinator is not None and seen.coordinator.outcome is not None
+def _stopped(observed: Observed) -> bool:
+    return observed.coordinator is not None and observed.coordinator.outcome is not None

@@ -64,17 +64,17 @@ class Carried:
         return f"{self.transport}{OVER}{self.carrier}" if self.carrier else self.transport
 
 
-def carried(job: JobObject, seen: Observed) -> Carried | None:
+def carried(job: JobObject, observed: Observed) -> Carried | None:
     """Compare the carrier of a job's gradients with what the job requires.
 
     Args:
         job: The job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
 
     Returns:
         The result; None if the coordinator has not reported a transport yet.
     """
-    coordinator = seen.coordinator
+    coordinator = observed.coordinator
     if coordinator is None or not coordinator.transport:
         return None
     required = FabricRequirement(job.resolved["fabric"]["required"])
@@ -113,12 +113,12 @@ def verified_at(job: JobObject) -> str | None:
 # ---- TransportVerified --------------------------------------------------------------------------
 
 
-def explained(job: JobObject, seen: Observed, found: Carried) -> tuple[bool, Reason, str]:
+def explained(job: JobObject, observed: Observed, found: Carried) -> tuple[bool, Reason, str]:
     """Explain the condition TransportVerified.
 
     Args:
         job: The job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         found: The result of `carried`.
 
     Returns:
@@ -134,7 +134,7 @@ def explained(job: JobObject, seen: Observed, found: Carried) -> tuple[bool, Rea
             return True, Reason.TRANSPORT_MEASURED, text
         return True, Reason.TRANSPORT_MEASURED, f"{moves}, as measured; {wants}"
     if found.standing is Standing.MISSED:
-        where = _named(job, seen, lacking=ENOUGH[found.required])
+        where = _named(job, observed, lacking=ENOUGH[found.required])
         return False, Reason.TRANSPORT_DEGRADED, f"{moves}, but {wants}{where}; {CHECK}"
     if found.standing is Standing.UNTOLD:
         text = f"{moves}; {wants}, and the image's release of Paceline does not look into it"
@@ -143,59 +143,67 @@ def explained(job: JobObject, seen: Observed, found: Carried) -> tuple[bool, Rea
 
 
 def _named(
-    job: JobObject, seen: Observed, *, lacking: tuple[str, ...], unknown: bool = False
+    job: JobObject, observed: Observed, *, lacking: tuple[str, ...], unknown: bool = False
 ) -> str:
     """Name the ranks with a carrier outside `lacking`, or, if `unknown`, without a known one."""
-    ranks = [r for r in seen.coordinator.ranks if r.rank is not None] if seen.coordinator else []
-    found = [
+    ranks = (
+        [r for r in observed.coordinator.ranks if r.rank is not None]
+        if observed.coordinator
+        else []
+    )
+    texts = [
         f"rank {rank.rank} in {job.name}-{rank.pod[0]}-{rank.pod[1]}"
         + (f" uses {rank.carrier}" if rank.carrier else "")
         for rank in ranks
         if (not rank.carrier if unknown else rank.carrier and rank.carrier not in lacking)
     ]
-    if not found:
+    if not texts:
         return ""
-    more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
-    return f": {', '.join(found[:NAMED_MAX])}{more}"
+    more = f" and {len(texts) - NAMED_MAX} more" if len(texts) > NAMED_MAX else ""
+    return f": {', '.join(texts[:NAMED_MAX])}{more}"
 
 
 # ---- preflight ----------------------------------------------------------------------------------
 
 
-def carrier_unknown(job: JobObject, seen: Observed, now_s: float) -> CarrierUnknown | None:
+def carrier_unknown(job: JobObject, observed: Observed, now_s: float) -> CarrierUnknown | None:
     """Return the clock `Clocks.carrier_unknown`, which runs only if a carrier is required.
 
     Args:
         job: The job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         now_s: The present time.
 
     Returns:
         The clock; None if it does not run.
     """
-    found = carried(job, seen)
-    if seen.coordinator is None:
-        return seen.clocks.carrier_unknown
-    if found is None or found.standing is not Standing.LOOKING or not _in_two_pods(seen):
+    comparison = carried(job, observed)
+    if observed.coordinator is None:
+        return observed.clocks.carrier_unknown
+    if (
+        comparison is None
+        or comparison.standing is not Standing.LOOKING
+        or not _in_two_pods(observed)
+    ):
         return None
-    return seen.clocks.carrier_unknown or CarrierUnknown(now_s, seen.coordinator.version)
+    return observed.clocks.carrier_unknown or CarrierUnknown(now_s, observed.coordinator.version)
 
 
-def _in_two_pods(seen: Observed) -> bool:
+def _in_two_pods(observed: Observed) -> bool:
     """Return True if members of the membership run in at least two slots, so data crosses pods."""
-    coordinator = seen.coordinator
+    coordinator = observed.coordinator
     return (
         coordinator is not None
         and len({r.member.slot for r in coordinator.ranks if r.rank is not None}) > 1
     )
 
 
-def preflight(job: JobObject, seen: Observed, now_s: float) -> str | float | None:
+def preflight(job: JobObject, observed: Observed, now_s: float) -> str | float | None:
     """Decide whether the job must end because its network is not as required.
 
     Args:
         job: The job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         now_s: The present time.
 
     Returns:
@@ -205,23 +213,23 @@ def preflight(job: JobObject, seen: Observed, now_s: float) -> str | float | Non
     checks = job.spec.fabric.preflight if job.spec and job.spec.fabric else None
     if checks is None or not checks.enabled or verified_at(job):
         return None
-    found = carried(job, seen)
-    if found is None or seen.coordinator is None or seen.coordinator.stopping:
+    comparison = carried(job, observed)
+    if comparison is None or observed.coordinator is None or observed.coordinator.stopping:
         return None
-    if found.standing is Standing.MISSED:
-        _, _, text = explained(job, seen, found)
+    if comparison.standing is Standing.MISSED:
+        _, _, text = explained(job, observed, comparison)
         return f"{text}; fabric.preflight.enabled: false lets the job go on"
-    unknown = carrier_unknown(job, seen, now_s)
+    unknown = carrier_unknown(job, observed, now_s)
     if unknown is None or not checks.timeout_seconds:
         return None
     due_s = unknown.since_s + checks.timeout_seconds
     if now_s < due_s:
         return due_s
-    if seen.coordinator.version < unknown.since_round + MOVING_ROUNDS:
+    if observed.coordinator.version < unknown.since_round + MOVING_ROUNDS:
         return None  # the next round triggers the next decision
-    where = _named(job, seen, lacking=(), unknown=True)
+    where = _named(job, observed, lacking=(), unknown=True)
     return (
         f"after {checks.timeout_seconds} s (fabric.preflight.timeoutSeconds) it is not known what "
-        f"carries the gradients, and spec.fabric.required is {found.required}{where}; less than 4 "
-        "MiB were reduced, or the agent cannot see the counters or the files of its ranks"
+        f"carries the gradients, and spec.fabric.required is {comparison.required}{where}; less "
+        "than 4 MiB were reduced, or the agent cannot see the counters or the files of its ranks"
     )

@@ -451,6 +451,6 @@ def _mount(
 
 def _append(where: dict[str, Any], field: str, item: dict[str, Any]) -> None:
     """Append to a list of a manifest; what is no list stays, for the API server to refuse."""
-    found = where.setdefault(field, [])
-    if isinstance(found, list):
-        where[field] = [*found, item]
+    items = where.setdefault(field, [])
+    if isinstance(items, list):
+        where[field] = [*items, item]

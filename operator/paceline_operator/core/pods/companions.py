@@ -23,13 +23,13 @@ BUDGETS: Final = "poddisruptionbudgets"
 
 
 def companions(
-    job: JobObject, seen: Observed, plan: PodPlan, now_s: float, *, blocked: bool
+    job: JobObject, observed: Observed, plan: PodPlan, now_s: float, *, blocked: bool
 ) -> Companions:
     """Decide which of the objects to write.
 
     Args:
         job: A job with a valid spec.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         plan: The plan for its workers; the time of a retry is added to it.
         now_s: The present time.
         blocked: True if no pod may be made now. The budget of existing pods may still change.
@@ -40,15 +40,15 @@ def companions(
     wanted = provider_of(job).fewest(job)
     pods = bool(plan.living or plan.new)
     # Write it again before later pods: somebody may have deleted it, as with the Secret.
-    again = (bool(plan.new) and not seen.sent.secret) or seen.refused_gang is not None
+    again = (bool(plan.new) and not observed.sent.secret) or observed.refused_gang is not None
     group = None
-    if wanted and pods and not blocked and (seen.sent.group != wanted or again):
+    if wanted and pods and not blocked and (observed.sent.group != wanted or again):
         group = _group(job, wanted)
-    before = seen.sent.budget
+    before = observed.sent.budget
     if before is None:
         before = int(job.status.get(BUDGET_FIELD) or 0)
     least = _least_available(job) if pods else before
-    due_s = refusals.retry_at(seen.budget_refusal, job.generation)
+    due_s = refusals.retry_at(observed.budget_refusal, job.generation)
     if least != before and now_s < due_s:
         plan.look(due_s)
         least = before

@@ -38,8 +38,8 @@ def file_id(job: JobObject) -> str:
 def trainer_of(template: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the container `trainer` of a pod template."""
     containers = (template.get("spec") or {}).get("containers") or ()
-    found: Mapping[str, Any] = next(c for c in containers if c.get("name") == TRAINER)
-    return found
+    trainer: Mapping[str, Any] = next(c for c in containers if c.get("name") == TRAINER)
+    return trainer
 
 
 def settings_differ(wanted: Mapping[str, Any], reported: Mapping[str, Any]) -> list[str]:

@@ -68,8 +68,8 @@ def looked_up(job: JobObject) -> tuple[Needed, ...]:
     assert job.spec is not None
     claim = job.spec.checkpoint.claim_name if job.spec.checkpoint else None
     spec = {"template": job.template, "checkpoint": {"claimName": claim}}
-    found: dict[tuple[str, str], Needed] = {}
+    by_name: dict[tuple[str, str], Needed] = {}
     for each in needed({"metadata": {}, "spec": spec}):
         if each.kind in LOOKED_UP:
-            found.setdefault((each.kind, each.name), each)
-    return tuple(found.values())[:LOOKED_UP_MAX]
+            by_name.setdefault((each.kind, each.name), each)
+    return tuple(by_name.values())[:LOOKED_UP_MAX]

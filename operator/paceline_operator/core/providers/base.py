@@ -59,12 +59,12 @@ class Provider:
     def join(self, job: JobObject, pod: dict[str, Any]) -> None:
         """Add to a worker's pod, in place, what the provider requires in it."""
 
-    def hold_back(self, job: JobObject, seen: Observed, plan: PodPlan) -> Mapping[str, str]:
+    def hold_back(self, job: JobObject, observed: Observed, plan: PodPlan) -> Mapping[str, str]:
         """Remove the new pods from the plan for which the provider has no place.
 
         Args:
             job: The job.
-            seen: Everything observed besides the job.
+            observed: Everything observed besides the job.
             plan: The plan, which is modified.
 
         Returns:

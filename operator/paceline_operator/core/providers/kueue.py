@@ -66,20 +66,20 @@ class Kueue(Provider):
         trainer = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER)
         trainer["env"].append({"name": ENV_DRAINED_EXIT, "value": str(DRAINED_EXIT)})
 
-    def hold_back(self, job: JobObject, seen: Observed, plan: PodPlan) -> Mapping[str, str]:
+    def hold_back(self, job: JobObject, observed: Observed, plan: PodPlan) -> Mapping[str, str]:
         """Remove new pods from the plan that exceed the free places of their group.
 
         Args:
             job: The job.
-            seen: Everything observed besides the job.
+            observed: Everything observed besides the job.
             plan: The plan, which is modified.
 
         Returns:
             The annotation that names the group; empty for a job that runs without a queue.
         """
-        note = _note(job, seen, plan)
+        note = _note(job, observed, plan)
         if note:
-            _hold_back(job, seen, plan, note)
+            _hold_back(job, observed, plan, note)
         return note
 
     def waits(self, job: JobObject, plan: PodPlan) -> str:
@@ -106,21 +106,21 @@ class Kueue(Provider):
         return None
 
 
-def _note(job: JobObject, seen: Observed, plan: PodPlan) -> dict[str, str]:
+def _note(job: JobObject, observed: Observed, plan: PodPlan) -> dict[str, str]:
     """Return the group for new pods: that of the living pods, or a new one."""
     assert job.settings is not None
-    found = [pod.notes[NOTE] for pod in plan.living if NOTE in pod.notes]
-    if found:
-        return {NOTE: found[-1]}
+    groups = [pod.notes[NOTE] for pod in plan.living if NOTE in pod.notes]
+    if groups:
+        return {NOTE: groups[-1]}
     if plan.living:
         return {}  # the job runs without a queue; a group of one pod would wait forever
-    attempts = [pod.attempt for pod in seen.own(job.uid)]
-    number = 1 + max([job.highest_attempt, *seen.used.values(), *attempts], default=0)
+    attempts = [pod.attempt for pod in observed.own(job.uid)]
+    number = 1 + max([job.highest_attempt, *observed.used.values(), *attempts], default=0)
     return {NOTE: f"{group_name(job.name, job.uid)}-{number}/{job.settings.replicas}"}
 
 
-def _hold_back(job: JobObject, seen: Observed, plan: PodPlan, note: dict[str, str]) -> None:
-    members = [pod for pod in seen.own(job.uid) if pod.notes.get(NOTE) == note[NOTE]]
+def _hold_back(job: JobObject, observed: Observed, plan: PodPlan, note: dict[str, str]) -> None:
+    members = [pod for pod in observed.own(job.uid) if pod.notes.get(NOTE) == note[NOTE]]
     taken = [pod.name for pod in members if _counts(pod)]
     count = int(note[NOTE].rpartition("/")[2])
     room = max(0, count - len(taken))

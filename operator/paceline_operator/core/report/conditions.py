@@ -101,18 +101,18 @@ def _without_node(pod: Pod | None) -> str:
     return f"{pod.name}: {pod.unschedulable}" if pod is not None and stuck else ""
 
 
-def transport_verified(job: JobObject, seen: Observed) -> WantedCondition | None:
+def transport_verified(job: JobObject, observed: Observed) -> WantedCondition | None:
     """Return TransportVerified; None until a transport is reported, as in a job of one rank."""
-    found = transport.carried(job, seen)
-    if found is None:
+    comparison = transport.carried(job, observed)
+    if comparison is None:
         return None
-    holds, reason, message = transport.explained(job, seen, found)
+    holds, reason, message = transport.explained(job, observed, comparison)
     return WantedCondition(ConditionType.TRANSPORT_VERIFIED, holds, reason, message)
 
 
-def ring_ready(job: JobObject, seen: Observed, plan: PodPlan) -> WantedCondition | None:
+def ring_ready(job: JobObject, observed: Observed, plan: PodPlan) -> WantedCondition | None:
     """Return the condition RingReady; None if nothing new is known."""
-    coordinator = seen.coordinator
+    coordinator = observed.coordinator
     if coordinator is None:
         if job.condition(ConditionType.RING_READY) is None:
             return WantedCondition(
@@ -135,13 +135,13 @@ def ring_ready(job: JobObject, seen: Observed, plan: PodPlan) -> WantedCondition
 
 
 def degraded(
-    job: JobObject, seen: Observed, plan: PodPlan, pod: CoordinatorPodDecision, now_s: float
+    job: JobObject, observed: Observed, plan: PodPlan, pod: CoordinatorPodDecision, now_s: float
 ) -> WantedCondition:
     """Return the condition Degraded with the most important problem.
 
     Args:
         job: The job.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         plan: The plan for its workers.
         pod: The decision about the coordinator's pod.
         now_s: The present time.
@@ -149,22 +149,22 @@ def degraded(
     Returns:
         The condition.
     """
-    found = _worst(job, seen, plan, pod, now_s)
-    if found is None:
+    problem = _worst(job, observed, plan, pod, now_s)
+    if problem is None:
         message = "nothing is missing"
         return WantedCondition(ConditionType.DEGRADED, False, Reason.RESOLVED, message)
-    return WantedCondition(ConditionType.DEGRADED, True, *found)
+    return WantedCondition(ConditionType.DEGRADED, True, *problem)
 
 
 def _worst(
-    job: JobObject, seen: Observed, plan: PodPlan, pod: CoordinatorPodDecision, now_s: float
+    job: JobObject, observed: Observed, plan: PodPlan, pod: CoordinatorPodDecision, now_s: float
 ) -> tuple[str, str] | None:
     """Return reason and message of the most important problem; None if there is none."""
     assert job.settings is not None
     if plan.no_fabric:
         return Reason.FABRIC_UNAVAILABLE, plan.no_fabric
-    missing = _missing(seen, plan, now_s)
-    if refused := as_condition(job, seen.refusal):
+    missing = _missing(observed, plan, now_s)
+    if refused := as_condition(job, observed.refusal):
         return refused[0], ALSO.join(filter(None, [refused[1], missing]))
     cannot = [each.message for each in plan.stuck if not each.unschedulable]
     if cannot:
@@ -179,13 +179,13 @@ def _worst(
         return Reason.POD_NOT_STARTING, pod.waiting
     if trouble := provider_of(job).trouble(job, plan):
         return trouble
-    coordinator = seen.coordinator
-    if coordinator is not None and (found := coordinator.condition(ConditionType.DEGRADED)):
-        return found.reason, found.message
-    if coordinator is None and seen.unheard is not None and seen.unheard.was_refused:
-        return Reason.ANSWER_REFUSED, _not_heard(job, seen)
+    coordinator = observed.coordinator
+    if coordinator is not None and (reported := coordinator.condition(ConditionType.DEGRADED)):
+        return reported.reason, reported.message
+    if coordinator is None and observed.unheard is not None and observed.unheard.was_refused:
+        return Reason.ANSWER_REFUSED, _not_heard(job, observed)
     if coordinator is None and _is_away(plan, now_s):
-        return Reason.COORDINATOR_AWAY, _not_heard(job, seen)
+        return Reason.COORDINATOR_AWAY, _not_heard(job, observed)
     if job.has_started and len(plan.living) < job.settings.min_replicas:
         message = f"fewer than minReplicas = {job.settings.min_replicas} workers are there"
         return Reason.BELOW_MIN_REPLICAS, "; ".join([message, *plan.waiting])
@@ -202,19 +202,19 @@ def _worst(
             Reason.RANK_SLOW,
             f"rank {slow.rank.rank} on {slow.pod.name} ({slow.pod.node}) is slow",
         )
-    return as_condition(job, seen.budget_refusal)
+    return as_condition(job, observed.budget_refusal)
 
 
-def _missing(seen: Observed, plan: PodPlan, now_s: float) -> str:
+def _missing(observed: Observed, plan: PodPlan, now_s: float) -> str:
     """Return what was missing before the first pod, until a worker runs or a minute is over.
 
     After that the kubelet and the scheduler say what the pods wait for.
     """
-    found = seen.missing
+    missing = observed.missing
     runs = any(pod.phase != "Pending" for pod in plan.living)
-    if found is None or runs or now_s >= found.at_s + WAITS_S:
+    if missing is None or runs or now_s >= missing.at_s + WAITS_S:
         return ""
-    return f"{found.message}; create it, or correct the field: pods that name it wait for it"
+    return f"{missing.message}; create it, or correct the field: pods that name it wait for it"
 
 
 def _is_away(plan: PodPlan, now_s: float) -> bool:
@@ -222,18 +222,20 @@ def _is_away(plan: PodPlan, now_s: float) -> bool:
     return since_s is not None and since_s <= now_s - TOLD_S
 
 
-def _not_heard(job: JobObject, seen: Observed) -> str:
+def _not_heard(job: JobObject, observed: Observed) -> str:
     meanwhile = (
         "rounds go on, membership changes wait"
         if job.has_started
         else "whether its ranks train is not known"
     )
-    if seen.unheard is None:
+    if observed.unheard is None:
         return f"the coordinator does not answer; {meanwhile}"
-    text = f"the coordinator does not answer the operator at {seen.unheard.why}; {meanwhile}"
-    if seen.unheard.was_refused:
-        text = f"the operator refuses the coordinator's answers, {seen.unheard.why}; {meanwhile}"
-    return f"{text}; {seen.unheard.remedy}"
+    text = f"the coordinator does not answer the operator at {observed.unheard.why}; {meanwhile}"
+    if observed.unheard.was_refused:
+        text = (
+            f"the operator refuses the coordinator's answers, {observed.unheard.why}; {meanwhile}"
+        )
+    return f"{text}; {observed.unheard.remedy}"
 
 
 def _hopeless(pod: Pod) -> bool:
@@ -249,19 +251,19 @@ def _hopeless(pod: Pod) -> bool:
     return pod.waiting.startswith(words)
 
 
-def resizing(job: JobObject, seen: Observed, plan: PodPlan) -> WantedCondition:
+def resizing(job: JobObject, observed: Observed, plan: PodPlan) -> WantedCondition:
     """Return the condition Resizing, True while the workers differ from the target size."""
     assert job.settings is not None
     if job.start_s is None:
         return WantedCondition(ConditionType.RESIZING, False, Reason.RESOLVED, "")
-    if seen.coordinator is not None and seen.coordinator.stopping:
+    if observed.coordinator is not None and observed.coordinator.stopping:
         # Ranks that have finished have left the membership, and nobody replaces them.
         return WantedCondition(
             ConditionType.RESIZING, False, Reason.RESOLVED, "the job comes to its end"
         )
     wanted = job.settings.replicas
     procs = job.settings.procs_per_replica
-    full = seen.coordinator.full_pods(procs) if seen.coordinator is not None else None
+    full = observed.coordinator.full_pods(procs) if observed.coordinator is not None else None
     replaced = [new for new in plan.new if new.notes]
     if replaced:
         return WantedCondition(ConditionType.RESIZING, True, Reason.RANK_REPLACED, replaced[0].why)
@@ -275,7 +277,7 @@ def resizing(job: JobObject, seen: Observed, plan: PodPlan) -> WantedCondition:
         holds = old.get("status") == "True"
         reason, message = str(old.get("reason") or Reason.RESOLVED), str(old.get("message") or "")
         return WantedCondition(ConditionType.RESIZING, holds, reason, message)
-    standby = seen.coordinator.standby_pods() if seen.coordinator is not None else set()
+    standby = observed.coordinator.standby_pods() if observed.coordinator is not None else set()
     out = [pod for pod in plan.living if (pod.slot, pod.attempt) not in full]
     joining = [pod for pod in out if (pod.slot, pod.attempt) not in standby]
     idle = len(out) - len(joining)

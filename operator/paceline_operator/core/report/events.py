@@ -31,7 +31,7 @@ RESUMED_MAX: Final = 100
 
 def events_of(
     job: JobObject,
-    seen: Observed,
+    observed: Observed,
     plan: PodPlan,
     status: Mapping[str, Any],
     pod: CoordinatorPodDecision,
@@ -43,7 +43,7 @@ def events_of(
 
     Args:
         job: The job with its stored status.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         plan: The plan for its workers.
         status: The new status.
         pod: The decision about the coordinator's pod.
@@ -58,8 +58,8 @@ def events_of(
         text = f"{resume}; the job goes on from its last checkpoint"
         key = f"resume:{pod.make}"
         events.append(KubernetesEvent(key, Reason.RESUMED_FROM_CHECKPOINT, text, warning=True))
-    coordinator = seen.coordinator or Status()
-    sent = {key for key in seen.sent.events if key.startswith((RESUMED, SKIPPED))}
+    coordinator = observed.coordinator or Status()
+    sent = {key for key in observed.sent.events if key.startswith((RESUMED, SKIPPED))}
     for happened in coordinator.history:
         skipped = happened.reason == Reason.BATCH_SKIPPED
         reason = Reason.BATCH_SKIPPED if skipped else Reason.RESUMED_FROM_CHECKPOINT
@@ -73,7 +73,7 @@ def events_of(
     less = (status.get("fabric") or {}).get("message")
     if less and not (job.status.get("fabric") or {}):
         events.append(KubernetesEvent("fabric:less", Reason.FABRIC_UNAVAILABLE, less, warning=True))
-    events += as_events(job, seen.refusal, seen.budget_refusal)
+    events += as_events(job, observed.refusal, observed.budget_refusal)
     now = _degraded(status)
     if now.get("reason") == Reason.OBJECT_MISSING:
         key = f"missing:{job.generation}"
@@ -88,16 +88,16 @@ def events_of(
             failed = new.cause in (ReplacementCause.FAILED, ReplacementCause.REFUSED)
             key = f"replace:{new.slot}:{new.attempt}"
             events.append(KubernetesEvent(key, Reason.RANK_REPLACED, text, warning=failed))
-    if job.start_s is not None and pod.make is not None and seen.used and not job.set_aside:
+    if job.start_s is not None and pod.make is not None and observed.used and not job.set_aside:
         text = f"the coordinator is made anew: {pod.why}; rounds go on meanwhile"
         events.append(
             KubernetesEvent(f"coordinator:{pod.make}", Reason.COORDINATOR_AWAY, text, warning=True)
         )
-    events += _of_silence(job, seen, plan, status)
+    events += _of_silence(job, observed, plan, status)
     if not job.holds(ConditionType.RING_READY) and _holds(status, ConditionType.RING_READY):
         text = f"{len(coordinator.living)} ranks form the first membership; training runs"
         events.append(KubernetesEvent(f"ring:{job.highest_attempt}", Reason.RING_FORMED, text))
-    events += _of_changes(job, seen, status)
+    events += _of_changes(job, observed, status)
     for slow in plan.slow:
         text = (
             f"rank {slow.rank.rank} on {slow.pod.name}, node {slow.pod.node}, takes "
@@ -109,24 +109,26 @@ def events_of(
 
 
 def _of_silence(
-    job: JobObject, seen: Observed, plan: PodPlan, status: Mapping[str, Any]
+    job: JobObject, observed: Observed, plan: PodPlan, status: Mapping[str, Any]
 ) -> list[KubernetesEvent]:
     """Return an Event if the coordinator became unreachable, or for another reason than before."""
     now, before = _degraded(status), _degraded(job.status)
     reason = next((r for r in OF_SILENCE if r == now.get("reason")), None)
     if reason is None or now == before:
         return []
-    cause = seen.unheard.cause if seen.unheard else ""
+    cause = observed.unheard.cause if observed.unheard else ""
     key = f"unheard:{plan.clocks.coordinator_away_s}:{cause}"
     return [KubernetesEvent(key, reason, now["message"], warning=True)]
 
 
 def _degraded(status: Mapping[str, Any]) -> dict[str, str]:
-    found = (c for c in status.get("conditions") or () if c.get("type") == ConditionType.DEGRADED)
-    return {name: str(c.get(name, "")) for c in found for name in ("status", "reason", "message")}
+    matches = (c for c in status.get("conditions") or () if c.get("type") == ConditionType.DEGRADED)
+    return {name: str(c.get(name, "")) for c in matches for name in ("status", "reason", "message")}
 
 
-def _of_changes(job: JobObject, seen: Observed, status: Mapping[str, Any]) -> list[KubernetesEvent]:
+def _of_changes(
+    job: JobObject, observed: Observed, status: Mapping[str, Any]
+) -> list[KubernetesEvent]:
     assert job.settings is not None
     events = []
     before = (job.status.get("collective") or {}).get("mode")
@@ -134,14 +136,14 @@ def _of_changes(job: JobObject, seen: Observed, status: Mapping[str, Any]) -> li
     if before and now and before != now:
         text = f"rounds run in mode {now} instead of {before}"
         events.append(KubernetesEvent(f"mode:{now}:{job.generation}", Reason.MODE_CHANGED, text))
-    found = transport.carried(job, seen)
-    if found is not None and transport.verified_at(job):
-        holds, _, text = transport.explained(job, seen, found)
+    comparison = transport.carried(job, observed)
+    if comparison is not None and transport.verified_at(job):
+        holds, _, text = transport.explained(job, observed, comparison)
         if not holds and job.holds(ConditionType.TRANSPORT_VERIFIED):
-            key = f"transport:{status.get('membershipGeneration')}:{found.carrier}"
+            key = f"transport:{status.get('membershipGeneration')}:{comparison.carrier}"
             events.append(KubernetesEvent(key, Reason.TRANSPORT_DEGRADED, text, warning=True))
     wanted = job.settings.replicas
-    coordinator = seen.coordinator
+    coordinator = observed.coordinator
     if (
         coordinator is not None
         and job.start_s is not None

@@ -37,9 +37,9 @@ def standing(
     Returns:
         The two conditions.
     """
-    found = {**before, **{condition.type: condition for condition in wanted}}
-    holding = {kind: condition for kind, condition in found.items() if condition.holds}
-    ready = _ready(found, holding)
+    by_type = {**before, **{condition.type: condition for condition in wanted}}
+    holding = {kind: condition for kind, condition in by_type.items() if condition.holds}
+    ready = _ready(by_type, holding)
     why = _stalled(holding) if not ready.holds else None
     if why is None:
         text = "nobody has to do anything"
@@ -58,7 +58,8 @@ def stored(kind: ConditionType, condition: Mapping[str, Any]) -> WantedCondition
 
 
 def _ready(
-    found: Mapping[ConditionType, WantedCondition], holding: Mapping[ConditionType, WantedCondition]
+    by_type: Mapping[ConditionType, WantedCondition],
+    holding: Mapping[ConditionType, WantedCondition],
 ) -> WantedCondition:
     if done := holding.get(ConditionType.COMPLETE):
         return WantedCondition(ConditionType.READY, True, done.reason, done.message)
@@ -68,13 +69,13 @@ def _ready(
         if suspended.reason == Reason.SUSPENDING:
             return _not_ready(suspended)
         return WantedCondition(ConditionType.READY, True, suspended.reason, suspended.message)
-    ring = found.get(ConditionType.RING_READY)
+    ring = by_type.get(ConditionType.RING_READY)
     degraded = holding.get(ConditionType.DEGRADED)
     if ring is not None and ring.holds and not (degraded and degraded.reason in NO_ROUNDS):
         return WantedCondition(ConditionType.READY, True, Reason.TRAINING, ring.message)
     if degraded is not None:
         return _not_ready(degraded)
-    scheduled = found.get(ConditionType.SCHEDULED)
+    scheduled = by_type.get(ConditionType.SCHEDULED)
     if scheduled is not None and not scheduled.holds:
         return _not_ready(scheduled)
     if ring is not None and ring.reason != Reason.SUSPENDED_BY_SPEC:

@@ -55,7 +55,7 @@ PARTIAL: Final = ("quorum", "deadline", "initiator")
 
 def running(
     job: JobObject,
-    seen: Observed,
+    observed: Observed,
     plan: PodPlan,
     wanted: list[conditions.WantedCondition],
     now_s: float,
@@ -64,7 +64,7 @@ def running(
 
     Args:
         job: The job with its stored status.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         plan: The plan for its workers.
         wanted: Conditions of this decision.
         now_s: The present time.
@@ -74,7 +74,7 @@ def running(
     """
     assert job.settings is not None
     status = carried(job, wanted, now_s)
-    coordinator = seen.coordinator
+    coordinator = observed.coordinator
     status["replicas"] = len(plan.living) + len(plan.new)
     if coordinator is not None:
         full = coordinator.full_pods(job.settings.procs_per_replica)
@@ -84,12 +84,12 @@ def running(
         if coordinator.membership:
             status["membershipGeneration"] = coordinator.membership
         status["round"] = max(coordinator.version, job.round)
-        status["collective"] = _collective(job, seen)
-        if moved := transport_status(job, seen, now_s):
+        status["collective"] = _collective(job, observed)
+        if moved := transport_status(job, observed, now_s):
             status["transport"] = moved
         if progress := _progress(coordinator):
             status["progress"] = progress
-        status |= figures(seen)
+        status |= figures(observed)
     elif job.holds(ConditionType.SUSPENDED):
         status.pop("ranks", None)  # these rows describe the ranks before the suspension
     # Use the values of a coordinator's first answer, so that the answer changes nothing.
@@ -98,9 +98,9 @@ def running(
     status.setdefault("round", 0)
     status.setdefault("collective", {"mode": str(job.settings.collective.mode)})
     status["ready"] = f"{status['readyReplicas']}/{job.settings.replicas}"
-    status["restarts"] = _restarts(job, seen, plan)
-    attempts = [job.highest_attempt, *seen.used.values()]
-    attempts += [pod.attempt for pod in seen.own(job.uid)] + [new.attempt for new in plan.new]
+    status["restarts"] = _restarts(job, observed, plan)
+    attempts = [job.highest_attempt, *observed.used.values()]
+    attempts += [pod.attempt for pod in observed.own(job.uid)] + [new.attempt for new in plan.new]
     status["highestAttempt"] = max(attempts, default=0)
     status["stragglers"] = [
         {
@@ -153,7 +153,7 @@ def carried(
 
 def ended(
     job: JobObject,
-    seen: Observed,
+    observed: Observed,
     wanted: list[conditions.WantedCondition],
     now_s: float,
     *,
@@ -163,7 +163,7 @@ def ended(
 
     Args:
         job: The job with its stored status.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         wanted: Conditions of this decision.
         now_s: The present time.
         complete: True if the job is Complete, False if it has failed.
@@ -172,14 +172,14 @@ def ended(
         The whole status.
     """
     status = carried(job, wanted, now_s)
-    if seen.coordinator is not None:
-        status["round"] = max(seen.coordinator.version, job.round)
-        status["collective"] = _collective(job, seen)
-        if moved := transport_status(job, seen, now_s):
+    if observed.coordinator is not None:
+        status["round"] = max(observed.coordinator.version, job.round)
+        status["collective"] = _collective(job, observed)
+        if moved := transport_status(job, observed, now_s):
             status["transport"] = moved
-        if progress := _progress(seen.coordinator):
+        if progress := _progress(observed.coordinator):
             status["progress"] = progress
-    status["ranks"] = ranks_at_rest(job, seen, complete=complete)
+    status["ranks"] = ranks_at_rest(job, observed, complete=complete)
     status |= {"stragglers": [], "stragglerCount": 0}
     without_eta(status)
     replicas = job.settings.replicas if job.settings else 0
@@ -195,43 +195,45 @@ def _progress(coordinator: Status) -> dict[str, int] | None:
     if log.progress is None:
         return None
     # Round down, but not because of float errors: 0.57 would be 56.99999999999999 percent.
-    found = {"percent": int(round(100 * min(1.0, log.progress), 6))}
+    progress = {"percent": int(round(100 * min(1.0, log.progress), 6))}
     if log.left_s is not None:
-        found["etaSeconds"] = round(log.left_s)
-    return found
+        progress["etaSeconds"] = round(log.left_s)
+    return progress
 
 
-def figures(seen: Observed) -> dict[str, Any]:
+def figures(observed: Observed) -> dict[str, Any]:
     """Return `ranks` (if too many, those with the largest lag) and `figuresTime` of the status."""
-    assert seen.coordinator is not None
-    last = sorted(seen.coordinator.living, key=lambda rank: rank.lag_s or 0.0, reverse=True)
+    assert observed.coordinator is not None
+    last = sorted(observed.coordinator.living, key=lambda rank: rank.lag_s or 0.0, reverse=True)
     chosen = sorted(last[:RANKS_MAX], key=lambda rank: rank.member[:2])
     return {
-        "ranks": [_row(rank, seen.coordinator) for rank in chosen],
-        "figuresTime": timestamp(seen.coordinator_heard_s),
+        "ranks": [_row(rank, observed.coordinator) for rank in chosen],
+        "figuresTime": timestamp(observed.coordinator_heard_s),
     }
 
 
-def ranks_at_rest(job: JobObject, seen: Observed, *, complete: bool) -> list[dict[str, Any]]:
+def ranks_at_rest(job: JobObject, observed: Observed, *, complete: bool) -> list[dict[str, Any]]:
     """Return how the last process of each rank ended, once nothing of a job runs any more.
 
     Args:
         job: The job with its stored status.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         complete: True if all ranks have made the last round, even those that have not learned it.
 
     Returns:
         The rows of `status.ranks`.
     """
-    if seen.coordinator is None:
+    if observed.coordinator is None:
         return [
             {**row, "state": _end(finished=complete or row["state"] == RankPhase.FINISHED)}
             for row in job.status.get("ranks") or ()
         ]
     last: dict[tuple[int, int], RankStatus] = {}
-    for rank in sorted(seen.coordinator.ranks, key=lambda rank: rank.member.attempt):
+    for rank in sorted(observed.coordinator.ranks, key=lambda rank: rank.member.attempt):
         last[rank.member.slot, rank.member.local] = rank
-    rows = [_row_at_rest(last[key], seen.coordinator, complete=complete) for key in sorted(last)]
+    rows = [
+        _row_at_rest(last[key], observed.coordinator, complete=complete) for key in sorted(last)
+    ]
     # Ranks in higher slots left when the job was scaled down; they do not belong to its end.
     wanted = job.settings.replicas if job.settings else len(rows)
     kept = [
@@ -262,29 +264,29 @@ def without_eta(status: dict[str, Any]) -> None:
         status["progress"] = {"percent": status["progress"]["percent"]}
 
 
-def _collective(job: JobObject, seen: Observed) -> dict[str, Any]:
-    assert seen.coordinator is not None
-    coordinator = seen.coordinator
+def _collective(job: JobObject, observed: Observed) -> dict[str, Any]:
+    assert observed.coordinator is not None
+    coordinator = observed.coordinator
     mode = coordinator.settings.get("mode") or (
         job.settings.collective.mode if job.settings else ""
     )
-    found: dict[str, Any] = {"mode": str(mode)}
+    collective: dict[str, Any] = {"mode": str(mode)}
     log = coordinator.log
     total = sum(log.rounds.values())
     if total:
         partial = sum(log.rounds.get(name, 0) for name in PARTIAL)
-        found["partialPercent"] = round(100 * partial / total)
-    found["waitAvoidedSeconds"] = int(log.avoided_s or 0.0)
+        collective["partialPercent"] = round(100 * partial / total)
+    collective["waitAvoidedSeconds"] = int(log.avoided_s or 0.0)
     if log.round_s:
-        found["roundMicroseconds"] = microseconds(log.round_s)
-    return found
+        collective["roundMicroseconds"] = microseconds(log.round_s)
+    return collective
 
 
-def _restarts(job: JobObject, seen: Observed, plan: PodPlan) -> dict[str, int]:
+def _restarts(job: JobObject, observed: Observed, plan: PodPlan) -> dict[str, int]:
     before = job.status.get("restarts") or {}
-    version = seen.coordinator.version if seen.coordinator is not None else job.round
-    reported = seen.coordinator.restarts if seen.coordinator is not None else 0
-    workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
+    version = observed.coordinator.version if observed.coordinator is not None else job.round
+    reported = observed.coordinator.restarts if observed.coordinator is not None else 0
+    workers = [pod for pod in observed.own(job.uid) if pod.is_worker]
     rules = job.settings.failure_rules if job.settings else ()
     return {
         # A recreated coordinator does not know the restarts in pods that were gone by then.
@@ -362,14 +364,14 @@ def _figures_pause_s(job: JobObject, now_s: float) -> float:
 
 
 def due(
-    job: JobObject, status: Mapping[str, Any], seen: Observed, now_s: float
+    job: JobObject, status: Mapping[str, Any], observed: Observed, now_s: float
 ) -> tuple[bool, float | None]:
     """Decide whether the status is to be written now.
 
     Args:
         job: The job with its stored status.
         status: The new status.
-        seen: Everything observed besides the job.
+        observed: Everything observed besides the job.
         now_s: The present time.
 
     Returns:
@@ -382,11 +384,11 @@ def due(
     old, new = without_figures(_normal(before)), without_figures(_normal(status))
     before_words, after_words = without_words(old), without_words(new)
     if before_words != after_words:
-        at_s = seen.sent.status_s + _pause_s(before_words, after_words)
+        at_s = observed.sent.status_s + _pause_s(before_words, after_words)
     elif old != new:
-        at_s = seen.sent.status_s + WORDS_S
+        at_s = observed.sent.status_s + WORDS_S
     else:
-        at_s = max(seen.sent.figures_s, seen.sent.status_s) + _figures_pause_s(job, now_s)
+        at_s = max(observed.sent.figures_s, observed.sent.status_s) + _figures_pause_s(job, now_s)
     return (True, None) if now_s >= at_s else (False, at_s)
 
 

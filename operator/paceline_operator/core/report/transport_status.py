@@ -19,16 +19,16 @@ from paceline_operator.core.observed import Observed
 MESSAGE_MAX: Final = 1000
 
 
-def transport_status(job: JobObject, seen: Observed, now_s: float) -> dict[str, Any] | None:
+def transport_status(job: JobObject, observed: Observed, now_s: float) -> dict[str, Any] | None:
     """Return the new status.transport; None if nothing new is known."""
-    found = carried(job, seen)
-    if found is None:
+    comparison = carried(job, observed)
+    if comparison is None:
         return None
     since = verified_at(job)
-    if since is None and found.standing is Standing.MET and found.carrier:
+    if since is None and comparison.standing is Standing.MET and comparison.carrier:
         since = timestamp(now_s)
-    status: dict[str, Any] = {"kind": found.kind} | ({"verifiedAt": since} if since else {})
-    if why := seen.coordinator.transport_why if seen.coordinator else "":
+    status: dict[str, Any] = {"kind": comparison.kind} | ({"verifiedAt": since} if since else {})
+    if why := observed.coordinator.transport_why if observed.coordinator else "":
         status["message"] = why[:MESSAGE_MAX]
     return status
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
@@ -37,6 +38,59 @@ def test_a_count_is_what_the_source_increases_by_a_constant(tmp_path: Path) -> N
     found = counting_in(str(script))
     assert (found.names, found.attributes, found.keys) == ({"steps"}, {"updates"}, {"seen"})
     assert found.loops == [("epoch", 4, 11), ("i", 5, 7)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if loss < best: best = loss",
+        "best = min(best, loss)",
+        "is_best, best = loss < best, min(loss, best)",
+        "best = loss if loss < best else best",
+        "if best is None or loss > best + delta:\n    best, epoch = loss, 1",
+        "if loss < best - delta:\n    pass\nelse:\n    wait, best = 0, loss",
+    ],
+)
+def test_a_best_value_is_recognized(tmp_path: Path, text: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    assert counting_in(str(script)).names == {"best"}
+
+
+@pytest.mark.parametrize(
+    "text", ["if loss < limit: best = loss", "best = min(loss, 1)", "if loss == best: best = loss"]
+)
+def test_other_assignments_keep_no_best_value(tmp_path: Path, text: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    assert counting_in(str(script)).names == set()
+
+
+class Patience:
+    def __init__(self) -> None:
+        self.best: float | None = None
+
+    def see(self, loss: float) -> None:
+        if self.best is None or loss < self.best:
+            self.best = loss
+
+
+def search(counts: OwnCounts, losses: list[float], donor: Counts | None = None) -> Any:
+    best, state, patience = float("inf"), {"best": -1.0}, Patience()
+    for loss in losses:
+        best = min(best, loss)
+        state["best"] = max(state["best"], loss)
+        patience.see(loss)
+    counts.begin(reach())
+    if donor is None:
+        return json.loads(json.dumps(counts.read()))
+    counts.take(donor)
+    return best, state["best"], patience.best
+
+
+def test_best_values_become_those_of_the_donor() -> None:
+    assert search(OwnCounts(), [], search(OwnCounts(), [3.0, 1.5, 2.0])) == (1.5, 3.0, 1.5)
+    assert search(OwnCounts(), [2.0], search(OwnCounts(), [])) == (float("inf"), -1.0, None)
 
 
 @pytest.mark.parametrize("text", [None, "for x in", "\0"])

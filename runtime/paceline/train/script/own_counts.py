@@ -9,6 +9,9 @@ A count is a variable, an attribute of an object, or an entry of a dict or names
 or attribute that the script's source increases or decreases by a constant number, and that is not
 made from the rank or a seed. The number of a `for` loop over a range belongs to the loop and cannot
 be set, so a rank whose loop is elsewhere cannot join.
+
+A best value, as in `if loss < best: best = loss`, is taken over in the same way: with another one,
+a rank would stop early at another step than the others.
 """
 
 from __future__ import annotations
@@ -37,9 +40,14 @@ RANGE_ARGUMENTS_MAX: Final = 2
 """With a step, as in `range(rank, n, size)`, ranks share the numbers."""
 RANKS_OWN: Final = ("rank", "seed")
 """Parts of the names of what differs between ranks: such a count is left as it is."""
+ORDERS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+"""Comparisons by which a best value is kept."""
+NUMBERS: Final = (int, float, type(None))
+"""Types of what is taken over: None stands for no number yet."""
 CONTAINERS: Final = (dict, Namespace, SimpleNamespace)
 """What a script puts its counts into, beside its own classes."""
 FRAME: Final = "function "
+Number = int | float | None
 Counts = list[Any]
 """What `OwnCounts.read` returns, as plain data: for each object and running function its name, its
 counts, and the numbers of the loops over ranges in which it is."""
@@ -76,15 +84,16 @@ def counting_in(filename: str) -> Counting:
                 found.loops.append((name, body[0].lineno, last))
             case ast.For(target=ast.Tuple(elts=[ast.Name(id=name), *_])) if _enumerates(node.iter):
                 found.enumerated.append((name, node.lineno, node.iter.end_lineno or node.lineno))
-        match _counted(node):
-            case ast.Name(id=name) if name not in own:
-                found.names.add(name)
-            case ast.Attribute(value=holder, attr=name) if name not in own:
-                found.attributes.add(name)
-                if _word(holder) != "self":
-                    found.of_others.add(name)
-            case ast.Subscript(slice=ast.Constant(value=str(name))) if name not in own:
-                found.keys.add(name)
+        for target in (_counted(node), *_best(node)):
+            match target:
+                case ast.Name(id=name) if name not in own:
+                    found.names.add(name)
+                case ast.Attribute(value=holder, attr=name) if name not in own:
+                    found.attributes.add(name)
+                    if _word(holder) != "self":
+                        found.of_others.add(name)
+                case ast.Subscript(slice=ast.Constant(value=str(name))) if name not in own:
+                    found.keys.add(name)
     return found
 
 
@@ -137,6 +146,43 @@ def _counted(node: ast.AST) -> ast.expr | None:
     return None
 
 
+def _best(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what a statement keeps the least or the greatest value in."""
+    match node:
+        case ast.Assign():
+            for target, value in _assigned(node):
+                match value:
+                    case ast.Call(func=ast.Name(id="min" | "max"), args=choices):
+                        pass
+                    case ast.IfExp(test=ast.Compare(), body=one, orelse=other):
+                        choices = [one, other]
+                    case _:
+                        continue
+                if ast.unparse(target) in map(ast.unparse, choices):
+                    yield target
+        case ast.If(test=test):
+            compared = {
+                ast.unparse(part)
+                for each in ast.walk(test)
+                if isinstance(each, ast.Compare) and isinstance(each.ops[0], ORDERS)
+                for part in ast.walk(each)
+                if isinstance(part, ast.Name | ast.Attribute | ast.Subscript)
+            }
+            for inner in ast.walk(node) if compared else ():
+                for target, value in _assigned(inner) if isinstance(inner, ast.Assign) else ():
+                    if {ast.unparse(target), ast.unparse(value)} <= compared:
+                        yield target
+
+
+def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    for target in node.targets:
+        match target, node.value:
+            case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+                yield from zip(targets, values, strict=True)
+            case _:
+                yield target, node.value
+
+
 def _is_range(source: ast.expr) -> bool:
     for node in ast.walk(source):
         match node:
@@ -179,11 +225,11 @@ class OwnCounts:
         for frame in script_frames():
             counting = counting_of(frame.f_code)
             running = [*_at(frame, counting.loops), *_at(frame, counting.enumerated)]
-            found: dict[str, int] = {}
+            found: dict[str, Number] = {}
             if running or counting.names or counting.of_others or counting.keys:
                 values = _variables(frame)
                 found = _values(values, counting.names, counting)
-                running = [name for name in running if _is_int(values, name)]
+                running = [name for name in running if type(values.get(name)) is int]
             counts.append([_name(frame), found, {name: values[name] for name in running}])
         return counts
 
@@ -228,11 +274,11 @@ class OwnCounts:
                 yield path, owner, counting
 
 
-def _take_in_frame(frame: FrameType, found: Mapping[str, int], loops: Mapping[str, int]) -> None:
+def _take_in_frame(frame: FrameType, found: Mapping[str, Number], loops: Mapping[str, int]) -> None:
     counting = counting_of(frame.f_code)
     values = _variables(frame)
     for name in _at(frame, counting.loops):
-        if _is_int(values, name) and loops.get(name, values[name]) != values[name]:
+        if name in values and loops.get(name, values[name]) != values[name]:
             raise LeftBehindError(
                 f"{frame.f_code.co_filename}:{frame.f_lineno}: the loop over `{name}` is at "
                 f"{values[name]} here and at {loops[name]} on the other ranks, since it counts "
@@ -242,10 +288,10 @@ def _take_in_frame(frame: FrameType, found: Mapping[str, int], loops: Mapping[st
 
 
 def _take(
-    values: dict[str, Any], names: set[str], counting: Counting, found: Mapping[str, int]
-) -> dict[str, int]:
+    values: dict[str, Any], names: set[str], counting: Counting, found: Mapping[str, Number]
+) -> dict[str, Number]:
     """Set the entries of containers; return the variables or attributes that have to change."""
-    changed = {}
+    changed: dict[str, Number] = {}
     for path, value, holder, name in _counts_in(values, names, counting):
         new = found.get(path, value)
         if holder is values:
@@ -290,17 +336,17 @@ def _at(frame: FrameType, loops: list[tuple[str, int, int]]) -> list[str]:
     return [name for name, first, last in loops if first <= line <= last]
 
 
-def _is_int(values: dict[str, Any], name: str) -> bool:
-    return type(values.get(name)) is int
+def _is_number(values: dict[str, Any], name: str) -> bool:
+    return name in values and type(values[name]) in NUMBERS
 
 
-def _values(values: dict[str, Any], names: set[str], counting: Counting) -> dict[str, int]:
+def _values(values: dict[str, Any], names: set[str], counting: Counting) -> dict[str, Number]:
     return {path: value for path, value, _, _ in _counts_in(values, names, counting)}
 
 
 def _counts_in(
     values: dict[str, Any], names: set[str], counting: Counting
-) -> Iterator[tuple[str, int, dict[str, Any], str]]:
+) -> Iterator[tuple[str, Number, dict[str, Any], str]]:
     """Yield the counts among variables or attributes, and in the containers that they hold.
 
     Args:
@@ -312,7 +358,7 @@ def _counts_in(
         Path and value of a count, the dict that holds it, and its key there.
     """
     for name in names:
-        if _is_int(values, name):
+        if _is_number(values, name):
             yield name, values[name], values, name
     if not counting.keys and not counting.of_others:
         return
@@ -321,11 +367,11 @@ def _counts_in(
             is_dict = isinstance(value, dict)
             entries: dict[str, Any] = value if isinstance(value, dict) else vars(value)
             for key in counting.keys if is_dict else counting.of_others:
-                if _is_int(entries, key):
+                if _is_number(entries, key):
                     yield f"{variable}[{key}]", entries[key], entries, key
 
 
-def _set_variables(frame: FrameType, changed: dict[str, int]) -> None:
+def _set_variables(frame: FrameType, changed: dict[str, Any]) -> None:
     if not changed:
         return
     if not frame.f_code.co_flags & CO_OPTIMIZED:

@@ -58,7 +58,15 @@ def test_a_best_value_is_recognized(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["if loss < limit: best = loss", "best = min(loss, 1)", "if loss == best: best = loss"]
+    "text",
+    [
+        "if loss < limit: best = loss",
+        "best = min(loss, 1)",
+        "if loss == best: best = loss",
+        "last = time.monotonic()\nif now - last > 10: last = now",
+        "gpu = int(os.environ['LOCAL_RANK'])\ngpu = min(gpu, 7)",
+        "gpu = int(os.environ.get('LOCAL_RANK', 0))\ngpu = min(gpu, 7)",
+    ],
 )
 def test_other_assignments_keep_no_best_value(tmp_path: Path, text: str) -> None:
     script = tmp_path / "train.py"

@@ -40,6 +40,11 @@ RANGE_ARGUMENTS_MAX: Final = 2
 """With a step, as in `range(rank, n, size)`, ranks share the numbers."""
 RANKS_OWN: Final = ("rank", "seed")
 """Parts of the names of what differs between ranks: such a count is left as it is."""
+CLOCKS: Final = {
+    *("time", "monotonic", "perf_counter", "process_time"),
+    *("time_ns", "monotonic_ns", "perf_counter_ns", "process_time_ns"),
+}
+"""Functions whose values mean nothing on another machine."""
 ORDERS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 """Comparisons by which a best value is kept."""
 NUMBERS: Final = (int, float, type(None))
@@ -111,14 +116,15 @@ def counting_of(code: CodeType) -> Counting:
 
 
 def _of_the_rank(tree: ast.AST) -> set[str]:
-    """Return names that are set from the rank, or whose word says that ranks may differ in them."""
+    """Return names that are set from the rank, a seed or a clock, or that are named for them."""
     names = set()
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         value = getattr(node, "value", None)
         words = [*map(_word, ast.walk(value))] if isinstance(value, ast.AST) else []
         for name in filter(None, map(_word, targets)):
-            if any(part in word for part in RANKS_OWN for word in [name, *words]):
+            is_named = any(part in word.lower() for part in RANKS_OWN for word in [name, *words])
+            if is_named or CLOCKS.intersection(words):
                 names.add(name)
     return names
 
@@ -128,6 +134,8 @@ def _word(node: ast.AST | None) -> str:
         case ast.Name(id=word) | ast.Attribute(attr=word):
             return word
         case ast.Subscript(slice=ast.Constant(value=str(word))):
+            return word
+        case ast.Constant(value=str(word)):
             return word
     return ""
 

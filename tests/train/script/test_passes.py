@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import count, islice
+from functools import partial
+from itertools import chain, count, islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -471,6 +472,35 @@ def one_ahead(data: Iterator[Any]) -> Iterator[Any]:
     yield batch
 
 
+class Prefetcher:
+    """An iterator of the script's own that holds one batch."""
+
+    def __init__(self, data: Iterator[Any]) -> None:
+        self.data, self.held = data, next(data, None)
+
+    def __iter__(self) -> Prefetcher:
+        return self
+
+    def __next__(self) -> Any:
+        if self.held is None:
+            raise StopIteration
+        batch, self.held = self.held, next(self.data, None)
+        return batch
+
+
+class Wrapped:
+    """An iterator of the script's own that reads a batch when it is asked."""
+
+    def __init__(self, data: Iterator[Any]) -> None:
+        self.data = data
+
+    def __iter__(self) -> Wrapped:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.data)
+
+
 def pairs(data: Iterator[Any]) -> Iterator[Any]:
     while batches := list(islice(data, 2)):
         yield batches
@@ -486,7 +516,18 @@ def trained(script: Script, items: Iterator[Any], start: int = 0) -> list[int]:
     return numbers
 
 
-@pytest.mark.parametrize(("between", "held"), [(bar, 0), (one_ahead, 1)])
+@pytest.mark.parametrize(
+    ("between", "held"),
+    [
+        (bar, 0),
+        (one_ahead, 1),
+        (Wrapped, 0),
+        (partial(map, lambda batch: batch * 2), 0),
+        (lambda data: map(torch.neg, map(torch.neg, data)), 0),
+        (lambda data: bar(map(torch.neg, Wrapped(data))), 0),
+        (lambda data: chain(data, []), 0),
+    ],
+)
 def test_the_number_of_a_loop_over_a_generator_is_that_of_the_other_ranks(
     script: Script, between: Callable[[Any], Iterator[Any]], held: int
 ) -> None:
@@ -518,6 +559,7 @@ def test_a_rank_stays_outside_if_a_generator_gives_not_one_item_for_each_batch(
     "loop",
     [
         lambda data: islice(bar(data), 4),
+        lambda data: islice(map(torch.neg, iter(data)), 4),
         lambda data: zip(count(), bar(data), strict=False),
         lambda data: zip(bar(data), range(4), strict=False),
     ],

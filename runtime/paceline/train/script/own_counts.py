@@ -30,7 +30,13 @@ from pathlib import Path
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any, Final
 
-from paceline.train.script.reach import Reached, leads_nowhere, locals_of, script_frames
+from paceline.train.script.reach import (
+    Reached,
+    attributes_of,
+    leads_nowhere,
+    locals_of,
+    script_frames,
+)
 from paceline.worker.script_engine import LeftBehindError
 from paceline.worker.script_frames import belongs_to_script
 
@@ -55,7 +61,7 @@ FRAME: Final = "function "
 Number = int | float | None
 Counts = list[Any]
 """What `OwnCounts.read` returns, as plain data: for each object and running function its name, its
-counts, and the numbers of the loops over ranges in which it is."""
+counts, and the numbers of the loops over ranges or enumerate() in which it is."""
 
 
 @dataclass(slots=True)
@@ -227,7 +233,7 @@ class OwnCounts:
         The main thread is in the script, or waits in a call of it.
         """
         counts: Counts = [
-            [path, _values(_own(owner), counting.attributes, counting), {}]
+            [path, _values(attributes_of(owner), counting.attributes, counting), {}]
             for path, owner, counting in self._living()
         ]
         for frame in script_frames():
@@ -252,7 +258,9 @@ class OwnCounts:
         theirs_by_path = {path: found for path, found, _ in counts}
         for path, owner, counting in self._living():
             found = theirs_by_path.get(path, {})
-            for name, value in _take(_own(owner), counting.attributes, counting, found).items():
+            for name, value in _take(
+                attributes_of(owner), counting.attributes, counting, found
+            ).items():
                 setattr(owner, name, value)
         frames = script_frames()
         theirs = [each for each in counts if each[0].startswith(FRAME)]
@@ -319,15 +327,6 @@ def _counting_of(value: Any) -> Counting:
     return counting_in(filename) if filename and belongs_to_script(filename) else Counting()
 
 
-def _own(owner: Any) -> dict[str, Any]:
-    """Return the attributes of an object itself, without those of its class."""
-    try:
-        own: dict[str, Any] = object.__getattribute__(owner, "__dict__")
-    except AttributeError:
-        return {}
-    return own
-
-
 def _name(frame: FrameType) -> str:
     return f"{FRAME}{frame.f_code.co_name}:{frame.f_code.co_firstlineno}"
 
@@ -372,9 +371,12 @@ def _counts_in(
         return
     for variable, value in list(values.items()):
         if isinstance(value, CONTAINERS) and not variable.startswith("__"):
-            is_dict = isinstance(value, dict)
-            entries: dict[str, Any] = value if isinstance(value, dict) else vars(value)
-            for key in counting.keys if is_dict else counting.of_others:
+            entries, keys = (
+                (value, counting.keys)
+                if isinstance(value, dict)
+                else (vars(value), counting.of_others)
+            )
+            for key in keys:
                 if _is_number(entries, key):
                     yield f"{variable}[{key}]", entries[key], entries, key
 

@@ -607,9 +607,9 @@ class Batches(Iterator[Any]):
         Args:
             frame: Frame that reads from this iterator.
         """
-        if (counted := counter_above(frame)) is not None:
-            self._move_number(*counted)
         reader = outermost_reader(self, is_loader=lambda each: isinstance(each, Batches))
+        if (counted := counter_above(reader, frame)) is not None:
+            self._move_number(*counted)
         self._passes.moves_counts = True
         try:
             while reader is not self and self._behind > 0:
@@ -620,10 +620,10 @@ class Batches(Iterator[Any]):
             self._passes.moves_counts, self._behind = False, 0
 
     def _move_number(self, counter: Any, loop: FrameType) -> None:
-        """Set the number of an enumerate() over a generator to that of the other ranks.
+        """Set the number of an enumerate() that is not around the loader itself.
 
         Args:
-            counter: What counts the items of the generator.
+            counter: What counts the items of a generator or another iterator.
             loop: Frame of its loop.
 
         Raises:
@@ -636,7 +636,7 @@ class Batches(Iterator[Any]):
                 return
         name = type(counter).__name__
         raise LeftBehindError(
-            f"{loop.f_code.co_filename}:{loop.f_lineno}: {name}() counts the items of a generator "
+            f"{loop.f_code.co_filename}:{loop.f_lineno}: {name}() counts the items of something "
             "that reads from the loader, and where it is on the other ranks cannot be known or set "
             f"on this one; put {name}() around the loader itself"
         )

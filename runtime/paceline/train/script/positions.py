@@ -7,9 +7,9 @@ its first batch: it is asked for as many items as there are such batches, and th
 for each of them. The same is done for islice(), whose limit counts batches, and for zip().
 
 This happens while the loop waits inside of `enumerate.__next__()`, which reads from its iterator
-first and takes its number then. A generator that runs cannot be asked in this way. So where one is
-between the loader and enumerate(), as in `enumerate(tqdm(loader))`, the number of enumerate() is
-set where CPython keeps it.
+first and takes its number then. A generator that runs cannot be asked in this way, nor can map() or
+an iterator of the script's own class. So where one is between the loader and enumerate(), as in
+`enumerate(tqdm(loader))`, the number of enumerate() is set where CPython keeps it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from types import FrameType
 from typing import Any, Final
 
 READERS: Final = (enumerate, islice)
 """Iterators that read from one other iterator, and take their own count after that."""
 
+PASSING: Final = (map, filter, chain)
+"""Iterators that count nothing, and cannot be asked for an item that is None."""
 NUMBERS: Final = (count, type(iter(range(0))))
 """Iterators that give numbers, and read from nothing."""
 
@@ -55,31 +57,55 @@ def _reader_of(source: Any, is_loader: Callable[[Any], bool]) -> Any:
     return None
 
 
-def counter_above(frame: FrameType | None) -> tuple[Any, FrameType] | None:
-    """Return what counts the items of a generator that reads from a loader.
+def counter_above(reader: Any, frame: FrameType | None) -> tuple[Any, FrameType] | None:
+    """Return what counts the items of something between it and a loader.
+
+    That is a generator, an object with a method `__next__` of its own, or an iterator such as
+    map().
 
     Args:
+        reader: What `outermost_reader` has returned.
         frame: Frame that reads from the iterator over the loader.
 
     Returns:
         An enumerate(), an islice(), or a zip() with numbers, and the frame of its loop; None if
         there is none.
     """
-    frames = []
-    while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
+    frames, between = [], [reader]
+    while frame is not None:
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            if frame.f_code.co_name != "__next__":
+                break
+            between.append(frame.f_locals.get(frame.f_code.co_varnames[0]))
         frames.append(frame)
         frame = frame.f_back
-    if not frames or frame is None:
+    if frame is None:
         return None
-    for counter in [each for each in gc.get_objects() if type(each) in (*READERS, zip)]:
-        sources = gc.get_referents(counter)
-        if type(counter) is zip:
-            sources = [each for inner in sources if type(inner) is tuple for each in inner]
-            if not any(isinstance(each, NUMBERS) for each in sources):
-                continue
-        if any(inspect.isgenerator(each) and each.gi_frame in frames for each in sources):
+
+    def leads_there(source: Any) -> bool:
+        if inspect.isgenerator(source):
+            return source.gi_frame in frames
+        return any(source is each for each in between)
+
+    iterators = [each for each in gc.get_objects() if type(each) in (*READERS, *PASSING, zip)]
+    passing = [each for each in iterators if type(each) in PASSING]
+    while known := [each for each in passing if any(map(leads_there, _sources_of(each)))]:
+        between += known  # one may read from another
+        passing = [each for each in passing if not leads_there(each)]
+    for counter in iterators:
+        sources = _sources_of(counter)
+        counts = type(counter) in READERS or (
+            type(counter) is zip and any(isinstance(each, NUMBERS) for each in sources)
+        )
+        if counts and any(map(leads_there, sources)):
             return counter, frame
     return None
+
+
+def _sources_of(iterator: Any) -> list[Any]:
+    """Return what an iterator reads from; zip() and map() keep that in a tuple."""
+    held = gc.get_referents(iterator)
+    return held + [each for inner in held if type(inner) is tuple for each in inner]
 
 
 def number_of(counter: Any) -> int:

@@ -137,11 +137,16 @@ def _within(reached: Reached) -> Iterator[Reached]:
                 public = {k: v for k, v in vars(part).items() if not k.startswith("_")}
                 yield from _named(public, f"{inner}.", part)
     elif _package(kind) not in CLOSED:
-        try:
-            attributes = object.__getattribute__(value, "__dict__")
-        except AttributeError:
-            return
-        yield from _named(attributes, f"{path}.", value)
+        yield from _named(attributes_of(value), f"{path}.", value)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object itself, without those of its class."""
+    try:
+        attributes: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return attributes
 
 
 def leads_nowhere(value: Any) -> bool:

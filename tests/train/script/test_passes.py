@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, count, islice
+from itertools import accumulate, chain, count, islice, repeat, starmap, takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -526,6 +526,9 @@ def trained(script: Script, items: Iterator[Any], start: int = 0) -> list[int]:
         (lambda data: map(torch.neg, map(torch.neg, data)), 0),
         (lambda data: bar(map(torch.neg, Wrapped(data))), 0),
         (lambda data: chain(data, []), 0),
+        (lambda data: starmap(torch.add, zip(data, repeat(1), strict=False)), 0),
+        (lambda data: takewhile(lambda batch: batch is not None, data), 0),
+        (lambda data: accumulate(data, torch.add), 0),
     ],
 )
 def test_the_number_of_a_loop_over_a_generator_is_that_of_the_other_ranks(

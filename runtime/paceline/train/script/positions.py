@@ -19,14 +19,23 @@ import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from itertools import chain, count, islice
+from itertools import (
+    accumulate,
+    chain,
+    count,
+    dropwhile,
+    filterfalse,
+    islice,
+    starmap,
+    takewhile,
+)
 from types import FrameType
 from typing import Any, Final
 
 READERS: Final = (enumerate, islice)
 """Iterators that read from one other iterator, and take their own count after that."""
 
-PASSING: Final = (map, filter, chain)
+PASSING: Final = (map, filter, chain, starmap, takewhile, dropwhile, filterfalse, accumulate)
 """Iterators that count nothing, and cannot be asked for an item that is None."""
 NUMBERS: Final = (count, type(iter(range(0))))
 """Iterators that give numbers, and read from nothing."""

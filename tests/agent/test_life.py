@@ -326,7 +326,7 @@ def test_metrics_and_health_are_served(tmp_path: Path) -> None:
             assert find(page, "round_wait_seconds_bucket", '"0.03"') == 1
             assert find(page, "round_wait_seconds_bucket", '"0.01"') == 0
             assert find(page, "generation_number") == 3
-            assert 0 < find(page, "telemetry_seconds_total") < 0.001
+            assert 0 < find(page, "telemetry_seconds_total") < 0.1
             rank = await started(coordinator)
             os.kill(rank.pid, signal.SIGKILL)
             await agent.printed("written 2.0#1001")

@@ -229,7 +229,7 @@ def test_a_send_to_a_dead_rank_fails_at_once(pool: ProcessPool) -> None:
         survivor.start("allreduce", kind, 0, Payload(1, (100_000,)))
         outcome = survivor.result()
         assert outcome.error == "PeerLost", outcome
-        assert outcome.seconds < 1.5
+        assert outcome.seconds < 3.0
     crew.all([survivor], "close", kind)
     pool.give_back([survivor])
 

@@ -11,7 +11,7 @@ import torch
 from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedule
 from paceline.transport.base import Abort, Group, Peer
 from paceline.transport.mpi.abandoned import EMPTIED_MAX
-from paceline.transport.mpi.lanes import CUT_OFF, PIECE_BYTES
+from paceline.transport.mpi.lanes import CUT_OFF, PIECE_BYTES, failed_call
 from paceline.transport.mpi.links import Agreed, Offer, mpi_environment
 from paceline.transport.rendezvous import Deadline, Rendezvous
 
@@ -238,3 +238,17 @@ def test_the_environment_selects_loopback_for_local_runs_only() -> None:
     assert mpi_environment(True)["FI_TCP_IFACE"] == "lo"
     assert "FI_TCP_IFACE" not in mpi_environment(False)
     assert mpi_environment(False)["FI_PROVIDER"] == "tcp"
+
+
+STACK = """Other MPI error, error stack:
+internal_Wait(68405).........: MPI_Wait(request=0x7ffd, status=0x1) failed
+MPIR_Wait(780)...............:
+MPIDI_OFI_handle_cq_error(787): OFI poll failed (Input/output error)
+"""
+
+
+def test_a_failed_call_of_mpi_is_reported_in_one_line_with_its_cause() -> None:
+    text = "a call of MPI failed: Other MPI error: OFI poll failed (Input/output error)"
+    assert failed_call(STACK) == text
+    assert failed_call("Invalid communicator") == "a call of MPI failed: Invalid communicator"
+    assert failed_call("") == "a call of MPI failed: no reason given"

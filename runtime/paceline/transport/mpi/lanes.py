@@ -7,6 +7,7 @@ link post the same messages in the same order, which is all that matching needs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
@@ -23,7 +24,22 @@ ADD_ELEMENTS: Final = 1 << 15
 """Largest addition in elements. Above it torch starts its thread pool, whose threads would spin
 after each addition."""
 CUT_OFF: Final = "rank {} broke off a message"
+_FRAME: Final = re.compile(r"^\w+\(\d+\)\.*: ?")
+"""What a line of MPICH's error stack begins with: a function, its line and dots."""
 _NUMPY_TYPES: Final = {torch.float32, torch.float64, torch.int32, torch.int64}
+
+
+def failed_call(text: str) -> str:
+    """Return the message for a call of MPI that failed, as one line.
+
+    Args:
+        text: MPI's error string. MPICH's has a line for each of its functions, the cause last.
+    """
+    lines = [_FRAME.sub("", line).strip() for line in text.splitlines()]
+    written = [line for line in lines if line]
+    what = written[0].removesuffix(", error stack:") if written else "no reason given"
+    cause = f": {written[-1]}" if len(written) > 1 else ""
+    return f"a call of MPI failed: {what}{cause}"
 
 
 class LaneScratch:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from paceline.core.collectives.schedules import Schedule, ScheduleStep
 from paceline.transport.base import Abort, NativeStage, PeerLost, TransportAborted
-from paceline.transport.mpi.lanes import CUT_OFF, PIECE_BYTES, Cells, LaneScratch
+from paceline.transport.mpi.lanes import CUT_OFF, PIECE_BYTES, Cells, LaneScratch, failed_call
 from paceline.transport.mpi.links import LANES, Link
 from paceline.transport.native import REDUCE, UnavailableError, load
 from paceline.transport.native.layout import KINDS, Fields
@@ -233,8 +233,7 @@ class MpiNativeLoop:
             rank = self._rank_of_link[call.lost]
             raise PeerLost(CUT_OFF.format(rank), rank)
         assert result == FAILED, result
-        text = self._library.Get_error_string(error.value)
-        raise PeerLost(f"a call of MPI failed: {text}")
+        raise PeerLost(failed_call(self._library.Get_error_string(error.value)))
 
 
 def _step(step: ScheduleStep, place: Mapping[int, int]) -> _Step:

@@ -38,7 +38,7 @@ from paceline.transport.base import (
     TransportError,
 )
 from paceline.transport.mpi.abandoned import AbandonedRequests, MemoryRange
-from paceline.transport.mpi.lanes import Cells, Lane, LaneScratch, Piece, RoundedCells
+from paceline.transport.mpi.lanes import Cells, Lane, LaneScratch, Piece, RoundedCells, failed_call
 from paceline.transport.mpi.links import LANES, Link, LinkTable
 from paceline.transport.mpi.native_loop import MpiNativeLoop
 from paceline.transport.mpi.peer_errors import peer_errors
@@ -188,7 +188,7 @@ class MpiTransport(Transport):
         except BaseException as error:
             self._abandon(requests, cells)
             if isinstance(error, self._mpi.Exception):
-                raise PeerLost(f"a call of MPI failed: {error}") from error
+                raise PeerLost(failed_call(str(error))) from error
             raise
 
     def _reduce(

@@ -243,25 +243,22 @@ def _dcp(folder: Path, *, trust_pickle: bool) -> Weights:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+    cause: BaseException
     with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
         flat = Path(scratch) / "all.pt"
         try:
             with alone():
                 dcp_to_torch_save(folder, flat)
-        except (Exception, CheckpointException) as error:  # torch has no common class for them
-            raise ConvertError(
-                f"{folder} cannot be read: {_cause(error)}", hint="see that the folder is whole"
-            ) from None
-        return _state_dict(flat, folder)
-
-
-def _cause(error: BaseException) -> str:
-    """Return why torch.distributed.checkpoint failed on this, its only rank."""
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    if isinstance(error, CheckpointException) and error.failures:
-        error = next(iter(error.failures.values()))[0]
-    return f"{type(error).__name__}: {_first_sentence(error)}"
+        except CheckpointException as error:  # no Exception, and holds the errors of its ranks
+            cause = next((failure for failure, _ in error.failures.values()), error)
+        except Exception as error:
+            cause = error
+        else:
+            return _state_dict(flat, folder)
+    raise ConvertError(
+        f"{folder} cannot be read: {type(cause).__name__}: {_first_sentence(cause)}",
+        hint="see that the folder is whole",
+    )
 
 
 # ---- writing -------------------------------------------------------------------------------------

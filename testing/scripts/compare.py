@@ -50,16 +50,16 @@ def compare(a: Result, b: Result, *, tolerance: float = 0.0) -> list[str]:
     Returns:
         One line for each difference, at most 20.
     """
-    found: list[str] = []
+    differences: list[str] = []
     if a.codes != b.codes:
-        found.append(f"exit codes: {list(a.codes)} and {list(b.codes)}")
+        differences.append(f"exit codes: {list(a.codes)} and {list(b.codes)}")
     if len(a.ranks) == len(b.ranks):
         for rank, (one, other) in enumerate(zip(a.ranks, b.ranks, strict=True)):
-            found += _texts(f"stdout of rank {rank}", one.stdout, other.stdout, tolerance)
+            differences += _texts(f"stdout of rank {rank}", one.stdout, other.stdout, tolerance)
         if tolerance and _hashes(a) != _hashes(b):
-            found.append(f"equal weights: on ranks {_hashes(a)} and {_hashes(b)}")
-    found += _files(a.out, b.out, tolerance)
-    return found[:DIFFERENCES_MAX]
+            differences.append(f"equal weights: on ranks {_hashes(a)} and {_hashes(b)}")
+    differences += _files(a.out, b.out, tolerance)
+    return differences[:DIFFERENCES_MAX]
 
 
 def _hashes(result: Result) -> list[list[int]]:

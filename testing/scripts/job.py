@@ -83,12 +83,12 @@ def run_paceline(
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     code, report = forked_paceline(folder, "run", "job.yaml", *words)
-    found = [_streams_of(slot, streams) for slot in range(ranks)]
+    per_rank = [_streams_of(slot, streams) for slot in range(ranks)]
     last = tuple(
-        Rank(code, *processes[-1]) if processes else Rank(code, "", "") for processes in found
+        Rank(code, *processes[-1]) if processes else Rank(code, "", "") for processes in per_rank
     )
     taken = tuple(int(x) for path in streams.glob("*.taken") for x in path.read_text().split())
-    return JobResult(Result(last, out), report, tuple(map(len, found)), taken)
+    return JobResult(Result(last, out), report, tuple(map(len, per_rank)), taken)
 
 
 def _streams_of(slot: int, folder: Path) -> list[tuple[str, str]]:

@@ -42,11 +42,11 @@ class Books:
     @classmethod
     def of(cls, job: JobResult) -> Books:
         """Read the books of a job that has ended."""
-        found = re.search(r"samples applied +([\d,]+), of these ([\d,]+) late", job.report)
+        match = re.search(r"samples applied +([\d,]+), of these ([\d,]+) late", job.report)
         dropped = re.search(r"samples dropped +(.*)", job.report)
-        assert found is not None, job.story
+        assert match is not None, job.story
         assert dropped is not None, job.story
-        applied, late = (int(x.replace(",", "")) for x in found.groups())
+        applied, late = (int(x.replace(",", "")) for x in match.groups())
         causes = re.findall(r"(\w+) (\d+(?:,\d{3})*)", dropped.group(1))
         given_up = {cause: int(count.replace(",", "")) for cause, count in causes}
         absent = given_up.pop("absent", 0)
@@ -120,13 +120,13 @@ def main(words: Sequence[str]) -> int:
             try:
                 if kind == "late":
                     books = try_late(by_name[name], out)
-                    found = f"{Late.GAINS if books.late else 'waits'}: {books}"
+                    result = f"{Late.GAINS if books.late else 'waits'}: {books}"
                 else:
                     try_kill(by_name[name], out)
-                    found = "yes"
+                    result = "yes"
             except AssertionError as error:
-                found, failed = f"failed: {error}", failed + 1
-        sys.stdout.write(f"{name} {kind}: {found}\n")
+                result, failed = f"failed: {error}", failed + 1
+        sys.stdout.write(f"{name} {kind}: {result}\n")
         sys.stdout.flush()
     return int(bool(failed))
 

@@ -233,16 +233,16 @@ def test_looking_at_one_batch_consumes_nothing(workers: int, accumulate: int) ->
     job = make_job(LoneSession(), 4, num_workers=workers, accumulate=accumulate)
     for _ in job.loader.epochs(2):
         looks = [next(iter(job.loader)).tolist() for _ in range(2)]
-        seen, numbers = [], list[int]()
+        batches, numbers = [], list[int]()
         for index, batch in enumerate(job.loader):
-            seen.append(batch.tolist())
-            numbers += seen[-1]
+            batches.append(batch.tolist())
+            numbers += batches[-1]
             job.backward(batch)
             job.step(numbers)
             if index % accumulate == accumulate - 1:
                 numbers = []
-        assert looks == [seen[0], seen[0]]
-        assert len(seen) == SAMPLES // 4
+        assert looks == [batches[0], batches[0]]
+        assert len(batches) == SAMPLES // 4
     job.check()
     assert not job.session.dropped
 
@@ -489,16 +489,16 @@ def test_a_second_loop_over_epochs_is_an_error() -> None:
 def test_the_plan_has_the_options_of_the_loader() -> None:
     session = started(LoneSession())
     job = Job(session, DataLoader(Numbers(), 8, accumulate=2, seed=5, drop_last=True))
-    seen: list[int] = []
+    numbers: list[int] = []
     for _ in job.loader.epochs(2):
         for batch in job.loader:
-            seen += batch.tolist()
+            numbers += batch.tolist()
             job.backward(batch)
             job.optimizer.step()
     assert session.plan == DataPlan(
         samples=SAMPLES, batch=8, accumulate=2, epochs=2, seed=5, drop_last=True
     )
-    assert len(seen) == 2 * 32
+    assert len(numbers) == 2 * 32
 
 
 class Watched(Numbers):

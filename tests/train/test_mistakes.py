@@ -23,9 +23,9 @@ def end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[Callable[[], object]], tuple[int, str, list[str]]]:
     """Return a function that runs a script: exit code, stderr, and what its agent was told."""
-    told: list[str] = []
+    reported: list[str] = []
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    explain_errors(lambda why, _: told.append(why))
+    explain_errors(lambda why, _: reported.append(why))
 
     def run(script: Callable[[], object]) -> tuple[int, str, list[str]]:
         code = 1
@@ -36,19 +36,19 @@ def end(
                 sys.excepthook(type(error), error, error.__traceback__)
             except SystemExit as wanted:
                 code = int(str(wanted.code))
-        return code, capsys.readouterr().err, told
+        return code, capsys.readouterr().err, reported
 
     return run
 
 
 def test_a_usage_error_is_shown_with_its_line_and_hint_but_no_traceback(end: Any) -> None:
-    code, shown, told = end(lambda: check_optimizer(3))
+    code, shown, reported = end(lambda: check_optimizer(3))
     assert code == 2
     assert shown.startswith("error: DistributedOptimizer got a int, not a torch optimizer (")
     assert f"{__file__}, line " in shown
     assert "\nhint: pass the optimizer first" in shown
     assert "Traceback" not in shown
-    assert [f"error: {text}\n" for text in told] == [shown]
+    assert [f"error: {text}\n" for text in reported] == [shown]
 
 
 def test_the_traceback_of_a_foreign_error_omits_our_frames(end: Any) -> None:
@@ -62,29 +62,29 @@ def test_the_traceback_of_a_foreign_error_omits_our_frames(end: Any) -> None:
         first, lease = True, 7
 
     builder = ContributionBuilder(Session(), None, mean=True)  # type: ignore[arg-type]
-    code, shown, told = end(lambda: builder.accepts(Batch()))  # type: ignore[arg-type]
+    code, shown, reported = end(lambda: builder.accepts(Batch()))  # type: ignore[arg-type]
     assert code == 1
     assert shown.startswith("Traceback")
     assert "in holds" in shown
     assert "contribution.py" not in shown
-    assert told[0].startswith(f"KeyError: 'no lease 7' ({__file__}, line ")
+    assert reported[0].startswith(f"KeyError: 'no lease 7' ({__file__}, line ")
 
 
 def test_next_of_an_empty_loader_gets_a_hint(end: Any) -> None:
-    code, shown, told = end(lambda: next(iter([])))
+    code, shown, reported = end(lambda: next(iter([])))
     assert code == 1
     assert "\nhint: next(iter(loader)) finds no batch" in shown
-    assert "next(iter(loader), None)" in told[0]
+    assert "next(iter(loader), None)" in reported[0]
 
 
 def test_an_internal_error_is_shown_with_its_traceback(end: Any) -> None:
     def broken() -> None:
         raise RuntimeBrokenError("a thread has ended", hint="report it")
 
-    code, shown, told = end(broken)
+    code, shown, reported = end(broken)
     assert code == 70
     assert shown.startswith("Traceback")
-    assert told == []
+    assert reported == []
 
 
 def test_an_error_of_a_loader_worker_has_the_workers_line() -> None:

@@ -118,17 +118,17 @@ def test_environment_variables_are_restored(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_errors_still_reach_the_scripts_own_excepthook(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[object] = []
-    told: list[str] = []
+    reported: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda *error: shown.append(error[1]))
     mine = sys.excepthook
-    end = explain_errors(lambda why, _: told.append(why))
+    end = explain_errors(lambda why, _: reported.append(why))
     error = ValueError("of the script")
     sys.excepthook(ValueError, error, None)
     assert shown == [error]
-    assert "of the script" in told[0]
+    assert "of the script" in reported[0]
     end()
     assert sys.excepthook is mine
-    end = explain_errors(lambda why, _: told.append(why))
+    end = explain_errors(lambda why, _: reported.append(why))
     monkeypatch.setattr(sys, "excepthook", later := lambda *_: None)
     end()
     assert sys.excepthook is later, "it was set by the script since"

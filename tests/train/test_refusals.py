@@ -256,8 +256,8 @@ class Growing(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.later is None:
             self.later = nn.Linear(2, 1)
-        found: torch.Tensor = self.later(self.first(x))
-        return found
+        output: torch.Tensor = self.later(self.first(x))
+        return output
 
 
 def test_a_parameter_made_in_forward_is_an_error_at_the_first_step() -> None:

@@ -91,9 +91,9 @@ def test_the_weights_equal_those_of_plain_torch(
         OPTIMIZERS[name](model.parameters()), model, scheduler=decay, loss_reduction=loss
     )
     loader = pl.DataLoader(make_data(), batch, accumulate=accumulate, seed=11)
-    seen = []
+    epochs = []
     for epoch in loader.epochs(3):
-        seen.append(epoch)
+        epochs.append(epoch)
         for x, y in loader:
             errors = nn.functional.mse_loss(model(x), y, reduction="none").mean(1)
             (errors.mean() if loss == "mean" else errors.sum()).backward()
@@ -101,7 +101,7 @@ def test_the_weights_equal_those_of_plain_torch(
             optimizer.zero_grad()
     plan = DataPlan(samples=SAMPLES, batch=batch, accumulate=accumulate, epochs=3, seed=11)
     assert same(plain_torch(OPTIMIZERS[name], plan, per_sample=loss == "sum"), model)
-    assert seen == [0, 1, 2]
+    assert epochs == [0, 1, 2]
     assert session.ledger() == session.applied == list(range(total_leases(plan)))
     assert session.applied_samples == 3 * SAMPLES
     assert session.released
@@ -368,12 +368,12 @@ def test_pl_steps_starts_at_the_step_of_the_job() -> None:
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
     with pytest.raises(UsageError, match="before training has started"):
         pl.progress()
-    seen = []
+    steps = []
     for step in pl.steps(6):
-        seen.append((step, pl.progress().step))
+        steps.append((step, pl.progress().step))
         loss_of(model, *make_data()[:4]).backward()
         optimizer.step()
-    assert seen == [(3, 3), (4, 4), (5, 5)]
+    assert steps == [(3, 3), (4, 4), (5, 5)]
     assert session.released
 
 

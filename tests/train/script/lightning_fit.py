@@ -38,8 +38,8 @@ class Seen(Callback):
         self.reads_at, self.state = reads_at, dict[str, Any]()
 
     def on_fit_start(self, trainer: Any, *_: Any) -> None:
-        found = trainer.fit_loop.epoch_loop
-        self.loop = COUNTING[type(found).__module__, type(found).__name__](found, self.reads_at)
+        loop = trainer.fit_loop.epoch_loop
+        self.loop = COUNTING[type(loop).__module__, type(loop).__name__](loop, self.reads_at)
 
     def on_before_backward(self, trainer: Any, *_: Any) -> None:
         if len(self.counts) == self.reads_at:

@@ -39,7 +39,7 @@ def joining(monkeypatch: pytest.MonkeyPatch) -> Passes:
     engine: Any = Engine()
     passes = Passes(engine)
     passes.install()
-    passes.training, passes.cursors = {0}, {0: 2 * ACCUMULATED}
+    passes.training, passes.cursors = {0: 0}, {0: 2 * ACCUMULATED}
     return passes
 
 

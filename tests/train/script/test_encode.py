@@ -62,8 +62,8 @@ def test_a_tensor_keeps_its_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> 
     words = pack([tensor])
     assert words.dtype is torch.float32
     assert words.numel() == words_of(tensor.numel(), dtype)
-    [found] = unpack(words, [torch.empty(shape, dtype=dtype)])
-    assert_equal(found, tensor)
+    [result] = unpack(words, [torch.empty(shape, dtype=dtype)])
+    assert_equal(result, tensor)
 
 
 tensors = st.builds(
@@ -74,8 +74,8 @@ tensors = st.builds(
 @bounded(100)
 @given(st.lists(tensors, max_size=5))
 def test_several_tensors_keep_their_bits(sent: list[torch.Tensor]) -> None:
-    found = unpack(pack(sent), [torch.empty_like(tensor) for tensor in sent])
-    for one, other in zip(sent, found, strict=True):
+    result = unpack(pack(sent), [torch.empty_like(tensor) for tensor in sent])
+    for one, other in zip(sent, result, strict=True):
         assert_equal(one, other)
 
 
@@ -91,8 +91,8 @@ def test_several_tensors_keep_their_bits(sent: list[torch.Tensor]) -> None:
     ids=["transposed", "strided", "expanded", "permuted", "with a gradient"],
 )
 def test_a_view_keeps_its_values(tensor: torch.Tensor) -> None:
-    [found] = unpack(pack([tensor]), [tensor])
-    assert_equal(found, tensor.detach())
+    [result] = unpack(pack([tensor]), [tensor])
+    assert_equal(result, tensor.detach())
 
 
 COMPLEX = torch.tensor([1 + 2j, 3 - 4j])
@@ -100,8 +100,8 @@ COMPLEX = torch.tensor([1 + 2j, 3 - 4j])
 
 @pytest.mark.parametrize("view", [COMPLEX.conj(), COMPLEX.conj().imag], ids=["conj", "imag"])
 def test_a_lazily_conjugated_or_negated_view_keeps_its_values(view: torch.Tensor) -> None:
-    [found] = unpack(pack([view]), [view])
-    assert_equal(found, view)
+    [result] = unpack(pack([view]), [view])
+    assert_equal(result, view)
 
 
 @bounded(60)
@@ -121,10 +121,10 @@ def test_a_sum_of_gather_buffers_returns_what_each_slot_sent(
     }
     buffers = [gather_buffer(own, slot, slots, likes) for slot, own in sent.items()]
     total = sum(buffers, torch.zeros_like(gather_buffer(None, 0, slots, likes)))
-    found = gathered(total, slots, likes)
-    assert [part is not None for part in found] == [slot in sent for slot in range(slots)]
+    parts = gathered(total, slots, likes)
+    assert [part is not None for part in parts] == [slot in sent for slot in range(slots)]
     for slot, own in sent.items():
-        part = found[slot]
+        part = parts[slot]
         assert part is not None
         for one, other in zip(own, part, strict=True):
             assert_equal(one, other)

@@ -2,76 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from paceline.train.script.own_counts import Counts, OwnCounts, counting_in
+import torch
+from paceline.train.script.own_counts import Counts, OwnCounts, plain, settled
 from paceline.train.script.reach import reach
 from paceline.worker.script_engine import LeftBehindError
-
-SOURCE = """
-steps = 0
-for epoch in range(3):
-    for i in trange(10):
-        steps += 1
-        self.updates = self.updates + 1
-        state["seen"] -= 1
-    for mine in range(rank, 10, size):
-        total += loss
-        size = size * 2
-        other = steps + 1
-seed = args.seed + args.rank
-seed += 1
-self.place = local_rank * 10
-self.place += 1
-"""
-
-
-def test_a_count_is_what_the_source_increases_by_a_constant(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SOURCE)
-    found = counting_in(str(script))
-    assert (found.names, found.attributes, found.keys) == ({"steps"}, {"updates"}, {"seen"})
-    assert found.loops == [("epoch", 4, 11), ("i", 5, 7)]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "if loss < best: best = loss",
-        "best = min(best, loss)",
-        "is_best, best = loss < best, min(loss, best)",
-        "best = loss if loss < best else best",
-        "if best is None or loss > best + delta:\n    best, epoch = loss, 1",
-        "if loss < best - delta:\n    pass\nelse:\n    wait, best = 0, loss",
-    ],
-)
-def test_a_best_value_is_recognized(tmp_path: Path, text: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(text)
-    assert counting_in(str(script)).names == {"best"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "if loss < limit: best = loss",
-        "best = min(loss, 1)",
-        "if loss == best: best = loss",
-        "last = time.monotonic()\nif now - last > 10: last = now",
-        "gpu = int(os.environ['LOCAL_RANK'])\ngpu = min(gpu, 7)",
-        "gpu = int(os.environ.get('LOCAL_RANK', 0))\ngpu = min(gpu, 7)",
-    ],
-)
-def test_other_assignments_keep_no_best_value(tmp_path: Path, text: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(text)
-    assert counting_in(str(script)).names == set()
+from torch.utils.data import IterableDataset
 
 
 class Patience:
@@ -99,14 +46,6 @@ def search(counts: OwnCounts, losses: list[float], donor: Counts | None = None) 
 def test_best_values_become_those_of_the_donor() -> None:
     assert search(OwnCounts(), [], search(OwnCounts(), [3.0, 1.5, 2.0])) == (1.5, 3.0, 1.5)
     assert search(OwnCounts(), [2.0], search(OwnCounts(), [])) == (float("inf"), -1.0, None)
-
-
-@pytest.mark.parametrize("text", [None, "for x in", "\0"])
-def test_a_source_that_cannot_be_read_counts_nothing(tmp_path: Path, text: str | None) -> None:
-    script = tmp_path / "train.py"
-    if text is not None:
-        script.write_text(text)
-    assert counting_in(str(script)).names == set()
 
 
 class Schedule:
@@ -182,3 +121,176 @@ def in_a_shared_loop(rank: int, donor: Counts | None = None) -> Counts:
 
 def test_a_loop_that_shares_numbers_between_ranks_may_be_elsewhere() -> None:
     in_a_shared_loop(1, in_a_shared_loop(0))
+
+
+class Warmup:
+    steps = 0
+
+    def __init__(self) -> None:
+        self.rates = iter([float(number) for number in range(20)])
+
+    def step(self) -> float:
+        Warmup.steps += 1
+        return next(self.rates)
+
+
+def closure() -> Callable[[], int]:
+    calls = 0
+
+    def step() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return step
+
+
+def schedule() -> Iterator[float]:
+    temperature = 1.0
+    while True:
+        yield temperature
+        temperature *= 0.5
+
+
+def evolve(batches: int, donor: Counts | None = None) -> Any:
+    """Carry numbers from batch to batch; return them, or take a donor's and go on by one batch."""
+    Warmup.steps = 0
+    warmup, step, numbers = Warmup(), closure(), itertools.count(5)
+    total, mean, weight = torch.zeros(()), np.float32(0), 1.0
+    temperatures, values = schedule(), iter(range(3, 30))
+    step.done = 0  # type: ignore[attr-defined]
+
+    def batch() -> list[float]:
+        nonlocal total, mean, weight
+        total = total + torch.tensor(2.0, requires_grad=True)
+        mean += np.float32(1.5)
+        weight = min(4.0, weight * 1.5)
+        step.done += 1  # type: ignore[attr-defined]
+        carried = [step(), step.done, Warmup.steps, total.item(), mean.item()]  # type: ignore[attr-defined]
+        return [*carried, weight, warmup.step(), next(numbers), next(temperatures), next(values)]
+
+    for _ in range(batches):
+        batch()
+    counts = OwnCounts()
+    counts.begin(reach())
+    if donor is None:
+        return json.loads(json.dumps(plain(counts.read())))
+    counts.take(donor)
+    return batch()
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2])
+def test_all_numbers_that_a_script_carries_go_on_as_those_of_the_donor(batches: int) -> None:
+    ahead = evolve(5, evolve(5))
+    assert ahead == [6, 6, 5, 12.0, 9.0, 4.0, 5.0, 10, 0.5**5, 8]
+    assert evolve(batches, evolve(5)) == ahead
+
+
+def test_the_globals_of_a_module_beside_the_script_are_carried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "step = 0\ndef advance():\n    global step\n    step += 1\n    return step\n"
+    (tmp_path / "rates_of_a_test.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    module: Any = importlib.import_module("rates_of_a_test")
+    advance, counts = module.advance, OwnCounts()
+    for _ in range(3):
+        advance()
+    counts.begin(reach())
+    donor = counts.read()
+    module.step = 1
+    counts.take(donor)
+    assert advance() == 4
+
+
+def generated(rounds: int) -> Iterator[int]:
+    for number in range(rounds):
+        yield 2 * number
+
+
+def test_a_generator_that_is_elsewhere_in_its_range_is_reported() -> None:
+    def counts_after(steps: int, donor: Counts | None = None) -> Counts:
+        numbers, counts = generated(9), OwnCounts()
+        for _ in range(steps):
+            next(numbers)
+        if donor is not None:
+            counts.take(donor)
+        return counts.read()
+
+    donor = counts_after(4)
+    counts_after(4, donor)
+    with pytest.raises(LeftBehindError, match="the loop over `number` is at 1 here and at 3"):
+        counts_after(2, donor)
+
+
+def two_lines() -> Iterator[int]:
+    step = 0
+    while True:
+        step += 1
+        yield step
+        yield 0
+
+
+def test_a_generator_that_waits_at_another_line_is_reported() -> None:
+    def counts_after(steps: int, donor: Counts | None = None) -> Counts:
+        numbers, counts = two_lines(), OwnCounts()
+        for _ in range(steps):
+            next(numbers)
+        if donor is not None:
+            counts.take(donor)
+        return counts.read()
+
+    donor = counts_after(3)
+    assert counts_after(1, donor) == counts_after(0, donor) == donor
+    with pytest.raises(LeftBehindError, match=r"the generator two_lines:.* cannot be moved there"):
+        counts_after(2, donor)
+
+
+def test_an_iterator_that_is_over_is_left_as_it_is() -> None:
+    def counts_after(values: Iterator[int], donor: Counts | None = None) -> Counts:
+        next(values, None)
+        counts = OwnCounts()
+        if donor is not None:
+            counts.take(donor)
+        return counts.read()
+
+    over, fresh = iter([0]), iter([0, 1])
+    list(over)
+    counts_after(over, counts_after(fresh))
+    counts_after(fresh, counts_after(over))
+    assert (list(over), list(fresh)) == ([], [])
+
+
+class Reader(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(3):
+            self.at += 1
+            yield self.at
+
+
+def test_a_dataset_keeps_its_own_numbers() -> None:
+    def counts_of(dataset: Reader, donor: Counts | None = None) -> Counts:
+        counts = OwnCounts()
+        counts.begin(reach())
+        if donor is not None:
+            counts.take(donor)
+        return counts.read()
+
+    reader, other = Reader(), Reader()
+    list(reader)
+    counts_of(other, counts_of(reader))
+    assert other.at == 0
+
+
+def test_between_passes_only_settled_sums_are_taken() -> None:
+    def counts(**sums: float) -> Counts:
+        return [["function 0 main:1", {"step": 9}, sums, {}]]
+
+    before = counts(loss=0.5, temperature=1.0, fixed=7.0)
+    after = counts(loss=4.5, temperature=0.5, fixed=7.0)
+    now = counts(loss=1.0, temperature=0.5, fixed=7.0, correct=3.0)
+    assert settled(now, before, after) == counts(temperature=0.5)
+    assert settled(now, [], []) == counts()

@@ -122,7 +122,7 @@ def test_an_evaluation_within_a_pass_belongs_to_the_pass(script: Script) -> None
         assert script.passes.samples() == 2
     assert made == [Spot(1, number) for number in range(4)]
     assert script.passes.cursors == {0: 4}
-    assert script.passes.training == {0}
+    assert script.passes.training == {0: 0}
 
 
 def test_no_rank_begins_with_an_evaluation_within_a_pass(script: Script) -> None:
@@ -156,7 +156,7 @@ def test_an_evaluation_before_the_first_backward_leaves_the_pass_as_it_is(script
 def test_loaders_that_are_used_together_are_all_training_loaders(script: Script) -> None:
     for _ in zip(loader(), loader(), strict=True):
         script.backward()
-    assert script.passes.training == {0, 1}
+    assert script.passes.training == {0: 0, 1: 0}
 
 
 def ahead(data: Loader, held: int = 1) -> Iterator[Any]:
@@ -296,7 +296,7 @@ def test_worker_processes_change_nothing(script: Script, *, persistent: bool) ->
 
 def test_a_rank_that_joins_skips_the_batches_that_are_averaged(script: Script) -> None:
     passes, path = script.passes, script.path
-    passes.training, passes.cursors = {0}, {0: 2}
+    passes.training, passes.cursors = {0: 0}, {0: 2}
     path.follows, path.done, path.state = True, Spot(1, 1), Spot(1, 2)
     assert [batch.tolist() for batch in loader()] == [[4, 5], [6, 7]]
     assert not path.follows
@@ -327,7 +327,7 @@ class Part(IterableDataset[int]):
 def joins_in_the_second_pass(script: Script, data: Loader) -> list[list[int]]:
     """Return the batches of a rank that joins where two batches of the second pass are averaged."""
     passes, path = script.passes, script.path
-    passes.training, passes.cursors = {0}, {0: 2}
+    passes.training, passes.cursors = {0: 0}, {0: 2}
     path.follows, path.done, path.state = True, Spot(3, 1), Spot(3, 2)
     skipped: list[list[int]] = [batch.tolist() for batch in data]
     assert path.follows
@@ -395,7 +395,7 @@ def test_a_rank_that_joins_skips_the_rest_up_to_the_cursor_behind_the_state_of_i
     script: Script, stateful: Any
 ) -> None:
     passes, path = script.passes, script.path
-    passes.training, passes.cursors = {0}, {0: 3}
+    passes.training, passes.cursors = {0: 0}, {0: 3}
     path.follows, path.done, path.state = True, Spot(1, 2), Spot(1, 3)
     stateful.behind = 2
     assert [batch.tolist() for batch in stateful] == [[6, 7]]
@@ -419,17 +419,50 @@ def test_a_rank_that_joins_gets_the_counts_of_the_batch_with_which_it_joins(
 
     train(loader(16))
     sent = [
-        [found["taken"] for name, found, _ in counts if name.startswith("function train")]
+        [steady["taken"] for path, steady, _, _ in counts if " train:" in path]
         for counts in script.counts
     ]
     assert len(sent) >= 5
     assert sent == [[cursor] for cursor in script.sent]
 
 
+def looks_then_trains(script: Script, *, holds: bool) -> list[tuple[int, Spot]]:
+    """Look at a batch before training; return the number and the place of each backward pass."""
+    data = loader()
+    held = iter(data)
+    next(held)
+    if not holds:
+        del held
+    return [(number, script.backward()) for _ in range(2) for number, _ in enumerate(iter(data))]
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_look_at_a_batch_before_training_is_no_pass(script: Script, holds: bool) -> None:
+    made = looks_then_trains(script, holds=holds)
+    assert made == [(n, Spot(place, n)) for place in (1, 3) for n in range(4)]
+    assert script.passes.training == {0: 1}
+    assert script.passes.cursors == {0: 4}
+    other = Script()
+    joins(other)
+    other.passes.training = dict(script.passes.training)
+    assert looks_then_trains(other, holds=holds) == made[2:]
+
+
+def test_a_pass_that_a_rank_joins_begins_with_the_first_batch_that_is_asked_for(
+    script: Script,
+) -> None:
+    joins(script)
+    first, second = loader(), loader()
+    unused, other = iter(first), iter(second)
+    made = [(number, script.backward()) for number, _ in enumerate(zip(first, other, strict=True))]
+    assert made == [(2, Spot(1, 2)), (3, Spot(1, 3))]
+    assert len(unused) == 4
+
+
 def joins(script: Script) -> None:
     """Let the script join a pass of which two batches are averaged."""
     passes, path = script.passes, script.path
-    passes.training = {0, 1}
+    passes.training = {0: 0, 1: 0}
     passes.cursors = {0: 2, 1: 2}
     path.follows, path.done, path.state = True, Spot(1, 1), Spot(1, 2)
 
@@ -449,9 +482,9 @@ def test_a_loop_that_joins_counts_its_batches_as_the_others_do(
     script: Script, loop: Callable[[], Iterator[tuple[int, Any]]]
 ) -> None:
     joins(script)
-    found = [(step, batch) for step, batch in loop()]
-    assert [step for step, _ in found] == [2, 3]
-    batches = [batch[0] if isinstance(batch, list | tuple) else batch for _, batch in found]
+    results = [(step, batch) for step, batch in loop()]
+    assert [step for step, _ in results] == [2, 3]
+    batches = [batch[0] if isinstance(batch, list | tuple) else batch for _, batch in results]
     assert [batch.tolist() for batch in batches] == [[4, 5], [6, 7]]
 
 
@@ -577,8 +610,8 @@ def test_a_rank_stays_outside_if_a_number_over_a_generator_cannot_be_set(
 
 def test_loaders_that_are_read_side_by_side_by_generators_need_no_number(script: Script) -> None:
     joins(script)
-    found = list(zip(bar(loader()), bar(loader()), strict=True))
-    assert [[int(batch[0]) for batch in each] for each in found] == [[4, 4], [6, 6]]
+    rows = list(zip(bar(loader()), bar(loader()), strict=True))
+    assert [[int(batch[0]) for batch in each] for each in rows] == [[4, 4], [6, 6]]
 
 
 def test_a_count_within_a_generator_is_right(
@@ -589,11 +622,11 @@ def test_a_count_within_a_generator_is_right(
 
 
 def test_a_loop_without_a_loader_gets_the_number_of_its_step(script: Script) -> None:
-    seen = []
+    numbers = []
     for _ in range(3):
-        seen.append(script.passes.step())
+        numbers.append(script.passes.step())
         script.backward()
-    assert seen == [0, 1, 2]
+    assert numbers == [0, 1, 2]
 
 
 def test_a_rank_that_joins_gets_the_number_of_the_step_with_the_state(script: Script) -> None:

@@ -65,7 +65,7 @@ class Process:
             require_forward_param_sync=True,
         )
         passes: Any = SimpleNamespace(
-            training=set(),
+            training={},
             epochs={},
             cursors={},
             steps=0,

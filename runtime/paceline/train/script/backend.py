@@ -201,14 +201,14 @@ class JobBackend(Backend):
     ) -> Work:
         """Collect a tensor of each rank on all ranks."""
         for own, parts in zip(inputs, outputs, strict=True):
-            for part, found in zip(parts, self._all("all_gather", [own], [own]), strict=True):
-                part.copy_(found[0].reshape(part.shape))
+            for part, received in zip(parts, self._all("all_gather", [own], [own]), strict=True):
+                part.copy_(received[0].reshape(part.shape))
         return finished([list(parts) for parts in outputs])
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, _: Any = None) -> Work:
         """Collect a tensor of each rank in one tensor on all ranks."""
-        found = self._all("all_gather", [source], [source])
-        output.copy_(torch.cat([part[0].reshape(-1) for part in found]).reshape(output.shape))
+        received = self._all("all_gather", [source], [source])
+        output.copy_(torch.cat([part[0].reshape(-1) for part in received]).reshape(output.shape))
         return finished([output])
 
     _allgather_base = all_gather_single
@@ -217,8 +217,8 @@ class JobBackend(Backend):
         self, outputs: Sequence[list[torch.Tensor]], inputs: Tensors, _: Any = None
     ) -> Work:
         """Collect tensors of each rank on all ranks, in one operation."""
-        for parts, found in zip(outputs, self._all("all_gather", inputs, inputs), strict=True):
-            for part, value in zip(parts, found, strict=True):
+        for parts, received in zip(outputs, self._all("all_gather", inputs, inputs), strict=True):
+            for part, value in zip(parts, received, strict=True):
                 part.copy_(value)
         return finished([list(parts) for parts in outputs])
 
@@ -238,10 +238,10 @@ class JobBackend(Backend):
 
     def gather(self, outputs: Sequence[list[torch.Tensor]], inputs: Tensors, opts: Any) -> Work:
         """Collect a tensor of each rank on the root."""
-        found = self._all(f"gather to {opts.rootRank}", inputs, inputs)
+        received = self._all(f"gather to {opts.rootRank}", inputs, inputs)
         if self.rank() == opts.rootRank:
             for index, parts in enumerate(outputs):
-                for part, values in zip(parts, found, strict=True):
+                for part, values in zip(parts, received, strict=True):
                     part.copy_(values[index])
         return finished([list(parts) for parts in outputs])
 
@@ -250,9 +250,9 @@ class JobBackend(Backend):
         root = opts.rootRank
         if not self._is_alone:
             own = tensors if self._slot == root else None
-            found = self._from_one(f"broadcast from {root}", own, tensors)
+            received = self._from_one(f"broadcast from {root}", own, tensors)
             with torch.no_grad():
-                for tensor, value in zip(tensors, found, strict=True):
+                for tensor, value in zip(tensors, received, strict=True):
                     tensor.copy_(value)
         return finished(list(tensors))
 
@@ -265,14 +265,14 @@ class JobBackend(Backend):
                 continue
             likes = [output] * self._slots
             own = list(inputs[index]) if self._slot == root else None
-            found = self._from_one(f"scatter from {root}", own, likes)
-            output.copy_(found[self._slot])
+            received = self._from_one(f"scatter from {root}", own, likes)
+            output.copy_(received[self._slot])
         return finished(list(outputs))
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, _: Any = None) -> Work:
         """Give each rank one tensor of every rank."""
-        found = self._all("all_to_all", inputs, inputs)
-        for output, values in zip(outputs, found, strict=True):
+        received = self._all("all_to_all", inputs, inputs)
+        for output, values in zip(outputs, received, strict=True):
             output.copy_(values[self.rank()].reshape(output.shape))
         return finished(list(outputs))
 
@@ -292,8 +292,8 @@ class JobBackend(Backend):
             )
         del output_sizes
         parts = list(source.chunk(self.size()))
-        found = self._all("all_to_all", parts, parts)
-        output.copy_(torch.cat([values[self.rank()] for values in found]).reshape(output.shape))
+        received = self._all("all_to_all", parts, parts)
+        output.copy_(torch.cat([values[self.rank()] for values in received]).reshape(output.shape))
         return finished([output])
 
     all_to_all_single = alltoall_base
@@ -354,13 +354,13 @@ class JobBackend(Backend):
         Raises:
             UnsupportedError: That rank has left the job.
         """
-        found = self._sent(call, own, likes)
-        if found is None:
+        received = self._sent(call, own, likes)
+        if received is None:
             raise UnsupportedError(
                 f"{call}, which has left the job",
                 hint="a rank that is replaced comes back; let another rank be the root",
             )
-        return found
+        return received
 
     def _sent(self, call: str, own: Tensors | None, likes: Tensors) -> list[torch.Tensor] | None:
         """Return the tensors of the one rank that has them; None if it took no part."""
@@ -377,11 +377,11 @@ class JobBackend(Backend):
         """Return the tensors of the lowest slot that is there, on all ranks."""
         if self._is_alone:
             return [like.clone() for like in likes]
-        found = None
-        while found is None:  # again if that slot has left since; all ranks see that it has
+        received = None
+        while received is None:  # again if that slot has left since; all ranks see that it has
             own = likes if self._slot == self._engine.lowest_slot() else None
-            found = self._sent(call, own, likes)
-        return found
+            received = self._sent(call, own, likes)
+        return received
 
     def _operate(self, name: str, buffers: list[torch.Tensor]) -> Result:
         opens = self._engine.opens_here()

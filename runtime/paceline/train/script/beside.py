@@ -103,7 +103,7 @@ class Beside:
         known = {t.data_ptr() for model in models for t in tensors_of(model).values()}
         gradients = [parameter.grad for model in models for parameter in model.parameters()]
         known |= {grad.data_ptr() for grad in gradients if grad is not None and _has_memory(grad)}
-        found: dict[str, CounterState] = {}
+        states: dict[str, CounterState] = {}
         modules = [each for each in reached.values() if _is_module(each.value)]
         parts = {id(part) for model in models for part in model.modules()}
         parts |= {id(part) for e in modules for part in e.value.modules() if part is not e.value}
@@ -112,7 +112,7 @@ class Beside:
             own = {k: t for k, t in tensors.items() if t.data_ptr() not in known}
             if own and id(each.value) not in parts and id(each.value) not in taken:
                 name = f"{type(each.value).__name__} at {each.path}"
-                found[name] = self._tensors(own, each.value)
+                states[name] = self._tensors(own, each.value)
             known |= {tensor.data_ptr() for tensor in tensors.values()}
         kinds = [Copied(model) for model in models]
         whole = set(taken)
@@ -123,14 +123,14 @@ class Beside:
             state = each.owner if _has_state(each.owner) else self._tensors(copied, each.owner)
             if state is each.owner:
                 whole.add(id(each.owner))
-            found[f"copy of a model at {each.path}"] = state
-        return found
+            states[f"copy of a model at {each.path}"] = state
+        return states
 
-    def changed(self, found: Mapping[str, CounterState]) -> dict[str, CounterState]:
+    def changed(self, states: Mapping[str, CounterState]) -> dict[str, CounterState]:
         """Return the objects without those whose tensors are as they were at the beginning."""
         return {
             key: each
-            for key, each in found.items()
+            for key, each in states.items()
             if not isinstance(each, TensorsBeside)
             or any(map(self._is_changed, each.tensors.values()))
         }

@@ -96,8 +96,8 @@ def _set(tracker: Any, count: int) -> None:
 
 _EPOCH_LOOP: Final = "loops.training_epoch_loop"
 COUNTING: Final[dict[tuple[str, str], Callable[[Any, int | None], CounterState]]] = {
-    ("transformers.trainer_callback", "TrainerState"): lambda found, _: Attributes(
-        found, TRAINER_STATE
+    ("transformers.trainer_callback", "TrainerState"): lambda state, _: Attributes(
+        state, TRAINER_STATE
     ),
     (f"lightning.pytorch.{_EPOCH_LOOP}", "_TrainingEpochLoop"): EpochLoop,
     (f"pytorch_lightning.{_EPOCH_LOOP}", "_TrainingEpochLoop"): EpochLoop,
@@ -144,10 +144,10 @@ class LastSteps:
 
         def get_batch_samples(trainer: Any, batches: Iterator[Any], *args: Any, **kw: Any) -> Any:
             self.restore()
-            found = take(trainer, StepBatches(batches, self._joined), *args, **kw)
-            if found[0]:
+            result = take(trainer, StepBatches(batches, self._joined), *args, **kw)
+            if result[0]:
                 self._took(trainer.args)
-            return found
+            return result
 
         kind.get_batch_samples = get_batch_samples
 

@@ -66,14 +66,14 @@ def unpack(words: torch.Tensor, likes: Sequence[torch.Tensor]) -> list[torch.Ten
     Returns:
         New tensors.
     """
-    found, at = [], 0
+    tensors, at = [], 0
     for like in likes:
         size = words_of(like.numel(), like.dtype)
         data = words[at : at + size].to(torch.int16).view(torch.uint8)
         data = data[: like.numel() * like.dtype.itemsize].clone()
-        found.append(data.view(like.dtype).reshape(like.shape))
+        tensors.append(data.view(like.dtype).reshape(like.shape))
         at += size
-    return found
+    return tensors
 
 
 def gather_buffer(

@@ -73,8 +73,8 @@ def bucket_bytes(
         cap: The same of the others.
     """
     back = list(reversed(parameters))
-    found = buckets_of(back, list(reversed(sparse)), [first, cap])
-    sizes = [sum(back[at].numel() * back[at].element_size() for at in bucket) for bucket in found]
+    buckets = buckets_of(back, list(reversed(sparse)), [first, cap])
+    sizes = [sum(back[at].numel() * back[at].element_size() for at in bucket) for bucket in buckets]
     return [max(1, size) for size in reversed(sizes)]
 
 
@@ -83,8 +83,8 @@ def buckets_of(
 ) -> list[list[int]]:
     """Return the indices of the parameters in each bucket, as DDP computes them."""
     assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined] # noqa: SLF001
-    found: list[list[int]] = assign(list(parameters), list(limits), list(sparse))[0]
-    return found
+    buckets: list[list[int]] = assign(list(parameters), list(limits), list(sparse))[0]
+    return buckets
 
 
 class FixedBuckets:
@@ -283,8 +283,8 @@ class Models:
             return False
         buffers = list(ddp.modules_buffers)
         with torch.no_grad():
-            found = backend.from_lowest("broadcast of buffers", buffers)
-            for buffer, value in zip(buffers, found, strict=True):
+            values = backend.from_lowest("broadcast of buffers", buffers)
+            for buffer, value in zip(buffers, values, strict=True):
                 buffer.copy_(value)
         return True
 

@@ -1,35 +1,45 @@
-"""Counts that a script keeps by itself, on a rank that joins (S9).
+"""Numbers that a script carries from one batch to the next, on a rank that joins (S9).
 
 `step += 1`, `self.updates += 1` and `for step in range(n): batch = next(batches)` count batches. A
 rank that joins is not given those that are averaged, so its own counts are behind. They are the
 same on all ranks at the same place of the script, so it takes those of its donor: at the batch with
 which it joins within a pass, or in the operation with which it joins between passes.
 
-A count is a variable, an attribute of an object, or an entry of a dict or namespace in a variable
-or attribute that the script's source increases or decreases by a constant number, and that is not
-made from the rank or a seed. The number of a `for` loop over a range belongs to the loop and cannot
-be set, so a rank whose loop is elsewhere cannot join.
+`counting` says which numbers these are. A sum such as `total += loss.item()` is each rank's own.
+Within a pass a rank that joins takes it over with the counts, so that an average has as many terms
+as it is divided by. Between passes it does so only with what the donor's last pass has changed and
+nothing since: a sum of an evaluation is right by itself.
 
-A best value, as in `if loss < best: best = loss`, is taken over in the same way: with another one,
-a rank would stop early at another step than the others.
+The number of a `for` loop over a range belongs to the loop and cannot be set, so a rank whose loop
+is elsewhere cannot join.
 """
 
 from __future__ import annotations
 
-import ast
 import ctypes
+import itertools
 import sys
 import weakref
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache
-from inspect import CO_OPTIMIZED
-from pathlib import Path
-from types import CodeType, FrameType, SimpleNamespace
+from dataclasses import dataclass
+from inspect import CO_OPTIMIZED, GEN_CREATED, getgeneratorstate
+from types import (
+    CellType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, Final
 
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from paceline.train.script.counting import Counting, counting_in, counting_of
 from paceline.train.script.reach import (
     Reached,
     attributes_of,
@@ -40,211 +50,139 @@ from paceline.train.script.reach import (
 from paceline.worker.script_engine import LeftBehindError
 from paceline.worker.script_frames import belongs_to_script
 
-RANGES: Final = ("range", "trange")
-"""Functions whose loops count alike on all ranks."""
-RANGE_ARGUMENTS_MAX: Final = 2
-"""With a step, as in `range(rank, n, size)`, ranks share the numbers."""
-RANKS_OWN: Final = ("rank", "seed")
-"""Parts of the names of what differs between ranks: such a count is left as it is."""
-CLOCKS: Final = {
-    *("time", "monotonic", "perf_counter", "process_time"),
-    *("time_ns", "monotonic_ns", "perf_counter_ns", "process_time_ns"),
-}
-"""Functions whose values mean nothing on another machine."""
-ORDERS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-"""Comparisons by which a best value is kept."""
 NUMBERS: Final = (int, float, type(None))
-"""Types of what is taken over: None stands for no number yet."""
+"""Types of numbers of Python: None stands for no number yet."""
 CONTAINERS: Final = (dict, Namespace, SimpleNamespace)
 """What a script puts its counts into, beside its own classes."""
+SEQUENCES: Final[tuple[type, ...]] = (type(iter([])), type(iter(())), type(iter(range(0))))
+"""Iterators that know their place."""
+READING: Final = (Dataset, Sampler)
+"""Classes whose objects count what is read: a rank that joins has read as much by itself."""
 FRAME: Final = "function "
+LINE: Final = "line"
+"""Key of the line at which a generator waits, among the numbers of its loops."""
 Number = int | float | None
 Counts = list[Any]
-"""What `OwnCounts.read` returns, as plain data: for each object and running function its name, its
-counts, and the numbers of the loops over ranges or enumerate() in which it is."""
+"""What `OwnCounts.read` returns, as plain data: for each object and function its name, its counts,
+its sums, and the numbers of the loops over ranges or enumerate() in which it is; for a generator
+also its line."""
+
+
+class ClosureVariables(dict[str, CellType]):
+    """Variables that a function has of the function around it."""
 
 
 @dataclass(slots=True)
-class Counting:
-    """What the source of one file counts."""
+class NumberHolder:
+    """Something that holds numbers of the script: an object, a function, a module."""
 
-    names: set[str] = field(default_factory=set)
-    attributes: set[str] = field(default_factory=set)
-    of_others: set[str] = field(default_factory=set)
-    """Those of these attributes that are not `self`'s, so perhaps a namespace's."""
-    keys: set[str] = field(default_factory=set)
-    loops: list[tuple[str, int, int]] = field(default_factory=list)
-    """Variable of a loop over a range, and the first and last line of its body."""
-    enumerated: list[tuple[str, int, int]] = field(default_factory=list)
-    """Variable with the number of a loop over enumerate(), and the lines of its head."""
+    path: str
+    owner: Any
+    """The object or module, the frame of a function, or the cells of a function's variables."""
+    values: Mapping[str, Any]
+    names: set[str]
+    """Names among these that the source counts."""
+    counting: Counting
+    generator: GeneratorType[Any, Any, Any] | None = None
+    """The generator whose frame this is, if it is one that waits."""
 
+    def numbers(self) -> Iterator[tuple[str, Any, Mapping[str, Any], str]]:
+        """Yield path and value of each number, what holds it, and its key there."""
+        values = self.values
+        for name in self.names:
+            if name in values and _is_number(values[name]):
+                yield name, values[name], values, name
+        counting = self.counting
+        if not counting.keys and not counting.of_others:
+            return
+        for variable, value in list(values.items()):
+            if isinstance(value, CONTAINERS) and not variable.startswith("__"):
+                entries, keys = (
+                    (value, counting.keys)
+                    if isinstance(value, dict)
+                    else (vars(value), counting.of_others)
+                )
+                for key in keys:
+                    if key in entries and _is_number(entries[key]):
+                        yield f"{variable}[{key}]", entries[key], entries, key
 
-@cache
-def counting_in(filename: str) -> Counting:
-    """Return what a file of the script counts; nothing if it cannot be read."""
-    found = Counting()
-    try:
-        tree = ast.parse(Path(filename).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return found
-    own = _of_the_rank(tree)
-    for node in ast.walk(tree):
-        match node:
-            case ast.For(target=ast.Name(id=name), body=body) if _is_range(node.iter):
-                last = body[-1].end_lineno or body[-1].lineno
-                found.loops.append((name, body[0].lineno, last))
-            case ast.For(target=ast.Tuple(elts=[ast.Name(id=name), *_])) if _enumerates(node.iter):
-                found.enumerated.append((name, node.lineno, node.iter.end_lineno or node.lineno))
-        for target in (_counted(node), *_best(node)):
-            match target:
-                case ast.Name(id=name) if name not in own:
-                    found.names.add(name)
-                case ast.Attribute(value=holder, attr=name) if name not in own:
-                    found.attributes.add(name)
-                    if _word(holder) != "self":
-                        found.of_others.add(name)
-                case ast.Subscript(slice=ast.Constant(value=str(name))) if name not in own:
-                    found.keys.add(name)
-    return found
+    def iterators(self) -> list[tuple[str, Any]]:
+        """Return the iterators that the script advances by next()."""
+        values = self.values
+        return [(name, values[name]) for name in self.counting.iterators if name in values]
 
+    def loops(self) -> dict[str, int]:
+        """Return the numbers of the loops in which a function is."""
+        if not isinstance(self.owner, FrameType):
+            return {}
+        inside = [
+            *_at(self.owner, self.counting.loops),
+            *_at(self.owner, self.counting.enumerated),
+        ]
+        numbers = {name: self.values[name] for name in inside if type(self.values.get(name)) is int}
+        return numbers | {LINE: self.owner.f_lineno} if self.generator is not None else numbers
 
-@cache
-def counting_of(code: CodeType) -> Counting:
-    """Return what a function of the script may count."""
-    whole = counting_in(code.co_filename)
-    names = {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *code.co_names}
-    return replace(
-        whole,
-        names=whole.names & names,
-        loops=[each for each in whole.loops if each[0] in names],
-        enumerated=[each for each in whole.enumerated if each[0] in names],
-    )
-
-
-def _of_the_rank(tree: ast.AST) -> set[str]:
-    """Return names that are set from the rank, a seed or a clock, or that are named for them."""
-    names = set()
-    for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        value = getattr(node, "value", None)
-        words = [*map(_word, ast.walk(value))] if isinstance(value, ast.AST) else []
-        for name in filter(None, map(_word, targets)):
-            is_named = any(part in word.lower() for part in RANKS_OWN for word in [name, *words])
-            if is_named or CLOCKS.intersection(words):
-                names.add(name)
-    return names
-
-
-def _word(node: ast.AST | None) -> str:
-    match node:
-        case ast.Name(id=word) | ast.Attribute(attr=word):
-            return word
-        case ast.Subscript(slice=ast.Constant(value=str(word))):
-            return word
-        case ast.Constant(value=str(word)):
-            return word
-    return ""
-
-
-def _counted(node: ast.AST) -> ast.expr | None:
-    """Return what a statement increases by a constant, as `x += 1` and `x = x + 1` do."""
-    match node:
-        case ast.AugAssign(target=target, op=ast.Add() | ast.Sub(), value=ast.Constant(value=by)):
-            return target if type(by) is int else None
-        case ast.Assign(
-            targets=[target],
-            value=ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=ast.Constant(value=by)),
-        ):
-            is_same = type(by) is int and ast.unparse(target) == ast.unparse(left)
-            return target if is_same else None
-    return None
-
-
-def _best(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield what a statement keeps the least or the greatest value in."""
-    match node:
-        case ast.Assign():
-            for target, value in _assigned(node):
-                match value:
-                    case ast.Call(func=ast.Name(id="min" | "max"), args=choices):
-                        pass
-                    case ast.IfExp(test=ast.Compare(), body=one, orelse=other):
-                        choices = [one, other]
-                    case _:
-                        continue
-                if ast.unparse(target) in map(ast.unparse, choices):
-                    yield target
-        case ast.If(test=test):
-            compared = {
-                ast.unparse(part)
-                for each in ast.walk(test)
-                if isinstance(each, ast.Compare) and isinstance(each.ops[0], ORDERS)
-                for part in ast.walk(each)
-                if isinstance(part, ast.Name | ast.Attribute | ast.Subscript)
-            }
-            for inner in ast.walk(node) if compared else ():
-                for target, value in _assigned(inner) if isinstance(inner, ast.Assign) else ():
-                    if {ast.unparse(target), ast.unparse(value)} <= compared:
-                        yield target
-
-
-def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    for target in node.targets:
-        match target, node.value:
-            case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
-                yield from zip(targets, values, strict=True)
-            case _:
-                yield target, node.value
-
-
-def _is_range(source: ast.expr) -> bool:
-    for node in ast.walk(source):
-        match node:
-            case ast.Call(func=ast.Name(id=name), args=arguments) if name in RANGES:
-                return len(arguments) <= RANGE_ARGUMENTS_MAX
-    return False
-
-
-def _enumerates(source: ast.expr) -> bool:
-    words = [node.func for node in ast.walk(source) if isinstance(node, ast.Call)]
-    return any(isinstance(word, ast.Name) and word.id == "enumerate" for word in words)
+    def put(self, changed: Mapping[str, Any]) -> None:
+        """Set values."""
+        owner = self.owner
+        if isinstance(owner, FrameType):
+            _set_variables(owner, changed)
+            return
+        for name, value in changed.items():
+            if isinstance(owner, ClosureVariables):
+                owner[name].cell_contents = value
+            else:
+                setattr(owner, name, value)
 
 
 class OwnCounts:
     """Reads the counts of the script in this process, and sets them. Main thread."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, tuple[weakref.ref[Any], Counting]] = {}
-        """Objects whose class is the script's and may count, by how the script reaches them, and
-        what its file counts."""
+        self._owners: list[tuple[str, weakref.ref[Any], Counting]] = []
+        """How the script reaches an object that may count, the object, and what its file counts."""
 
     def begin(self, reached: Mapping[int, Reached]) -> None:
         """Find the objects that count, when training begins and where this rank joins."""
-        self._owners = {}
+        self._owners = []
+        modules: dict[str, ModuleType] = {}
         for each in reached.values():
-            counting = _counting_of(each.value)
-            if counting.attributes or counting.keys:
-                with suppress(TypeError):  # an object without weak references
-                    self._owners[each.path] = weakref.ref(each.value), counting
+            if (module := _module_of(each.value)) is None:
+                continue
+            if module.__name__ != "__main__":  # whose body is a running function
+                modules[module.__name__] = module
+            counting = counting_in(module.__file__ or "")
+            if not isinstance(each.value, (*READING, ModuleType)):
+                self._own(each.path, each.value, counting)
+        for name, module in modules.items():
+            self._own(f"module {name}", module, counting_in(module.__file__ or ""))
+
+    def _own(self, path: str, value: Any, counting: Counting) -> None:
+        if isinstance(value, FunctionType | type | ModuleType):
+            may_count = any(_counts(place) for place in _places_of(path, value, counting))
+        else:  # its attributes may come later
+            may_count = bool(counting.attributes or counting.keys or counting.iterators)
+        if may_count:
+            with suppress(TypeError):  # an object without weak references
+                self._owners.append((path, weakref.ref(value), counting))
 
     def read(self) -> Counts:
         """Return the counts of objects and of running functions, the outermost first.
 
         The main thread is in the script, or waits in a call of it.
         """
-        counts: Counts = [
-            [path, _values(attributes_of(owner), counting.attributes, counting), {}]
-            for path, owner, counting in self._living()
-        ]
-        for frame in script_frames():
-            counting = counting_of(frame.f_code)
-            running = [*_at(frame, counting.loops), *_at(frame, counting.enumerated)]
-            found: dict[str, Number] = {}
-            if running or counting.names or counting.of_others or counting.keys:
-                values = _variables(frame)
-                found = _values(values, counting.names, counting)
-                running = [name for name in running if type(values.get(name)) is int]
-            counts.append([_name(frame), found, {name: values[name] for name in running}])
+        counts: Counts = []
+        for place in self._places():
+            steady: dict[str, Any] = {}
+            sums: dict[str, Any] = {}
+            for path, value, _, key in place.numbers():
+                into = sums if key in place.counting.sums else steady
+                into[path] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+            if place.counting.iterators:
+                for name, iterator in place.iterators():
+                    if (at := _position(iterator)) is not None:
+                        sums[f"next({name})"] = at
+            counts.append([place.path, steady, sums, place.loops()])
         return counts
 
     def take(self, counts: Counts) -> None:
@@ -253,20 +191,16 @@ class OwnCounts:
         It raises LeftBehindError if a loop over a range has another number here.
 
         Args:
-            counts: What `read` has returned there. If other functions run here, theirs are not set.
+            counts: What `read` has returned there, as plain data. If other functions run here,
+                theirs are not set.
         """
-        theirs_by_path = {path: found for path, found, _ in counts}
-        for path, owner, counting in self._living():
-            found = theirs_by_path.get(path, {})
-            for name, value in _take(
-                attributes_of(owner), counting.attributes, counting, found
-            ).items():
-                setattr(owner, name, value)
-        frames = script_frames()
-        theirs = [each for each in counts if each[0].startswith(FRAME)]
-        if [_name(frame) for frame in frames] == [name for name, _, _ in theirs]:
-            for frame, (_, found, loops) in zip(frames, theirs, strict=True):
-                _take_in_frame(frame, found, loops)
+        theirs = {path: (steady | sums, loops) for path, steady, sums, loops in counts}
+        places = list(self._places())
+        running = [place.path for place in places if place.path.startswith(FRAME)]
+        is_same = running == [path for path in theirs if path.startswith(FRAME)]
+        for place in places:
+            if place.path in theirs and (is_same or FRAME not in place.path):
+                _take(place, *theirs[place.path])
 
     def last_number(self, counts: Counts, loop: FrameType) -> int | None:
         """Return the last number of a loop over enumerate() on another rank.
@@ -279,60 +213,123 @@ class OwnCounts:
             The number; None if it is not known.
         """
         for name in _at(loop, counting_of(loop.f_code).enumerated):
-            for owner, _, loops in counts:
-                if owner == _name(loop) and name in loops:
+            for path, _, _, loops in counts:
+                if path.endswith(_name(loop)) and name in loops:
                     return int(loops[name])
         return None
 
-    def _living(self) -> Iterator[tuple[str, Any, Counting]]:
-        for path, (reference, counting) in self._owners.items():
+    def _places(self) -> Iterator[NumberHolder]:
+        for path, reference, counting in self._owners:
             if (owner := reference()) is not None:
-                yield path, owner, counting
+                for place in _places_of(path, owner, counting):
+                    yield from _with_generators(place)
+        for depth, frame in enumerate(script_frames()):
+            counting = counting_of(frame.f_code)
+            yield from _with_generators(_running(f"{FRAME}{depth} {_name(frame)}", frame, counting))
 
 
-def _take_in_frame(frame: FrameType, found: Mapping[str, Number], loops: Mapping[str, int]) -> None:
-    counting = counting_of(frame.f_code)
-    values = _variables(frame)
-    for name in _at(frame, counting.loops):
-        if name in values and loops.get(name, values[name]) != values[name]:
-            raise LeftBehindError(
-                f"{frame.f_code.co_filename}:{frame.f_lineno}: the loop over `{name}` is at "
-                f"{values[name]} here and at {loops[name]} on the other ranks, since it counts "
-                "batches that this rank is not given"
-            )
-    _set_variables(frame, _take(values, counting.names, counting, found))
+def plain(counts: Counts) -> Counts:
+    """Return counts as plain data: tensors as numbers."""
+    return [[path, _plain(steady), _plain(sums), loops] for path, steady, sums, loops in counts]
 
 
-def _take(
-    values: dict[str, Any], names: set[str], counting: Counting, found: Mapping[str, Number]
-) -> dict[str, Number]:
-    """Set the entries of containers; return the variables or attributes that have to change."""
-    changed: dict[str, Number] = {}
-    for path, value, holder, name in _counts_in(values, names, counting):
-        new = found.get(path, value)
-        if holder is values:
-            if new != value:
-                changed[name] = new
-        else:
-            holder[name] = new
-    return changed
+def settled(counts: Counts, before: Counts, after: Counts) -> Counts:
+    """Return counts without the sums that a rank which joins between two passes has by itself.
+
+    Args:
+        counts: The present ones, as plain data.
+        before: Those with the first batch of the last pass.
+        after: Those at its end.
+
+    Returns:
+        All counts, and those of the sums that the pass has changed and nothing since.
+    """
+    first = {path: _plain(sums) for path, _, sums, _ in before}
+    last = {path: _plain(sums) for path, _, sums, _ in after}
+    return [
+        [
+            path,
+            steady,
+            {
+                name: value
+                for name, value in sums.items()
+                if first.get(path, {}).get(name) != value == last.get(path, {}).get(name)
+            },
+            loops,
+        ]
+        for path, steady, sums, loops in counts
+    ]
 
 
-def _counting_of(value: Any) -> Counting:
-    """Return what the file of an object's class counts, if it is the script's."""
-    if leads_nowhere(value):
-        return Counting()
-    module = sys.modules.get(type(value).__module__)
+# ---- places --------------------------------------------------------------------------------------
+
+
+def _module_of(value: Any) -> ModuleType | None:
+    """Return the module of the script that an object, its class or a function comes from."""
+    if isinstance(value, ModuleType):
+        module: ModuleType | None = value
+    elif isinstance(value, FunctionType | type):
+        module = sys.modules.get(value.__module__ or "")
+    elif leads_nowhere(value):
+        return None
+    else:
+        module = sys.modules.get(type(value).__module__)
     filename = getattr(module, "__file__", None) or ""
-    return counting_in(filename) if filename and belongs_to_script(filename) else Counting()
+    return module if filename and belongs_to_script(filename) else None
+
+
+def _places_of(path: str, owner: Any, counting: Counting) -> Iterator[NumberHolder]:
+    """Yield what an object, a class, a function that waits or a module holds."""
+    is_module = isinstance(owner, ModuleType)
+    values = vars(owner) if is_module or isinstance(owner, type) else attributes_of(owner)
+    names = counting.names if is_module else counting.attributes
+    yield NumberHolder(path, owner, values, names, counting)
+    if isinstance(owner, FunctionType) and owner.__closure__:
+        cells = ClosureVariables(zip(owner.__code__.co_freevars, owner.__closure__, strict=True))
+        held = {name: cell.cell_contents for name, cell in cells.items() if cell != CellType()}
+        yield NumberHolder(f"variables of {path}", cells, held, counting.names, counting)
+
+
+def _counts(place: NumberHolder) -> bool:
+    return any(True for _ in place.numbers()) or any(True for _ in place.iterators())
+
+
+def _running(path: str, frame: FrameType, counting: Counting) -> NumberHolder:
+    needed = counting.names or counting.of_others or counting.keys or counting.iterators
+    inside = _at(frame, counting.loops) or _at(frame, counting.enumerated)
+    values = _variables(frame) if needed or inside else {}
+    return NumberHolder(path, frame, values, counting.names, counting)
+
+
+def _with_generators(place: NumberHolder) -> Iterator[NumberHolder]:
+    """Yield a place, and the generators that its source advances and that wait now."""
+    yield place
+    for name, value in place.iterators() if place.counting.iterators else ():
+        if type(value) is GeneratorType and not value.gi_running:
+            frame = value.gi_frame
+            if frame is not None and belongs_to_script(frame.f_code.co_filename):
+                path = f"next({name}) of {place.path}, in {_name(frame)}"
+                inner = _running(path, frame, counting_of(frame.f_code))
+                inner.generator = value
+                yield inner
 
 
 def _name(frame: FrameType) -> str:
-    return f"{FRAME}{frame.f_code.co_name}:{frame.f_code.co_firstlineno}"
+    return f"{frame.f_code.co_name}:{frame.f_code.co_firstlineno}"
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:
     return locals_of(frame) if frame.f_code.co_flags & CO_OPTIMIZED else frame.f_globals
+
+
+def _set_variables(frame: FrameType, changed: Mapping[str, Any]) -> None:
+    if not frame.f_code.co_flags & CO_OPTIMIZED:
+        frame.f_globals.update(changed)
+        return
+    given = frame.f_locals
+    given.update(changed)
+    if sys.version_info < (3, 13):  # from then on `f_locals` writes through (PEP 667)
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
 def _at(frame: FrameType, loops: list[tuple[str, int, int]]) -> list[str]:
@@ -343,51 +340,93 @@ def _at(frame: FrameType, loops: list[tuple[str, int, int]]) -> list[str]:
     return [name for name, first, last in loops if first <= line <= last]
 
 
-def _is_number(values: dict[str, Any], name: str) -> bool:
-    return name in values and type(values[name]) in NUMBERS
+# ---- numbers -------------------------------------------------------------------------------------
 
 
-def _values(values: dict[str, Any], names: set[str], counting: Counting) -> dict[str, Number]:
-    return {path: value for path, value, _, _ in _counts_in(values, names, counting)}
+def _is_number(value: Any) -> bool:
+    if type(value) in NUMBERS:
+        return True
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, np.number) and not isinstance(value, np.complexfloating)
 
 
-def _counts_in(
-    values: dict[str, Any], names: set[str], counting: Counting
-) -> Iterator[tuple[str, Number, dict[str, Any], str]]:
-    """Yield the counts among variables or attributes, and in the containers that they hold.
+def _plain(numbers: Mapping[str, Any]) -> dict[str, Number]:
+    return {name: _number(value) for name, value in numbers.items()}
 
-    Args:
-        values: The variables, or the attributes of an object.
-        names: Which of them are counts.
-        counting: What is counted in containers.
 
-    Yields:
-        Path and value of a count, the dict that holds it, and its key there.
-    """
-    for name in names:
-        if _is_number(values, name):
-            yield name, values[name], values, name
-    if not counting.keys and not counting.of_others:
-        return
-    for variable, value in list(values.items()):
-        if isinstance(value, CONTAINERS) and not variable.startswith("__"):
-            entries, keys = (
-                (value, counting.keys)
-                if isinstance(value, dict)
-                else (vars(value), counting.of_others)
+def _number(value: Any) -> Number:
+    number: Number = value if type(value) in NUMBERS else value.item()
+    return number
+
+
+def _like(old: Any, new: Number) -> Any:
+    """Return a number of the type that the script has for it here."""
+    if new is None or type(old) in NUMBERS:
+        return new
+    if isinstance(old, torch.Tensor):
+        return torch.full_like(old.detach(), new)
+    return type(old)(new)
+
+
+def _position(iterator: Any) -> Number:
+    """Return where an iterator is; None if it is over, or of a kind that does not say."""
+    if type(iterator) in SEQUENCES:
+        state = iterator.__reduce__()
+        return int(state[2]) if len(state) > 2 else None
+    if type(iterator) is itertools.count:
+        at: Any = iterator.__reduce__()[1][0]
+        return _number(at) if type(at) in NUMBERS else None
+    return None
+
+
+def _take(place: NumberHolder, numbers: Mapping[str, Number], loops: Mapping[str, int]) -> None:
+    """Set the numbers of a place to those of the same place of another rank."""
+    if place.generator is not None:
+        if not numbers and set(loops) == {LINE}:
+            return
+        _move(place, place.generator, loops[LINE])
+    if isinstance(place.owner, FrameType):
+        _check_loops(place.owner, place.values, loops)
+    changed: dict[str, Any] = {}
+    for path, value, holder, key in place.numbers():
+        new = numbers.get(path, value)
+        if new is value or new == _number(value):
+            continue
+        if holder is place.values:
+            changed[key] = _like(value, new)
+        elif isinstance(holder, dict):
+            holder[key] = _like(value, new)
+    for name, iterator in place.iterators():
+        at = numbers.get(f"next({name})")
+        if at is None or _position(iterator) in (None, at):
+            continue
+        if type(iterator) is itertools.count:
+            changed[name] = itertools.count(at, *iterator.__reduce__()[1][1:])
+        else:
+            iterator.__setstate__(at)
+    if changed:
+        place.put(changed)
+
+
+def _move(place: NumberHolder, generator: GeneratorType[Any, Any, Any], line: int) -> None:
+    """Bring a generator to the line at which that of another rank waits, if it has not begun."""
+    frame: FrameType = place.owner
+    if getgeneratorstate(generator) == GEN_CREATED:
+        next(generator, None)
+    if generator.gi_frame is None or frame.f_lineno != line:
+        raise LeftBehindError(
+            f"{frame.f_code.co_filename}:{frame.f_lineno}: the generator {_name(frame)} is at this "
+            f"line here and at line {line} on the other ranks, and it cannot be moved there"
+        )
+    place.values = _variables(frame)
+
+
+def _check_loops(frame: FrameType, values: Mapping[str, Any], loops: Mapping[str, int]) -> None:
+    for name in _at(frame, counting_of(frame.f_code).loops):
+        if name in values and loops.get(name, values[name]) != values[name]:
+            raise LeftBehindError(
+                f"{frame.f_code.co_filename}:{frame.f_lineno}: the loop over `{name}` is at "
+                f"{values[name]} here and at {loops[name]} on the other ranks, since it counts "
+                "batches that this rank is not given"
             )
-            for key in keys:
-                if _is_number(entries, key):
-                    yield f"{variable}[{key}]", entries[key], entries, key
-
-
-def _set_variables(frame: FrameType, changed: dict[str, Any]) -> None:
-    if not changed:
-        return
-    if not frame.f_code.co_flags & CO_OPTIMIZED:
-        frame.f_globals.update(changed)
-        return
-    given = frame.f_locals
-    given.update(changed)
-    if sys.version_info < (3, 13):  # from then on `f_locals` writes through (PEP 667)
-        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -30,7 +31,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core.protocol.places import BEFORE, Path, Spot, SpotAction
-from paceline.train.script.own_counts import Counts, OwnCounts
+from paceline.train.script.own_counts import Counts, OwnCounts, plain, settled
 from paceline.train.script.positions import (
     counter_above,
     number_of,
@@ -88,11 +89,11 @@ def rewinds(loader: DataLoader[Any]) -> bool:
         loader: The loader.
     """
     data: Any = getattr(loader, "dataset", None)
-    seen: list[Any] = []
-    while data is not None and not any(data is each for each in seen):
+    visited: list[Any] = []
+    while data is not None and not any(data is each for each in visited):
         if getattr(data, "rewinds", True) is False:
             return False
-        seen.append(data)
+        visited.append(data)
         data = getattr(data, "dataset", None)
     return True
 
@@ -116,6 +117,8 @@ class Iteration:
 
     number: int
     """Number of the loader."""
+    index: int
+    """Number of the iteration among those over this loader."""
     epoch: int | None
     pace: Pace
     """What is known of the script's loop over the loader."""
@@ -144,11 +147,15 @@ class Iteration:
     """Batches that were not averaged when this rank joined; None if nobody knows their number."""
     uncounted: int = 0
     """Batches before these that a loop of another rank has counted."""
+    is_behind: bool = False
+    """True if this rank has joined with it, so that its loop has not counted these."""
     handed: int = 0
     """Number of these that a Trainer of transformers has taken."""
     counts: dict[int, Counts] = field(default_factory=dict)
     """Number of a batch of the loader that is not averaged -> the script's own counts when it was
     given."""
+    first_counts: Counts = field(default_factory=list)
+    """Those with its first batch."""
 
     @property
     def cursor(self) -> int:
@@ -209,14 +216,17 @@ class Passes:
         self._engine = engine
         self._loaders: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
         self._known = 0
+        self._begun: Counter[int] = Counter()
+        """Number of a loader -> iterations over it that were begun."""
         self._paces: dict[int, Pace] = {}
         self._iterates: dict[type, Callable[[Any], Iterator[Any]]] = {DataLoader: _ITER}
         """Class of loaders -> what begins an iteration over one."""
         self._unused: dict[int, tuple[list[Any], Iterator[Any]]] = {}
         """Number of a loader whose data cannot be read twice -> a batch that was given while this
         rank followed, and was not averaged, and the iterator behind it."""
-        self.training: set[int] = set()
-        """Numbers of the training loaders, in the order in which loaders were first used."""
+        self.training: dict[int, int] = {}
+        """Number of a training loader, in the order in which loaders were first used -> index of
+        the first iteration over it that is a pass. A look at a batch before training is none."""
         self.epochs: dict[int, int] = {}
         """Place of a pass -> epoch that the script told its sampler."""
         self.cursors: dict[int, int] = {}
@@ -247,6 +257,8 @@ class Passes:
         """Counts that the script keeps by itself."""
         self.own_counts: Counts = []
         """The donor's own counts, on a rank that joins."""
+        self._of_pass: tuple[Counts, Counts] = [], []
+        """The script's own counts with the first batch of the last pass, and at its end."""
         self.held = 0
         """Batches of the pass that the donor's script holds for later, on a rank that joins."""
         self.joined: Iteration | None = None
@@ -301,22 +313,38 @@ class Passes:
         if number is None:
             number = self._loaders[loader] = self._known
             self._known += 1
-        iteration = Iteration(number, epoch_of(loader), self._paces.setdefault(number, Pace()))
+        index, self._begun[number] = self._begun[number], self._begun[number] + 1
+        pace = self._paces.setdefault(number, Pace())
+        iteration = Iteration(number, index, epoch_of(loader), pace)
         if self._pass is not None and self._pass.number == number and torch.is_grad_enabled():
             # The loop before is over, although something still holds its iterator. Without
             # gradients this is an evaluation of the data of the pass.
             self.ended(self._pass)
-        if self._stepped_into_pass and number in self.training:
+        is_joining = self._path.skips or self._path.follows or self._stepped_into_pass
+        if is_joining and self._trains(iteration):
+            return Batches(self, None, iteration, loader)
+        return Batches(self, self._resumed(loader, iteration), iteration, loader)
+
+    def enter(self, loader: DataLoader[Any], iteration: Iteration) -> Iterator[Any]:
+        """Return the batches of a training loader, from which this rank reads while it joins.
+
+        As on the other ranks, a pass begins with the first batch that the script asks for.
+        """
+        if self._stepped_into_pass:
             self._stepped_into_pass = False
             epoch = self.epochs.get(self._path.here.place)
             if epoch is not None and epoch != iteration.epoch:
                 set_epoch(loader, epoch)
             return self._resume(loader, iteration)
-        if self._path.skips and number in self.training:
-            return Batches(self, self._one(loader, number), iteration)
-        if self._path.follows and number in self.training:
+        if self._path.skips:
+            return self._one(loader, iteration.number)
+        if self._path.follows:
             return self._follow(loader, iteration)
-        return Batches(self, self._resumed(loader, iteration), iteration)
+        return self._resumed(loader, iteration)
+
+    def _trains(self, iteration: Iteration) -> bool:
+        first = self.training.get(iteration.number)
+        return first is not None and iteration.index >= first
 
     def _resumed(self, loader: DataLoader[Any], iteration: Iteration) -> Iterator[Any]:
         """Return the loader's own iterator, behind the batches that the donor had taken."""
@@ -370,7 +398,7 @@ class Passes:
             raise LeftBehindError(f"pass {number} over the training loader began without this rank")
         if act is SpotAction.SKIP:
             self._pass = iteration
-            return Batches(self, self._one(loader, iteration.number), iteration)
+            return self._one(loader, iteration.number)
         self._engine.load()
         self.on_begin()
         return self._resume(loader, iteration)
@@ -380,7 +408,8 @@ class Passes:
         self._resumes = dict(self.cursors)
         self._pass = self.joined = iteration
         inner = self._resumed(loader, iteration)
-        return Batches(self, inner, iteration, behind=iteration.uncounted)
+        iteration.is_behind = True
+        return inner
 
     def took(self, iteration: Iteration, batch: object) -> None:
         """Note that an iteration has given a batch."""
@@ -392,10 +421,12 @@ class Passes:
         if iteration in self._open:
             self._open.remove(iteration)
         self._open.append(iteration)
-        if self._pass is None and iteration.number in self.training:
+        if self._pass is None and self._trains(iteration):
             self._begin_pass(iteration)
         if self._pass is iteration or not self.training:
-            iteration.counts[iteration.skipped + iteration.given - 1] = self.counts.read()
+            counts = self.counts.read()
+            iteration.counts[iteration.skipped + iteration.given - 1] = counts
+            iteration.first_counts = iteration.first_counts or counts
         self._asked(iteration)
 
     def _asked(self, iteration: Iteration) -> None:
@@ -406,7 +437,7 @@ class Passes:
     def _is_used_with_pass(self, iteration: Iteration) -> bool:
         """Return True for another training loader, as in zip(); False for an evaluation."""
         of_pass = self._pass is not None and iteration.number == self._pass.number
-        return iteration.number in self.training and not of_pass
+        return self._trains(iteration) and not of_pass
 
     def _begin_step(self) -> None:
         self._is_first = True
@@ -430,6 +461,7 @@ class Passes:
     def ended(self, iteration: Iteration) -> None:
         """Note that all batches of an iteration are averaged, or that its loop was left."""
         if iteration is self._pass:
+            self._of_pass = iteration.first_counts, self.counts.read()
             skipped, place = self._path.skips, self._path.here.place
             self._path.end_pass()
             self._pass = self.joined = None
@@ -456,12 +488,14 @@ class Passes:
             `Operation.opens` of the averaging, if no call comes before it.
         """
         # Loaders that are used together, as by zip(), are all training loaders. One that is empty
-        # has been evaluated, unless all of its batches were taken before the first step.
-        used = [each for each in self._open if not each.is_empty]
+        # has been evaluated, unless all of its batches were taken before the first step. Of several
+        # iterations over one loader only the last is read.
+        used = list({each.number: each for each in self._open if not each.is_empty}.values())
         if not used and not self.training:
             used = self._open[-1:]
         if used:
-            self.training.update(iteration.number for iteration in used)
+            for each in used:
+                self.training.setdefault(each.number, each.index)
             if self._pass is None:
                 self._begin_pass(used[0])
         opens = self.opens()
@@ -473,7 +507,7 @@ class Passes:
 
     @property
     def _trained(self) -> list[Iteration]:
-        return [each for each in self._open if each.number in self.training]
+        return [each for each in self._open if self._trains(each)]
 
     def _count(self) -> None:
         if self._pass is not None:
@@ -518,9 +552,9 @@ class Passes:
     def read_own_counts(self) -> Counts:
         """Return the script's own counts, for a rank that joins where this one is."""
         if self._pass is not None:
-            return self._pass.counts.get(self._pass.cursor, [])
+            return plain(self._pass.counts.get(self._pass.cursor, []))
         # A rank that joins in `pl.step` is not where this one is.
-        return [] if self._counts else self.counts.read()
+        return [] if self._counts else settled(plain(self.counts.read()), *self._of_pass)
 
     def has_one_item_for_each_batch(self, begins: int, behind: int, loop: FrameType) -> bool:
         """Return False if a loop over enumerate() gives the next batch another number elsewhere.
@@ -578,11 +612,24 @@ class Batches(Iterator[Any]):
     """The iterator over one loader that the script gets."""
 
     def __init__(
-        self, passes: Passes, inner: Iterator[Any], iteration: Iteration, *, behind: int = 0
+        self,
+        passes: Passes,
+        inner: Iterator[Any] | None,
+        iteration: Iteration,
+        loader: DataLoader[Any],
     ) -> None:
-        self._passes, self.inner, self._iteration = passes, inner, iteration
-        self._behind = behind
+        self._passes, self._inner, self._iteration = passes, inner, iteration
+        self._loader = loader
+        self._behind = 0
         """Batches that the script is not given, and that its loop has not counted."""
+
+    @property
+    def inner(self) -> Iterator[Any]:
+        """The loader's own iterator. A rank that joins begins it when it is first used."""
+        if self._inner is None:
+            self._inner = self._passes.enter(self._loader, self._iteration)
+            self._behind = self._iteration.uncounted if self._iteration.is_behind else 0
+        return self._inner
 
     def __next__(self) -> Any:
         """Return the next batch; None for one that this rank is not given and its loop counts."""
@@ -591,10 +638,11 @@ class Batches(Iterator[Any]):
             return None
         if self._iteration.is_abandoned:
             raise StopIteration
+        inner = self.inner
         if self._behind:
             self._move_counts(sys._getframe(1))  # noqa: SLF001
         try:
-            batch = next(self.inner)
+            batch = next(inner)
         except StopIteration:
             self._passes.emptied(self._iteration)
             raise

@@ -47,17 +47,17 @@ def reach() -> dict[int, Reached]:
 
     The main thread is in the script, or waits in a call of it.
     """
-    found: dict[int, Reached] = {}
+    reached: dict[int, Reached] = {}
     level = list(_variables())
-    while level and len(found) < OBJECTS_MAX:
+    while level and len(reached) < OBJECTS_MAX:
         following: list[Reached] = []
         for each in level:
-            if id(each.value) in found:
+            if id(each.value) in reached:
                 continue
-            found[id(each.value)] = each
+            reached[id(each.value)] = each
             following += _within(each)
         level = following
-    return found
+    return reached
 
 
 def script_frames() -> list[FrameType]:
@@ -72,11 +72,11 @@ def script_frames() -> list[FrameType]:
 
 
 def _variables() -> Iterator[Reached]:
-    seen: set[int] = set()
+    visited: set[int] = set()
     for frame in script_frames():
         name = frame.f_code.co_name
-        if id(frame.f_globals) not in seen:
-            seen.add(id(frame.f_globals))
+        if id(frame.f_globals) not in visited:
+            visited.add(id(frame.f_globals))
             yield from _named(frame.f_globals, f"{frame.f_globals.get('__name__')}: ", None)
         yield from _named(locals_of(frame), f"{name}: ", None)
 
@@ -90,10 +90,10 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     given = frame.f_locals
     if not frame.f_code.co_flags & CO_OPTIMIZED:
         return dict(given)  # the body of a module: its variables themselves
-    found = dict(given)
+    variables = dict(given)
     if type(given) is dict and sys.getrefcount(given) <= REFERENCES:
         given.clear()
-    return found
+    return variables
 
 
 def _named(values: dict[Any, Any], before: str, owner: Any) -> Iterator[Reached]:

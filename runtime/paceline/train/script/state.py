@@ -76,7 +76,7 @@ class ScriptStates:
         header = {
             "models": models,
             "others": others,
-            "training": sorted(passes.training),
+            "training": sorted(passes.training.items()),
             "epochs": sorted(passes.epochs.items()),
             "cursors": sorted(passes.cursors.items()),
             "steps": passes.steps,
@@ -99,7 +99,7 @@ class ScriptStates:
     def begin_to_follow(self, received: ScriptState) -> None:
         """Take from a first copy what a script needs on its way to where the others are."""
         header, passes = received.header, self._passes
-        passes.training = set(header["training"])
+        passes.training = {int(number): int(index) for number, index in header["training"]}
         passes.epochs = {int(place): int(epoch) for place, epoch in header["epochs"]}
         self._models.load_turns(header["buffer_turns"])
         self._models.spans = {index: Spot(*spot) for index, spot in header["spans"]}
@@ -117,10 +117,10 @@ class ScriptStates:
         Args:
             header: The JSON of the state that is about to arrive.
         """
-        found: dict[int, torch.Tensor] = {}
+        tensors: dict[int, torch.Tensor] = {}
         for ddp, model in zip(self._models.adopted, header["models"], strict=False):
-            found |= Decoder.places(model, dict(_tensors(ddp.module)))
-        return found
+            tensors |= Decoder.places(model, dict(_tensors(ddp.module)))
+        return tensors
 
     @torch.inference_mode(mode=False)
     def load_model(self, received: ScriptState, index: int) -> None:
@@ -200,29 +200,31 @@ class ScriptStates:
         of_kinds = [each for each in objects if type(each) in lists and id(each) not in inside]
         for each in sorted(of_kinds, key=lambda each: order.get(id(each), len(order))):
             lists[type(each)].append(each)
-        found: Found = {}
+        states: Found = {}
         keys: dict[int, str] = {}
         for optimizer in optimizers:
             parameters = [names.get(id(p), "") for g in optimizer.param_groups for p in g["params"]]
             if any(parameters) or not names:
                 first = f"{parameters[0]}+{len(parameters)}" if parameters else "nothing"
-                keys[id(optimizer)] = _add(found, f"{type(optimizer).__name__}({first})", optimizer)
+                keys[id(optimizer)] = _add(
+                    states, f"{type(optimizer).__name__}({first})", optimizer
+                )
         for scheduler in schedulers:
             owner = keys.get(id(scheduler.optimizer))
             if owner is not None:
-                _add(found, f"{type(scheduler).__name__} of {owner}", scheduler)
+                _add(states, f"{type(scheduler).__name__} of {owner}", scheduler)
         for each in _outermost(others):
-            _add(found, type(each).__name__, each)
+            _add(states, type(each).__name__, each)
         cursor = max(self._passes.cursors.values(), default=None)
         for each in counting:
             kind = type(each)
             counts = COUNTING[kind.__module__, kind.__name__](each, cursor)
-            _add(found, kind.__name__, counts)
+            _add(states, kind.__name__, counts)
         for name, each in self.kept.items():
-            found[f"kept {name}"] = each
+            states[f"kept {name}"] = each
         taken = {id(each) for each in (*optimizers, *schedulers, *others, *self.kept.values())}
         modules = [ddp.module for ddp in self._models.adopted]
-        return found | self._beside.find(reached, modules, taken)
+        return states | self._beside.find(reached, modules, taken)
 
 
 def _state_of(key: str, each: CounterState) -> dict[str, Any]:
@@ -261,12 +263,12 @@ def _outermost(objects: Iterable[Any]) -> list[Any]:
     return [each for each in listed if id(each) not in parts]
 
 
-def _add(found: Found, key: str, each: Any) -> str:
+def _add(states: Found, key: str, each: Any) -> str:
     """Add an object under a key that no other has, and return the key."""
     number = 1
-    while (name := f"{key} #{number}") in found:
+    while (name := f"{key} #{number}") in states:
         number += 1
-    found[name] = each
+    states[name] = each
     return name
 
 
